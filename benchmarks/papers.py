@@ -21,9 +21,10 @@ import torch
 
 from fairpate.config import RayConfig
 from fairpate.config_reader import determining_values, flat_values
-from fairpate.data import load_dataset
+from fairpate.data import load_data
+from fairpate.methods.label_queries import choose_queries, collect_vote_batch
 from fairpate.run.compare import ballot, run_cell
-from fairpate.run.folder import (
+from fairpate.run.context import (
     RunDirectory,
     checkpoint_folder,
     read_json,
@@ -32,8 +33,7 @@ from fairpate.run.folder import (
     read_votes,
     write_votes,
 )
-from fairpate.run.label_queries import choose_queries, collect_vote_batch
-from fairpate.run.run import UnprotectedRun
+from fairpate.run.folder import UnprotectedRun
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 from fairpate.terminal import Reporter
 from fairpate.types import UserError, VoteBatch
@@ -134,7 +134,7 @@ def shared_votes(cell: Cell, folder: Path) -> VoteBatch | None:
     path = folder / f"{name}.parquet"
     if not path.exists():
         config: Any = cell.config
-        dataset = load_dataset(config.data)
+        dataset = load_data(config.data)
         votes = collect_vote_batch(
             dataset,
             choose_queries(dataset, config.aggregator),

@@ -44,7 +44,7 @@ from fairpate.types import UsageError
 from fairpate.words import delta_text
 
 if TYPE_CHECKING:
-    from fairpate.run.folder import RunDirectory
+    from fairpate.run.context import RunDirectory
 
 _DEMO = Path(__file__).parents[1] / "color_digits.yaml"
 
@@ -89,7 +89,7 @@ def run(
     Without CONFIG, and with a method, data or an epsilon, all else is chosen from public facts of the data set.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.methods.base import configured, load_method, merged, start_values
+    from fairpate.methods.base import configured, merged, start_values
     from fairpate.run.folder import open_run_directory
     from fairpate.run.run import run_method
     from fairpate.terminal import Reporter
@@ -109,7 +109,7 @@ def run(
         start = start_values(options, method) if path is None else read_yaml(path)
         if weights is not None:
             options += _weights_of(merged(start, options, method=method), weights)
-        found = configured(start, options, method=method) if path is None else load_method(path, options, method=method)
+        found = configured(start if path is None else path, options, method=method)
         placed = found.model_copy(update={"out": out or found.out, "data": with_data_dir(found.data, data_dir)})
         return outcome(run_method(placed, Reporter(), release_of=release_of, with_graph=True, allow_code=allow_code))
 
@@ -137,7 +137,8 @@ def compare(
 def report(folder: RunFolder) -> Output:
     """Write the reports of a finished run again, and model.onnx; nothing is trained, asked or charged."""
     from fairpate.cli.summaries import outcome
-    from fairpate.run.run import finished_run, run_method
+    from fairpate.run.folder import finished_run
+    from fairpate.run.run import run_method
     from fairpate.terminal import Reporter, waiting
 
     found, config = finished_run(folder)
@@ -235,7 +236,7 @@ def _outcome(run: RunDirectory) -> Output:
     """What was released, at what price, and what a student made of it."""
     from fairpate.cli.summaries import measured_rows
     from fairpate.report.page import epsilon_text
-    from fairpate.run.folder import read_json, read_statement
+    from fairpate.run.context import read_json, read_statement
 
     statement = read_statement(run)
     queries = statement.queries

@@ -169,7 +169,7 @@ class Feature(Section):
         return self
 
 
-class Interval(Section):
+class NumberRange(Section):
     """A range of numbers; a bound that is left out does not bind."""
 
     above: Finite | None = Field(None, description="value > above")
@@ -178,7 +178,7 @@ class Interval(Section):
     at_most: Finite | None = Field(None, description="value <= at_most")
 
     @model_validator(mode="after")
-    def _holds_a_number(self) -> Interval:
+    def _holds_a_number(self) -> NumberRange:
         for one, other in (("above", "at_least"), ("below", "at_most")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ValueError(f"Expected {one} or {other}, got both")
@@ -205,7 +205,7 @@ class Interval(Section):
         return (values > low if low_side else values >= low) & (values < high if high_side else values <= high)
 
 
-class Meaning(Interval):
+class Meaning(NumberRange):
     """What a class or group stands for: one published value, or a range of numbers. Text alone is a value."""
 
     value: str | None = Field(None, description="The published value.")
@@ -412,7 +412,7 @@ Value = float | str | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormField:
+class RecordField:
     """One input: a number between ``low`` and ``high`` (beyond them it is clipped), or one of ``choices``.
 
     ``is_optional``: a value may be missing; ``takes_other``: any other text has a meaning too.
@@ -433,7 +433,7 @@ class RecordForm:
     codes: tuple[FeatureCode, ...]
 
     @property
-    def fields(self) -> tuple[FormField, ...]:
+    def fields(self) -> tuple[RecordField, ...]:
         """One per column, in order."""
         return tuple(_field(column, codes) for column, codes in self._columns.items())
 
@@ -453,14 +453,14 @@ def form_of(codes: Sequence[FeatureCode]) -> RecordForm | None:
     return RecordForm(codes=tuple(codes))
 
 
-def _field(column: str, codes: Sequence[FeatureCode]) -> FormField:
+def _field(column: str, codes: Sequence[FeatureCode]) -> RecordField:
     first = codes[0]
     if first.kind == "number":
-        return FormField(name=column, low=first.low, high=first.high, is_optional=first.missing is not None)
+        return RecordField(name=column, low=first.low, high=first.high, is_optional=first.missing is not None)
     if first.kind == "band":
-        return FormField(name=column, low=first.at_least, high=codes[-1].at_least)
+        return RecordField(name=column, low=first.at_least, high=codes[-1].at_least)
     values = [value for code in codes if code.kind == "category" for value in code.values or ()]
-    return FormField(
+    return RecordField(
         name=column,
         choices=tuple(value for value in values if value),
         is_optional="" in values,

@@ -264,7 +264,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
+class LoadedRecords:
     """All N records of a data set before they are divided, and the public words for their codes.
 
     ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains. ``y`` of a
@@ -309,7 +309,7 @@ class DatasetEntry:
     licence: str
     rows: int | None
     kind: FeatureKind
-    load: Callable[[Request], Records] = field(repr=False)
+    load: Callable[[Request], LoadedRecords] = field(repr=False)
     count_public: Callable[[Request], int] | None = field(default=None, repr=False)
     files: tuple[SourceFile, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -602,7 +602,7 @@ class SplitSizes:
     num_test: int | None
 
 
-def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
+def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
     """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met."""
     ids = records.records.record_id
     wanted_of = {"public": sizes.num_public, "validation": sizes.num_validation, "test": sizes.num_test}
@@ -627,14 +627,14 @@ def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split
     return {name: _taken(records, torch.from_numpy(index)) for name, index in indices.items()}
 
 
-def _taken(records: Records, index: torch.Tensor) -> Split:
+def _taken(records: LoadedRecords, index: torch.Tensor) -> Split:
     mapped = records.pixels or records.mapped
     if mapped is None:
         return records.records.take(index)
     return records.records.take_with(mapped.rows(index), index)
 
 
-def with_persons(records: Records) -> Records:
+def with_persons(records: LoadedRecords) -> LoadedRecords:
     """The same records, all of a person's protected together. :class:`DataError` for one without a person."""
     if records.person_ids is None:
         return records
@@ -675,7 +675,7 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
     return replace(records, record_id=Names(f"record-{digits}" for digits in hidden), unit_id=records.unit_id)
 
 
-def default_size(split: str, entry: DatasetEntry, records: Records) -> int | None:
+def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int | None:
     """What ``entry`` declares; else null (take what was set aside), or a quarter of the publisher's count to test."""
     declared: int | None = getattr(entry, f"num_{split}")
     origins = set(records.origins or ("any",))

@@ -41,16 +41,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fairpate.config import ConfigError, Count, CountOrZero, Section, nearest
 from fairpate.config_reader import parse_config, read_yaml
-from fairpate.data.columns import Feature, Group, Interval, Label, Mask, Texts, When, feature_codes, several
+from fairpate.data.columns import Feature, Group, Label, Mask, NumberRange, Texts, When, feature_codes, several
 from fairpate.data.dataset import (
     SEPARATORS,
     DataError,
     DatasetEntry,
     DataSettingsError,
+    LoadedRecords,
     Option,
     Origin,
     Part,
-    Records,
     Request,
     SourceFile,
     Split,
@@ -66,7 +66,7 @@ from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
 from fairpate.data.pictures import LEVEL, PicturesConfig, check_paths, folder_table, read_pictures
 from fairpate.data.tables import (
-    Faults,
+    TableFaults,
     cells,
     codes_of,
     encode,
@@ -113,7 +113,7 @@ class Trim(Section):
     end: str = Field("", description="Characters removed from the end.")
 
 
-class Rule(Interval):
+class Rule(NumberRange):
     """Which rows are kept: those whose value is in the range and none of `other_than`."""
 
     column: str = Field(description="Its name in the file.")
@@ -543,7 +543,7 @@ def parse_declaration(values: dict[str, Any], where: str) -> Declaration:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class FileRows:
     """Rows of one file that belong to ``part``, as text or typed numbers."""
 
     part: Part
@@ -555,7 +555,7 @@ class Rows:
         return text_of(self.table[column])
 
 
-def rows_of(table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]]) -> Iterator[Rows]:
+def rows_of(table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]]) -> Iterator[FileRows]:
     """The rows of every file, part by part, with the columns that names and features need."""
     if request.tables is not None:
         for part, given in request.tables.items():
@@ -567,7 +567,7 @@ def rows_of(table: Declaration, request: Request, parts: Mapping[Part, Sequence[
                 yield from _rows_of_file(table, part, each, request)
 
 
-def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Request) -> Iterator[Rows]:
+def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Request) -> Iterator[FileRows]:
     folder = resolve_data_dir(request.data_dir)
     if table.pictures and (folder / file.path).is_dir():
         yield _trimmed_rows(table, part, folder_table(folder / file.path, folder), file.path, request)
@@ -587,7 +587,7 @@ def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Req
         yield _trimmed_rows(table, part, rows, choice.path, request)
 
 
-def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, request: Request) -> Rows:
+def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, request: Request) -> FileRows:
     used, label = table.used(request.options), table.label.column
     is_unlabelled = part == "public" and label not in rows.column_names
     _require_once(rows, [column for column in used if not (is_unlabelled and column == label)], name)
@@ -599,7 +599,7 @@ def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, req
         for column in trim.columns:
             short = _trimmed(text_of(rows[column]), trim)
             rows = rows.set_column(rows.column_names.index(column), column, short)
-    return Rows(part=part, file=name, table=rows)
+    return FileRows(part=part, file=name, table=rows)
 
 
 def _require_once(rows: pa.Table, columns: Sequence[str], name: str) -> None:
@@ -619,7 +619,7 @@ def _trimmed(text: pa.Array, trim: Trim) -> pa.Array:
     return text
 
 
-def kept_rows(rows: Rows, rules: list[Rule], left_out: npt.NDArray[np.int64], faults: Faults) -> Rows:
+def kept_rows(rows: FileRows, rules: list[Rule], left_out: npt.NDArray[np.int64], faults: TableFaults) -> FileRows:
     """The rows that all rules keep; ``left_out`` counts the others by the first rule that leaves them out."""
     if not rules:
         return rows
@@ -631,7 +631,7 @@ def kept_rows(rows: Rows, rules: list[Rule], left_out: npt.NDArray[np.int64], fa
     return replace(rows, table=keep_rows(rows.table, keep))
 
 
-def _kept(rows: Rows, rule: Rule, faults: Faults) -> Mask:
+def _kept(rows: FileRows, rule: Rule, faults: TableFaults) -> Mask:
     found = cells(rows.table, rule.column, rows.file, faults)
     other = pc.is_in(found.text, value_set=pa.array(rule.other_than, pa.string()))
     keep: Mask = ~other.to_numpy(zero_copy_only=False)
@@ -677,7 +677,7 @@ class _Seen:
     header_of: dict[Part, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
-def read_records(table: Declaration, request: Request, faults: Faults | None = None) -> Records:
+def read_records(table: Declaration, request: Request, faults: TableFaults | None = None) -> LoadedRecords:
     """All records of the declared table, in the order of its files; ``request`` has every option of its entry.
 
     :class:`DataError` names file, column, values and number of rows of all that is missing, damaged or not declared.
@@ -689,7 +689,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         raise DataError(
             f"{table.name}: with these options no column is a feature; declare one, or change data.options."
         )
-    faults, seen = faults or Faults(), _Seen()
+    faults, seen = faults or TableFaults(), _Seen()
     rules = [rule for rule in table.keep if holds(rule.when, options)]
     left_out = np.zeros(len(rules), dtype=np.int64)
     persons = _persons(table, request)
@@ -713,7 +713,7 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
     record_ids, unit_ids = _names(table, seen)
     pixels = read_pictures(seen.paths, resolve_data_dir(request.data_dir), table.pictures) if table.pictures else None
     x = pixels.x if pixels else seen.x.tensor()
-    return Records(
+    return LoadedRecords(
         kind="image" if pixels else "tabular",
         pixels=pixels,
         records=Split(x=x, y=seen.y.tensor(), z=seen.z.tensor(), record_id=record_ids, unit_id=unit_ids),
@@ -736,7 +736,7 @@ def _persons(table: Declaration, request: Request) -> _Persons | None:
     return _Persons(person=table.person, is_pooled=bool(table.files.pooled), are_protected=request.unit is None)
 
 
-def _see_features(seen: _Seen, rows: Rows, table: Declaration, request: Request, faults: Faults) -> None:
+def _see_features(seen: _Seen, rows: FileRows, table: Declaration, request: Request, faults: TableFaults) -> None:
     """Keep what a model sees of ``rows``: their encoded features, or where their pictures lie."""
     if not table.pictures:
         block, seen.feature_names = encode(rows.table, table.visible(request.options), rows.file, faults)
@@ -747,7 +747,7 @@ def _see_features(seen: _Seen, rows: Rows, table: Declaration, request: Request,
     seen.paths += paths
 
 
-def _crossed_codes(groups: Sequence[Group], rows: Rows, faults: Faults) -> IntArray:
+def _crossed_codes(groups: Sequence[Group], rows: FileRows, faults: TableFaults) -> IntArray:
     """The group of each row: of several attributes their combination, the last one's code changing first."""
     codes_N = np.zeros(len(rows.table), dtype=np.int64)
     for group in groups:
@@ -770,7 +770,7 @@ def _origins(table: Declaration, seen: _Seen, options: Mapping[str, Any]) -> tup
 
 
 def _units(
-    table: Declaration, rows: Rows, codes_N: IntArray, seen: _Seen, persons: _Persons | None, request: Request
+    table: Declaration, rows: FileRows, codes_N: IntArray, seen: _Seen, persons: _Persons | None, request: Request
 ) -> pa.Array:
     """What names each row, but for a counter.
 
@@ -800,7 +800,7 @@ def _units(
     return content_units(prefix if pool == "records" else f"{prefix}-{pool}", texts).packed
 
 
-def _seen_values(table: Declaration, rows: Rows, request: Request) -> pa.Array:
+def _seen_values(table: Declaration, rows: FileRows, request: Request) -> pa.Array:
     """Of each row what a model sees, all groups' columns left out, as text: hexadecimal digits."""
     if table.pictures:
         # The picture itself: its path may lie in a folder of its group.
@@ -809,12 +809,12 @@ def _seen_values(table: Declaration, rows: Rows, request: Request) -> pa.Array:
     if not features:
         return pa.array([""] * len(rows.table), pa.string())
     # Its faults are told where the features themselves are made.
-    block, _ = encode(rows.table, features, rows.file, Faults())
+    block, _ = encode(rows.table, features, rows.file, TableFaults())
     block += 0.0  # no negative zero, which is equal to zero and has other digits
     return pa.array((row.tobytes().hex() for row in block), pa.string())
 
 
-def _require_no_list(rows: Rows, column: str) -> None:
+def _require_no_list(rows: FileRows, column: str) -> None:
     if is_vectors(rows.table[column].type):
         raise DataError(
             f"{rows.file}: column {column}: a list names no record; declare what does "
@@ -859,7 +859,7 @@ class _Persons:
     # Of each batch its part, its file, and numbers that stand for its persons.
     _met: list[tuple[Part, str, IntArray]] = field(default_factory=list)
 
-    def add(self, rows: Rows, units: Names, faults: Faults) -> None:
+    def add(self, rows: FileRows, units: Names, faults: TableFaults) -> None:
         """The persons of more rows, whose names are ``units``."""
         _require_no_list(rows, self.person.column)
         persons = rows.text(self.person.column).cast(pa.large_string())
@@ -874,7 +874,7 @@ class _Persons:
         prefixed = pc.binary_join_element_wise(prefix, persons, dash)
         self.names.append(pc.if_else(lack, units.packed, prefixed))
 
-    def _require_one_person(self, faults: Faults, file: str, persons: pa.Array) -> None:
+    def _require_one_person(self, faults: TableFaults, file: str, persons: pa.Array) -> None:
         """A fault for the rows that name several persons: no split or sample could keep all rows of each together."""
         several = pa.scalar(False)
         for separator in self.person.separators:
@@ -885,7 +885,7 @@ class _Persons:
             values = persons.filter(several).slice(0, 4).to_pylist()
             self._require(faults, file, expected, remedy, count, values=values)
 
-    def require_whole(self, faults: Faults) -> None:
+    def require_whole(self, faults: TableFaults) -> None:
         """A fault for each file with persons of an earlier part."""
         earlier: list[IntArray] = []
         for _, batches in itertools.groupby(self._met, key=lambda met: met[0]):
@@ -903,7 +903,7 @@ class _Persons:
 
     def _require(
         self,
-        faults: Faults,
+        faults: TableFaults,
         file: str,
         expected: str,
         remedy: str,

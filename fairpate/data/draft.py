@@ -28,7 +28,7 @@ from fairpate.config import DataConfig
 from fairpate.data.dataset import DataError, DataSettingsError
 from fairpate.data.declaration import read_declaration, read_records
 from fairpate.data.registry import dataset_of, entry_for, request_of
-from fairpate.data.tables import COMMAS, DATES, TYPED_SUFFIXES, Faults, column_names, read_batches, text_of
+from fairpate.data.tables import COMMAS, DATES, TYPED_SUFFIXES, TableFaults, column_names, read_batches, text_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def check_declaration(config: DataConfig) -> Check:
     """Read all files of the declaration that ``config`` names; :class:`DataSettingsError` where it is wrong itself."""
     if config.declaration is None:
         raise DataSettingsError(f"{config.name}: expected a declaration (.yaml) of your own to check.")
-    entry, faults = entry_for(config), Faults()
+    entry, faults = entry_for(config), TableFaults()
     try:
         records = read_records(read_declaration(config.declaration.path), request_of(config, entry), faults)
         dataset_of(records, config, entry)

@@ -63,7 +63,7 @@ import scipy
 from safetensors import SafetensorError, safe_open
 
 from fairpate.config import PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run, named_object
-from fairpate.data.dataset import BeforeEmbedding, DataError, Dataset, DataSettingsError, Option, Records
+from fairpate.data.dataset import BeforeEmbedding, DataError, Dataset, DataSettingsError, LoadedRecords, Option
 from fairpate.files import write_atomically
 from fairpate.later import functional, safetensors_torch, sklearn, torch
 from fairpate.oriented_gradients import NUM_CELLS as NUM_CELLS
@@ -486,7 +486,7 @@ FEATURES = Option(
 )
 
 
-def with_features(records: Records, features: str) -> Records:
+def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
     """Pictures as they are (``pixels``), or as a table: of ``oriented_gradients``, or by ``module:function``."""
     if features == "pixels":
         return records

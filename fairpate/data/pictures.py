@@ -30,7 +30,7 @@ from pydantic import BeforeValidator, Field
 from fairpate.config import PLACE, Section
 from fairpate.data.dataset import DataError, Option, SourceFile, check_archive, locate
 from fairpate.data.large_arrays import Append, PixelArray, Pixels, kept_pixels
-from fairpate.data.tables import Faults
+from fairpate.data.tables import TableFaults
 from fairpate.files import cache_dir
 from fairpate.later import torch
 
@@ -163,7 +163,7 @@ def folder_table(folder: Path, below: Path) -> pa.Table:
     return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
 
 
-def check_paths(paths: Sequence[str], folder: Path, file: str, column: str, faults: Faults) -> None:
+def check_paths(paths: Sequence[str], folder: Path, file: str, column: str, faults: TableFaults) -> None:
     """A fault for each path that is no file below ``folder``."""
     # A table's paths lead to no file outside the data folder either.
     wrong = [path for path in paths if {"..", "/"} & set(PurePosixPath(path).parts) or not (folder / path).is_file()]

@@ -71,8 +71,8 @@ from fairpate.data.dataset import (
     DataError,
     DatasetEntry,
     DataSettingsError,
+    LoadedRecords,
     Option,
-    Records,
     Request,
     SourceFile,
     Split,
@@ -133,14 +133,14 @@ COLOUR_FLIP = 0.1
 INK_LEVELS = 16
 
 
-def load_color_digits(request: Request) -> Records:
+def load_color_digits(request: Request) -> LoadedRecords:
     """All 1,797 digits as (2, 8, 8) images."""
     grey, digits = _published()
     ids = tuple(f"digit-{index:04d}" for index in range(len(digits)))
     binary = noisy_binary_label(digits, ids, seed=request.seed)
     colour = binary ^ colour_flips(ids, np.full(len(ids), COLOUR_FLIP), seed=request.seed)
     sensitive = request.options["sensitive"]
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])),
@@ -199,7 +199,7 @@ TEST_IMAGES = _file("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86
 TEST_LABELS = _file("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6")
 
 
-def load_color_mnist(request: Request) -> Records:
+def load_color_mnist(request: Request) -> LoadedRecords:
     """The 69,500 used images as (2, 28, 28), named by their place in the joined files."""
     grey = np.concatenate([read_images(file, request.data_dir) for file in (TRAIN_IMAGES, TEST_IMAGES)])
     digits = np.concatenate([read_labels(file, request.data_dir) for file in (TRAIN_LABELS, TEST_LABELS)])
@@ -209,7 +209,7 @@ def load_color_mnist(request: Request) -> Records:
     colour = binary ^ colour_flips(ids.tolist(), flip_probability, seed=request.seed)
     sensitive = request.options["sensitive"]
     used = np.r_[0:NUM_PRIVATE, len(ids) - NUM_HELD_OUT : len(ids)]
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])[used]),
@@ -289,7 +289,7 @@ UTKFACE_ARCHIVE = SourceFile(
 )
 
 
-def load_utkface(request: Request) -> Records:
+def load_utkface(request: Request) -> LoadedRecords:
     """All faces with well-formed names, as (3, size, size)."""
     label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
     _require_difference(label, sensitive)
@@ -304,7 +304,7 @@ def load_utkface(request: Request) -> Records:
     unit_ids = tuple(unit_of[name] for name in names)
     malformed = len(pictures.names) - len(names)
     pixels = decode(pictures, names, size=request.options["image_size"])
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=pixels.x,
@@ -393,7 +393,7 @@ FAIRFACE_GENDERS = ("Male", "Female")
 FAIRFACE_RACES = ("White", "Black", "Latino_Hispanic", "East Asian", "Southeast Asian", "Indian", "Middle Eastern")
 
 
-def load_fairface(request: Request) -> Records:
+def load_fairface(request: Request) -> LoadedRecords:
     """All labelled faces whose picture is present, as (3, size, size), named by their path."""
     pictures = open_pictures(FAIRFACE_ARCHIVE, request.data_dir)
     (train, num_train), (val, num_val) = (
@@ -404,7 +404,7 @@ def load_fairface(request: Request) -> Records:
     if not names:
         raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg.")
     pixels = decode(pictures, names, size=request.options["image_size"])
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=pixels.x,
@@ -471,7 +471,7 @@ TEST_PARTITION = "2"
 PARTITIONS = {"0": 0, "1": 1, "2": 2}
 
 
-def load_celeba(request: Request) -> Records:
+def load_celeba(request: Request) -> LoadedRecords:
     """All listed pictures as (3, size, size), named by file name."""
     attributes, partition = _attributes(request), _partition(request)
     names = column_of(attributes, "image_id", ATTRIBUTES.path).to_pylist()
@@ -483,7 +483,7 @@ def load_celeba(request: Request) -> Records:
             where = pictures.origin if name not in places else PARTITION.path
             raise DataError(f"{where}: {name} of the attribute list is missing; restore the publisher's files.")
     pixels = decode(pictures, [places[name] for name in names], size=request.options["image_size"])
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=pixels.x,
@@ -574,7 +574,7 @@ CHEXPERT_RACES = ("White", "Black", "Asian")
 PATIENT = re.compile(r"/(patient\d+)/")
 
 
-def load_chexpert(request: Request) -> Records:
+def load_chexpert(request: Request) -> LoadedRecords:
     """All frontal pictures of patients whose race is white, black or Asian, as (1, size, size), named by their path."""
     race_of = _races(request)
     table = pa.concat_tables([_frontal(file, request) for file in (TRAIN, VALID)])
@@ -586,7 +586,7 @@ def load_chexpert(request: Request) -> Records:
         raise DataError(f"{DEMOGRAPHICS.path}: no patient of {TRAIN.path} has a known race; check both files.")
     finding = request.options["finding"]
     pixels = _pixels(paths, request)
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=pixels.x,

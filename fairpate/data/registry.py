@@ -47,8 +47,8 @@ from fairpate.data.dataset import (
     DatasetEntry,
     DataSettingsError,
     FeatureKind,
+    LoadedRecords,
     Part,
-    Records,
     Request,
     SourceFile,
     Split,
@@ -141,18 +141,8 @@ def find_entry(name: str) -> DatasetEntry:
     return REGISTRY[name]
 
 
-def load_dataset(config: DataConfig) -> Dataset:
-    """The data set that ``config`` names, in four splits.
-
-    :class:`DataError` before any training where the name, an option or a size is impossible, a file is missing or
-    damaged, a column or category is unknown, or a split lacks a group.
-    """
-    entry = entry_for(config)
-    return replace(dataset_of(entry.load(request_of(config, entry)), config, entry), source=config)
-
-
-def dataset_of(loaded: Records, config: DataConfig, entry: DatasetEntry) -> Dataset:
-    """The records of ``entry`` as ``config`` asks for them, in four splits; errors as :func:`load_dataset`."""
+def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -> Dataset:
+    """The records of ``entry`` as ``config`` asks for them, in four splits; errors as :func:`load_data`."""
     options = entry.complete_options(config.options)
     records = with_features(loaded, options.get("features", "pixels"))
     _check_names(records)
@@ -200,7 +190,7 @@ def data_dir_of(config: DataConfig) -> Path | None:
     return config.declaration.path.parent
 
 
-def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSizes:
+def _sizes(config: DataConfig, entry: DatasetEntry, records: LoadedRecords) -> SplitSizes:
     """As configured, and what the data set says of the others."""
     given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
     return SplitSizes(
@@ -211,7 +201,7 @@ def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSi
     )
 
 
-def _check_names(records: Records) -> None:
+def _check_names(records: LoadedRecords) -> None:
     if len(records.records) == 0:
         raise DataError("No record is left; check the data set's options and the publisher's file.")
     names = as_names(records.records.record_id)
@@ -267,7 +257,7 @@ def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
     if isinstance(dataset, str):
         dataset = DataConfig(name=dataset)
     if isinstance(dataset, DataConfig):
-        dataset = load_dataset(dataset)
+        dataset = load_data(dataset)
     return DatasetDescription(
         name=dataset.name,
         kind=dataset.kind,
@@ -300,7 +290,7 @@ def _is_present(entry: DatasetEntry, data_dir: Path | None) -> bool:
 
 
 def load_data(
-    declaration: str | Path | Mapping[str, Any],
+    source: DataConfig | str | Path | Mapping[str, Any],
     *,
     records: Any = None,
     private: Any = None,
@@ -310,26 +300,37 @@ def load_data(
     data_dir: str | Path | None = None,
     **settings: Any,
 ) -> Dataset:
-    """The data set that ``declaration`` declares (docs/data.md), in four splits.
+    """A data set in four splits: one that the project reads by its name, or one of your own by its declaration.
 
-    ``declaration`` is the path of a YAML file, or the same as a dictionary. Its files lie in ``data_dir``, else beside
-    the YAML file. Any of the parts that is given is read instead of all files: a pandas or polars frame, a
-    :class:`pyarrow.Table`, or a dictionary of columns; ``records`` are divided, or ``private`` and ``public`` are
-    given, as in `files`. ``settings`` are those of the section `data`: ``seed``, ``options``, ``num_public``,
-    ``num_validation``, ``num_test``, ``embedding``.
+    Args:
+        source: The section `data` of a configuration; or a declaration (docs/data.md), as the path of a YAML file or
+            as a dictionary.
+        records, private, public, validation, test: Tables to read instead of the files of a declaration: a pandas or
+            polars frame, a :class:`pyarrow.Table`, or a dictionary of columns. ``records`` are divided, or ``private``
+            and ``public`` are given, as in `files`.
+        data_dir: Where the files of a declaration lie; None: beside its YAML file.
+        settings: Fields of the section `data` for a declaration: ``seed``, ``options``, ``num_public``,
+            ``num_validation``, ``num_test``, ``embedding``.
 
-    :class:`fairpate.data.DataError` lists every fault of the declaration, or of its columns, with the remedy.
+    Raises:
+        DataError: Before any training, where a name, an option or a size is impossible, a file is missing or damaged,
+            a column or category is unknown, or a split lacks a group; of a declaration every fault with its remedy.
+
+    Example::
 
         dataset = fairpate.load_data("hospital.yaml", private=patients, public=pool)
         config = fairpate.configured({"target": {"epsilon": 1}}, method="weighted_votes")
         run = fairpate.run_method(config, fairpate.Reporter(), dataset)
     """
+    if isinstance(source, DataConfig):
+        entry = entry_for(source)
+        return replace(dataset_of(entry.load(request_of(source, entry)), source, entry), source=source)
     parts: dict[Part, Any] = dict(zip(PARTS, (records, private, public, validation, test), strict=True))
     given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}
-    table = _declared(declaration, list(given))
+    table = _declared(source, list(given))
     entry = entry_of(table)
     config = parse_config({"name": table.name, "data_dir": data_dir} | settings, DataConfig)
-    beside = None if isinstance(declaration, Mapping) else Path(declaration).expanduser().absolute().parent
+    beside = None if isinstance(source, Mapping) else Path(source).expanduser().absolute().parent
     request = Request(
         data_dir=config.data_dir or beside,
         seed=config.seed,

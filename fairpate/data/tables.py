@@ -53,7 +53,7 @@ _SHOWN, _LENGTH = 3, 40
 
 
 @dataclass(kw_only=True)
-class Fault:
+class ColumnFault:
     """One kind of fault in one column of a file."""
 
     met: str = "none"
@@ -76,13 +76,13 @@ class Fault:
 
 
 @dataclass(kw_only=True)
-class Faults:
+class TableFaults:
     """All faults of a data set, in the order in which they were met.
 
     ``counts`` of rows by file, column and what a declaration made of them; ``rows`` by file.
     """
 
-    found: dict[tuple[str, str, str, str], Fault] = field(default_factory=dict)
+    found: dict[tuple[str, str, str, str], ColumnFault] = field(default_factory=dict)
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
 
@@ -99,7 +99,7 @@ class Faults:
     ) -> None:
         """``rows`` rows of ``column`` are not as ``expected``: ``values`` are among them, or without any, ``met``."""
         if rows:
-            self.found.setdefault((file, column, expected, remedy), Fault(met=met)).add(rows, values)
+            self.found.setdefault((file, column, expected, remedy), ColumnFault(met=met)).add(rows, values)
 
     @property
     def lines(self) -> list[str]:
@@ -372,13 +372,13 @@ DATES = r"^(\d{4}-\d{2}-\d{2}([ T].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4})$"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells:
+class ColumnCells:
     """One column of some rows of ``file``; ``values`` are text without nulls, or numbers."""
 
     file: str
     column: str
     values: pa.Array
-    faults: Faults
+    faults: TableFaults
 
     @property
     def text(self) -> pa.Array:
@@ -400,13 +400,13 @@ class Cells:
             )
 
 
-def cells(table: pa.Table, column: str, file: str, faults: Faults) -> Cells:
+def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> ColumnCells:
     """The column of ``table``; :class:`DataError` where there is none."""
-    return Cells(file=file, column=column, values=column_of(table, column, file), faults=faults)
+    return ColumnCells(file=file, column=column, values=column_of(table, column, file), faults=faults)
 
 
 def encode(
-    table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: Faults
+    table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults
 ) -> tuple[FloatArray, tuple[str, ...]]:
     """Features (N, F) and their names, column by column in the order of ``features``."""
     blocks: list[FloatArray] = []
@@ -424,7 +424,7 @@ def encode(
     return np.concatenate(blocks, axis=1), tuple(names)
 
 
-def codes_of(found: Cells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
+def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
     """The coded column as int64; ``may_lack``: a missing value is -1 and no fault. ``what`` names a code."""
     meanings = [(meaning, code) for code, each in enumerate(coding.meanings.values()) for meaning in each]
     published = {meaning.value: code for meaning, code in meanings if meaning.value is not None}
@@ -451,14 +451,14 @@ def codes_of(found: Cells, coding: Coding, what: str, *, may_lack: bool = False)
 
 def codes(table: pa.Table, column: str, meanings: Mapping[str, int], file: str) -> Tensor:
     """The column as int64 codes; :class:`DataError` for a value without a declared meaning."""
-    found = cells(table, column, file, Faults())
+    found = cells(table, column, file, TableFaults())
     codes_N, known_N = _codes(found, meanings)
     found.require(known_N, expected="a declared value", remedy=f"declared: {', '.join(meanings)}")
     found.faults.require_none()
     return torch.from_numpy(codes_N)
 
 
-def numbers(found: Cells, unknown: Sequence[str] = ()) -> Floats:
+def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
     """The column as finite numbers, nan where a value is missing; text that is no number is a fault, and nan."""
     meant_N = [number for value in unknown if (number := _number(value)) is not None]
     if not pa.types.is_string(found.values.type):
@@ -482,7 +482,7 @@ def numbers(found: Cells, unknown: Sequence[str] = ()) -> Floats:
     return np.where(right_N & ~np.isin(values_N, meant_N), values_N, np.nan)
 
 
-def _codes(found: Cells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
+def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
     """A code per row, -1 without one; and where there is one."""
     text = found.text
     if not pa.types.is_string(found.values.type):  # a file with types knows no 1.0 beside 1
@@ -493,7 +493,7 @@ def _codes(found: Cells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
     return code_of_place[pc.fill_null(place, len(published)).to_numpy(zero_copy_only=False)], known_N
 
 
-def _encode_number(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
+def _encode_number(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
     values_N = numbers(found, feature.unknown)
     assert feature.bounds is not None
     ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
@@ -510,7 +510,7 @@ def _encode_number(found: Cells, feature: Feature) -> tuple[FloatArray, list[str
     return block, [found.column, f"{found.column}=missing"]
 
 
-def _encode_vector(found: Cells, size: int) -> tuple[FloatArray, list[str]]:
+def _encode_vector(found: ColumnCells, size: int) -> tuple[FloatArray, list[str]]:
     values, names = found.values, [f"{found.column}[{place}]" for place in range(size)]
     if not is_vectors(values.type):
         found.faults.add(
@@ -543,7 +543,7 @@ def _encode_vector(found: Cells, size: int) -> tuple[FloatArray, list[str]]:
     return block, names
 
 
-def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
+def _encode_category(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
     names, places = feature.own_categories, feature.places
     none = len(names)  # a row of zeros
     if feature.may_be_missing:
@@ -566,7 +566,7 @@ def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[s
     return rows[np.where(codes_N < 0, undeclared, codes_N)], [f"{found.column}={name}" for name in names]
 
 
-def _encode_bands(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
+def _encode_bands(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
     values_N, starts = numbers(found), np.array(list(feature.bands.values()))
     _require_present(found)
     found.require(
@@ -578,12 +578,12 @@ def _encode_bands(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]
     return rows[place_N], [f"{found.column}={band}" for band in feature.bands]
 
 
-def _require_present(found: Cells) -> None:
+def _require_present(found: ColumnCells) -> None:
     remedy = "declare what an empty cell counts as with `missing`, or correct it"
     found.require(~_is_empty(found), expected="a value", remedy=remedy, shown=False)
 
 
-def _is_empty(found: Cells) -> Mask:
+def _is_empty(found: ColumnCells) -> Mask:
     return _mask(pc.equal(found.text, ""))
 
 

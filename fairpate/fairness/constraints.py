@@ -77,7 +77,7 @@ class Partition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Term:
+class RateTerm:
     """A weighted sum of the rates of one union of cells: one weight per predicted class.
 
     ``of_all``: the mass is divided by the number of all records, not by that of the union.
@@ -93,7 +93,7 @@ class RateConstraint:
     """``sum of terms <= bound``; ``name`` says what is bounded."""
 
     name: str
-    terms: tuple[Term, ...]
+    terms: tuple[RateTerm, ...]
     bound: float
 
 
@@ -295,7 +295,7 @@ def _refined(constraint: RateConstraint, coarse: Partition, fine: Partition) -> 
     return replace(constraint, terms=tuple(terms))
 
 
-def _union(term: Term) -> tuple[tuple[int, ...], bool]:
+def _union(term: RateTerm) -> tuple[tuple[int, ...], bool]:
     return tuple(sorted(set(term.cells))), term.of_all
 
 
@@ -344,7 +344,7 @@ def false_negative_rate(*, num_classes: int, bound: float, label: int | None = 1
 
     def constraint(c: int) -> RateConstraint:
         missed = tuple(1.0 - weight for weight in _at(c, num_classes))
-        return RateConstraint(name=f"fnr(label={c})", terms=(Term(cells=(c,), weights=missed),), bound=bound)
+        return RateConstraint(name=f"fnr(label={c})", terms=(RateTerm(cells=(c,), weights=missed),), bound=bound)
 
     return _by_label(num_classes, label, constraint)
 
@@ -353,7 +353,7 @@ def false_positive_rate(*, num_classes: int, bound: float, label: int | None = 1
     """P[predicted ``label`` | another true label] <= bound. Of every class where ``label`` is None."""
 
     def constraint(c: int) -> RateConstraint:
-        term = Term(cells=_others(c, num_classes), weights=_at(c, num_classes))
+        term = RateTerm(cells=_others(c, num_classes), weights=_at(c, num_classes))
         return RateConstraint(name=f"fpr(label={c})", terms=(term,), bound=bound)
 
     return _by_label(num_classes, label, constraint)
@@ -373,8 +373,8 @@ def false_discovery_rate(*, num_classes: int, bound: float, label: int | None = 
         # mistaken / (mistaken + right) <= bound, multiplied by its denominator, which is never negative.
         mistaken, right = _at(c, num_classes, 1 - bound), _at(c, num_classes, -bound)
         terms = (
-            Term(cells=_others(c, num_classes), weights=mistaken, of_all=True),
-            Term(cells=(c,), weights=right, of_all=True),
+            RateTerm(cells=_others(c, num_classes), weights=mistaken, of_all=True),
+            RateTerm(cells=(c,), weights=right, of_all=True),
         )
         return RateConstraint(name=f"fdr(label={c}) <= {bound:g}", terms=terms, bound=0.0)
 
@@ -428,11 +428,11 @@ def _others(label: int, num_classes: int) -> tuple[int, ...]:
     return tuple(y for y in range(num_classes) if y != label)
 
 
-def _against_rest(partition: Partition, label: int, group: int, k: int, num_classes: int) -> tuple[Term, Term]:
+def _against_rest(partition: Partition, label: int, group: int, k: int, num_classes: int) -> tuple[RateTerm, RateTerm]:
     rest = tuple(partition.cell(label=label, group=z) for z in range(partition.num_groups) if z != group)
     return (
-        Term(cells=(partition.cell(label=label, group=group),), weights=_at(k, num_classes)),
-        Term(cells=rest, weights=_at(k, num_classes, -1.0)),
+        RateTerm(cells=(partition.cell(label=label, group=group),), weights=_at(k, num_classes)),
+        RateTerm(cells=rest, weights=_at(k, num_classes, -1.0)),
     )
 
 

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairpate.fairness.rates import Cell, FloatArray, IndexArray, Metric, RateEvents, divide, located
+from fairpate.fairness.rates import FloatArray, GroupCell, IndexArray, Metric, RateEvents, divide, located
 from fairpate.types import IntArray
 
 TAUGHT_NOISE, KEPT_NOISE = math.sqrt(1.5), math.sqrt(3.0)  # variance 1, and 1 / 2 or 2 by thinning
@@ -67,7 +67,7 @@ class TableByGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicRecords:
+class LabelledRecords:
     """What public records would vote, their groups, how likely each label is, and 0/1 whether an outcome is theirs."""
 
     votes_MW: FloatArray
@@ -85,7 +85,7 @@ class Population:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class PopulationEstimate:
     """A number with its interval; NaN where it is undefined."""
 
     value: float
@@ -94,15 +94,15 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GapEstimate(Estimate):
+class GapEstimate(PopulationEstimate):
     """A largest difference, the cell that attains it, and how many rates had too few records for the noise."""
 
-    where: Cell | None
+    where: GroupCell | None
     n_undefined: int
 
 
 def estimated_population(
-    table: TableByGroup, public: PublicRecords, *, generator: np.random.Generator, num_draws: int = 2000
+    table: TableByGroup, public: LabelledRecords, *, generator: np.random.Generator, num_draws: int = 2000
 ) -> Population:
     """The estimate and its error; NaN for a group without public records, of which nothing can be said."""
     num_groups, num_labels, _ = table.sums_GYW.shape
@@ -130,13 +130,16 @@ def estimated_population(
 
 def estimated_rates(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95
-) -> list[list[Estimate]]:
+) -> list[list[PopulationEstimate]]:
     """Every rate by event and group with an interval of its own, cut to 0 and 1; undefined for too few records."""
     hits_EG, sizes_EG, hits_REG, sizes_REG = _large_enough(events, joint_GYC, draws_RGYC)
     value_EG, rates_REG = divide(hits_EG, sizes_EG), divide(hits_REG, sizes_REG)
     low_EG, high_EG = np.quantile(rates_REG, [(1 - level) / 2, (1 + level) / 2], axis=0)
     ends = (np.clip(values, 0, 1).tolist() for values in (value_EG, low_EG, high_EG))
-    return [[Estimate(value=v, low=a, high=b) for v, a, b in zip(*row, strict=True)] for row in zip(*ends, strict=True)]
+    return [
+        [PopulationEstimate(value=v, low=a, high=b) for v, a, b in zip(*row, strict=True)]
+        for row in zip(*ends, strict=True)
+    ]
 
 
 def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95) -> GapEstimate:
@@ -160,7 +163,7 @@ def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray,
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
+class _GroupPart:
     """Of one group and label: outcomes, the influence of every public record on them, and the other errors."""
 
     joint_J: FloatArray
@@ -198,15 +201,15 @@ class _Fit:
         )
 
 
-def _over_all_groups(one_W: FloatArray, public: PublicRecords, label: int) -> _Fit:
+def _over_all_groups(one_W: FloatArray, public: LabelledRecords, label: int) -> _Fit:
     weights_M = np.maximum(public.likely_MY[:, label], _LEAST_LIKELY)
     average_J = weights_M @ public.outcome_MJ / weights_M.sum()
     return _Fit.of(public.votes_MW, weights_M, public.outcome_MJ, np.outer(one_W, average_J))
 
 
 def _of_group(
-    table: TableByGroup, public: PublicRecords, rows: IndexArray, all_groups: _Fit, group: int, label: int
-) -> _Part:
+    table: TableByGroup, public: LabelledRecords, rows: IndexArray, all_groups: _Fit, group: int, label: int
+) -> _GroupPart:
     votes_MW, sum_W = public.votes_MW, table.sums_GYW[group, label]
     own = _Fit.of(votes_MW[rows], all_groups.weights_M[rows], public.outcome_MJ[rows], all_groups.beta_WJ)
     # The derivative of J by a record's outcome: through the group's own fit, and through the one it is drawn to.
@@ -217,7 +220,7 @@ def _of_group(
     # A noisy count may be negative, a variance may not.
     count = max(float(table.one_W @ sum_W), 0.0)
     left_JJ = (own.residual_MJ * own.weights_M[:, None]).T @ own.residual_MJ / own.weights_M.sum()
-    return _Part(
+    return _GroupPart(
         joint_J=sum_W @ own.beta_WJ,
         influence_MJ=influence_MJ,
         covariance_JJ=table.stddev**2 * own.beta_WJ.T @ own.beta_WJ + count * left_JJ,

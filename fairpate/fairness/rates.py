@@ -242,7 +242,7 @@ ErrorRate = Literal["fnr", "fpr", "fdr"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class GroupCell:
     """Where a metric attains its value. ``None`` stands for every group, and for no condition.
 
     ``label`` is the predicted label (None for a rate that is about no single one, such as accuracy), or the one that is
@@ -271,7 +271,7 @@ class WorstCase:
     value: float
     n_undefined: int
     min_cell_size: int
-    where: Cell | None
+    where: GroupCell | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +291,7 @@ class Events:
 
     hits_EG: FloatArray
     sizes_EG: FloatArray
-    cells: Sequence[Cell]
+    cells: Sequence[GroupCell]
 
 
 RateEvents = Callable[[FloatArray], Events]
@@ -342,7 +342,7 @@ def predicted(joint_GYC: FloatArray) -> Events:
     counts_GC = joint_GYC.sum(axis=-2)
     hits_EG = counts_GC.swapaxes(-1, -2)
     sizes_EG = np.broadcast_to(counts_GC.sum(axis=-1)[..., None, :], hits_EG.shape)
-    return Events(hits_EG=hits_EG, sizes_EG=sizes_EG, cells=[Cell(label=k) for k in range(counts_GC.shape[-1])])
+    return Events(hits_EG=hits_EG, sizes_EG=sizes_EG, cells=[GroupCell(label=k) for k in range(counts_GC.shape[-1])])
 
 
 def predicted_given_label(joint_GYC: FloatArray) -> Events:
@@ -355,7 +355,7 @@ def predicted_given_label(joint_GYC: FloatArray) -> Events:
     return Events(
         hits_EG=by_event.reshape(*batch, -1, by_event.shape[-1]),
         sizes_EG=sizes.reshape(*batch, -1, by_event.shape[-1]),
-        cells=[Cell(label=k, given_label=y) for y in range(num_classes) for k in range(num_classes)],
+        cells=[GroupCell(label=k, given_label=y) for y in range(num_classes) for k in range(num_classes)],
     )
 
 
@@ -370,7 +370,7 @@ def found_or_mistaken(joint_GYC: FloatArray) -> Events:
     return Events(
         hits_EG=np.concatenate([right_CG, predicted_CG - right_CG], axis=-2),
         sizes_EG=np.concatenate([true_YG, size_1G - true_YG], axis=-2),
-        cells=[Cell(label=k, given_label=k, given_is=given) for given in (True, False) for k in labels],
+        cells=[GroupCell(label=k, given_label=k, given_is=given) for given in (True, False) for k in labels],
     )
 
 
@@ -379,7 +379,7 @@ def correct(joint_GYC: FloatArray) -> Events:
     _require_labels(joint_GYC)
     right_1G = _diagonal(joint_GYC).sum(axis=-2, keepdims=True)
     sizes_1G = joint_GYC.sum(axis=(-2, -1))[..., None, :]
-    return Events(hits_EG=right_1G, sizes_EG=sizes_1G, cells=[Cell()])
+    return Events(hits_EG=right_1G, sizes_EG=sizes_1G, cells=[GroupCell()])
 
 
 def one_vs_rest(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
@@ -475,7 +475,7 @@ def _worst_case(events: Events, compare: _Comparison) -> WorstCase:
     )
 
 
-def located(differences: FloatArray, cells: Sequence[Cell]) -> Cell:
+def located(differences: FloatArray, cells: Sequence[GroupCell]) -> GroupCell:
     """The cell of the largest of ``differences``, which a comparison gave."""
     event, *groups = map(int, np.unravel_index(np.nanargmax(differences), differences.shape))
     if differences.shape[1] == 1:  # a rate of everyone
@@ -523,7 +523,7 @@ def _errors(kind: ErrorRate, joint_GYC: FloatArray) -> Events:
         # All true-positive rates stand first, then the false-positive ones.
         return _select(rates, [num_classes + c for c in labels])
     found = _select(rates, labels)
-    cells = [Cell(label=c) if kind == "fdr" else Cell(label=c, given_label=c, label_is=False) for c in labels]
+    cells = [GroupCell(label=c) if kind == "fdr" else GroupCell(label=c, given_label=c, label_is=False) for c in labels]
     return Events(hits_EG=found.sizes_EG - found.hits_EG, sizes_EG=found.sizes_EG, cells=cells)
 
 

@@ -69,20 +69,22 @@ from fairpate.config import (
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
 from fairpate.methods.base import Method, Stream, Trained, Training, Voting
-from fairpate.run.folder import RunDirectory, checkpoint_folder, write_json
-from fairpate.run.label_queries import (
+from fairpate.methods.label_queries import (
     ReleasePlan,
+    Spending,
     StandingVoters,
     check_budget,
     check_teachers,
     choose_queries,
     collect_vote_batch,
+    costs,
+    fit_student,
     release_labels,
     standing_teachers,
     store_votes,
     stored_votes,
 )
-from fairpate.run.publication import Spending, costs
+from fairpate.run.context import RunDirectory, checkpoint_folder, write_json
 from fairpate.types import GateRule, LabelledSet, VoteBatch
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
@@ -253,9 +255,7 @@ class VotingMethod(Method):
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
-        """``labels`` with a student of those ``kept``; ``options`` as :func:`fairpate.run.learn.fit_student`."""
-        from fairpate.run.learn import fit_student  # torch: a configuration is read without it
-
+        """``labels`` with a student of those ``kept``; ``options`` as :func:`fit_student` takes them."""
         # Runs without a target have always drawn the student's first weights from its own stream.
         if self.target.epsilon is not None or self.public_data.pretrain is not None:
             options["initial_model"] = training.model

@@ -98,8 +98,6 @@ SHAPES = (
     Shape("star-square", (4, 1, 45), "M2 2l6 3.2L14 2l-3.2 6L14 14l-6-3.2L2 14l3.2-6z"),
 )
 _SHAPE_OF = {shape.plotly: shape for shape in SHAPES}
-_IN_SPACE = frozenset({"circle", "square", "diamond", "cross", "x"})
-_HOLLOW_IN_SPACE = frozenset({"circle", "square", "diamond"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,12 +161,6 @@ class Look:
     def symbol(self) -> str:
         """Plotly's name of the mark in a plane."""
         return self.shape.plotly + ("-open" if self.hollow else "")
-
-    @property
-    def symbol_in_space(self) -> str:
-        """Plotly's name of the mark in three dimensions, where few exist."""
-        name = self.shape.plotly if self.shape.plotly in _IN_SPACE else "x"
-        return f"{name}-open" if self.hollow and name in _HOLLOW_IN_SPACE else name
 
 
 def looks(points: Sequence[Point]) -> dict[str, Look]:
@@ -518,7 +510,6 @@ def _plain_look(look: Look, common: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": look.series,
         "symbol": look.symbol,
-        "space": look.symbol_in_space,
         "path": look.shape.path,
         "hollow": look.hollow,
         "place": look.place,
@@ -657,7 +648,7 @@ _DPI = 200
 
 
 def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
-    """File names and contents: slices, attainment and frontier of each data set and privacy class, in each format."""
+    """File names and contents: slices and attainment of each data set and privacy class, in each format."""
     style = style or FigureStyle()
     files: dict[str, bytes] = {}
     own = looks(points)
@@ -809,26 +800,6 @@ def _axis(axis: Any, panel: _Panel, coordinate: int) -> None:
         axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
 
 
-def _space(panel: _Panel, style: FigureStyle) -> matplotlib.figure.Figure:
-    width = min(style.width, WIDTHS_IN[1])
-    figure = matplotlib.figure.Figure(figsize=(style.width, _height(panel, style, 1, width)), layout="constrained")
-    axes: Any = figure.add_subplot(projection="3d")
-    for name, line in joined(panel.complete).items():
-        axes.plot(*coordinates(line, panel.axis).T[:3], color=panel.looks[name].color, linewidth=0.6, alpha=0.6)
-    for name, found in by_series(panel.complete).items():
-        for inside in (False, True):
-            part = [point for point in found if (id(point) in panel.members) == inside]
-            mark = _mark(panel.looks[name]) | {"alpha": 1.0 if inside else _PALE, "s": 18 if inside else 6}
-            axes.scatter(*coordinates(part, panel.axis).T[:3], depthshade=False, **mark)
-    for axis, coordinate in ((axes.xaxis, EPSILON), (axes.yaxis, DISPARITY), (axes.zaxis, ACCURACY)):
-        _axis(axis, panel, coordinate)
-    axes.set(xlim=panel.ends[EPSILON], ylim=panel.ends[DISPARITY][::-1], zlim=panel.ends[ACCURACY])
-    axes.view_init(elev=22, azim=48)
-    axes.set_box_aspect(None, zoom=0.85)
-    _caption(figure, panel, style, "large: on the frontier")
-    return figure
-
-
 def _attained(panel: _Panel, style: FigureStyle) -> matplotlib.figure.Figure:
     width = min(style.width, WIDTHS_IN[1])
     figure = matplotlib.figure.Figure(figsize=(width, _height(panel, style, 1, width)), layout="constrained")
@@ -850,7 +821,6 @@ def _attained(panel: _Panel, style: FigureStyle) -> matplotlib.figure.Figure:
 _KINDS: Mapping[str, Callable[[_Panel, FigureStyle], matplotlib.figure.Figure]] = {
     "slices": _slices,
     "attainment": _attained,
-    "frontier": _space,
 }
 
 

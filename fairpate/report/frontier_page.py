@@ -14,11 +14,11 @@ budget when each configuration of the other is dominated by one of its own: nowh
 disparity, accuracy and coverage, and beyond one standard error better in disparity, accuracy or coverage, or at a lower
 level.
 
-What the tables of the frontier's page say: which configuration to choose, who dominates whom, hypervolumes.
+What the tables of the frontier's page say: which configuration to choose, who dominates whom.
 
 Rows and words only; the page's template lays them out.
 
-The comparison as one page: in words, in planes, in space; choices, dominance, hypervolumes, and what failed.
+The comparison as one page: in words, in planes; choices, dominance, and what failed.
 
 The page is one HTML file with its scripts inside; its content policy forbids every request. What depends on private
 votes is left out of a page to publish, and marked with a dagger and hollow shapes on the operator's; results without
@@ -72,7 +72,6 @@ from fairpate.report.frontier import (
     SelectionRule,
     Setting,
     Threshold,
-    VolumeInterval,
     best_error,
     by_panel,
     by_series,
@@ -83,9 +82,7 @@ from fairpate.report.frontier import (
     left_out_by,
     notions_of,
     points_of,
-    reference_point,
     select,
-    volume_interval,
 )
 from fairpate.report.page import count, counted, epsilon_text, percent, render
 from fairpate.types import NotionName
@@ -388,19 +385,6 @@ def _listed(names: Sequence[str]) -> str:
 _PERCENT = "\u00a0%"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Volumes:
-    """Hypervolumes of one panel: up to which corner, and a row of (series, words, interval) each, largest first."""
-
-    corner: str
-    rows: Sequence[tuple[str, str, VolumeInterval]]
-
-    @property
-    def ends(self) -> list[float]:
-        """What a scale has to reach."""
-        return [end for _, _, volume in self.rows for end in (volume.value, volume.high)]
-
-
 def settings_words(notion: NotionName) -> dict[Setting, tuple[str, str]]:
     """The three settings, and what is looked at first in each."""
     return {
@@ -515,32 +499,6 @@ def epsilons_words(epsilons: Sequence[float]) -> str:
     return f"ε {ends[0]}" if ends[0] == ends[1] else f"ε {ends[0]}–{ends[1]}"
 
 
-def volumes(points: Sequence[Point], *, bootstrap_seed: int, num_replicates: int) -> Volumes:
-    """Hypervolumes of a panel's series with their intervals, of configurations that are not degenerate."""
-    names = titles(points[0].notion)
-    points = sound(points)
-    reference_O = reference_point(points, OBJECTIVES)
-    generator = np.random.default_rng(bootstrap_seed)
-    found = {
-        name: volume_interval(own, reference_O=reference_O, generator=generator, num_replicates=num_replicates)
-        for name, own in by_series(points).items()
-    }
-    ends = [
-        f"{names[name]} {1 - end if name in ('error', 'refused') else end:g}"
-        for name, end in zip(OBJECTIVES, reference_O.tolist(), strict=True)
-    ]
-    rows = [
-        (f"{name}, {counted(volume.num_points, 'point')}", _volume_words(volume), volume)
-        for name, volume in sorted(found.items(), key=lambda item: -item[1].value)
-    ]
-    return Volumes(corner=", ".join(ends), rows=rows)
-
-
-def _volume_words(volume: VolumeInterval) -> str:
-    interval = "one seed" if math.isnan(volume.low) else f"{volume.low:.3f} to {volume.high:.3f}"
-    return f"{volume.value:.3f} ({interval})"
-
-
 _PLANES = ((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage"))
 """What the third plane of a data set shows, by its number among all planes."""
 _MOST_COLUMNS, _MOST_LISTED = 5, 2000
@@ -562,8 +520,6 @@ class FrontierReport:
     publish_unprotected: bool = False
     notion: NotionName = DEFAULT
     rule: SelectionRule = field(default_factory=SelectionRule)
-    num_replicates: int = 400
-    bootstrap_seed: int = 0
 
     @property
     def shown(self) -> list[Row]:
@@ -694,7 +650,6 @@ def _seen_view(report: FrontierReport, points: Sequence[Point], compared: str) -
         "choice_words": " ".join(filter(None, (compared, left_out_words(report.rule, points)))),
         "choices": choices(report.rule, points),
         "dominance": dominance_by_pair(points),
-        "volumes": volumes(points, bootstrap_seed=report.bootstrap_seed, num_replicates=report.num_replicates),
     }
 
 

@@ -52,11 +52,12 @@ from rich.text import Text
 
 from fairpate.config import DataConfig, RayConfig, SweepConfig, TasksConfig
 from fairpate.config_reader import determining_values, values_digest
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically
 from fairpate.later import torch
 from fairpate.methods.base import Method
+from fairpate.methods.label_queries import choose_queries, collect_vote_batch
 from fairpate.methods.pate import PateFamily, require_allowed
 from fairpate.methods.record_votes import ReleasingMethod
 from fairpate.report.figures import FigureStyle, frontier_figures
@@ -64,22 +65,14 @@ from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.page import counted, epsilon_text, in_two_lines
-from fairpate.run.folder import (
-    RunDirectory,
-    checkpoint_folder,
-    create_run_directory,
-    read_json,
-    read_votes,
-    write_text,
-    write_votes,
-)
-from fairpate.run.label_queries import choose_queries, collect_vote_batch
+from fairpate.run.context import RunDirectory, checkpoint_folder, read_json, read_votes, write_text, write_votes
+from fairpate.run.folder import create_run_directory
 from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import make_release, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver
 from fairpate.terminal import Output, Pace, Reporter, is_live
 from fairpate.types import NotionName, RunRecord, UsageError, UserError, VoteBatch, strict
-from teachers.ensemble import Pool, PoolError
+from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 
 
@@ -166,10 +159,10 @@ def collect_shared_votes(cells: Sequence[Cell], folder: SweepFolder, reporter: R
     return shared
 
 
-def _collect(cell: Cell, folder: SweepFolder, reporter: Reporter, pool: Pool) -> VoteBatch:
+def _collect(cell: Cell, folder: SweepFolder, reporter: Reporter, pool: BlockPool) -> VoteBatch:
     config = _sharing(cell.config)
     assert config is not None
-    dataset = load_dataset(config.data)
+    dataset = load_data(config.data)
     return collect_vote_batch(
         dataset,
         choose_queries(dataset, config.aggregator),
@@ -613,7 +606,7 @@ def _read_record(path: Path, cell: Cell) -> RunRecord:
 @lru_cache(maxsize=1)
 def _dataset(config_json: str) -> Dataset:
     """The data set, once for all cells in a row that read it."""
-    return load_dataset(DataConfig.model_validate_json(config_json))
+    return load_data(DataConfig.model_validate_json(config_json))
 
 
 def compare_methods(
@@ -809,7 +802,7 @@ def _named(row: Row) -> dict[str, Any]:
 def write_figures(
     results: Path, *, style: FigureStyle, notion: NotionName = DEFAULT, out: Path | None = None
 ) -> tuple[Path, ...]:
-    """Draw slices, attainment and frontier of every data set and privacy class that ``results`` has.
+    """Draw slices and attainment of every data set and privacy class that ``results`` has.
 
     ``results`` is a results.parquet, or the folder of a sweep. What depends on private votes is in no picture, and of
     an operator's table neither is what has no privacy guarantee. ``out`` None: ``paper`` beside the table. UsageError

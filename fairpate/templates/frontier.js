@@ -7,7 +7,7 @@
   const coarse = matchMedia("(pointer: coarse)").matches;
   const hidden = new Set();
   const [EPSILON, DISPARITY, ACCURACY, COVERAGE] = [0, 1, 2, 3];
-  const NARROW = 480, MANY = 1500, CELL = 0.02, MOST_SPACES = 4;
+  const MANY = 1500, CELL = 0.02;
   const config = { displayModeBar: false, responsive: true, displaylogo: false };
   root.dataset.errors = "0";
   addEventListener("error", () => { root.dataset.errors = String(Number(root.dataset.errors) + 1); });
@@ -121,39 +121,6 @@
     line.textContent = words;
   }
 
-  // ---- space: z stays up, whatever is dragged; short titles, so that none is cut off
-  function drawSpace(holder) {
-    const panel = model.panels[holder.dataset.panel], inks = palette();
-    const shown = visible(holder, panel), narrow = holder.clientWidth < NARROW;
-    const at = ranks => ({ x: ranks.map(r => coordinate(panel, r, EPSILON)), y: ranks.map(r => coordinate(panel, r, DISPARITY)), z: ranks.map(r => coordinate(panel, r, ACCURACY)) });
-    const there = new Set(shown.map(each => each.rank));
-    const lines = panel.lines.filter(([, ranks]) => ranks.some(rank => there.has(rank))).map(([series, ranks]) => ({
-      type: "scatter3d", mode: "lines", hoverinfo: "skip", ...at(ranks.filter(rank => there.has(rank))), line: { color: inks[`m${model.series[series].place}`], width: 2 },
-    }));
-    const traces = grouped(shown).map(([series, members]) => {
-      const look = model.series[series];
-      return {
-        type: "scatter3d", mode: "markers", name: look.name, ...at(members.map(p => p.rank)),
-        customdata: members.map(p => p.index), hovertemplate: members.map(hover),
-        marker: { symbol: look.space, color: inks[`m${look.place}`], size: members.map(p => (p.point.front ? 6 : 3)), line: { width: 0 } },
-      };
-    });
-    const side = (objective, title) => ({
-      title: { text: title, font: { size: 14, color: inks.muted } }, range: panel.extents[objective], showspikes: false, nticks: narrow ? 4 : 6,
-      backgroundcolor: "rgba(0,0,0,0)", gridcolor: inks.line, linecolor: inks.muted, zeroline: false, tickfont: { size: narrow ? 10 : 11, color: inks.muted },
-      ...(objective === EPSILON ? { tickvals: panel.ticks.map(t => t[0]), ticktext: panel.ticks.map(t => t[1]) } : objective === ACCURACY ? { tickformat: ".3~%" } : {}),
-    });
-    const [low, high] = panel.extents[DISPARITY];
-    return draw(holder, [...lines, ...traces], layout(inks, {
-      margin: { l: 0, r: 0, t: 0, b: 0 }, dragmode: "turntable",
-      scene: {
-        dragmode: "turntable", xaxis: side(EPSILON, "ε"), yaxis: { ...side(DISPARITY, "disparity"), range: [high, low] }, zaxis: side(ACCURACY, "accuracy"),
-        aspectmode: "manual", aspectratio: { x: 1.2, y: 1.1, z: 0.8 },
-        camera: { up: { x: 0, y: 0, z: 1 }, eye: narrow ? { x: 1.75, y: 1.85, z: 0.9 } : { x: 1.2, y: 1.4, z: 0.65 }, center: { x: 0, y: 0, z: -0.15 } },
-      },
-    }));
-  }
-
   // ---- attainment: medians of all methods; best to worst of the chosen one
   function drawAttainment(holder) {
     const panel = model.panels[holder.dataset.panel], inks = palette();
@@ -189,17 +156,12 @@
     });
   }
 
-  const painters = { plane: drawPlane, space: drawSpace, attainment: drawAttainment };
+  const painters = { plane: drawPlane, attainment: drawAttainment };
   const paint = holder => {
     holder.setAttribute("aria-busy", "true");
     return Promise.resolve(painters[holder.dataset.chart](holder)).then(() => holder.removeAttribute("aria-busy"));
   };
   const holders = [...document.querySelectorAll("[data-chart]")];
-
-  function hasWebgl() {
-    try { return Boolean(document.createElement("canvas").getContext("webgl2") || document.createElement("canvas").getContext("webgl")); }
-    catch { return false; }
-  }
 
   // ---- the configuration behind a point
   const dialog = document.getElementById("point");
@@ -238,7 +200,6 @@
     if (target.dataset.close !== undefined) dialog.close();
     if (target.dataset.copy !== undefined) copy(target);
     if (target.dataset.series !== undefined) toggle(Number(target.dataset.series));
-    if (target.dataset.draw !== undefined) unfold(target);
   });
   document.addEventListener("keydown", event => { if (event.key === "Escape" && dialog.open) dialog.close(); });
 
@@ -288,30 +249,13 @@
     });
   }
 
-  // ---- draw what comes into view; everything at once for print and for tests. Space waits to be asked for on a phone,
-  // and where a page has many: browsers keep few WebGL contexts.
+  // ---- draw what comes into view; everything at once for print and for tests.
   async function begin(holder) {
     if (holder.dataset.drawn) return;
     holder.dataset.drawn = "1";
-    if (holder.dataset.chart === "space" && !hasWebgl()) {
-      holder.outerHTML = '<p class="note">This browser has no WebGL, which the picture in space needs. The planes above show the same points.</p>';
-      return;
-    }
     await paint(holder);
   }
 
-  function unfold(button) {
-    const holder = button.nextElementSibling;
-    button.hidden = true;
-    holder.hidden = false;
-    begin(holder);
-  }
-
-  const spaces = holders.filter(each => each.dataset.chart === "space");
-  for (const holder of spaces.filter((each, rank) => each.clientWidth < NARROW || rank >= MOST_SPACES)) {
-    holder.hidden = true;
-    holder.previousElementSibling.hidden = false;
-  }
   const seen = new IntersectionObserver(entries => entries.filter(e => e.isIntersecting).forEach(e => begin(e.target)), { rootMargin: "400px" });
   holders.filter(holder => !holder.hidden).forEach(holder => seen.observe(holder));
   addEventListener("beforeprint", () => holders.filter(holder => !holder.hidden).forEach(begin));

@@ -24,10 +24,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
 
-from aggregator.service.auth import Buckets, RequestRate
-from aggregator.service.metrics import JsonLines, otlp_tracer, tracer_to
-from aggregator.service.server import TlsFiles
 from aggregator.session import VotesUnavailableError
+from fairpate.http_requests import Buckets, RequestRate
+from fairpate.http_server import JsonLines, TlsFiles, otlp_tracer, tracer_to
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 

@@ -1,6 +1,7 @@
 import pytest
 
-from aggregator.service.auth import Caller, TokenError, is_loopback, read_tokens
+from aggregator.service.auth import TokenError, is_loopback, read_tokens
+from fairpate.http_requests import Caller
 
 ALICE, BOB, ROOT = "a" * 24, "b" * 24, "r" * 32
 ANALYST = Caller(name="alice", role="analyst")

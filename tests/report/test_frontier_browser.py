@@ -18,7 +18,7 @@ def tab(tmp_path_factory):
 
 
 def page(path, rows, **options):
-    report = FrontierReport(title="Two data sets", rows=rows, num_replicates=20, **options)
+    report = FrontierReport(title="Two data sets", rows=rows, **options)
     path.write_text(frontier_report(report), encoding="utf-8")
     return path.as_uri()
 
@@ -46,8 +46,7 @@ def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(t
     shown = tab.run("document.getElementById('point').innerText")
     assert "fairpate run" in shown
     assert "target.epsilon" in shown
-    assert tab.run("document.querySelectorAll('.plot.space canvas').length") == 2
-    traces = "document.querySelector('.plot.space').data.length"
+    traces = "document.querySelector('.plot.plane').data.length"
     drawn = tab.run(traces)
     tab.run("document.querySelector('.keys button').click()")
     assert tab.until(f"{traces} < {drawn}", seconds=20)
@@ -68,10 +67,8 @@ def test_the_details_of_a_point_hold_its_remarks(tab, tmp_path, comparison):
 
 
 def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
-    """On a narrow screen, where space waits: to draw it again and again is most of the time."""
     address = page(tmp_path / "report.html", comparison())
     tab.open(f"{address}#all", width=500, height=800)
-    assert tab.run("document.querySelector('.plot.space').checkVisibility()") is False
     marks = "document.querySelector('.plot.plane').querySelectorAll('.points path').length"
     everything = tab.run(marks)
     tab.run("document.querySelector('.keys button').click()")
@@ -113,29 +110,9 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     assert faults(tab) == []
 
 
-@pytest.mark.slow  # that it waits is seen above, and that it is drawn on a desk
-def test_space_waits_on_a_phone_and_is_drawn_upright_within_the_screen(tab, tmp_path, comparison):
-    address = page(tmp_path / "report.html", comparison())
-    tab.open(f"{address}#all", width=390, height=800)
-    space = "document.querySelector('.plot.space')"
-    assert tab.run(f"{space}.checkVisibility()") is False
-    assert tab.run(
-        "document.querySelector('.plot.plane').compareDocumentPosition(document.querySelector('.plot.space')) & "
-        "Node.DOCUMENT_POSITION_FOLLOWING"
-    ), "planes come first"
-    tab.run("document.querySelector('[data-draw]').click()")
-    assert tab.until(f"{space}.querySelector('canvas')", seconds=20)
-    assert tab.run("document.documentElement.scrollWidth") <= 390
-    assert tab.run(f"{space}.getBoundingClientRect().right") <= 390
-    scene = f"{space}._fullLayout.scene"
-    assert tab.run(f"[{scene}.camera.up.z, {scene}.dragmode].join()") == "1,turntable"
-    assert tab.run("document.querySelector('[data-draw]').checkVisibility()") is False
-    assert faults(tab) == []
-
-
 @pytest.mark.slow
 def test_long_names_and_many_guarantees_fit(tab, tmp_path, comparison):
-    """A name of 80 letters on a phone; six guarantees, of which four are drawn in space at once."""
+    """A name of 80 letters on a phone; six guarantees."""
     first = comparison()[0]
     name = f"package.module:{'Method' * 11}"
     named = replace(first, method=name, record=replace(first.record, method=name))
@@ -143,11 +120,7 @@ def test_long_names_and_many_guarantees_fit(tab, tmp_path, comparison):
     assert tab.run("document.documentElement.scrollWidth") == 390
     deltas = [replace(first, record=replace(first.record, delta=10.0**-power)) for power in range(4, 10)]
     tab.open(f"{page(tmp_path / 'report.html', deltas)}#all", width=1280, height=800)
-    assert (
-        tab.run("[...document.querySelectorAll('.plot.space')].map(p => p.checkVisibility())")
-        == [True] * 4 + [False] * 2
-    )
-    assert tab.run("document.querySelectorAll('[data-draw]:not([hidden])').length") == 2
+    assert tab.run("document.querySelectorAll('.plot.plane').length") == 18
     assert faults(tab) == []
 
 

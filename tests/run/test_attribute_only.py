@@ -20,7 +20,7 @@ from fairpate.data import REGISTRY, DataError, load_data
 from fairpate.data.dataset import Split
 from fairpate.data.registry import option_showing_attribute
 from fairpate.methods.base import configured
-from fairpate.run.folder import RunDirectory, read_labels
+from fairpate.run.context import RunDirectory, read_labels
 from fairpate.run.learn import as_trained
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of

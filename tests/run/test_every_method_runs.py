@@ -14,13 +14,14 @@ from small_runs import FILES, QUIET, read_json
 
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import apply_override, config_digest
-from fairpate.data import find_entry, load_dataset
+from fairpate.data import find_entry, load_data
 from fairpate.fairness.constraints import named_constraints
-from fairpate.methods.base import configured, find_method, load_method
+from fairpate.methods.base import configured, find_method
 from fairpate.methods.record_votes import ReleasingMethod
-from fairpate.run.folder import RunDirectoryError, create_run_directory, sole_worker
+from fairpate.run.context import RunDirectoryError, sole_worker
+from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.publication import write_card
-from fairpate.run.run import finished_run, run_method
+from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, RunRecord
 from student.student import load_student
@@ -195,7 +196,7 @@ def test_the_relation_of_the_target_is_the_statements(tmp_path):
     ],
 )
 def test_settings_for_images_are_refused_for_a_table(method, field, setting, words, tmp_path):
-    table = dataclasses.replace(load_dataset(DataConfig()), kind="tabular")
+    table = dataclasses.replace(load_data(DataConfig()), kind="tabular")
     with pytest.raises(ConfigError, match=f"{field}: {words}"):
         run_method(config_of(method, tmp_path / "run", setting), QUIET, load=lambda _: table)
     assert not (tmp_path / "run").exists()
@@ -214,10 +215,10 @@ OFFERED = [path for path in CONFIGS if "\nmethods:" not in path.read_text()]  # 
 
 @pytest.mark.parametrize("path", OFFERED, ids=lambda path: path.stem)
 def test_every_configuration_that_is_offered_is_valid_for_every_method(path):
-    named = load_method(path)
+    named = configured(path)
     assert find_entry(named.data.name).complete_options(named.data.options)
     for method in METHODS:
-        assert load_method(path, method=method).data == named.data
+        assert configured(path, method=method).data == named.data
 
 
 def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():

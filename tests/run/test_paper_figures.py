@@ -71,8 +71,8 @@ def test_pictures_are_as_wide_as_a_column_with_one_font_size_that_is_embedded(ta
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", note)
     written = write_figures(table(), style=FigureStyle(columns=1, font_size=7, formats=("pdf", "svg")))
-    assert {path.name.partition("-")[0] for path in written} == {"slices", "attainment", "frontier"}
-    assert len(written) == 3 * 2
+    assert {path.name.partition("-")[0] for path in written} == {"slices", "attainment"}
+    assert len(written) == 2 * 2
     assert sizes == {7.0}
     for path in (path for path in written if path.suffix == ".pdf"):
         content = path.read_bytes()
@@ -124,7 +124,7 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate,
     code, output, _ = fairpate("figures", place, "--format", "pdf", "--width-mm", "120", "--out", "here")
     assert code == 0
     assert output.split() == [
-        f"here/{name}-adult-record-add-or-remove-one-1e-05.pdf" for name in ("slices", "attainment", "frontier")
+        f"here/{name}-adult-record-add-or-remove-one-1e-05.pdf" for name in ("slices", "attainment")
     ]
     assert all((tmp_path / name).exists() for name in output.split())
     for wrong, words in (
@@ -143,7 +143,7 @@ def test_the_command_says_what_it_wrote_and_what_it_cannot_draw(table, fairpate,
 def test_data_sets_whose_names_read_alike_have_files_of_their_own(monkeypatch):
     monkeypatch.setattr("fairpate.report.figures._pictures", lambda _, style: {style.formats[0]: b""})
     records = [replace(row("dp_sgd", 1.0, 0).record, data=data) for data in ("my data", "my-data", "My_Data", "é")]
-    assert len(frontier_figures(points_of(records), FigureStyle(formats=("png",)))) == 4 * 3
+    assert len(frontier_figures(points_of(records), FigureStyle(formats=("png",)))) == 4 * 2
 
 
 def test_a_table_without_anything_to_publish_is_refused(tmp_path):

@@ -11,10 +11,10 @@ import pytest
 from small_runs import read_json
 
 from fairpate.config import ConfigError, DataConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.methods.base import configured
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture
 def digits(monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """The embedded digits without their colour, and with two labels: 5 or more."""
-    ten = load_dataset(DataConfig(options={"colour_as_feature": False}))
+    ten = load_data(DataConfig(options={"colour_as_feature": False}))
     halves = {
         name: dataclasses.replace(split, y=(split.y >= 5).long())
         for name, split in ((name, getattr(ten, name)) for name in SPLIT_NAMES)

@@ -25,7 +25,7 @@ from fairpate.methods.base import configured
 from fairpate.report.frontier_page import FrontierReport
 from fairpate.report.records import Guarantee, PublicReport, Voting
 from fairpate.run.compare import Comparison, failure, run_cell, write_frontier_reports
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of, open_sweep_folder
@@ -287,5 +287,5 @@ def test_pages_are_made_of_what_is_listed() -> None:
         *("epsilon_course_Q", "outcomes", "answered_GC"),
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {
-        *("title", "rows", "for_operator", "publish_unprotected", "rule", "num_replicates", "bootstrap_seed", "notion")
+        *("title", "rows", "for_operator", "publish_unprotected", "rule", "notion")
     }
