@@ -167,7 +167,7 @@ def _base(
 
 
 def _counted(config: DpPostprocessingConfig, target: PrivacyTarget) -> LaplaceReleases:
-    """What the counts cost: all of epsilon where the base is public, a share of it beside a private one."""
+    """Event of the counts: all of epsilon where the base is public, a share of it with a private one."""
     if config.base == "sgd":
         return LaplaceReleases(count=1, epsilon=target.epsilon)
     epsilon = config.count_share * target.epsilon
@@ -325,7 +325,7 @@ class Postprocessing(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """What trains the other base."""
+        """Fields that only train the other base."""
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
         return dict.fromkeys(unread, "dp_postprocessing.base")
 
@@ -335,7 +335,6 @@ class Postprocessing(DpSgdFamily):
         self.require_replacing()
 
     def train(self, training: Training) -> Trained:
-        """A base classifier, then its mixing; the slack is told."""
         with training.reporter.stage(self.method) as advance:
             trained = train(
                 **arguments(training, groups=True),

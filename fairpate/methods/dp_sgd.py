@@ -142,7 +142,7 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
     """
     from fairpate.nn.private_fit import PrivateSteps
 
-    # A declared number wins: the rate and the number of steps are published, and would tell the real one.
+    # A declared number wins: the rate and the number of steps are published, and would reveal the real one.
     size = config.num_records or num_records
     if config.batch_size > size:
         raise ValueError(
@@ -164,7 +164,7 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
 
 def calibrated_steps(config: DpSgdConfig, target: PrivacyTarget, *, num_records: int) -> PrivateSteps:
     """Return the steps with the least noise that keeps them within ``target``. ValueError where no noise does."""
-    # How many steps there are, and of which rate, does not depend on the noise.
+    # The number of steps and their sampling rate do not depend on the noise.
     plan = plan_steps(config, num_records=num_records, noise_multiplier=0.0)
     noise = noise_multiplier_for(
         target_epsilon=target.epsilon,
@@ -266,7 +266,7 @@ class DpSgd(DpSgdFamily):
 
 
 class FairDpSgdConfig(DpfrConfig):
-    """How DP-SGD is regularised."""
+    """Regulariser of FairDP-SGD."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     variant: Literal["as_in_paper", "post"] = Field(

@@ -138,7 +138,7 @@ def train_f_ld(
 
     def ascend() -> None:
         exact_UGK = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG)
-        # A cell that nobody is in has no mean, and its multiplier stays at 0.
+        # An empty cell has no mean, and its multiplier stays at 0.
         ascent.step(torch.where((sizes_UG > 0)[..., None], exact_UGK, 0.0))
 
     def gradients(rows: Tensor, _: float) -> list[Tensor]:
@@ -268,7 +268,7 @@ class Descent:
         """The rows of every batch of an epoch, and the share of all records that it stands for."""
         size = len(self._x)
         if secret is not None:
-            # As many samples as a partition has batches; each stands for a share of the records, whatever it really
+            # As many samples as a partition has batches; each stands for a share of the records, however many it
             # holds.
             for _ in range(math.ceil(size / self._fit.batch_size)):
                 yield secret.next(), min(1.0, self._fit.batch_size / size)
@@ -290,9 +290,9 @@ class Descent:
 
 
 def _penalty(outputs: Tensor, y: Tensor, cells: Tensor, parity: MeanParity, ascent: Ascent) -> Tensor:
-    """What the multipliers add to the loss of a batch; cells without records in it add 0."""
+    """Penalty that multipliers add to the loss of a batch; cells without records in it add 0."""
     sizes_UG = parity.group_sizes(cells)
-    # By 1 in the place of 0: `where` below would pass on the gradient of what is not a number.
+    # By 1 instead of 0: `where` below would pass on the gradient of what is not a number.
     violations_UGK = parity.violations(parity.values(outputs, y), y, cells, sizes_UG=sizes_UG.clamp(min=1))
     there_UG1 = (sizes_UG > 0)[..., None]
     return torch.where(there_UG1, ascent.penalty(violations_UGK), 0.0).sum()
@@ -530,7 +530,7 @@ class PfLdConfig(FldConfig):
         0.02, gt=0, le=1, description="Declared least share of a group in its population; smaller sizes count as that."
     )
     batches: Literal["public", "poisson"] = Field(
-        "public", description="A partition known to everybody, drawn anew for each epoch; or secret samples."
+        "public", description="A public partition, drawn anew for each epoch; or secret samples."
     )
 
     @model_validator(mode="after")
@@ -554,7 +554,7 @@ class PfLdNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class PublicState:
-    """What PF-LD has released before an epoch: violations and multipliers (U, G, K), sizes (U, G)."""
+    """Everything PF-LD has released before an epoch: violations and multipliers (U, G, K), sizes (U, G)."""
 
     violations: Tensor
     multipliers: Tensor
@@ -591,7 +591,7 @@ def train_pf_ld(
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
     noisy = _NoisyGradients(model, y, cells, config, noise.gradient, parity=parity, sizes_UG=sizes_UG, normals=normals)
     secret = PoissonBatches(len(x), sampling_rate(config, len(x)), randomness) if config.batches == "poisson" else None
-    # Of sizes that are public by now; the paper's noise is scaled by private ones and so tells of them.
+    # Of sizes that are public by now; the paper's noise is scaled by private ones and so reveals something about them.
     spread = noise.violation * violation_sensitivity(sizes_UG, clip_value=config.clip_value)
 
     def ascend() -> None:
@@ -614,7 +614,7 @@ def train_pf_ld(
 
 
 def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tuple[Event, ...]:
-    """What training with ``config`` releases: no gradients without multipliers, and nothing without a dual step."""
+    """Events of training with ``config``: no gradients without multipliers, and nothing without a dual step."""
     num_duals = config.epochs if config.dual_step else 0
     # Multipliers that stay at 0 give no record a weight, and no gradient of groups is released.
     num_primals = num_duals if config.max_multiplier else 0
@@ -661,20 +661,20 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
 
 
 def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
-    """How far one record that changes its group moves a sum of clipped gradients weighted by ``slopes_UGK``.
+    """Bound on how far one record that changes its group moves a sum of clipped gradients weighted by ``slopes_UGK``.
 
     With one value the gradient stays and its weight changes; with several its direction changes too.
     """
     if slopes_UGK.shape[2] == 1:
         weights_UG = slopes_UGK[..., 0]
         return clip_norm * float((weights_UG.amax(dim=1) - weights_UG.amin(dim=1)).max())
-    # From the end of the longest slope to that of the next: at most both lengths together, whatever their directions.
+    # From the end of the longest slope to that of the next: at most both lengths together, in any directions.
     longest_UG = torch.linalg.vector_norm(slopes_UGK, dim=2).topk(2, dim=1).values
     return clip_norm * float(longest_UG.sum(dim=1).max())
 
 
 def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
-    """How far one record that changes its group moves all violations together, in L2."""
+    """Bound on how far one record that changes its group moves all violations together, in L2."""
     # A record leaves one group of its population for another: the two smallest are the worst pair.
     inverse_UG = sizes_UG.double().reciprocal().topk(2, dim=1).values
     return clip_value * float(torch.linalg.vector_norm(inverse_UG, dim=1).max())

@@ -1,15 +1,5 @@
 """Private-kNN: the nearest records of a fresh secret sample vote (Zhu, Yu, Chandraker and Wang, CVPR 2020).
 
-Where records lie for a search of neighbours: whole coordinates, a function of each record alone, to the last digit.
-
-The embeddings are those of :mod:`fairpate.data.embedding`, of public records alone: principal components, and the
-place in the pool's graph of neighbours. Both come from exact sums (:mod:`fairpate.data.embedding`); here each
-coordinate is rounded to whole steps, of which distances are exact too.
-
-Shapes: N records, M public ones, D or E coordinates.
-
-Private-kNN: the nearest records of a fresh secret sample vote (Zhu, Yu, Chandraker and Wang, CVPR 2020).
-
 No teacher is trained. Per public query every private record enters a sample of its own with ``sampling_rate``, the
 ``num_neighbours`` nearest of the sample vote for their own labels (:mod:`teachers.neighbours`), and the noisy argmax of
 the counts is released (:mod:`aggregator.mechanism`), after an optional check of the largest count. Ledger, gate,
@@ -21,11 +11,14 @@ the votes (:class:`fairpate.privacy.mechanism_events.NeighbourVotes`). So the ep
 that is published. It prices a number of queries that is fixed beforehand, at which the ledger stops: the loss
 distribution of so many is tighter than what a filter on the price may spend.
 
-Deviations from the paper: noise and samples are exact or from the operating system's entropy; the price is the loss
-distribution of discrete noise, where the paper has Renyi curves; the embedding is fixed, of public records alone, where
-the paper's network learns from labels that were released.
+Records are embedded by :mod:`fairpate.data.embedding`, from public records alone: principal components, or the place in
+the pool's graph of neighbours. Coordinates are rounded to whole steps, of which distances are exact.
 
-Shapes: N private records, M public ones, Q queries, C classes, D coordinates.
+Deviations from the paper: noise and samples are exact or from the operating system's entropy; the price is the loss
+distribution of discrete noise, where the paper has Renyi curves; the embedding is fixed, where the paper's network
+learns from labels that were released.
+
+Shapes: N private records, M public ones, Q queries, C classes, D or E coordinates.
 """
 
 from __future__ import annotations
@@ -128,7 +121,6 @@ class UnorderedPool:
 
     @classmethod
     def of(cls, public: Split) -> UnorderedPool:
-        """Of the public records."""
         in_order = np.argsort(np.array(public.record_id))
         return cls(hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest(), public.x)
 
@@ -136,7 +128,7 @@ class UnorderedPool:
 # A pool of thousands takes a minute to embed, and a run asks for it at each stage.
 @lru_cache(maxsize=1)
 def places_of(pool: UnorderedPool, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
-    """As :meth:`Places.of`, once for a pool."""
+    """Return :meth:`Places.of`, computed once for a pool."""
     return Places.of(pool.x, embedding=embedding, num_components=num_components, seed=seed)
 
 
@@ -187,17 +179,14 @@ class PrivateKnn(VotingMethod):
 
     @property
     def gate(self) -> GateRule:
-        """As configured."""
         return self.aggregator.gate
 
     @property
     def num_voters(self) -> int:
-        """The neighbours."""
         return self.private_knn.num_neighbours
 
     @property
     def rate_tells_size(self) -> bool:
-        """It is configured, whatever the number of records."""
         return False
 
     @property
@@ -214,7 +203,7 @@ class PrivateKnn(VotingMethod):
         )
 
     def check(self) -> None:
-        """ConfigError besides for a budget that votes would end, and for a target that leaves hardly any noise."""
+        """ConfigError also for a budget that depends on votes, and for a target that leaves hardly any noise."""
         super().check()
         if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
             raise ConfigError(
@@ -234,7 +223,7 @@ class PrivateKnn(VotingMethod):
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError besides for noise so small that a loss distribution would be too long to compose."""
+        """ConfigError also for noise so small that a loss distribution would be too long to compose."""
         super().check_data(dataset)
         event = self.plan(dataset).worst_case(self.num_fitting(dataset))
         # By the Renyi curve, which is quick at any noise: the loss distribution would fill memory before it could
@@ -270,7 +259,7 @@ class PrivateKnn(VotingMethod):
         return replace(taught, num_training_labels=len(labels.labelled.labels))
 
     def _of_clusters(self, dataset: Dataset, labelled: LabelledSet) -> LabelledSet:
-        """What the label of a typical record says of all records of its cluster."""
+        """Give the label of each typical record to all records of its cluster."""
         public, clusters = dataset.public, self._clusters(dataset.public)
         row_of = {name: row for row, name in enumerate(labelled.record_ids)}
         row_K = np.array([row_of.get(public.record_id[row], _NO_LABEL) for row in clusters.typical_K.tolist()])
@@ -312,7 +301,6 @@ class PrivateKnn(VotingMethod):
 
     @property
     def leaves_room(self) -> bool:
-        """Where a budget is configured."""
         return self.aggregator.budget is not None
 
     @contextmanager
@@ -414,12 +402,10 @@ class SampledVotes:
 
     @property
     def record_ids(self) -> Sequence[str]:
-        """Of the public records."""
         return self.queries.record_id
 
     @property
     def groups_Q(self) -> IntArray:
-        """Of the public records."""
         groups_Q: IntArray = self.queries.z.numpy()
         return groups_Q
 
