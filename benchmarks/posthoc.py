@@ -32,7 +32,7 @@ from fairpate.methods import dp_oracle_learner, dp_postprocessing, dp_sgd, rando
 from fairpate.methods.base import price
 from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, GroupRules, guarantee, nu_before_play
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
-from fairpate.methods.parity import Cells
+from fairpate.methods.parity import ParityCells
 from fairpate.methods.randomised_response import RandomisedResponseConfig
 from fairpate.nn.fit import said_labels
 from fairpate.nn.models import build_model
@@ -193,7 +193,7 @@ def bounds_of_game(
     """
     labels, groups = private.y.numpy(), private.z.numpy()
     said_NC = said_labels(trained.model, private.x)
-    cells = Cells.of(labels, groups, num_groups=num_groups, constraint=config.constraint)
+    cells = ParityCells.of(labels, groups, num_groups=num_groups, constraint=config.constraint)
     assert config.num_rounds is not None and config.learning_rate is not None, "the defaults, which are numbers"
     rules = GameRules(
         num_rounds=config.num_rounds,

@@ -1,37 +1,15 @@
 """DP-FERMI: DP-SGD against a fairness adversary (Lowy, Gupta and Razaviyayn 2023, arXiv 2210.08781).
 
-The steps of FERMI under privacy: a descent of the model against an ascent of matrices that watch its predictions.
-
-Every record has a label and, unless it plays no game, a *cell*: its event and its group in one code. The matrix of
-event e in ``matrix_EGC`` earns on a record of group g with predictions F = softmax(outputs)
-
-    psi = <scale_eg W_eg - c_e, F> - 1,     c_ej = sum over groups of W_ej^2,     scale = 2 / sqrt(share)
-
-so that all the model learns of it is a *pull* on its predictions: lambda (scale_eg W_eg - c_e), fixed within a step.
-The gradient of the matrices is linear in the sums of predictions by cell, which the loss hands over as it sees them.
-
-Two trainings: one hides whole records, one their group alone. Both draw noise of multipliers that they are given; what
-these guarantee is for their caller to say.
-
-Shapes: N records, B of a batch, E events, G groups, Q = E G cells, C classes, K = C + Q.
-
-The games of DP-FERMI that records play, and the shares of groups in them: declared, or released once under noise.
-
-Demographic parity is one game for all records, equalized odds one of each label, equal opportunity that of one label,
-which the other records do not play. What a release of shares costs is named as events; nothing here is priced.
-
-Shapes: N records, E events (games), G groups, Q = E G cells, C classes.
-
-DP-FERMI (Lowy, Gupta and Razaviyayn 2023, "Stochastic Differentially Private and Fair Learning", arXiv 2210.08781).
-
 ERMI measures how far predictions depend on groups. It is the maximum over matrices W of a mean over records, so that a
 descent in theta and an ascent in W need sums over records alone. With predictions F = softmax(h(x)), group shares p,
 the record's group s and ``psi(F, s; W) = - sum_j F_j |W[:, j]|^2 + 2 <W[s], F> / sqrt(p_s) - 1``
 
     min over theta, max over |W| <= R:    mean over records of  loss + lambda psi
 
-Demographic parity has one W and one p. Equalized odds has those of each label, and equal opportunity those of one: a
-record plays in its own game, or in none. One step on a batch of L expected records, both with the old theta and W:
+Demographic parity has one W and one p: one game that all records play. Equalized odds has those of each label, and
+equal opportunity those of one: a record plays in its own game, or in none. Its *cell* is its event and its group in one
+code. All that the model learns of psi is a *pull* on its predictions, lambda (2 W[s] / sqrt(p_s) - |W[:, j]|^2 of every
+class j), fixed within a step. One step on a batch of L expected records, both with the old theta and W:
 
     theta <- theta - rate ((sum of clip(grad loss + lambda grad psi, C) + N(0, (zeta C)^2)) / L)
     W     <- project(W + matrix rate ((sum of grad_W psi + N(0, (zeta_W C_W)^2)) / L)),    C_W = 2 / sqrt(min p) + 2 R
@@ -45,7 +23,7 @@ C_W bounds |grad_W psi| for every record, so W's gradients need no clipping. Wha
 - ``sens_public_batches``: the group alone. Batches partition the records and everybody knows them. The part of the
   gradient that does not depend on the group has no noise; what remains is centred over groups and clipped to C, so that
   another group moves it by 2 C, and W's by 2 sqrt(1 / p_a + 1 / p_b). No amplification: once an epoch, in full.
-- ``sens_secret_batches``: the same on Poisson batches. The part without noise tells who is in the batch, so that
+- ``sens_secret_batches``: the same on Poisson batches. The part without noise shows who is in the batch, so that
   sampling helps only as far as a mixture does.
 
 Group shares enter every step. They are declared, or released once under a noise of their own, and floored.
@@ -60,7 +38,7 @@ Deviations from the paper and its code:
 - Per-record clipping replaces a Lipschitz constant that nobody knows; the code divides before it clips.
 - The mean of the last iterates may be returned, where the theory draws one. Momentum, as DP-SGD has it here.
 
-Shapes: N records, B of a batch, E events (games), G groups, Q = E G cells, C classes.
+Shapes: N records, B of a batch, E events (games), G groups, Q = E G cells, C classes, K = C + Q.
 """
 
 from __future__ import annotations
@@ -83,12 +61,12 @@ from fairpate.methods.base import Progress, Stream, Trained, Training
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import FloatArray, require_codes
 from fairpate.nn.private_fit import (
+    BatchSampler,
     GaussianNoise,
-    Plan,
     PrivateRandomness,
     PrivateSteps,
     PrivateTraining,
-    Sampler,
+    StepPlan,
 )
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.events import Event, PoissonGaussians, SpentError, of_unit
@@ -142,7 +120,7 @@ class MatrixGame:
 
     @property
     def group_sensitivity(self) -> float:
-        """How far another group of the record may move that gradient, at most."""
+        """Bound on how far another group of the record moves that gradient, in L2."""
         # Another group takes the predictions, of norm at most 1, from one row to another; the term in W stays.
         two_largest_E2 = np.sort(self._scale_EG1[:, :, 0], axis=1)[:, -2:]
         return float(np.linalg.norm(two_largest_E2, axis=1).max())
@@ -257,7 +235,7 @@ def fermi_training(
         share_B = training.clipper.share_B
         game.observe(probability_BC if share_B is None else probability_BC * share_B[:, None], targets_BK)
 
-    plan = Plan(
+    plan = StepPlan(
         # Descend with the old matrices, then let them ascend from the old model's predictions.
         release_more=lambda: game.ascend(noise, stddev=stddev, learning_rate=rate),
         events=events,
@@ -277,7 +255,7 @@ def group_fermi_training(
     matrix_noise_multiplier: float,
     matrix_learning_rate: float,
     randomness: PrivateRandomness,
-    sampler: Sampler | None = None,
+    sampler: BatchSampler | None = None,
     events: tuple[Event, ...] = (),
 ) -> PrivateTraining:
     """The other modes: hide the group alone, with noise on the clipped part of each gradient that depends on it.
@@ -301,7 +279,7 @@ def group_fermi_training(
         game.ascend(noise, stddev=stddev, learning_rate=rate)
         game.split_pulls()
 
-    plan = Plan(
+    plan = StepPlan(
         sampler=sampler,
         # Another group replaces a clipped part by another one: twice the clip norm.
         reach=2.0,
@@ -350,7 +328,7 @@ class GameCells:
 
     @property
     def num_cells(self) -> int:
-        """Q."""
+        """Return Q."""
         return self.num_events * self.num_groups
 
     @classmethod
@@ -388,7 +366,7 @@ class Shares:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of the result must know."""
+        """Remarks for the statement, on shares that were raised."""
         if not self.floored:
             return ()
         pairs = ", ".join(f"group {group} of event {event}" for event, group in self.floored)
@@ -435,7 +413,7 @@ def release_shares(
     shares_EG = counts_EG / totals_E1
     floored = tuple((int(event), int(group)) for event, group in np.argwhere(shares_EG < config.min_share))
     return Shares(
-        # Pulls and sensitivities grow with 1 / sqrt(share): the floor bounds them whatever the noise did.
+        # Pulls and sensitivities grow with 1 / sqrt(share): the floor bounds them for any noise.
         shares_EG=np.maximum(shares_EG, config.min_share),
         events=events,
         floored=floored,
@@ -648,7 +626,7 @@ class DpFermi(DpSgdFamily):
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
         randomness = self.randomness()
         person_N = None if self.protects_attribute_only else private.person_N
-        # Modes that hide the attribute count records, whoever they belong to.
+        # Modes that hide the attribute count records, not persons.
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected)
         cells = GameCells.of(

@@ -1,24 +1,35 @@
 """DP-oracle-learner: parity as a game between a learner and an auditor (Jagielski et al. 2019, arXiv 1812.02696).
 
-Parity as a game: a learner answers prices on groups, an auditor raises them on violations (exponentiated gradient).
-
-Agarwal et al. 2018 (arXiv 1803.02453), as played in Jagielski et al. 2019 (arXiv 1812.02696). The auditor holds
-multipliers of two signs for each group but the reference and each event of :mod:`fairpate.methods.parity`,
+"Differentially Private Fair Learning", Algorithm 3: the exponentiated gradient of Agarwal et al. 2018 (arXiv
+1803.02453) under privacy. Only the sensitive attribute is protected, so features X, labels Y and their number m are
+public. The auditor holds multipliers of two signs for each group but the reference and each event of
+:mod:`fairpate.methods.parity`,
 
     lambda = B exp(theta) / (1 + sum exp(theta)),    theta <- theta + eta (+-(rate_a - rate_ref) - max_gap)
 
-The learner sees prices: predicting 1 for a record of group a in event e costs, beside its error, W[a, e] / q[a, e] with
-W the difference of the two signs (minus their sum for the reference) and q[a, e] that cell's share of all records. The
-mean cost of a rule h then is its error plus sum lambda (+-)(rate_a - rate_ref), when q is exact. The outcome is the
-uniform mixture of the learner's answers. Who learns and who measures is given; nothing here knows of privacy.
+The learner sees prices: predicting 1 for a record of group a in event e costs, in addition to its error, W[a, e] / q[a,
+e] with W the difference of the two signs (minus their sum for the reference) and q[a, e] that cell's share of all
+records. The mean cost of a rule h then is its error plus sum lambda (+-)(rate_a - rate_ref), when q is exact. The
+outcome is the uniform mixture of the learner's answers. :func:`play` is the game alone; two pairs of sides play it.
 
-Shapes: G groups, E events, S = 2 signs, O = G - 1 groups other than the reference, N records, R rounds.
+**Linear rules** (:func:`composed`), which do not need the attribute at prediction:
 
-The two sides of DP-oracle-learner: a learner of linear rules or of rules by group, and what an auditor counts.
+    learner:   beta1 = (X'X + ridge)^-1 (X' C1 + Laplace),   beta0 = (X'X + ridge)^-1 X' C0,   h = 1[x beta1 < x beta0]
+    auditor:   positives of h per group and event + Laplace, over the released sizes of these cells
 
-The class of rules by group (Jagielski et al. 2019, arXiv 1812.02696, Section 4.1) is that of all rules of a member's
-group and of what one public classifier says: for every group one of 0, 1, what it says, and the contrary, so 4^G rules.
-The indicator of every group and its complement are among them, as Theorem 4.5 asks.
+Prices W / q are public in each round, as q is released once before. One changed z moves one entry of C1, so X' C1
+changes in L1 by at most the maximum over events of (largest |x_i|_1 in the event) (largest price - smallest price),
+computed exactly from public values. Were q exact and recomputed, every record of two cells would change. Counts of
+positives and of cells: totals over groups are public, so the reference group's follow from the others', and one changed
+z moves these by 2 in L1, or by 1 with two groups. Two ways to less noise are defaults. ``release`` once: X' C1 is a sum
+over cells of price times the cell's feature sum, so those sums alone, released once, answer every round.
+``num_directions``: the part of beta1 - beta0 without z is computed without noise; prices tilt it within the leading
+principal directions of X, which are public.
+
+**Rules by group** (:func:`of_groups`; Section 4.1, Theorem 4.5): for every group 0, 1, what one public classifier
+says, and the contrary, so 4^G rules. The indicator of every group and its complement are among them, as the theorem
+asks; it also asks for a ``dual_bound`` above G - 1, and bounds equal false positives alone. The mixture is a table that
+needs the group at prediction.
 
     learner:   P[rule] ~ exp(-epsilon cost(rule) / (2 S)),   cost = sum over records where it predicts 1 of c[a, y]
     auditor:   how many of each cell the rule predicts 1 for, + Laplace(2 / epsilon)
@@ -27,65 +38,22 @@ c[a, y] = C1 - C0 is 1 - 2 y plus the price of group a in the event of label y: 
 part from one group to another, so S is the largest |c[a, y]| and |c[a, y] - c[a', y]|. A cost is a sum over groups,
 which are therefore chosen one by one: the product of their odds is that of the whole rule.
 
-Shapes: N records, D features, G groups, E events, J = 2 things that the classifier says, K = 4 rules of a group.
-
-What answers a round of DP-oracle-learner's game, and its cost: linear rules, rules by group, the paper's form.
-
-Shapes: N records, D features, G groups, E events, J = 2 things that the public rule says.
-
-How far from an equilibrium rules by group may end, before they are played (Jagielski et al. 2019, Theorem 4.3).
-
-The paper's bound hides logarithms, and the constants of its Lemma 4.2. These are ours, for the play of
-:class:`.oracle_releases.GroupRules` under the noise that it has. With probability 1 - beta nobody gains more than nu by
-leaving the mean of T rounds, nu being the regrets of both sides (Freund and Schapire 1996):
-
-    learner   2 S (G ln K + ln(3 T / beta)) / (m epsilon') + 4 B d    exponential mechanism; prices of noisy sizes
-    auditor   B (ln(M + 1) / (eta T) + eta / 2) + 4 B (w + d)         exponentiated gradient, of gains within 2
-
-with M = 2 (G - 1) E multipliers, S the most that one attribute changes a cost, d the most that a released size is off
-and w the most noise of a counted rate, both as parts of the smallest cell. For cells stands the smallest released
-share, so that the bound is public once sizes are released.
-
-DP-oracle-learner (Jagielski et al. 2019, "Differentially Private Fair Learning", arXiv 1812.02696, Algorithm 3).
-
-The game of :mod:`fairpate.methods.dp_oracle_learner` with a private learner and a private auditor. Only the sensitive
-attribute is protected, so features X, labels Y and their number m are public, and it is not needed at prediction.
-
-    learner:   beta1 = (X'X + ridge)^-1 (X' C1 + Laplace),   beta0 = (X'X + ridge)^-1 X' C0,   h = 1[x beta1 < x beta0]
-    auditor:   positives of h per group and event + Laplace, over the released sizes of these cells
-
-**Sensitivity.** Prices W / q are public in each round, as q is released once before. One changed z moves one entry of
-C1, so X' C1 changes in L1 by at most the maximum over events of (largest |x_i|_1 in the event) (largest price -
-smallest price), computed exactly from public values. Were q exact and recomputed, every record of two cells would
-change. Counts of positives and of cells: totals over groups are public, so the reference group's follow from the
-others', and one changed z moves these by 2 in L1, or by 1 with two groups.
-
-**Price.** ``num_rounds`` answers of each side and the cell sizes, composed by the accountant; the noise of a round is
+``num_rounds`` answers of each side and the cell sizes are composed by the accountant; the noise of a round is
 calibrated to (epsilon, delta).
-
-**A class that may read the attribute** (Section 4.1, Theorem 4.5), with ``rules`` by_group: what one public classifier
-says, its contrary, 0 or 1, as chosen for each group by the exponential mechanism (:mod:`.oracle_releases`). The mixture
-is then a table, and it needs the group at prediction. The theorem asks for a ``dual_bound`` above G - 1, and says
-something of equal false positives alone.
-
-**Less noise for the same guarantee**, both by default. ``release`` once: X' C1 is a sum over cells of price times the
-cell's feature sum, so those sums alone, released once, answer every round; only the auditor is then paid by the round.
-``num_directions``: what needs no z in beta1 - beta0 is computed from all features without noise; prices tilt it within
-the leading principal directions of X, which are public. With ``every_round`` and all directions it is the paper's.
 
 Deviations from the paper:
 - The rounds are composed by the accountant, and prices use released sizes. The paper's rule for the noise of a round
   and its private cell shares guarantee nothing: benchmarks/reproductions/oracle_as_in_paper.py.
 - The auditor releases counts over public sizes rather than rates, whose denominators are private too.
-- Demographic parity and equal opportunity beside equalized odds; several groups against a reference.
+- Demographic parity and equal opportunity in addition to equalized odds; several groups against a reference.
 - T, eta and B are settings: eta and T of the paper are reconstructed from a damaged text. ``num_rounds=None`` takes the
   T of its Theorem, an error where that is below one round, as it is for linear rules on data of common size.
-- The finite class is ours: the paper names none.
-- The two ways to less noise above.
+- The finite class is ours: the paper names none. The two ways to less noise above.
 - Regression answers the learner's question heuristically: the bounds for a perfect answer do not hold.
 - Noise is exact discrete Laplace on a fine grid.
 
-Shapes: N records, D features with a constant one, G groups, E events, R rounds.
+Shapes: N records, D features with a constant one, G groups, E events, S = 2 signs, O = G - 1 groups other than the
+reference, R rounds, J = 2 labels of the public classifier, K = 4 rules of a group.
 """
 
 from __future__ import annotations
@@ -105,7 +73,7 @@ from torch import Tensor
 from fairpate.config import Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
 from fairpate.later import sklearn
 from fairpate.methods.base import AttributeMethod, Progress, Trained, Training
-from fairpate.methods.parity import NO_EVENT, Cells, FloatArray, ParityConfig, require_shares
+from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityConfig, require_shares
 from fairpate.nn.fit import LINEAR, linear_rules
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.discrete_gaussian import NoiseSource
@@ -180,8 +148,8 @@ def guarantee(nu: float, *, dual_bound: float, num_groups: int, has_indicators: 
     """Theorem 4.4 of Jagielski et al. 2019: what play within ``nu`` of an equilibrium bounds.
 
     ``has_indicators``: its Theorem 4.5, for equal false positives and a class with every group's indicator, where
-    ``dual_bound`` exceeds G - 1; inf where it does not. Before play :func:`.game_regret.nu_before_play` bounds nu; of a
-    play that is over it can be computed (:meth:`.oracle_releases.GroupRules.distance`).
+    ``dual_bound`` exceeds G - 1; inf where it does not. Before play :func:`nu_before_play` bounds nu; of a
+    play that is over it can be computed (:meth:`GroupRules.distance`).
     """
     if not (nu >= 0 and dual_bound > 0 and num_groups > 1):
         raise ValueError(
@@ -217,8 +185,8 @@ def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int)
     return violations
 
 
-def cost_differences(cells: Cells, prices_GE: FloatArray) -> FloatArray:
-    """What predicting 1 costs each record beyond predicting 0, shape (N,)."""
+def cost_differences(cells: ParityCells, prices_GE: FloatArray) -> FloatArray:
+    """Cost of predicting 1 minus that of predicting 0 for each record, shape (N,)."""
     inside = cells.events_N != NO_EVENT
     differences: FloatArray = (1.0 - 2.0 * cells.labels_N).astype(np.float64)
     differences[inside] += prices_GE[cells.groups_N[inside], cells.events_N[inside]]
@@ -232,7 +200,7 @@ class EstimatorMixture:
     members: tuple[Any, ...]
 
 
-def fit_mixture(x: npt.ArrayLike, cells: Cells, estimator: Any, rules: GameRules) -> EstimatorMixture:
+def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: GameRules) -> EstimatorMixture:
     """Play with exact rates and an ``estimator`` that takes ``sample_weight``: the reduction, without privacy.
 
     ValueError for an empty cell.
@@ -274,10 +242,10 @@ class Sides:
     round_epsilon: float
 
 
-class Released:
+class NoisyTables:
     """Tables of sums over cells, noisy for all groups but the reference; that one follows from public totals."""
 
-    def __init__(self, cells: Cells, reference_group: int, source: NoiseSource) -> None:
+    def __init__(self, cells: ParityCells, reference_group: int, source: NoiseSource) -> None:
         self._cells, self._source, self._reference = cells, source, reference_group
         # Without the reference's row: of two groups one is left, of more a record may leave one row for another.
         self._moves = 1.0 if cells.num_groups == 2 else 2.0
@@ -304,7 +272,7 @@ class Regression:
     tilts the rules in these directions alone, and far less noise is needed.
     """
 
-    def __init__(self, features: FloatArray, cells: Cells, *, ridge: float, num_directions: int | None) -> None:
+    def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
         # What needs no group is solved once: a round multiplies by it.
         self._public = plain_rule(features, cells, ridge=ridge)
         if num_directions is None:
@@ -324,7 +292,7 @@ class Regression:
         return difference
 
 
-def plain_rule(features: FloatArray, cells: Cells, *, ridge: float) -> FloatArray:
+def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> FloatArray:
     """beta1 - beta0 without prices: of features and labels alone."""
     costs_N = 1.0 - 2.0 * cells.labels_N  # 1[Y != 1] - 1[Y != 0]
     rule_D: FloatArray = cho_solve(_factor(features, ridge), features.T @ costs_N)
@@ -332,7 +300,7 @@ def plain_rule(features: FloatArray, cells: Cells, *, ridge: float) -> FloatArra
 
 
 def _factor(features: FloatArray, ridge: float) -> tuple[FloatArray, bool]:
-    """Of X'X + ridge."""
+    """Cholesky factor of X'X + ridge."""
     factor: tuple[FloatArray, bool] = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
     return factor
 
@@ -348,7 +316,7 @@ def _decomposed(features: FloatArray) -> tuple[FloatArray, FloatArray, FloatArra
 class GroupRules:
     """The class on private records, of which ``said_N`` is what the public classifier says: 0 or 1."""
 
-    def __init__(self, cells: Cells, said_N: npt.NDArray[Any]) -> None:
+    def __init__(self, cells: ParityCells, said_N: npt.NDArray[Any]) -> None:
         self._cells, self._said_N = cells, said_N.astype(np.int64)
         # The event follows from the label: any record that has it tells which.
         self._event_of_label = [int(cells.events_N[cells.labels_N == y].max(initial=NO_EVENT)) for y in (0, 1)]
@@ -356,7 +324,7 @@ class GroupRules:
         np.add.at(self._counts_GYJ, (cells.groups_N, cells.labels_N, self._said_N), 1)
 
     def choose(self, prices_GE: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
-        """What a rule predicts for every group and said label, (G, J), by the exponential mechanism."""
+        """Choose a rule by the exponential mechanism: its prediction for every group and public label, (G, J)."""
         differences_GY = self.differences(prices_GE)
         sensitivity = sensitivity_of(differences_GY)
         chosen = []
@@ -395,7 +363,7 @@ class GroupRules:
         return max(learner, auditor)
 
     def positives(self, rule_GJ: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
-        """How many of each group and event the rule predicts 1 for, with noise: (G, E)."""
+        """Noisy number of records of each group and event for which the rule predicts 1, (G, E)."""
         exact_GE = self._cells.sums(rule_GJ[self._cells.groups_N, self._said_N])
         return add_laplace(exact_GE, l1_sensitivity=_MOVED, epsilon=epsilon, source=source)
 
@@ -420,10 +388,10 @@ def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a game is played about: public features, cells, the settings, and where noise comes from."""
+    """Inputs of a game: public features, cells, settings, and the source of noise."""
 
     features: FloatArray
-    cells: Cells
+    cells: ParityCells
     config: DpOracleLearnerConfig
     target: PrivacyTarget
     rules: GameRules
@@ -436,14 +404,14 @@ class Setting:
         return LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
 
     @property
-    def released(self) -> Released:
+    def released(self) -> NoisyTables:
         """Tables over the cells, under noise."""
-        return Released(self.cells, self.config.reference_group, self.source)
+        return NoisyTables(self.cells, self.config.reference_group, self.source)
 
     def round_epsilon(
         self, count: int, others: Sequence[PureReleases], *, kinds: tuple[type[PureReleases], ...] = (LaplaceReleases,)
     ) -> float:
-        """Of each of ``count`` releases of each kind, beside ``others``."""
+        """Return the epsilon of each of ``count`` releases of each kind, composed with ``others``."""
         return release_epsilon_for(
             target_epsilon=self.target.epsilon,
             target_delta=self.target.delta,
@@ -454,7 +422,7 @@ class Setting:
         )
 
     def released_shares(self, events: Sequence[Event]) -> FloatArray:
-        """Of all records, those of each cell: released once, before the game, so that its prices are public.
+        """Release the share of all records that each cell has, once, so that the game's prices are public.
 
         ``events``: all that the game will release, these shares included.
         """
@@ -466,12 +434,12 @@ class Setting:
         return shares_GE
 
     def noisy_violations(self, positives_GE: FloatArray, shares_GE: FloatArray) -> FloatArray:
-        """Of released counts over released sizes."""
+        """Violations by released counts over released sizes."""
         # Noise leaves the range of rates; clipping is post-processing.
         return self.violations(np.clip(positives_GE / (len(self.features) * shares_GE), 0.0, 1.0))
 
     def violations(self, rates_GE: FloatArray) -> FloatArray:
-        """Of these rates."""
+        """Violations of ``max_gap`` by these rates, (S, O, E)."""
         return violations_of(rates_GE, max_gap=self.rules.max_gap, reference_group=self.rules.reference_group)
 
 
@@ -545,7 +513,19 @@ def nu_before_play(
     size_epsilon: float,
     failure_probability: float,
 ) -> float:
-    """nu, in units of the Lagrangian (an error rate); above 1 it says nothing.
+    """Bound nu, how far rules by group may end from an equilibrium, before they are played (Theorem 4.3).
+
+    The paper's bound hides logarithms, and the constants of its Lemma 4.2; these are ours, for :class:`GroupRules`
+    under the noise that it has. With probability 1 - beta nobody gains more than nu by leaving the mean of T rounds, nu
+    being the regrets of both sides (Freund and Schapire 1996):
+
+        learner   2 S (G ln K + ln(3 T / beta)) / (m epsilon') + 4 B d    exponential mechanism; prices of noisy sizes
+        auditor   B (ln(M + 1) / (eta T) + eta / 2) + 4 B (w + d)         exponentiated gradient, of gains within 2
+
+    with M = 2 (G - 1) E multipliers, S the most that one attribute changes a cost, d the most that a released size is
+    off and w the most noise of a counted rate, both as parts of the smallest cell. Cells count as the smallest released
+    share, so that the bound is public once sizes are released. In units of the Lagrangian (an error rate); above 1 it
+    is void.
 
     ``smallest_share``: of any released cell among ``num_records``; ``round_epsilon`` of either side's release in a
     round, ``size_epsilon`` of that of sizes, before. ValueError for arguments out of range.
@@ -628,7 +608,7 @@ def train(
     """
     plain = scale_bytes(x).flatten(1).double().numpy()
     features = np.hstack([plain, np.ones((len(plain), 1))])
-    cells = Cells.of(y.numpy(), groups.numpy(), num_groups=num_groups, constraint=config.constraint)
+    cells = ParityCells.of(y.numpy(), groups.numpy(), num_groups=num_groups, constraint=config.constraint)
     if not config.reference_group < num_groups:
         raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
     rules = _rules(config, target, num_records=len(features), num_features=features.shape[1], num_groups=num_groups)
@@ -725,7 +705,6 @@ class OracleLearner(AttributeMethod):
 
     @property
     def learns_two_classes(self) -> bool:
-        """And no more."""
         return True
 
     def train(self, training: Training) -> Trained:

@@ -167,7 +167,7 @@ def _base(
 
 
 def _counted(config: DpPostprocessingConfig, target: PrivacyTarget) -> LaplaceReleases:
-    """What the counts cost: all of epsilon where the base is public, a share of it beside a private one."""
+    """Event of the counts: all of epsilon where the base is public, a share of it with a private one."""
     if config.base == "sgd":
         return LaplaceReleases(count=1, epsilon=target.epsilon)
     epsilon = config.count_share * target.epsilon
@@ -218,7 +218,7 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guarantee:
+class MixingGuarantee:
     """The paper's bounds for two classes and equalized odds, with probability 1 - beta over the noise.
 
     They hold where the smallest cell's share exceeds ``min_share``. ``error_excess``: over the best fair mixing of
@@ -232,11 +232,11 @@ class Guarantee:
 
 def guarantee(
     *, epsilon: float, failure_probability: float, num_records: int, num_groups: int, smallest_share: float
-) -> Guarantee:
+) -> MixingGuarantee:
     """``smallest_share`` is private; with a released one the result is an estimate. Bounds are inf where none holds."""
     noise = math.log(4 * num_groups / failure_probability) / (num_records * epsilon)
     holds = smallest_share > 4 * noise
-    return Guarantee(
+    return MixingGuarantee(
         min_share=4 * noise,
         error_excess=24 * num_groups * noise if holds else math.inf,
         gap_excess=8 * noise / (smallest_share - 4 * noise) if holds else math.inf,
@@ -325,7 +325,7 @@ class Postprocessing(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """What trains the other base."""
+        """Fields that only train the other base."""
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
         return dict.fromkeys(unread, "dp_postprocessing.base")
 
@@ -335,7 +335,6 @@ class Postprocessing(DpSgdFamily):
         self.require_replacing()
 
     def train(self, training: Training) -> Trained:
-        """A base classifier, then its mixing; the slack is told."""
         with training.reporter.stage(self.method) as advance:
             trained = train(
                 **arguments(training, groups=True),

@@ -1,12 +1,6 @@
 """Stochastic gradient descent without privacy, DP-SGD, and FairDP-SGD.
 
-Plain stochastic gradient descent: what no privacy gives. Robbins and Monro 1951; here for comparison only.
-
-    theta <- theta - learning_rate * mean of grad l(theta; x_i, y_i) over a shuffled batch
-
-Deviations: none. Its one event is a sum without noise over all records, which every accountant prices at infinity.
-
-DP-SGD (Abadi et al. 2016, "Deep Learning with Differential Privacy", arXiv 1607.00133, Algorithm 1).
+DP-SGD (Abadi et al. 2016, "Deep Learning with Differential Privacy", arXiv 1607.00133, Algorithm 1):
 
     g_i = grad l(theta; x_i, y_i) for every record of a Poisson sample of rate q = L / N
     g   = (sum_i g_i min(1, C / |g_i|) + N(0, (zeta C)^2 I)) / L
@@ -21,28 +15,26 @@ Deviations from the paper:
 - One norm over all parameters; the paper also clips layer by layer.
 - q is L over a declared number of records. Left out, the real number is used and so treated as public.
 
-FairDP-SGD: DP-SGD with a demographic-parity regulariser on public records (FairPATE, Algorithm 6).
-
-With r = grad DPFR(theta; public batch) (:mod:`fairpate.nn.fit`), the expected batch size L and a Poisson sample:
+FairDP-SGD (Yaghini et al. 2023, FairPATE, Algorithm 6) adds a demographic-parity regulariser on public records. With
+r = grad DPFR(theta; public batch) (:mod:`fairpate.nn.fit`):
 
     as_in_paper:  g = (sum_i clip(g_i + lambda r) + noise) / L
-    post:        g = (sum_i clip(g_i) + noise) / L + lambda r
+    post:         g = (sum_i clip(g_i) + noise) / L + lambda r
 
 r depends on theta, which earlier steps released, and on public records. So as_in_paper is DP-SGD on other per-example
 gradients, of norm at most C all the same, and post is DP-SGD and then post-processing: the events are DP-SGD's, and
 lambda = 0 is DP-SGD bit for bit. Of a person, g_i is the average over its records, and r is added once. The public
-records, groups included, must really be public. That the norm stays at C however long r is takes more care than in
-DP-SGD: :mod:`fairpate.nn.private_fit`.
+records, groups included, must really be public.
 
 Deviations from the paper:
-- ``post`` is not the printed algorithm, and is the default: in ``as_in_paper`` one vector eats every record's clipping
-  budget, and the regulariser's strength follows the size of the sample.
+- ``post`` is not the printed algorithm, and is the default: in ``as_in_paper`` one vector uses up every record's
+  clipping bound, and the regulariser's strength follows the size of the sample.
 - The sum is divided by L where the listing divides by the size of the sample, and the sample is Poisson.
 - The regulariser's gradient is taken outside the per-example machinery; in the published code public records pass
   through it as if they were private ones. Its other path, DPFR of the private batch, has no privacy and is left out.
 - The temperature is 1 where the published code has .01: at .01 the regulariser's gradient, which is of size
   weight / temperature near ties, outweighs the private one, whose norm is at most C, and the model learns nothing else.
-  A run in which it does at the start says so.
+  A run in which that is so at the start warns of it.
 - r is of a public batch where the listing takes all public records, and batches are stratified by group: public records
   have no labels here.
 """
@@ -52,13 +44,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor, nn
 
 from fairpate.config import Count, DpfrConfig, FitConfig, NotNegative, Positive, PrivacyTarget, RecordTerms, Section
+from fairpate.later import torch
 from fairpate.methods.base import (
     NO_NOISE,
     PrivateMethod,
@@ -70,21 +61,15 @@ from fairpate.methods.base import (
     UnprotectedMethod,
     arguments,
 )
-from fairpate.nn.fit import contrast, dpfr_gradient, fit, group_batches
-from fairpate.nn.layers import DenseChain
-from fairpate.nn.models import memory_format_for, scale_bytes
-from fairpate.nn.per_example import CrossEntropy, GradientClipper
-from fairpate.nn.private_fit import (
-    Plan,
-    PrivateRandomness,
-    PrivateSteps,
-    PrivateTraining,
-    PublicGradient,
-    ShiftedClipper,
-)
 from fairpate.privacy.accountant import noise_multiplier_for
 from fairpate.privacy.events import PoissonGaussians
 from fairpate.types import Relation
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fairpate.nn.layers import DenseChain
+    from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PublicGradient
 
 
 def train_sgd(
@@ -97,7 +82,12 @@ def train_sgd(
     relation: Relation = "add or remove one",
     on_progress: Progress = lambda *_: None,
 ) -> Trained:
-    """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,); errors as :func:`fairpate.nn.fit.fit`."""
+    """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,); errors as :func:`fairpate.nn.fit.fit`.
+
+    Its one event is a sum without noise over all records, which every accountant prices at infinity.
+    """
+    from fairpate.nn.fit import fit  # a configuration is read without torch
+
     fit(model, x, y, config, generator=generator, on_epoch=lambda epoch, _: on_progress(epoch + 1, config.epochs))
     event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0, relation=relation)
     return Trained(model=model, events=(event,), noise=NO_NOISE)
@@ -115,7 +105,6 @@ class Sgd(UnprotectedMethod):
     sgd: FitConfig = FitConfig()
 
     def train(self, training: Training) -> Trained:
-        """On private records, without noise."""
         with training.reporter.stage(self.method) as advance:
             trained = train_sgd(
                 **arguments(training), config=self.sgd, relation=self.target.relation, on_progress=advance
@@ -147,11 +136,13 @@ class DpSgdConfig(Section):
 
 
 def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float) -> PrivateSteps:
-    """The steps that ``config`` means for ``num_records`` private ones, or persons, unless it declares the number.
+    """Return the steps of ``config`` for ``num_records`` private records or persons, or for the number it declares.
 
     ValueError for an expected batch larger than that number.
     """
-    # A declared number wins: the rate and the number of steps are published, and would tell the real one.
+    from fairpate.nn.private_fit import PrivateSteps
+
+    # A declared number wins: the rate and the number of steps are published, and would reveal the real one.
     size = config.num_records or num_records
     if config.batch_size > size:
         raise ValueError(
@@ -172,8 +163,8 @@ def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float
 
 
 def calibrated_steps(config: DpSgdConfig, target: PrivacyTarget, *, num_records: int) -> PrivateSteps:
-    """The steps with the least noise that keeps them within ``target``. ValueError for a target out of reach."""
-    # How many steps there are, and of which rate, does not depend on the noise.
+    """Return the steps with the least noise that keeps them within ``target``. ValueError where no noise does."""
+    # The number of steps and their sampling rate do not depend on the noise.
     plan = plan_steps(config, num_records=num_records, noise_multiplier=0.0)
     noise = noise_multiplier_for(
         target_epsilon=target.epsilon,
@@ -202,13 +193,17 @@ def train_dp_sgd(
 ) -> Trained:
     """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
 
-    ``person_N`` numbers whose the records are, and then persons are protected. ``generator`` drives dropout alone:
+    ``person_N`` gives the number of each record's person, and then persons are protected. ``generator`` drives dropout
+    alone:
     sampling and noise come from ``randomness``. ``public_gradient`` is added after the noise, or to every record's
     gradient ``before_clipping``; neither changes the events. Errors as
     :class:`fairpate.nn.private_fit.PrivateTraining`.
     """
+    from fairpate.nn.per_example import CrossEntropy, GradientClipper
+    from fairpate.nn.private_fit import PrivateTraining, ShiftedClipper, StepPlan
+
     shifted = public_gradient is not None and before_clipping
-    plan = Plan(
+    plan = StepPlan(
         # Shifted by a public vector a gradient has another norm, so each has to be formed before it is clipped.
         clipper=partial(ShiftedClipper, public_gradient=public_gradient) if shifted else GradientClipper,
         # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
@@ -244,11 +239,10 @@ class DpSgdFamily(PrivateMethod):
 
     @property
     def declared_size(self) -> int | None:
-        """As ``dp_sgd`` declares it."""
         return self.dp_sgd.num_records
 
     def sgd_arguments(self, training: Training) -> dict[str, Any]:
-        """What :func:`train` takes, but for progress."""
+        """Return the arguments of :func:`train_dp_sgd`, except progress."""
         private = training.dataset.private
         # Persons where these are protected: the rate is that of what is sampled.
         steps = calibrated_steps(self.dp_sgd, self.target, num_records=private.num_protected)
@@ -267,13 +261,12 @@ class DpSgd(DpSgdFamily):
     method: str = "dp_sgd"
 
     def train(self, training: Training) -> Trained:
-        """With the least noise that the target allows."""
         with training.reporter.stage(self.method) as advance:
             return train_dp_sgd(**self.sgd_arguments(training), on_progress=advance)
 
 
 class FairDpSgdConfig(DpfrConfig):
-    """How DP-SGD is regularised."""
+    """Regulariser of FairDP-SGD."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     variant: Literal["as_in_paper", "post"] = Field(
@@ -312,6 +305,10 @@ def regulariser_gradient(
     public: PublicPool, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
     """lambda r of one model on a fresh public batch at each call; errors as :func:`fairpate.nn.fit.group_batches`."""
+    from fairpate.nn.fit import contrast, dpfr_gradient, group_batches
+    from fairpate.nn.layers import DenseChain
+    from fairpate.nn.models import memory_format_for, scale_bytes
+
     # A generator of its own, so that switching the regulariser off leaves every other draw as it was.
     draws = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator.clone_state())))
     batches = group_batches(public.groups, config.public_batch_size, draws)
@@ -353,11 +350,9 @@ class FairDpSgd(DpSgdFamily):
 
     @property
     def reads_public(self) -> bool:
-        """For its batches."""
         return True
 
     def train(self, training: Training) -> Trained:
-        """DP-SGD, with public batches in its steps."""
         public = PublicPool(x=training.dataset.public.x, groups=training.dataset.public.z)
         self._compare_gradients(training, public)
         with training.reporter.stage(self.method) as advance:
@@ -369,7 +364,7 @@ class FairDpSgd(DpSgdFamily):
             )
 
     def _compare_gradients(self, training: Training, public: PublicPool) -> None:
-        """A word where the regulariser's gradient is longer than any private one may be; of public records alone."""
+        """Warn where the regulariser's gradient is longer than any private one may be; reads public records alone."""
         if not self.fair_dp_sgd.weight:
             return
         # From a generator of its own: training draws the same whether or not this was looked at.
@@ -379,5 +374,5 @@ class FairDpSgd(DpSgdFamily):
             training.reporter.note(
                 "regulariser",
                 f"at the start its gradient is {norm / self.dp_sgd.clip_norm:.1f} times dp_sgd.clip_norm and may "
-                "outweigh what private records say; lower fair_dp_sgd.weight, or raise its temperature",
+                "outweigh those of private records; lower fair_dp_sgd.weight, or raise its temperature",
             )

@@ -1,49 +1,13 @@
-"""The Lagrangian methods: F-LD and PF-LD (Tran, Fioretto and Van Hentenryck 2021, arXiv 2009.12562); covariances.
+"""Fairness by Lagrange multipliers: F-LD without privacy, PF-LD private for the attribute; and a covariance baseline.
 
-F-LD (Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual
-Approach", arXiv 2009.12562): fairness by Lagrange multipliers, without privacy.
-
-With v_i the violation of constraint i (:mod:`fairpate.methods.parity`) and one epoch at a time,
+Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual Approach",
+arXiv 2009.12562. Both methods are :func:`alternate`, one epoch at a time, and differ in the violations and gradients
+that they give it. With v_i the violation of constraint i (:mod:`fairpate.methods.parity`), F-LD takes
 
     lambda_i <- min(lambda_max, lambda_i + s |v_i(D)|),   then for every batch B
     theta    <- theta - a grad( J(B) + sum_i lambda_i |v_i(B)| )
 
-Deviations from the paper:
-- Multipliers move before an epoch and not after it: with one warm-up epoch more this is the paper's order.
-- ``two_sided`` multipliers, one for each direction of a violation, fall again when it turns; the paper's only rise.
-- A ``tolerance`` that raises no multiplier, any number of classes, momentum and Adam.
-
-Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h (see mean_parity).
-
-Logistic regression whose boundary does not vary with the group (Zafar, Valera, Gomez Rodriguez and Gummadi 2017,
-"Fairness Constraints: Mechanisms for Fair Classification", arXiv 1507.05259), without privacy.
-
-With s_i = 1 or -1 for the label of record i, x_i ending in a constant and z_ig = 1 for a member of group g,
-
-    minimise over theta    mean_i log(1 + exp(-s_i theta . x_i)) + ridge / 2 |theta without its constant|^2
-    subject to             |mean_i (z_ig - mean of z_g) theta . x_i| <= max_covariance    for every group g
-
-The mean is the covariance of being in the group with the signed distance to the boundary, up to the length of theta: a
-linear function of theta, so the problem is convex. It stands in for demographic parity: at 0 all groups have the same
-mean distance, and labels are the signs of distances, so that neither follows from the other. Two groups have one
-constraint, since the other group's covariance is the same with the other sign. ``max_covariance`` 0 leaves the subspace
-in which all covariances vanish, on which nothing constrains; anything else is solved by sequential quadratic
-programming, as by the authors.
-
-Deviations from the paper:
-- ``ridge``, small by default: with features that determine one another, or labels that features determine, the paper's
-  minimum is not unique or not attained.
-- Left out: accuracy under a business necessity clause (its Section 3.3), which minimises the covariance under a bound
-  on the loss; support vector machines; and the later constraints on misclassification rates (Zafar et al. 2017, WWW),
-  which are not convex.
-
-Shapes: N records, D features with a constant one, G groups, J constraints.
-
-PF-LD (Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual
-Approach", arXiv 2009.12562): fairness by Lagrange multipliers, private for the sensitive attribute.
-
-The steps are those of :mod:`fairpate.methods.f_ld`. What is hidden is the sensitive attribute alone: features, labels
-and their number are public. Released are
+PF-LD hides the sensitive attribute alone: features, labels and their number are public. It releases
 
     sizes      n~_i = n_i + noise                                                               once, unless declared
     violation  v~_i = mean over P_i of clip(h) - sum over G_i of clip(h) / n~_i + noise         before every epoch
@@ -54,15 +18,22 @@ one group to another, which moves a violation by at most C_d sqrt(1 / n~_i^2 + 1
 C_p |mu_i / n~_i - mu_j / n~_j| over the batch's share of the records. Batches of an epoch are a public partition, so a
 record enters one gradient per epoch; on secret Poisson samples the mixture bound applies.
 
-Deviations from the paper (benchmarks/reproductions/pf_ld_as_in_paper.py runs it as printed):
+The covariance baseline (:func:`train`) is a convex problem and needs no multipliers of ours.
+
+Deviations of both from the paper:
+- Multipliers move before an epoch and not after it: with one warm-up epoch more this is the paper's order, and PF-LD
+  saves a release that no step reads.
+- ``two_sided`` multipliers, one for each direction of a violation, fall again when it turns; the paper's only rise.
+- A ``tolerance`` that raises no multiplier, any number of classes, momentum and Adam.
+
+Deviations of PF-LD (benchmarks/reproductions/pf_ld_as_in_paper.py runs it as printed):
 - Sizes are released or declared. The paper's are private, and with them its sensitivities are too small.
 - The sign is that of a violation released with its sign; the paper's code takes the exact one for free.
 - Clipping acts on population and group alike. On the group alone it makes a violation of its own.
 - The gradient's noise follows the multipliers as they are, not their largest value.
-- Multipliers move before an epoch and not after it, without the release that no step reads.
-- What F-LD's deviate in.
 
-Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h (see mean_parity).
+Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h, D features with a constant one,
+J constraints.
 """
 
 from __future__ import annotations
@@ -131,7 +102,7 @@ class FldConfig(Section):
 
     @property
     def fit(self) -> FitConfig:
-        """The optimiser and its schedule, over all epochs."""
+        """Settings of the optimiser and its schedule, over all epochs."""
         return FitConfig(
             epochs=self.warmup_epochs + self.epochs,
             batch_size=self.batch_size,
@@ -164,21 +135,48 @@ def train_f_ld(
     if not allow_empty_cells:
         require_members(sizes_UG)
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
-    for epoch in range(config.warmup_epochs + config.epochs):
-        if epoch >= config.warmup_epochs:
-            exact_UGK = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG)
-            # A cell that nobody is in has no mean, and its multiplier stays at 0.
-            ascent.step(torch.where((sizes_UG > 0)[..., None], exact_UGK, 0.0))
-        for rows, _ in descent.batches():
-            outputs = model(descent.features(rows))
-            loss = functional.cross_entropy(outputs, y[rows])
-            if ascent.is_active:
-                loss = loss + _penalty(outputs, y[rows], cells[rows], parity, ascent)
-            descent.step(list(torch.autograd.grad(loss, descent.parameters)), epoch)
-        on_progress(epoch + 1, config.warmup_epochs + config.epochs)
+
+    def ascend() -> None:
+        exact_UGK = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG)
+        # An empty cell has no mean, and its multiplier stays at 0.
+        ascent.step(torch.where((sizes_UG > 0)[..., None], exact_UGK, 0.0))
+
+    def gradients(rows: Tensor, _: float) -> list[Tensor]:
+        outputs = model(descent.features(rows))
+        loss = functional.cross_entropy(outputs, y[rows])
+        if ascent.is_active:
+            loss = loss + _penalty(outputs, y[rows], cells[rows], parity, ascent)
+        return list(torch.autograd.grad(loss, descent.parameters))
+
+    alternate(descent, config, ascend=ascend, gradients=gradients, on_progress=on_progress)
     # An event without noise: that private records were read is stated, and costs infinity.
     event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0)
     return Trained(model=model.eval(), events=(event,), noise=NO_NOISE)
+
+
+def alternate(
+    descent: Descent,
+    config: FldConfig,
+    *,
+    ascend: Callable[[], None],
+    gradients: Callable[[Tensor, float], list[Tensor]],
+    secret: PoissonBatches | None = None,
+    on_progress: Progress = lambda *_: None,
+) -> None:
+    """The dual loop of F-LD and PF-LD: raise multipliers before every constrained epoch, then descend batch by batch.
+
+    ``ascend`` measures violations and moves the multipliers. ``gradients(rows, share)`` are those of a batch that
+    stands for ``share`` of all records. ``secret`` draws the batches of constrained epochs; None: a public partition.
+    """
+    num_epochs = config.warmup_epochs + config.epochs
+    for epoch in range(num_epochs):
+        constrained = epoch >= config.warmup_epochs
+        if constrained:
+            ascend()
+        # Epochs before constraints read no group: their batches may be known, and are not among the events.
+        for rows, share in descent.batches(secret if constrained else None):
+            descent.step(gradients(rows, share), epoch)
+        on_progress(epoch + 1, num_epochs)
 
 
 def require_members(sizes_UG: Tensor) -> None:
@@ -229,7 +227,7 @@ class Ascent:
         return bool(self.multipliers_UGK.any())
 
     def step(self, violations_UGK: Tensor) -> None:
-        """Ascend signed violations."""
+        """Move the multipliers up the signed violations."""
         if self._ascent is None:
             return
         violation_J = violations_UGK.flatten().numpy()
@@ -270,7 +268,7 @@ class Descent:
         """The rows of every batch of an epoch, and the share of all records that it stands for."""
         size = len(self._x)
         if secret is not None:
-            # As many samples as a partition has batches; each stands for a share of the records, whatever it really
+            # As many samples as a partition has batches; each stands for a share of the records, however many it
             # holds.
             for _ in range(math.ceil(size / self._fit.batch_size)):
                 yield secret.next(), min(1.0, self._fit.batch_size / size)
@@ -280,11 +278,11 @@ class Descent:
             yield rows, len(rows) / size
 
     def features(self, rows: Tensor) -> Tensor:
-        """A batch as the model reads it."""
+        """Return the features of a batch, scaled and laid out as the model reads them."""
         return scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
 
     def step(self, gradients: list[Tensor], epoch: int) -> None:
-        """ValueError for a gradient that is not finite."""
+        """Update the parameters. ValueError for a gradient that is not finite."""
         # One number for all parameters: what is not finite anywhere shows in the sum of norms.
         if not math.isfinite(sum(torch._foreach_norm(gradients))):
             raise ValueError("A gradient is not finite; lower the learning rate or scale the features.")
@@ -292,9 +290,9 @@ class Descent:
 
 
 def _penalty(outputs: Tensor, y: Tensor, cells: Tensor, parity: MeanParity, ascent: Ascent) -> Tensor:
-    """What the multipliers add to the loss of a batch; cells without records in it add 0."""
+    """Penalty that multipliers add to the loss of a batch; cells without records in it add 0."""
     sizes_UG = parity.group_sizes(cells)
-    # By 1 in the place of 0: `where` below would pass on the gradient of what is not a number.
+    # By 1 instead of 0: `where` below would pass on the gradient of what is not a number.
     violations_UGK = parity.violations(parity.values(outputs, y), y, cells, sizes_UG=sizes_UG.clamp(min=1))
     there_UG1 = (sizes_UG > 0)[..., None]
     return torch.where(there_UG1, ascent.penalty(violations_UGK), 0.0).sum()
@@ -311,12 +309,11 @@ class FLd(UnprotectedMethod):
 
     @property
     def protects_attribute_only(self) -> bool:
-        """Compared with methods that do: it reads no attribute as a feature."""
+        """True: it is compared with methods that protect the attribute alone, and reads none as a feature."""
         return True
 
     def train(self, training: Training) -> Trained:
-        """On private records, without noise."""
-        parity = told(parity_of(self.f_ld, training.dataset), self.f_ld, training.reporter)
+        parity = warned(parity_of(self.f_ld, training.dataset), self.f_ld, training.reporter)
         with training.reporter.stage(self.method) as advance:
             trained = train_f_ld(
                 **arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
@@ -324,8 +321,8 @@ class FLd(UnprotectedMethod):
         return trained.of_unit(training.dataset.unit)
 
 
-def told(parity: MeanParity, config: FldConfig, reporter: Reporter) -> MeanParity:
-    """``parity``, after a warning where it may level down."""
+def warned(parity: MeanParity, config: FldConfig, reporter: Reporter) -> MeanParity:
+    """Return ``parity`` unchanged, after a warning if equal losses may be reached by levelling down."""
     warning = parity.levels_down(config.max_multiplier)
     if warning is not None:
         reporter.note("warning", warning)
@@ -361,6 +358,23 @@ def train(
     model: nn.Module, x: Tensor, y: Tensor, groups: Tensor, config: CovarianceConfig, *, num_groups: int
 ) -> Trained:
     """Fit the linear ``model`` in place to ``x`` (N, ...), bytes or floats, binary ``y`` (N,) and ``groups`` (N,).
+
+    Logistic regression whose boundary does not vary with the group (Zafar, Valera, Gomez Rodriguez and Gummadi 2017,
+    "Fairness Constraints: Mechanisms for Fair Classification", arXiv 1507.05259), without privacy. With s_i = 1 or -1
+    for the label of record i, x_i ending in a constant and z_ig = 1 for a member of group g,
+
+        minimise over theta    mean_i log(1 + exp(-s_i theta . x_i)) + ridge / 2 |theta without its constant|^2
+        subject to             |mean_i (z_ig - mean of z_g) theta . x_i| <= max_covariance    for every group g
+
+    The mean is the covariance of being in the group with the signed distance to the boundary, up to the length of
+    theta: a linear function of theta, so the problem is convex. It stands in for demographic parity: at 0 all groups
+    have the same mean distance. Two groups have one constraint, since the other group's covariance is its negative.
+    ``max_covariance`` 0 leaves the subspace in which all covariances vanish, on which nothing constrains; anything else
+    is solved by sequential quadratic programming, as by the authors.
+
+    Deviations from the paper: ``ridge``, small by default, as the paper's minimum need not be unique or attained. Left
+    out are accuracy under a business necessity clause (its Section 3.3), support vector machines, and the later
+    constraints on misclassification rates (Zafar et al. 2017, WWW), which are not convex.
 
     ValueError for codes out of range, a group without records, too many features, and where the solver fails.
     """
@@ -399,7 +413,7 @@ def coefficients(
 
 
 def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num_groups: int) -> FloatArray:
-    """Of being in each group with each feature, (G, D)."""
+    """Covariance of being in each group with each feature, (G, D)."""
     member_NG = np.eye(num_groups)[groups_N]
     covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
     return covariance_GD
@@ -420,7 +434,7 @@ def logistic_loss(features_ND: FloatArray, signs_N: FloatArray, *, ridge: float)
 
 
 def _within(objective: Objective, basis_DK: FloatArray) -> Objective:
-    """The same as a function of coordinates in a subspace."""
+    """Return ``objective`` as a function of coordinates in the subspace spanned by ``basis_DK``."""
 
     def inside(u_K: FloatArray) -> tuple[float, FloatArray]:
         value, slope_D = objective(basis_DK @ u_K)
@@ -430,7 +444,7 @@ def _within(objective: Objective, basis_DK: FloatArray) -> Objective:
 
 
 def _solved(objective: Objective, size: int, constraints: Sequence[LinearConstraint] = ()) -> FloatArray:
-    """The minimum of ``objective``, from 0."""
+    """Minimise ``objective``, starting from 0."""
     # Convex, so that the start decides nothing but the number of steps; at 0 every covariance is 0 and within bounds.
     found = minimize(
         objective,
@@ -472,12 +486,11 @@ class CovarianceConstraint(UnprotectedMethod):
 
     @property
     def protects_attribute_only(self) -> bool:
-        """Compared with methods that do: it reads no attribute as a feature."""
+        """True: it is compared with methods that protect the attribute alone, and reads none as a feature."""
         return True
 
     @property
     def learns_two_classes(self) -> bool:
-        """A boundary has two sides."""
         return True
 
     def check(self) -> None:
@@ -488,7 +501,6 @@ class CovarianceConstraint(UnprotectedMethod):
             )
 
     def train(self, training: Training) -> Trained:
-        """On private records, without noise."""
         private = training.dataset.private
         with training.reporter.stage(self.method):
             trained = train(
@@ -518,7 +530,7 @@ class PfLdConfig(FldConfig):
         0.02, gt=0, le=1, description="Declared least share of a group in its population; smaller sizes count as that."
     )
     batches: Literal["public", "poisson"] = Field(
-        "public", description="A partition known to everybody, drawn anew for each epoch; or secret samples."
+        "public", description="A public partition, drawn anew for each epoch; or secret samples."
     )
 
     @model_validator(mode="after")
@@ -541,15 +553,15 @@ class PfLdNoise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Released:
-    """What PF-LD knew before an epoch: all of it public once released. Shapes (U, G, K) and, of sizes, (U, G)."""
+class PublicState:
+    """Everything PF-LD has released before an epoch: violations and multipliers (U, G, K), sizes (U, G)."""
 
     violations: Tensor
     multipliers: Tensor
     sizes: Tensor
 
 
-OnRelease = Callable[[Released], None]
+OnRelease = Callable[[PublicState], None]
 
 
 def train_pf_ld(
@@ -577,32 +589,32 @@ def train_pf_ld(
     normals = GaussianNoise(randomness)
     sizes_UG = _public_sizes(cells, y, config, noise.size, parity=parity, normals=normals)
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
-    gradients = _NoisyGradients(
-        model, y, cells, config, noise.gradient, parity=parity, sizes_UG=sizes_UG, normals=normals
-    )
+    noisy = _NoisyGradients(model, y, cells, config, noise.gradient, parity=parity, sizes_UG=sizes_UG, normals=normals)
     secret = PoissonBatches(len(x), sampling_rate(config, len(x)), randomness) if config.batches == "poisson" else None
-    # Of sizes that are public by now; the paper's noise is scaled by private ones and so tells of them.
+    # Of sizes that are public by now; the paper's noise is scaled by private ones and so reveals something about them.
     spread = noise.violation * violation_sensitivity(sizes_UG, clip_value=config.clip_value)
-    for epoch in range(config.warmup_epochs + config.epochs):
-        constrained = epoch >= config.warmup_epochs
-        if constrained and config.dual_step:
-            violations_UGK = measured_violations(
-                model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=config.clip_value
-            )
-            normals.add_to([violations_UGK], spread)
-            ascent.step(violations_UGK)
-            # The gradient's noise follows the multipliers: these come from noisy violations alone.
-            gradients.follow(ascent.multipliers_UGK)
-            on_release(Released(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
-        # Epochs before constraints read no group: their batches may be known, and are not among the events.
-        for rows, share in descent.batches(secret if constrained else None):
-            descent.step(gradients.of(descent.features(rows), rows, share), epoch)
-        on_progress(epoch + 1, config.warmup_epochs + config.epochs)
+
+    def ascend() -> None:
+        if not config.dual_step:
+            return
+        violations_UGK = measured_violations(
+            model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=config.clip_value
+        )
+        normals.add_to([violations_UGK], spread)
+        ascent.step(violations_UGK)
+        # The gradient's noise follows the multipliers: these come from noisy violations alone.
+        noisy.follow(ascent.multipliers_UGK)
+        on_release(PublicState(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
+
+    def gradients(rows: Tensor, share: float) -> list[Tensor]:
+        return noisy.of(descent.features(rows), rows, share)
+
+    alternate(descent, config, ascend=ascend, gradients=gradients, secret=secret, on_progress=on_progress)
     return Trained(model=model.eval(), events=pf_ld_events(config, noise, len(x)), noise=randomness.label)
 
 
 def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tuple[Event, ...]:
-    """What training with ``config`` releases: no gradients without multipliers, and nothing without a dual step."""
+    """Events of training with ``config``: no gradients without multipliers, and nothing without a dual step."""
     num_duals = config.epochs if config.dual_step else 0
     # Multipliers that stay at 0 give no record a weight, and no gradient of groups is released.
     num_primals = num_duals if config.max_multiplier else 0
@@ -649,27 +661,27 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
 
 
 def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
-    """How far one record that changes its group moves a sum of clipped gradients weighted by ``slopes_UGK``.
+    """Bound on how far one record that changes its group moves a sum of clipped gradients weighted by ``slopes_UGK``.
 
     With one value the gradient stays and its weight changes; with several its direction changes too.
     """
     if slopes_UGK.shape[2] == 1:
         weights_UG = slopes_UGK[..., 0]
         return clip_norm * float((weights_UG.amax(dim=1) - weights_UG.amin(dim=1)).max())
-    # From the end of the longest slope to that of the next: at most both lengths together, whatever their directions.
+    # From the end of the longest slope to that of the next: at most both lengths together, in any directions.
     longest_UG = torch.linalg.vector_norm(slopes_UGK, dim=2).topk(2, dim=1).values
     return clip_norm * float(longest_UG.sum(dim=1).max())
 
 
 def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
-    """How far one record that changes its group moves all violations together, in L2."""
+    """Bound on how far one record that changes its group moves all violations together, in L2."""
     # A record leaves one group of its population for another: the two smallest are the worst pair.
     inverse_UG = sizes_UG.double().reciprocal().topk(2, dim=1).values
     return clip_value * float(torch.linalg.vector_norm(inverse_UG, dim=1).max())
 
 
 def sampling_rate(config: PfLdConfig, num_records: int) -> float:
-    """Of secret batches."""
+    """Chance of a record to be in one secret batch."""
     return min(1.0, config.batch_size / num_records)
 
 
@@ -698,7 +710,7 @@ class _NoisyGradients:
         self.follow(torch.zeros(parity.shape, dtype=torch.float64))
 
     def follow(self, multipliers_UGK: Tensor) -> None:
-        """Use these multipliers from now on."""
+        """Use these multipliers from the next batch on, with noise scaled to them."""
         slopes_UGK = self._parity.slopes(multipliers_UGK, self._y, sizes_UG=self._sizes_UG)
         lengths_UG = torch.linalg.vector_norm(slopes_UGK, dim=2)
         # A slope of 0 has no direction, and its length of 0 takes the record out.
@@ -711,7 +723,7 @@ class _NoisyGradients:
             self._noise_stddev = self._noise_multiplier * gradient_sensitivity(slopes_UGK, clip_norm=self._clip_norm)
 
     def of(self, x: Tensor, rows: Tensor, share: float) -> list[Tensor]:
-        """For the batch ``x`` of ``rows``, which stands for ``share`` of all records."""
+        """Return the gradients for the batch ``x`` of ``rows``, which stands for ``share`` of all records."""
         y = self._y.index_select(0, rows)
         if self._is_silent:
             gradients = self._gradients.loss(x, y)
@@ -768,7 +780,7 @@ class PfLd(AttributeMethod):
 
     def train(self, training: Training) -> Trained:
         config = self.pf_ld
-        parity = told(parity_of(config, training.dataset), config, training.reporter)
+        parity = warned(parity_of(config, training.dataset), config, training.reporter)
         noise = calibrated_noise(config, self.target, num_records=len(training.dataset.private))
         with training.reporter.stage(self.method) as advance:
             return train_pf_ld(

@@ -1,37 +1,29 @@
 """Parity as rates of events and as means, and dual ascent on its multipliers, for methods that protect the attribute.
 
-What the methods that protect the sensitive attribute alone share: parity as rates of events.
+The unit is one record's ``sensitive attribute``, the relation ``replace one``: features, labels and the number of
+records are public.
 
-The unit is one record's ``sensitive attribute``, the relation ``replace one``: features and labels are public, the
-number of records too. A classifier h is compared between groups on *events*: demographic parity has one (every
+*Rates* (:class:`ParityCells`). A classifier h is compared between groups on events: demographic parity has one (every
 record), equalized odds one per label, equal opportunity the positive label, equal false positives the other one.
-``rate[a, e]`` is P[h = 1 | group a, event e], and its gap is taken to a reference group: two other groups may differ
-by twice as much.
+``rate[a, e]`` is P[h = 1 | group a, event e], and its gap is taken to a reference group: two other groups may differ by
+twice as much.
 
-Shapes: N records, G groups, E events, C classes, D features.
-
-Constraints on means: what a group's mean of h may be, compared with that of the population it belongs to.
-
-The form of Tran, Fioretto and Van Hentenryck 2021 ("Differentially Private and Fair Deep Learning: A Lagrangian Dual
-Approach", arXiv 2009.12562): violation of group g in population u is ``mean over u of h - mean over (u, g) of h``.
+*Means* (:class:`MeanParity`), as in Tran, Fioretto and Van Hentenryck 2021 (arXiv 2009.12562): the violation of
+group g in population u is ``mean over u of h - mean over (u, g) of h``.
 
     demographic parity   h = predicted probabilities   one population: every record
     equalized odds       the same                      one population per true label
     accuracy parity      h = loss                      one population: every record
 
 With two classes h is the probability of the second alone, as in the paper; with more it is that of each class. It may
-be taken of sharpened logits, whose means are closer to those of the labels that are predicted. A record whose group is
+be taken of sharpened logits, whose means are closer to those of the predicted labels. A record whose group is
 ``UNKNOWN`` belongs to its population and to no group.
 
-Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h.
+*Multipliers* (:class:`DualAscent`) rise with each constraint's violation and are projected into a public set: the
+non-negative orthant, its part below a cap in every coordinate, or within an L1 ball, as convergence theory asks for a
+compact one. Violations are released values, exact or noisy, so a step is post-processing and costs nothing.
 
-Projected dual ascent on Lagrange multipliers: one step up each constraint's violation, then back into a public set.
-
-The set is the non-negative orthant, or its part below a cap in every coordinate, or within an L1 ball: convergence
-theory asks for a compact one. Violations are released values, exact or noisy, so a step is post-processing and costs
-nothing. Not known here: what is constrained, who released it, and where noise comes from.
-
-Shapes: J multipliers.
+Shapes: N records, B of a batch, C classes, D features, E events, U populations, G groups, K values of h, J multipliers.
 """
 
 from __future__ import annotations
@@ -56,7 +48,7 @@ Constraint = Literal["demographic_parity", "equalized_odds", "equal_opportunity"
 
 
 class ParityConfig(Section):
-    """What the methods that protect the sensitive attribute alone keep across groups, and how they draw noise."""
+    """Parity that methods for the sensitive attribute alone keep across groups."""
 
     constraint: Constraint = "equalized_odds"
     max_gap: Fraction = Field(0.02, description="gamma: to the reference group, in every event and label.")
@@ -74,7 +66,7 @@ _NUM_EVENTS: dict[Constraint, int] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells:
+class ParityCells:
     """Binary labels (N,), groups (N,) and the event (N,) that each record belongs to, ``NO_EVENT`` for none."""
 
     labels_N: IntArray
@@ -84,7 +76,9 @@ class Cells:
     num_events: int
 
     @classmethod
-    def of(cls, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, num_groups: int, constraint: Constraint) -> Cells:
+    def of(
+        cls, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, num_groups: int, constraint: Constraint
+    ) -> ParityCells:
         """ValueError for labels other than 0 and 1, groups out of range, lengths that differ, one group alone."""
         labels, groups = np.asarray(labels_N), np.asarray(groups_N)
         require_codes("labels", labels, 2)
@@ -111,7 +105,7 @@ class Cells:
         return total
 
     def counts(self) -> FloatArray:
-        """How many records each group and event has, shape (G, E)."""
+        """Count the records of each group and event, shape (G, E)."""
         return self.sums(np.ones(len(self.labels_N)))
 
     def rates(self, positive_N: npt.ArrayLike) -> FloatArray:
@@ -174,12 +168,12 @@ class MeanParity:
 
     @property
     def num_populations(self) -> int:
-        """U."""
+        """Return U."""
         return self.num_classes if self.constraint == "equalized_odds" else 1
 
     @property
     def num_values(self) -> int:
-        """K."""
+        """Return K."""
         return 1 if self.constraint == "accuracy_parity" or self.num_classes == 2 else self.num_classes
 
     @property

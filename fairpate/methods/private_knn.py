@@ -1,15 +1,5 @@
 """Private-kNN: the nearest records of a fresh secret sample vote (Zhu, Yu, Chandraker and Wang, CVPR 2020).
 
-Where records lie for a search of neighbours: whole coordinates, a function of each record alone, to the last digit.
-
-The embeddings are those of :mod:`fairpate.data.embedding`, of public records alone: principal components, and the
-place in the pool's graph of neighbours. Both come from exact sums (:mod:`fairpate.data.embedding`); here each
-coordinate is rounded to whole steps, of which distances are exact too.
-
-Shapes: N records, M public ones, D or E coordinates.
-
-Private-kNN: the nearest records of a fresh secret sample vote (Zhu, Yu, Chandraker and Wang, CVPR 2020).
-
 No teacher is trained. Per public query every private record enters a sample of its own with ``sampling_rate``, the
 ``num_neighbours`` nearest of the sample vote for their own labels (:mod:`teachers.neighbours`), and the noisy argmax of
 the counts is released (:mod:`aggregator.mechanism`), after an optional check of the largest count. Ledger, gate,
@@ -21,11 +11,14 @@ the votes (:class:`fairpate.privacy.mechanism_events.NeighbourVotes`). So the ep
 that is published. It prices a number of queries that is fixed beforehand, at which the ledger stops: the loss
 distribution of so many is tighter than what a filter on the price may spend.
 
-Deviations from the paper: noise and samples are exact or from the operating system's entropy; the price is the loss
-distribution of discrete noise, where the paper has Renyi curves; the embedding is fixed, of public records alone, where
-the paper's network learns from labels that were released.
+Records are embedded by :mod:`fairpate.data.embedding`, from public records alone: principal components, or the place in
+the pool's graph of neighbours. Coordinates are rounded to whole steps, of which distances are exact.
 
-Shapes: N private records, M public ones, Q queries, C classes, D coordinates.
+Deviations from the paper: noise and samples are exact or from the operating system's entropy; the price is the loss
+distribution of discrete noise, where the paper has Renyi curves; the embedding is fixed, where the paper's network
+learns from labels that were released.
+
+Shapes: N private records, M public ones, Q queries, C classes, D or E coordinates.
 """
 
 from __future__ import annotations
@@ -120,28 +113,27 @@ class Clusters:
 
 
 @dataclass(frozen=True)
-class Pool:
+class UnorderedPool:
     """Public records, equal in any order: as queries they are another order than the data set has."""
 
     digest: bytes
     x: Tensor = field(compare=False)
 
     @classmethod
-    def of(cls, public: Split) -> Pool:
-        """Of the public records."""
+    def of(cls, public: Split) -> UnorderedPool:
         in_order = np.argsort(np.array(public.record_id))
         return cls(hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest(), public.x)
 
 
 # A pool of thousands takes a minute to embed, and a run asks for it at each stage.
 @lru_cache(maxsize=1)
-def places_of(pool: Pool, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
-    """As :meth:`Places.of`, once for a pool."""
+def places_of(pool: UnorderedPool, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
+    """Return :meth:`Places.of`, computed once for a pool."""
     return Places.of(pool.x, embedding=embedding, num_components=num_components, seed=seed)
 
 
 @lru_cache(maxsize=1)
-def clusters_of(pool: Pool, rows: bytes, places: Places, count: int, seed: int) -> Clusters:  # noqa: ARG001 - a key
+def clusters_of(pool: UnorderedPool, rows: bytes, places: Places, count: int, seed: int) -> Clusters:  # noqa: ARG001 - a key
     """By row of the pool, in the order that ``rows`` is a digest of."""
     return Clusters.of(places(pool.x), count, seed=seed)
 
@@ -187,17 +179,14 @@ class PrivateKnn(VotingMethod):
 
     @property
     def gate(self) -> GateRule:
-        """As configured."""
         return self.aggregator.gate
 
     @property
     def num_voters(self) -> int:
-        """The neighbours."""
         return self.private_knn.num_neighbours
 
     @property
     def rate_tells_size(self) -> bool:
-        """It is configured, whatever the number of records."""
         return False
 
     @property
@@ -214,7 +203,7 @@ class PrivateKnn(VotingMethod):
         )
 
     def check(self) -> None:
-        """ConfigError besides for a budget that votes would end, and for a target that leaves hardly any noise."""
+        """ConfigError also for a budget that depends on votes, and for a target that leaves hardly any noise."""
         super().check()
         if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
             raise ConfigError(
@@ -234,7 +223,7 @@ class PrivateKnn(VotingMethod):
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError besides for noise so small that a loss distribution would be too long to compose."""
+        """ConfigError also for noise so small that a loss distribution would be too long to compose."""
         super().check_data(dataset)
         event = self.plan(dataset).worst_case(self.num_fitting(dataset))
         # By the Renyi curve, which is quick at any noise: the loss distribution would fill memory before it could
@@ -270,7 +259,7 @@ class PrivateKnn(VotingMethod):
         return replace(taught, num_training_labels=len(labels.labelled.labels))
 
     def _of_clusters(self, dataset: Dataset, labelled: LabelledSet) -> LabelledSet:
-        """What the label of a typical record says of all records of its cluster."""
+        """Give the label of each typical record to all records of its cluster."""
         public, clusters = dataset.public, self._clusters(dataset.public)
         row_of = {name: row for row, name in enumerate(labelled.record_ids)}
         row_K = np.array([row_of.get(public.record_id[row], _NO_LABEL) for row in clusters.typical_K.tolist()])
@@ -298,7 +287,7 @@ class PrivateKnn(VotingMethod):
         assert self.aggregator.num_queries is not None
         rows = hashlib.blake2b(public.x.numpy().tobytes()).digest()
         return clusters_of(
-            Pool.of(public), rows, self._places(public), self.aggregator.num_queries, self._training_seed
+            UnorderedPool.of(public), rows, self._places(public), self.aggregator.num_queries, self._training_seed
         )
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
@@ -312,7 +301,6 @@ class PrivateKnn(VotingMethod):
 
     @property
     def leaves_room(self) -> bool:
-        """Where a budget is configured."""
         return self.aggregator.budget is not None
 
     @contextmanager
@@ -360,7 +348,7 @@ class PrivateKnn(VotingMethod):
 
     def _places(self, public: Split) -> Places:
         settings = self.private_knn
-        return places_of(Pool.of(public), settings.embedding, settings.num_components, self._training_seed)
+        return places_of(UnorderedPool.of(public), settings.embedding, settings.num_components, self._training_seed)
 
     @property
     def _training_seed(self) -> int:
@@ -414,12 +402,10 @@ class SampledVotes:
 
     @property
     def record_ids(self) -> Sequence[str]:
-        """Of the public records."""
         return self.queries.record_id
 
     @property
     def groups_Q(self) -> IntArray:
-        """Of the public records."""
         groups_Q: IntArray = self.queries.z.numpy()
         return groups_Q
 

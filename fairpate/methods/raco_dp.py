@@ -1,31 +1,4 @@
-"""RaCO-DP: DP-SGD under rate constraints, with a noisy histogram of every batch beside its noisy gradient.
-
-DP-SGD beside a noisy histogram of the same batch, from which the extra loss of every record is priced.
-
-Every record belongs to one of Q cells, and its outputs become a row of K non-negative numbers that sum to 1: its soft
-prediction, say. On one Poisson sample a step releases
-
-    H[q] = sum of the rows of the records in cell q, with independent Laplace noise on all Q K entries
-    the sum of the clipped gradients of  cross entropy + <price[q], row>  over the records, with Gaussian noise
-
-where the prices are any function of the first release. A record moves H by exactly 1 in L1, whatever the model, and the
-second sum by at most ``clip_norm`` once H is out. Where records belong to persons, H has the average row of each person
-in its cells, which moves it by 1 likewise, and the second sum a person's clipped average gradient. Both see the same
-sample: the caller reports them as one event. Knows neither what the prices mean nor any epsilon. The noise is
-floating-point, see :mod:`fairpate.nn.private_fit`.
-
-Shapes: N records, B records of a batch, C outputs, Q cells, K columns.
-
-Training with a gradient and a histogram of every batch, both noisy: how it is planned, run and reported.
-
-A step releases a Laplace histogram and a Gaussian sum of one Poisson sample (:mod:`fairpate.methods.raco_dp`). That is
-one event, composed before it is amplified; one number says how a budget is split between the two. A second Gaussian sum
-of the sample may release how many records each cell has: with the gradient's it counts as one Gaussian of less noise.
-What a method makes of the histogram is its own matter, and free.
-
-Shapes: N records, Q cells, K columns of the histogram.
-
-RaCO-DP: DP-SGD under rate constraints ("Private Rate-Constrained Optimization with Applications to Fair Learning").
+"""RaCO-DP: DP-SGD under rate constraints ("Private Rate-Constrained Optimization with Applications to Fair Learning").
 
     min over theta, max over lambda >= 0:   loss(theta) + sum_j lambda_j (Gamma_j(theta) - bound_j)
 
@@ -38,28 +11,28 @@ Poisson sample of rate r, L = r N, soft predictions s(x) = softmax(sharpness h(x
     theta  <- theta - rate (sum_x clip(g_x) + N(0, (zeta C)^2 I)) / L
     lambda <- P(lambda + dual rate (Gamma of the noisy H and its sizes - bound))
 
-With ``counts`` labels, H counts predicted labels in the place of s(x): the hard dual update of its Appendix E.4.
-Gradients are of s(x) all the same, and sizes do not change.
+The second term of g_x is the gradient of a *price* times the record's row s(x), where the prices of a step are any
+function of its noisy H: :class:`PricedLoss`. With ``counts`` labels, H counts predicted labels instead of s(x): the
+hard dual update of its Appendix E.4. Gradients are of s(x) all the same, and sizes do not change. With ``size_share``
+each cell's number of records is released too, under Gaussian noise (its Remark 3; cells are a partition): H becomes the
+nearest histogram to both releases, and sizes are sums of that.
 
-With ``size_share`` each cell's number of records is released too, under Gaussian noise (its Remark 3; cells are a
-partition): H becomes the nearest histogram to both releases, and sizes are sums of that.
-
-A record moves H by 1 in L1, the sizes by 1 in L2 and the sum by C in L2, on the same sample: one event, composed before
-it is amplified, in which the two Gaussians count as one.
-Where the data set names persons, these are sampled, s(x) in H and g_x are averages over a person's records, and L and
-the sizes count persons: the average of rows that sum to 1 moves H by 1 in L1 too, in however many cells they are.
+A record moves H by 1 in L1, whatever the model, the sizes by 1 in L2 and, once H is released, the sum by C in L2, all
+on the same sample: one event, composed before it is amplified, in which the two Gaussians count as one. Where the data
+set names persons, these are sampled, s(x) in H and g_x are averages over a person's records, and L and the sizes count
+persons: the average of rows that sum to 1 moves H by 1 in L1 too, in however many cells they are.
 
 Deviations from the paper and its code:
 - The paper amplifies Laplace and Gaussian noise separately and adds: too cheap, as both read one sample.
   :func:`epsilon_as_in_paper` is that number, for comparison.
 - The relation is adding or removing a record, which its sensitivities are for; it writes replacing one.
 - Sizes have a public floor: with noise they may be negative. Its code charges nothing for group sizes that it releases.
-- Remark 3 has Laplace noise on sizes and does not say what it costs. Gaussian noise here, and H gains from it too.
+- Remark 3 has Laplace noise on sizes and does not price it. Gaussian noise here, and H gains from it too.
 - Every entry of H has noise of its own, and there are no padded rows. Sums are divided by L, not by the sample's size.
 - The last weights are averaged; the paper takes the best of many checkpoints by private validation data, uncharged.
 - Momentum, as DP-SGD has it here; 0 is the paper's.
 
-Shapes: N records, Q cells, C classes, J constraints.
+Shapes: N records, B of a batch, Q cells, C classes or outputs, K columns of H, J constraints.
 """
 
 from __future__ import annotations
@@ -87,10 +60,10 @@ from fairpate.nn.per_example import ClippedSum, GradientClipper, shares_of
 from fairpate.nn.private_fit import (
     GaussianNoise,
     LaplaceNoise,
-    Plan,
     PrivateRandomness,
     PrivateSteps,
     PrivateTraining,
+    StepPlan,
 )
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, epsilon_of_curve, least_noise
@@ -101,8 +74,8 @@ from fairpate.terminal import Reporter
 Pricing = Callable[[FloatArray], FloatArray]
 
 
-class Rows(Protocol):
-    """How outputs become rows of non-negative numbers that sum to 1: what makes the sensitivity of H equal 1."""
+class PredictionRows(Protocol):
+    """Maps outputs to rows of non-negative numbers that sum to 1, so that H has sensitivity 1."""
 
     def __call__(self, outputs_BC: Tensor, probability_BC: Tensor) -> Tensor:
         """Rows (B, K), differentiable; ``probability_BC`` is the softmax of the outputs."""
@@ -113,7 +86,7 @@ class Rows(Protocol):
         ...
 
     def counted(self, rows_BK: Tensor) -> Tensor:
-        """What the histogram adds up of them: rows of non-negative numbers that sum to 1 too."""
+        """Return the rows that the histogram adds up: also non-negative, with sum 1."""
         ...
 
 
@@ -142,7 +115,7 @@ class SoftPrediction:
         rows_BK: Tensor,
         prices_BK: Tensor,
     ) -> Tensor:
-        """In closed form."""
+        """Add the gradient in closed form."""
         mean_price_B = torch.linalg.vecdot(rows_BK, prices_BK)
         return torch.addcmul(base_BC, rows_BK, prices_BK - mean_price_B.unsqueeze(1), value=self.sharpness)
 
@@ -161,7 +134,7 @@ class PricedLoss:
     """
 
     def __init__(
-        self, rows: Rows, *, num_cells: int, num_classes: int, release: Callable[[Tensor], FloatArray]
+        self, rows: PredictionRows, *, num_cells: int, num_classes: int, release: Callable[[Tensor], FloatArray]
     ) -> None:
         self._rows, self._num_cells, self._num_classes, self._release = rows, num_cells, num_classes, release
         self._by_target: Tensor | None = None
@@ -237,7 +210,7 @@ class PricedClipper(GradientClipper):
         self._priced = loss
 
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        """As the parent's."""
+        """Release the histogram, then sum as the parent does."""
         # Prices of the last batch must not serve this one: its histogram is released exactly once, as it is charged.
         self._priced.prices_QK = None
         in_one_pass = self.engine == "book_keeping" and 0 < len(x) <= (self._max_records or len(x))
@@ -266,7 +239,7 @@ def priced_training(
     cells: Tensor,
     steps: PrivateSteps,
     *,
-    rows: Rows,
+    rows: PredictionRows,
     num_cells: int,
     num_classes: int,
     laplace_scale: float,
@@ -299,7 +272,7 @@ def priced_training(
         return pricing(noisy_QK)
 
     loss = PricedLoss(rows, num_cells=num_cells, num_classes=num_classes, release=release)
-    targets, plan = loss.targets(labels, cells), Plan(clipper=PricedClipper, events=events)
+    targets, plan = loss.targets(labels, cells), StepPlan(clipper=PricedClipper, events=events)
     return PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
 
 
@@ -333,7 +306,7 @@ class NoisyHistogramConfig(Section):
         None,
         ge=0,
         lt=1,
-        description="Of the gradient's part, for a release of sizes beside the histogram, which it makes more exact; "
+        description="Of the gradient's part, for a release of sizes that makes the histogram more exact; "
         "null: .3 where cells are of a label and a group, 0 elsewhere.",
     )
     averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
@@ -358,7 +331,7 @@ class NoisyHistogramConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class HistogramSteps:
-    """DP-SGD's steps and, beside them, the histogram's.
+    """DP-SGD's steps and the histogram's.
 
     ``laplace_scale``: of the noise on every entry, of which a record moves all by 1 in L1; ``size_floor``: the least
     number of records that a union of cells counts as; ``averaged_share``: of the steps, whose weights are averaged;
@@ -378,7 +351,7 @@ class HistogramSteps:
 
     @property
     def event(self) -> PoissonGaussianLaplaces:
-        """What they release of private records."""
+        """Event of all steps: gradients, histograms and sizes."""
         # Gradients and sizes are Gaussians of one sample, so one of less noise; with the histogram amplified once.
         sizes = () if self.size_noise is None else (self.size_noise,)
         return PoissonGaussianLaplaces(
@@ -480,7 +453,6 @@ class RacoDpConfig(NoisyHistogramConfig):
 
     @property
     def has_small_cells(self) -> bool:
-        """As the constraint's partition says."""
         if self.constraints is None:
             return self.constraint in ("equalized_odds", "equal_opportunity")
         partition = self.constraints.partition
@@ -489,7 +461,7 @@ class RacoDpConfig(NoisyHistogramConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ConstraintReport:
-    """How the constraints fared on soft predictions of private records, from noisy histograms: may be published.
+    """Constraints on soft predictions of private records, measured by noisy histograms: may be published.
 
     ``values`` are Gamma of the mean histogram over the second half of the steps; ``floored`` names the constraints that
     rest on a union smaller than the declared floor there, which were thus held more loosely than stated.
@@ -504,7 +476,7 @@ class ConstraintReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RacoTrained(Trained):
-    """What is released besides the model."""
+    """The model, and the released report on its constraints."""
 
     report: ConstraintReport
 
@@ -601,7 +573,7 @@ class Lagrangian:
         return prices_QC
 
     def report(self) -> ConstraintReport:
-        """Of the steps so far."""
+        """Report on the steps so far."""
         mean_QC = self._sum_QC / max(1, self._num_seen - self._first_kept)
         values_J = self._constraints.values(mean_QC, size_floor=self._size_floor, num_records=self._batch_size)
         return ConstraintReport(
@@ -614,7 +586,7 @@ class Lagrangian:
 
 
 def epsilon_as_in_paper(steps: HistogramSteps, *, target_delta: float) -> float:
-    """What the paper's accounting says, in Renyi curves: each noise amplified by itself. Not a guarantee.
+    """The paper's accounting, in Renyi curves: each noise amplified by itself. Not a guarantee.
 
     Sizes count for nothing, since it does not say what they cost.
     """
@@ -643,12 +615,12 @@ class RacoDp(DpSgdFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """What names a constraint, where others are given."""
+        """Fields that name a constraint, where ``constraints`` are given."""
         named = ("constraint", "bound", "label") if self.raco_dp.constraints is not None else ()
         return {f"raco_dp.{field}": "raco_dp.constraints" for field in named}
 
     def check(self) -> None:
-        """ConfigError for a target that a histogram beside the gradient is not priced under, or two caps at once."""
+        """ConfigError for a target under which a histogram with a gradient has no price, or two caps at once."""
         if self.target.record_relation != "add or remove one":
             raise ConfigError(
                 f"target.relation: {self.target.relation!r} is not priced for {self.method}, whose Laplace and "
@@ -660,7 +632,6 @@ class RacoDp(DpSgdFamily):
             )
 
     def train(self, training: Training) -> Trained:
-        """DP-SGD beside a noisy histogram of every batch."""
         dataset, config = training.dataset, self.raco_dp
         with training.reporter.stage(self.method) as advance:
             trained = train(

@@ -40,7 +40,7 @@ from fairpate.methods.base import AttributeMethod, Stream, Trained, Training
 from fairpate.methods.dp_oracle_learner import GameRules, fit_mixture
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Mixing, fair_mixing
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
-from fairpate.methods.parity import Cells, FloatArray, ParityConfig, require_codes
+from fairpate.methods.parity import FloatArray, ParityCells, ParityConfig, require_codes
 from fairpate.nn.fit import linear_rules, said_labels
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.discrete_gaussian import NoiseSource
@@ -143,7 +143,7 @@ def recovery(epsilon: float, num_groups: int) -> FloatArray:
 
 
 def shrinkage(epsilon: float, num_groups: int) -> float:
-    """How much smaller a gap is over reported than over true groups, when these are balanced."""
+    """Ratio of a gap over reported groups to that over true ones, when these are balanced."""
     return (num_groups * keep_probability(epsilon, num_groups) - 1) / (num_groups - 1)
 
 
@@ -172,7 +172,7 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
             max_gap=max_gap,
             reference_group=config.reference_group,
         )
-        cells = Cells.of(labels.numpy(), reported.numpy(), num_groups=num_groups, constraint=config.constraint)
+        cells = ParityCells.of(labels.numpy(), reported.numpy(), num_groups=num_groups, constraint=config.constraint)
         features = scale_bytes(x).flatten(1).double().numpy()
         mixture = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
         coefficients = [_coefficients(member, features.shape[1]) for member in mixture.members]
@@ -182,7 +182,7 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
 
 
 def _coefficients(member: Any, num_features: int) -> FloatArray:
-    """Of a fitted logistic regression, or of a rule that always says the same."""
+    """Coefficients of a fitted logistic regression, or of a constant rule."""
     if isinstance(member, sklearn.linear_model.LogisticRegression):
         linear: FloatArray = np.append(member.coef_[0], member.intercept_[0])
         return linear
@@ -210,7 +210,7 @@ class RandomisedResponse(AttributeMethod):
 
     @property
     def unread(self) -> dict[str, str]:
-        """What the other learner reads, and with one step what the second would."""
+        """Fields of the other learner, and of the second step where there is one step."""
         by_f_ld, one_step = self.randomised_response.learner == "f_ld", self.randomised_response.form == "one_step"
         game = ("num_rounds", "dual_bound", "learning_rate", "max_gap", "corrects_bound") if by_f_ld else ()
         steps = ("mixing_gap", "min_share") if one_step else ()
@@ -231,7 +231,7 @@ class RandomisedResponse(AttributeMethod):
 
     @property
     def learns_two_classes(self) -> bool:
-        """But where F-LD learns."""
+        """True unless F-LD learns."""
         return self.randomised_response.learner == "exponentiated_gradient"
 
     def train(self, training: Training) -> Trained:
@@ -252,7 +252,7 @@ class RandomisedResponse(AttributeMethod):
             )
 
     def _f_ld(self, training: Training) -> Learner:
-        """F-LD of the model that training starts from; it drives violations to 0, whatever gap is allowed."""
+        """F-LD of the model that training starts from; it drives violations to 0 for any allowed gap."""
         parity = parity_of(self.f_ld, training.dataset)
 
         def learn(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:  # noqa: ARG001

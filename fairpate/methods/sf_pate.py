@@ -1,4 +1,4 @@
-"""What SF-PATE adds to PATE: teachers that read the sensitive attribute alone (Tran, Zhu, Fioretto and Van Hentenryck,
+"""SF-PATE: PATE with teachers that read the sensitive attribute alone (Tran, Zhu, Fioretto and Van Hentenryck,
 "SF-PATE: Scalable, Fair, and Private Aggregation of Teacher Ensembles").
 
 Features x and labels y are public, attributes a are not. Changing one attribute changes one teacher's shard, and so one
@@ -72,7 +72,7 @@ class SfPate(PateFamily):
         return True
 
     def check(self) -> None:
-        """ConfigError besides for a publication, which prices whole records, and for counts that nobody reads."""
+        """ConfigError also for a publication, which prices whole records, and for counts that sf_s would not read."""
         super().check()
         if self.aggregator.publication is not None:
             raise ConfigError("aggregator.publication: prices whole records, not a sensitive attribute; leave it out.")
@@ -95,7 +95,6 @@ class SfPate(PateFamily):
 
     @property
     def reads_public(self) -> bool:
-        """SF_T asks about them."""
         return self.sf_pate.variant == "sf_t"
 
     @property
@@ -159,7 +158,7 @@ class SfPate(PateFamily):
             num_classes=dataset.num_classes,
             generator_seed=int(torch.randint(2**62, (), generator=generator)),
         )
-        # Without records a teacher votes as its first weights say, which depend on nobody.
+        # Without records a teacher votes by its first weights, which depend on no record.
         if len(shard):
             train_f_ld(
                 model,
@@ -169,7 +168,7 @@ class SfPate(PateFamily):
                 self.f_ld,
                 parity=parity_of(self.f_ld, dataset),
                 generator=generator,
-                # A shard may lack a group, and to refuse it would tell so.
+                # A shard may lack a group, and a refusal would reveal that.
                 allow_empty_cells=True,
             )
         return predict_logits(model, queries.x).argmax(dim=1)

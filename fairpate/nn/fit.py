@@ -1,58 +1,34 @@
 """Ordinary training: augmentation, optimisers, the fit loop, prediction, mixtures, pretraining, and parity penalties.
 
-Random label-preserving changes of a batch of images, drawn and applied for the whole batch at once.
+The fit loop serves teachers, students and ordinary classifiers. It is deterministic: the order of the records, the
+augmentation and dropout all come from the generator that is handed in. An epoch visits every record once in batches
+whose sizes differ by at most one record, so no batch is a small remainder; fewer records than a batch are one batch; no
+records at all leave the model as it was.
 
-Drawing is apart from applying: ``draw_changes`` takes as many random numbers per image whatever the configuration
-asks for, and ``apply_changes`` is a pure function of them. An ensemble can therefore draw per teacher and apply to
-many teachers' images together. What augmentation does is public; it looks at one record at a time.
+Random changes of images are drawn and applied for a whole batch at once, and drawing is apart from applying:
+``draw_changes`` takes as many random numbers per image whatever the configuration asks for, and ``apply_changes`` is a
+pure function of them. An ensemble can therefore draw per teacher and apply to many teachers' images together. The
+optimisers use torch's functional kernels: the arithmetic of ``torch.optim`` without the compiler that it imports when
+an optimiser is constructed, which costs every short-lived worker process seconds.
 
-Adam and SGD on torch's functional kernels, as the fit loop needs them.
+Features of a frozen backbone are a fixed public function of a picture: training many heads on one backbone reads every
+picture once. A mixture of classifiers returns the logarithms of the probabilities with which each label is predicted,
+so that the usual softmax gives these back. Pretraining predicts by how much an image was turned (Gidaris, Singh and
+Komodakis 2018, arXiv 1803.07728); it reads public features only, so it costs no privacy.
 
-The same arithmetic as ``torch.optim`` without its per-step bookkeeping and without the compiler it imports when an
-optimiser is constructed, which costs every short-lived worker process seconds.
+The demographic-parity regulariser (DPFR) of FairDP-SGD (FairPATE, Algorithm 6) sharpens logits of public records,
+``s_i = softmax(u_i / temperature)``; the gap of a group and a class is the group's mean of s less the mean of everyone
+else, and DPFR is the largest gap. ``hardmax`` takes the largest itself, as the published code does; ``softmax`` weighs
+all gaps by ``softmax(gap / max_temperature)``, as the prose reads, and differentiates the weights too. Groups and the
+records behind the logits must be public: DPFR of a private batch ties every record's gradient to the other records, and
+clipping would then bound nothing.
 
-One loop of stochastic gradient descent, for teachers, students and ordinary classifiers.
+Calibration (FairPATE, D.1) fine-tunes a released model towards parity on public records. The paper shows its algorithm
+in a figure only; here each step lowers ``weight * DPFR + anchor * CE``, where CE compares with the model's predictions
+before the calibration. It stops at the first epoch whose disparity on held-out public records is small enough.
 
-Deterministic: the order of the records, the augmentation and dropout all come from the generator that is handed in.
-An epoch visits every record once in batches whose sizes differ by at most one record, so no batch is a small
-remainder; fewer records than a batch are one batch; no records at all leave the model as it was.
-
-Batched inference.
-
-What a frozen backbone sees in a picture: a fixed public function of that picture, computed once.
-
-Training the last layer only is logistic regression on these features; a caller that trains many heads on one backbone
-reads every picture once, whatever the number of heads and epochs.
-
-A uniform mixture of classifiers: what a prediction is when one of several is drawn for each record.
-
-Nothing is drawn here. The outputs are the logarithms of the probabilities with which each label is predicted, so that
-the usual softmax gives these back and rates can be taken by expectation.
-
-Shapes: R members, N records, D features, C classes.
-
-Weights to start from, learned on public images without labels: by how much was an image turned?
-
-Gidaris, Singh and Komodakis 2018 ("Unsupervised Representation Learning by Predicting Image Rotations", arXiv
-1803.07728). Only public features are read, so it costs no privacy, and it serves every method alike.
-
-The demographic-parity regulariser (DPFR) of FairDP-SGD, exact and differentiable (FairPATE, Algorithm 6).
-
-Logits of public records are sharpened by a temperature, ``s_i = softmax(u_i / temperature)``; the gap of a group and
-a class is the group's mean of s less the mean of everyone else, and DPFR is the largest gap. ``hardmax`` takes the
-largest itself, as the published code does; ``softmax`` weighs all gaps by ``softmax(gap / max_temperature)``, as the
-prose reads, and differentiates the weights too.
-
-Groups and the records behind the logits must be public: DPFR of a private batch ties every record's gradient to the
-other records, and clipping would then bound nothing. Nothing here draws noise or knows an epsilon.
-
-Shapes: B records of a public batch, C classes, G groups with a member and a complement.
-
-Fairness calibration on public records: a trained model is fine-tuned towards demographic parity (FairPATE, D.1).
-
-Public records and a released model are all that is read, so it costs no privacy. The paper shows its algorithm in a
-figure only; here each step lowers ``weight * DPFR + anchor * CE``, where CE compares with what the model said before
-the calibration. Training stops at the first epoch whose disparity on held-out public records is small enough.
+Shapes: R members, N records, B records of a public batch, D features, C classes, G groups with a member and a
+complement.
 """
 
 from __future__ import annotations
@@ -344,7 +320,7 @@ def draw_epoch(x: Tensor, config: FitConfig, generator: torch.Generator) -> tupl
 
 
 def batch_bounds(num_records: int, batch_size: int) -> list[int]:
-    """Where an epoch's batches start and end: ``ceil(N / batch_size)`` batches of nearly equal size."""
+    """Return the bounds of an epoch's batches: ``ceil(N / batch_size)`` batches of nearly equal size."""
     num_batches = math.ceil(num_records / batch_size)
     return [num_records * batch // max(num_batches, 1) for batch in range(num_batches + 1)]
 
@@ -391,7 +367,7 @@ def predict_probabilities(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> Tensor:
-    """What the last layer of ``config`` reads of images (N, channels, height, width): (N, features) ``float32``.
+    """Inputs of the last layer of ``config`` for images (N, channels, height, width): (N, features) ``float32``.
 
     On the CPU, whatever ``device`` computes them. ValueError for a model whose backbone is trained.
     """
@@ -433,7 +409,7 @@ class Mixture(nn.Module):
 
 
 def said_labels(model: nn.Module, x: Tensor) -> npt.NDArray[np.float32]:
-    """How often ``model`` says each label, shape (N, C): 0 or 1 unless it is a :class:`Mixture`."""
+    """Probability that ``model`` predicts each label, shape (N, C): 0 or 1 unless it is a :class:`Mixture`."""
     probabilities: npt.NDArray[np.float32] = predict_probabilities(model, x).numpy()
     if isinstance(model, Mixture):
         return probabilities
@@ -496,7 +472,7 @@ def pretrain_by_rotations(
     )
     fit(classifier, turned, turns, config, generator=generator)
     learned = dict(classifier.named_parameters())
-    # The last layer tells turns apart, and no classes.
+    # The last layer predicts turns, not classes.
     head = list(learned)[-1].rpartition(".")[0]
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -603,7 +579,7 @@ def group_batches(groups_M: Tensor, batch_size: int, generator: torch.Generator)
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """How many epochs ran, and the public hold-out's disparity before each of them and after the last."""
+    """Number of epochs, and the public hold-out's disparity before each of them and after the last."""
 
     num_epochs: int
     disparities: tuple[float, ...]

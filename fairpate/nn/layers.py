@@ -1,7 +1,5 @@
 """Per-example gradients layer by layer, dense chains by hand, and whether a model treats each record by itself.
 
-Per-example gradients of single layers: their norms in closed form, and their weighted sums.
-
 Each layer is given its input and the gradient of the summed loss with respect to its output, from which the gradient
 of every record follows without another backward pass. A dense layer's is an outer product, so its norm is the product
 of two norms and it is never formed (Goodfellow 2015, arXiv 1510.01799). Every other layer forms its gradients, for a
@@ -9,22 +7,15 @@ norm must be that of what is summed: a closed form of terms that cancel, such as
 can be too small by any factor. Norms are sums of squares, added up in blocks that double precision joins: their
 relative error is below :data:`ROUNDING` times the precision of the layer.
 
+Clipping bounds what one record adds to a sum only if a record has a gradient of its own. The closed forms need more:
+every layer runs once, on its own weights, with records along the first axis. A list of layers and containers whose code
+is known proves both. Any other model has to go through ``torch.func.vmap`` one record at a time, where no record can
+reach another; trying it out then finds a model whose gradients differ from those of its records alone.
+
+:class:`DenseChain` runs a sequence of dense layers and elementwise functions forward and backward by hand, one matrix
+product and one mask a layer, for small models whose time autograd would dominate.
+
 Shapes: B records; T positions; I inputs, O outputs, G groups of a layer.
-
-Does a model treat every record by itself? By the layers it is made of, or by trying.
-
-Clipping bounds what one record adds to a sum only if a record has a gradient of its own. The closed forms of
-:mod:`fairpate.nn.layers` need more: every layer runs once, on its own weights, with records along the first
-axis. A list of layers and containers whose code is known proves both. Any other model has to go through
-``torch.func.vmap`` one record at a time, where no record can reach another; trying it out then finds what would still
-train something else than was written.
-
-Forward and backward of a sequence of dense layers by hand, for small models whose time autograd would dominate.
-
-The layers' inputs and output gradients are all that per-example clipping asks for (:mod:`fairpate.nn.layers`);
-in a chain of dense layers and elementwise functions each follows from the next by one matrix product and one mask.
-
-Shapes: B records; I inputs, O outputs of a layer.
 """
 
 from __future__ import annotations
@@ -385,7 +376,7 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something is called around the module's passes."""
+    """Return whether the module has hooks."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks)
 
@@ -440,7 +431,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, Any]]:
-    """What every module says, in the order of calls: the model itself comes last."""
+    """Return the output of every module, in the order of calls: the model itself comes last."""
     said: list[tuple[str, Any]] = []
 
     def keep(name: str) -> Callable[..., None]:
@@ -582,7 +573,7 @@ class DenseChain:
                 continue
             if _is_trained(layer):
                 yield layer, values[i], gradient
-            # Below the lowest trained layer nobody asks for a gradient.
+            # Below the lowest trained layer no gradient is needed.
             if i > self._lowest:
                 gradient = gradient @ layer.weight
 

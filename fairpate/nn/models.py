@@ -1,23 +1,13 @@
-"""The architectures, weights to start from, and torchvision beside a CPU build of torch.
-
-Makes ``import torchvision`` succeed beside a CPU-only torch; import it before torchvision.
-
-The package index's torchvision is compiled against a CUDA build of torch. Beside another build its compiled
-operators do not load, and the import fails because torchvision registers shape rules for two operators that do not
-exist. Declaring the operators' schemas is enough for transforms, data sets and backbones, which never call them.
-
-Weights to start from: torchvision's own state dicts, found, checked by sha256 and read.
-
-Knows the three backbones by torchvision's names of their tensors, and nothing of private data: a file is public, or at
-least was learned from other records. Every process reads a file once, from the same path on every node; what it reads
-has the checksum that the configuration was pinned to, so two nodes never start from different weights.
-
-The architectures: logistic regression, MLP, LeNet, two small CNNs, and ResNet / DenseNet backbones.
+"""The architectures (logistic regression, MLP, LeNet, two small CNNs, ResNet and DenseNet), and weights to start from.
 
 Everything normalises by GroupNorm, or by BatchNorm with the fixed statistics of a weights file, never by statistics of
 a batch: a prediction then depends on one record only, and per-example gradients exist. A model takes ``uint8`` images
 or float features; bytes are scaled by public constants on entry, and nothing is fitted to data. The first five
 architectures are plain sequences of layers, which lets an ensemble of them run as one program.
+
+Weights are torchvision's own state dicts, checked by sha256. A weights file is public, or at least was learned from
+other records. Every process reads a file once, from the same path on every node; the checksum is that of the
+configuration, so two nodes never start from different weights.
 """
 
 from __future__ import annotations
@@ -165,12 +155,12 @@ def _tensors(path: Path, sha256: str) -> dict[str, Tensor]:
 
 
 def _unpickled_safely(content: bytes) -> object:
-    # Tensors alone: any other pickle would run code of whoever wrote the file.
+    # Tensors alone: any other pickle would run code by the author of the file.
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
 def _mismatch(name: str, tensors: Mapping[str, Tensor]) -> str | None:
-    """What of ``tensors`` does not belong to the architecture, its head aside."""
+    """Describe the tensors that do not fit the architecture, except its head; None if all fit."""
     expected = _expected(name)
     ours = {key for key in tensors if not key.startswith(f"{HEAD_OF[name]}.") and not key.endswith(_PARAMETER_FREE)}
     shapes = [key for key in ours & expected.keys() if tensors[key].shape != expected[key]]
@@ -183,7 +173,7 @@ def _mismatch(name: str, tensors: Mapping[str, Tensor]) -> str | None:
 
 @lru_cache
 def _expected(name: str) -> dict[str, torch.Size]:
-    """Shapes by name of what a file of the architecture holds, beside the head."""
+    """Shapes by name of the tensors in a file of the architecture, without the head."""
     prepare_torchvision()
     from torchvision import models
 

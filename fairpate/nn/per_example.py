@@ -1,39 +1,26 @@
 """Sums of clipped per-example gradients, which is all that differentially private SGD sees of a batch.
 
-Records of a batch that belong to owners, who are persons with several: parts of whole owners, shares, averages.
-
-``owner_B`` says whose each record is, in numbers that ascend. Shapes: B records of a batch; P values of one parameter.
-
-Sums of clipped per-example gradients, which is all that differentially private SGD ever sees of a batch.
-
 Abadi et al. 2016 ("Deep Learning with Differential Privacy", arXiv 1607.00133): every record's gradient, over all
 parameters together, is scaled down to an L2 norm of at most ``clip_norm`` before the sum. Two engines give the same
 sum. ``book_keeping`` runs one backward pass that keeps each layer's input and output gradient, takes the norms from
-these and then the weighted sum from the same tensors (Bu et al. 2023, arXiv 2210.00038).
-A chain of dense layers needs no autograd for that. ``functional`` maps ``torch.func.grad`` over the records and works
-for any module, more slowly.
-
-Where records belong to owners, who are persons with several records each, an owner's gradient is the average of those
-of its records: it is formed, and clipped in the place of theirs.
-
+these and then the weighted sum from the same tensors (Bu et al. 2023, arXiv 2210.00038). A chain of dense layers needs
+no autograd for that. ``functional`` maps ``torch.func.grad`` over the records and works for any module, more slowly.
 Only models of known layers are given to ``book_keeping``; any other goes through ``functional``, where a record cannot
 reach another, and is tried once (:mod:`fairpate.nn.layers`). A layer that mixes the records of a batch has no
 per-example gradient and is refused.
 
+Where records belong to owners, who are persons with several records each, the average gradient of an owner's records is
+formed, and clipped instead of theirs. ``owner_B`` gives each record's owner, in numbers that ascend.
+
+:class:`GuidedGradients` gives two gradients of one batch: that of the summed cross entropy, and a sum of clipped
+gradients of another value with a weight for each record, for terms that hide which group a record belongs to.
+
 The bound holds for what the machine adds up: norms are those of the formed gradients up to a rounding error that
-``clip_norm`` is reduced by beforehand, and a record whose gradient is not finite adds nothing. What rounding does to
-the *other* records of a batch when one is left out is not covered: a few units in the last place of the sum, as in any
+``clip_norm`` is reduced by beforehand, and a record whose gradient is not finite adds nothing. How rounding changes the
+*other* records of a batch when one is left out is not covered: a few units in the last place of the sum, as in any
 floating-point implementation. This module draws no noise and knows no epsilon.
 
-Shapes: B records of a batch; T positions; P values of one parameter.
-
-Two gradients of one batch: that of the summed cross entropy as it is, and that of another value, record by record.
-
-The second is a sum of per-record gradients, each clipped and then given a weight of its own, as terms need that hide
-which group a record belongs to. A chain of dense layers runs forward once for both (:mod:`fairpate.nn.layers`).
-Draws no noise and knows no epsilon.
-
-Shapes: B records of a batch, C outputs.
+Shapes: B records of a batch; T positions; C outputs; P values of one parameter.
 """
 
 from __future__ import annotations
@@ -285,7 +272,7 @@ class GradientClipper:
     def _is_counted(self, squared_norms_B: Tensor) -> Tensor | None:
         """Which records add something, (B,), or None where all do. ValueError for weights that are not finite.
 
-        An error would tell of a record; weights are released anyway.
+        An error would reveal a record; weights are released anyway.
         """
         # NaN fails the comparison, as it should.
         is_counted_B = squared_norms_B <= (_LONGEST * self._clip_norm) ** 2
@@ -348,7 +335,7 @@ def _total(terms: list[Tensor]) -> Tensor:
 
 
 def _only(is_counted_B: Tensor, *values: Tensor) -> Iterator[Tensor]:
-    """The same tensors (B, ...) with zeros in place of the other records, whatever those hold."""
+    """The same tensors (B, ...) with zeros in place of the other records, also where those are NaN."""
     for each in values:
         yield each.masked_fill(~is_counted_B.view(-1, *[1] * (each.ndim - 1)), 0)
 
@@ -386,11 +373,10 @@ class GuidedGradients:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The trainable parameters."""
         return self._clipper.parameters
 
     def loss(self, x: Tensor, labels: Tensor) -> list[Tensor]:
-        """Of the summed cross entropy; 0 for no record. ``x`` (B, ...), ``labels`` (B,)."""
+        """Gradients of the summed cross entropy; 0 for no record. ``x`` (B, ...), ``labels`` (B,)."""
         return self._of_loss(x, labels, self._clipper.run_forward(x))
 
     def loss_and_clipped(
@@ -417,7 +403,7 @@ class _WeightedClipper(GradientClipper):
     _values: list[Tensor] | None = None
 
     def run_forward(self, x: Tensor) -> list[Tensor] | None:
-        """What every layer of a chain reads and the last one says; None where there is no chain or no record."""
+        """Return the input of every layer of a chain and its output; None where there is no chain or no record."""
         return self._chain.forward(x) if self._chain is not None and len(x) and self._chain.reads(x) else None
 
     def summed(self, values: list[Tensor], slope: Tensor) -> list[Tensor]:

@@ -6,9 +6,9 @@ the sum is divided by the constant ``expected_batch_size``, never by the realise
 these are sampled, and the average gradient of a person's records is clipped: a person then adds what a record adds
 otherwise.
 
-:class:`PrivateTraining` is the one loop of DP-SGD, FairDP-SGD, DP-FERMI and RaCO-DP. A method gives it a :class:`Plan`:
-how batches are drawn and clipped, what else a step releases, and the events of all steps. Nothing here knows an
-epsilon.
+:class:`PrivateTraining` is the one loop of DP-SGD, FairDP-SGD, DP-FERMI and RaCO-DP. A method gives it a
+:class:`StepPlan`: how batches are drawn and clipped, what else a step releases, and the events of all steps. Nothing
+here knows an epsilon.
 
 The sample and the noise come from a randomness of their own, apart from the training seed: from the operating system,
 or seeded, and then it is not private. The noise is floating-point, so the guarantee is that of research code.
@@ -157,7 +157,7 @@ class Clipper(Protocol):
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum: ...
 
 
-class Sampler(Protocol):
+class BatchSampler(Protocol):
     """Draws one batch after another."""
 
     def next(self) -> Tensor:
@@ -166,7 +166,7 @@ class Sampler(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StepPlan:
     """What a method does in its steps, where that differs from DP-SGD.
 
     ``clipper(model, loss, clip_norm=..., max_records=...)`` makes what sums a batch's gradients. ``sampler`` replaces
@@ -177,14 +177,14 @@ class Plan:
     """
 
     clipper: Callable[..., Any] = GradientClipper
-    sampler: Sampler | None = None
+    sampler: BatchSampler | None = None
     reach: float = 1.0
     add_unprotected: Callable[[list[Tensor], Tensor, Tensor], None] | None = None
     release_more: Callable[[], None] | None = None
     events: tuple[Event, ...] = ()
 
 
-DP_SGD = Plan()
+DP_SGD = StepPlan()
 
 
 class PrivateTraining:
@@ -206,7 +206,7 @@ class PrivateTraining:
         randomness: PrivateRandomness,
         public_gradient: PublicGradient | None = None,
         person_N: Tensor | None = None,
-        plan: Plan = DP_SGD,
+        plan: StepPlan = DP_SGD,
     ) -> None:
         if len(x) != len(targets):
             raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
@@ -216,7 +216,7 @@ class PrivateTraining:
         to_memory_format(model, self._memory_format)
         self.clipper: Any = plan.clipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
         self._velocities = [torch.zeros_like(p) for p in self.parameters]
-        self._batches: Sampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness)
+        self._batches: BatchSampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness)
         self._persons = None
         if person_N is not None:
             self._persons = PersonBatches(

@@ -24,7 +24,7 @@ from fairpate.methods.dp_oracle_learner import (
     feature_sensitivity,
     published_num_rounds,
 )
-from fairpate.methods.parity import Cells, Constraint
+from fairpate.methods.parity import Constraint, ParityCells
 from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 
@@ -134,7 +134,7 @@ def test_the_sensitivity_of_the_learners_sums_is_exact(num_groups: int, constrai
     prices_GE = np.random.default_rng(0).normal(size=(num_groups, 2 if constraint == "equalized_odds" else 1))
 
     def sums(groups: Any) -> Floats:
-        cells = Cells.of(y, groups, num_groups=num_groups, constraint=constraint)
+        cells = ParityCells.of(y, groups, num_groups=num_groups, constraint=constraint)
         total: Floats = features.T @ cost_differences(cells, prices_GE)
         return total
 
@@ -158,7 +158,7 @@ def test_the_sensitivity_of_the_learners_sums_is_exact(num_groups: int, constrai
 def test_released_counts_have_the_noise_of_their_sensitivity_and_add_up(num_groups: int) -> None:
     """One change moves one group's count when the other follows from public totals, and two with a third group."""
     x, y, z = records(3000, 6, num_groups=num_groups)
-    cells = Cells.of(y, z, num_groups=num_groups, constraint="equalized_odds")
+    cells = ParityCells.of(y, z, num_groups=num_groups, constraint="equalized_odds")
     epsilon = 0.2 * 4.0
     noise = []
     for seed in range(60):

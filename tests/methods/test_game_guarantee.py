@@ -14,7 +14,7 @@ from fairpate.config import PrivacyTarget
 from fairpate.methods import dp_oracle_learner
 from fairpate.methods.dp_oracle_learner import RULES_KJ, DpOracleLearnerConfig, GameRules, GroupRules, guarantee
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
-from fairpate.methods.parity import Cells
+from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 
@@ -27,12 +27,12 @@ def game(num_groups: int, constraint: Any, *, dual_bound: float = 3.0, max_gap: 
     groups = np.arange(60) % num_groups
     labels = (DRAWS.random(60) < 0.35 + 0.2 * groups).astype(np.int64)
     said = np.where(DRAWS.random(60) < 0.75, labels, 1 - labels)
-    cells = Cells.of(labels, groups, num_groups=num_groups, constraint=constraint)
+    cells = ParityCells.of(labels, groups, num_groups=num_groups, constraint=constraint)
     rules = GameRules(num_rounds=1, dual_bound=dual_bound, learning_rate=1.0, max_gap=max_gap)
     return cells, said, GroupRules(cells, said), rules
 
 
-def error_and_violations(cells: Cells, said: Any, table_GJ: Any, max_gap: float) -> tuple[float, list[float]]:
+def error_and_violations(cells: ParityCells, said: Any, table_GJ: Any, max_gap: float) -> tuple[float, list[float]]:
     """Record by record; violations in the order of signs, groups, events."""
     positive = [table_GJ[group, word] for group, word in zip(cells.groups_N, said, strict=True)]
     wrong = [1 - p if label else p for p, label in zip(positive, cells.labels_N, strict=True)]
@@ -45,7 +45,7 @@ def error_and_violations(cells: Cells, said: Any, table_GJ: Any, max_gap: float)
     return float(np.mean(wrong)), [sign * gap - max_gap for sign in (1, -1) for gap in gaps]
 
 
-def lagrangian(cells: Cells, said: Any, table_GJ: Any, multipliers: Any, max_gap: float) -> float:
+def lagrangian(cells: ParityCells, said: Any, table_GJ: Any, multipliers: Any, max_gap: float) -> float:
     error, violations = error_and_violations(cells, said, table_GJ, max_gap)
     return error + float(np.dot(np.ravel(multipliers), violations))
 
@@ -109,7 +109,7 @@ def test_a_long_play_without_noise_comes_near_an_equilibrium() -> None:
             num_groups=2,
             source=SeededSource(0),
         )
-        cells = Cells.of(y.numpy(), z.numpy(), num_groups=2, constraint=config.constraint)
+        cells = ParityCells.of(y.numpy(), z.numpy(), num_groups=2, constraint=config.constraint)
         assert trained.mixing_GCC is not None
         said = said_labels(trained.model, x).argmax(axis=1)
         rules = GameRules(num_rounds=1, dual_bound=config.dual_bound, learning_rate=1.0, max_gap=config.max_gap)

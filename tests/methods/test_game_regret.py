@@ -11,7 +11,7 @@ from parity_data import records
 from fairpate.config import PrivacyTarget
 from fairpate.methods import dp_oracle_learner
 from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, GroupRules, nu_before_play
-from fairpate.methods.parity import Cells
+from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 
@@ -43,7 +43,7 @@ def test_no_play_ends_further_from_an_equilibrium(constraint: Any, epsilon: floa
     x, y, z = records(1500, 3)
     settings = {"rules": "by_group", "num_rounds": 40, "learning_rate": 0.3, "min_share": 0.001}
     config = DpOracleLearnerConfig(constraint=constraint, **settings)
-    cells = Cells.of(y.numpy(), z.numpy(), num_groups=2, constraint=constraint)
+    cells = ParityCells.of(y.numpy(), z.numpy(), num_groups=2, constraint=constraint)
     assert config.learning_rate is not None
     rules = GameRules(num_rounds=40, dual_bound=config.dual_bound, learning_rate=0.3, max_gap=config.max_gap)
     target, closest = PrivacyTarget(epsilon=epsilon, delta=1e-6, accounting="rdp"), 0.0

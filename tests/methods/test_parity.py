@@ -20,7 +20,7 @@ from fairpate.methods.dp_oracle_learner import (
     prices,
     violations_of,
 )
-from fairpate.methods.parity import Cells, Constraint, require_shares
+from fairpate.methods.parity import Constraint, ParityCells, require_shares
 
 X, Y, Z = records(1500, 0, num_groups=3)
 FEATURES = X.double().numpy()
@@ -40,7 +40,7 @@ def rules(**changes: Any) -> GameRules:
     ],
 )
 def test_cells_hold_who_they_say(constraint: Constraint, events: list[tuple[int, ...]]) -> None:
-    cells = Cells.of(Y, Z, num_groups=4, constraint=constraint)
+    cells = ParityCells.of(Y, Z, num_groups=4, constraint=constraint)
     said = (X[:, 0] > 0).numpy()
     for group in range(4):
         for event, labels in enumerate(events):
@@ -56,7 +56,7 @@ def test_prices_put_every_violation_into_the_cost_of_a_rule() -> None:
     """Sheet 14, step 3: mean cost = error + sum lambda (+-)(rate_a - rate_0), for any rule and any multipliers."""
     generator = np.random.default_rng(1)
     for constraint in get_args(Constraint):
-        cells = Cells.of(Y, Z, num_groups=3, constraint=constraint)
+        cells = ParityCells.of(Y, Z, num_groups=3, constraint=constraint)
         lambdas = generator.random((2, 2, cells.num_events))
         for reference in range(3):
             cost = cost_differences(cells, prices(lambdas, cells.counts() / len(Y), reference_group=reference))
@@ -108,7 +108,7 @@ def test_without_privacy_the_game_reaches_what_fairlearns_reduction_reaches(cons
         features, y.numpy(), sensitive_features=z.numpy()
     )
     theirs = reference._pmf_predict(features)[:, 1]
-    cells = Cells.of(y, z, num_groups=2, constraint=constraint)
+    cells = ParityCells.of(y, z, num_groups=2, constraint=constraint)
     mixture = fit_mixture(features, cells, LogisticRegression(), rules(max_gap=0.03, dual_bound=2.0, learning_rate=0.5))
     ours = np.mean([member.predict(features) for member in mixture.members], axis=0)
     plain = LogisticRegression().fit(features, y.numpy()).predict(features)
@@ -133,8 +133,8 @@ def test_what_cannot_be_compared_is_refused() -> None:
         ([0, 1], [0], 2, "one group per label"),
     ):
         with pytest.raises(ValueError, match=message):
-            Cells.of(labels, groups, num_groups=num_groups, constraint="equalized_odds")
-    empty = Cells.of([0, 1, 1], [0, 0, 1], num_groups=2, constraint="equalized_odds")
+            ParityCells.of(labels, groups, num_groups=num_groups, constraint="equalized_odds")
+    empty = ParityCells.of([0, 1, 1], [0, 0, 1], num_groups=2, constraint="equalized_odds")
     with pytest.raises(ValueError, match="none in group 1, event 0"):
         fit_mixture([[1.0], [2.0], [3.0]], empty, LogisticRegression(), rules())
     with pytest.raises(ValueError, match=r"min_share 0.1, got 0.05 in group 1, event 0"):

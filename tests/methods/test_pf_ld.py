@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.methods import f_ld
-from fairpate.methods.f_ld import FldConfig, PfLdConfig, PfLdNoise, Released
+from fairpate.methods.f_ld import FldConfig, PfLdConfig, PfLdNoise, PublicState
 from fairpate.methods.parity import UNKNOWN, MeanConstraint, MeanParity, ValueAlong
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GuidedGradients
@@ -120,7 +120,7 @@ def test_what_is_off_costs_nothing() -> None:
 
 @pytest.mark.parametrize("multipliers", ["absolute", "two_sided"])
 def test_multipliers_stay_within_their_bounds_and_absolute_ones_never_fall(multipliers: str) -> None:
-    heard: list[Released] = []
+    heard: list[PublicState] = []
     settings: dict[str, Any] = {"warmup_epochs": 0, "epochs": 15, "batch_size": 32, "multipliers": multipliers}
     config = PfLdConfig(**settings, dual_step=3.0, max_multiplier=0.8)
     trained(records(64), config, noise=PfLdNoise(gradient=0.1, violation=2.0, size=1.0), on_release=heard.append)
@@ -300,7 +300,7 @@ def test_the_noise_of_a_gradient_is_multiplier_times_sensitivity(batches: str) -
         group_sizes=(80.0, 120.0), dual_step=1.0, max_multiplier=0.5, clip_norm=0.1, batches=batches,
     )  # fmt: skip
     loud = PfLdNoise(gradient=3.0, violation=0.0, size=0.0)
-    heard: list[Released] = []
+    heard: list[PublicState] = []
     noises = []
     silent = trained(data, config, groups=2, on_release=heard.append)
     for seed in range(12):
@@ -322,7 +322,7 @@ def test_released_sizes_and_violations_have_noise_of_their_multipliers(declared:
     config = PfLdConfig(
         warmup_epochs=0, epochs=1, batch_size=400, max_multiplier=0.0, min_group_share=0.3, group_sizes=declared
     )
-    heard: list[Released] = []
+    heard: list[PublicState] = []
     for seed in range(80):
         f_ld.train_pf_ld(
             network(), *data, config, PfLdNoise(gradient=0.0, violation=5.0, size=20.0), on_release=heard.append,

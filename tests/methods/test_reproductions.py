@@ -14,7 +14,7 @@ from reproductions import dp_fermi_noise, oracle_as_in_paper, pf_ld_as_in_paper
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, Setting, play
 from fairpate.methods.f_ld import PfLdConfig, PfLdNoise
-from fairpate.methods.parity import Cells, MeanParity
+from fairpate.methods.parity import MeanParity, ParityCells
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import OsRandomness
 from fairpate.privacy import accountant
@@ -93,7 +93,7 @@ def oracle(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Setting:
     config = DpOracleLearnerConfig(num_rounds=6)
     return Setting(
         features=np.hstack([x.double().numpy(), np.ones((len(x), 1))]),
-        cells=Cells.of(y.numpy(), z.numpy(), num_groups=2, constraint=config.constraint),
+        cells=ParityCells.of(y.numpy(), z.numpy(), num_groups=2, constraint=config.constraint),
         config=config,
         target=PrivacyTarget(epsilon=8, delta=1e-6),
         rules=GameRules(num_rounds=6, dual_bound=2.0, learning_rate=0.5, max_gap=0.02),

@@ -27,7 +27,7 @@ from fairpate.methods.dp_oracle_learner import (
     sensitivity_of,
 )
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
-from fairpate.methods.parity import Cells, Constraint
+from fairpate.methods.parity import Constraint, ParityCells
 from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import choose_cheap
@@ -71,7 +71,7 @@ def test_a_choice_refuses_what_has_no_odds(bad: dict[str, Any]) -> None:
 def whole_costs(labels: Any, groups: Any, said: Any, prices_GE: Any, constraint: Any) -> dict[Any, float]:
     """Every rule of the class, and its cost record by record."""
     num_groups = len(prices_GE)
-    cells = Cells.of(labels, groups, num_groups=num_groups, constraint=constraint)
+    cells = ParityCells.of(labels, groups, num_groups=num_groups, constraint=constraint)
     differences_N = cost_differences(cells, prices_GE)
     return {
         rule: float(sum(d for d, a, j in zip(differences_N, groups, said, strict=True) if RULES_KJ[rule[a], j]))
@@ -87,7 +87,7 @@ def test_no_changed_group_changes_the_odds_of_a_rule_by_more_than_epsilon(num_gr
     labels, said = np.tile([0, 1, 0, 1], 3), np.tile([0, 0, 1, 1], 3)
     groups = np.arange(12) % num_groups
     prices_GE = rng.normal(size=(num_groups, 2 if constraint == "equalized_odds" else 1)) * 2
-    cells = Cells.of(labels, groups, num_groups=num_groups, constraint=constraint)
+    cells = ParityCells.of(labels, groups, num_groups=num_groups, constraint=constraint)
     sensitivity = float(sensitivity_of(GroupRules(cells, said).differences(prices_GE)))
     epsilon = 0.8
 
@@ -111,7 +111,7 @@ def test_rules_are_drawn_with_the_odds_of_the_whole_class() -> None:
     """Group by group, and yet as if all 16 rules were weighed against each other."""
     labels, groups, said = np.array([0, 1, 1, 0, 1]), np.array([0, 0, 1, 1, 1]), np.array([0, 1, 0, 1, 1])
     prices_GE = np.array([[0.7], [-1.3]])
-    cells = Cells.of(labels, groups, num_groups=2, constraint="equal_false_positives")
+    cells = ParityCells.of(labels, groups, num_groups=2, constraint="equal_false_positives")
     rules, source, epsilon = GroupRules(cells, said), SeededSource(2), 3.0
     sensitivity = float(sensitivity_of(rules.differences(prices_GE)))
     costs = whole_costs(labels, groups, said, prices_GE, "equal_false_positives")
@@ -133,7 +133,7 @@ def test_the_auditors_counts_change_by_two_at_most() -> None:
     groups, rule_GJ = np.array([0, 0, 0, 1, 1, 2]), np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
 
     def counted(groups: Any) -> Any:
-        cells = Cells.of(labels, groups, num_groups=3, constraint="equalized_odds")
+        cells = ParityCells.of(labels, groups, num_groups=3, constraint="equalized_odds")
         return GroupRules(cells, said).positives(rule_GJ, epsilon=math.inf, source=SeededSource(0))
 
     moved = []
@@ -142,7 +142,7 @@ def test_the_auditors_counts_change_by_two_at_most() -> None:
         changed[row] = other
         moved.append(np.abs(counted(changed) - counted(groups)).sum())
     assert max(moved) == 2
-    cells = Cells.of(labels, groups, num_groups=3, constraint="equalized_odds")
+    cells = ParityCells.of(labels, groups, num_groups=3, constraint="equalized_odds")
     noise = [
         GroupRules(cells, said).positives(rule_GJ, epsilon=0.5, source=SeededSource(seed)) - counted(groups)
         for seed in range(300)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.nn.per_example import CrossEntropy
-from fairpate.nn.private_fit import Plan, PrivateSteps, PrivateTraining, SeededRandomness, ShiftedClipper
+from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness, ShiftedClipper, StepPlan
 
 CLIP_NORM = 0.7
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -175,7 +175,7 @@ def test_noise_joins_before_anything_is_rounded_and_the_model_keeps_its_precisio
         momentum=0.5,
     )
     training = PrivateTraining(
-        model, x, y, CrossEntropy(), steps, randomness=SeededRandomness(0), plan=Plan(clipper=SHIFTED)
+        model, x, y, CrossEntropy(), steps, randomness=SeededRandomness(0), plan=StepPlan(clipper=SHIFTED)
     )
     before = [p.detach().clone() for p in model.parameters()]
     training.step()
@@ -204,7 +204,7 @@ def test_without_clipping_the_shift_counts_once_per_sampled_record() -> None:
         PrivateTraining(model, x, y, CrossEntropy(), steps, randomness=SeededRandomness(5), **options).step()
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
-    ratio = 1 - (step(plan=Plan(clipper=SHIFTED)) - step(public_gradient=quarter)) / 0.25  # |B| / L
+    ratio = 1 - (step(plan=StepPlan(clipper=SHIFTED)) - step(public_gradient=quarter)) / 0.25  # |B| / L
     torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio), atol=1e-4, rtol=0)
     assert (15 * ratio.mean()).item() == pytest.approx(round(15 * ratio.mean().item()), abs=1e-3)
     assert ratio.mean() != 1
