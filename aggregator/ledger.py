@@ -17,7 +17,7 @@ Entries are only ever appended, each with a keyed digest over its predecessor's.
 
 Entries lie in a store: a SQLite file, or a database (:mod:`aggregator.chain` says what every store keeps).
 An edit, a gap or a lost end is noticed, and so is a second writer. An older copy of a whole store is not noticed here:
-:mod:`fairpate.run.label_queries` compares it with what was released, and an anchor, where there is one, is an entry
+:mod:`fairpate.methods.label_queries` compares it with what was released, and an anchor, where there is one, is an entry
 noted elsewhere that must be there (:mod:`aggregator.chain`).
 
 What the ledger is a ledger of (mechanism, gate, budget, teachers) is written when it is made and cannot change under
@@ -439,6 +439,10 @@ class Ledger:
         for part in (self._store, self._anchor):
             if part is not None:
                 part.look()
+
+    def was_deposed(self) -> bool:
+        """Whether another process writes this ledger now, also of a closed one. LedgerError if that cannot be asked."""
+        return self._store is not None and self._store.was_deposed()
 
     def has_room(self) -> bool:
         """Whether the store has room for a transaction, as far as is seen from here."""

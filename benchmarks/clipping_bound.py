@@ -25,7 +25,7 @@ import papers
 import torch
 
 from fairpate.config_reader import merge, read_yaml
-from fairpate.data import load_dataset
+from fairpate.data import load_data
 from fairpate.methods.base import configured
 from fairpate.methods.f_ld import calibrated_noise, parity_of, train_f_ld
 from fairpate.run.run import initial_model
@@ -51,7 +51,7 @@ def main() -> None:
 def measure(seed: int) -> list[tuple[str, dict[str, Any]]]:
     """Both parts for one division of the records."""
     config: Any = configured(merge(read_yaml(FILE), {"seed": seed, "data": {"seed": seed}}), method="pf_ld")
-    dataset = load_dataset(config.data)
+    dataset = load_data(config.data)
     private, settings = dataset.private, config.pf_ld
     norms, groups = gradient_norms(config, dataset), private.z.numpy()
     of_group = [norms[groups == group] for group in range(dataset.num_groups)]

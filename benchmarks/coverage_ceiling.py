@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
-from fairpate.data import Split, load_dataset
-from fairpate.methods.base import load_method
+from fairpate.data import Split, load_data
+from fairpate.methods.base import configured
 
 FloatArray = npt.NDArray[np.float64]
 GRID = np.linspace(0.01, 1, 100)
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--max-disparity", type=float, default=0.01)
     parser.add_argument("--set", dest="overrides", action="append", default=[])
     options = parser.parse_args()
-    dataset = load_dataset(load_method(options.config, options.overrides).data)
+    dataset = load_data(configured(options.config, options.overrides).data)
     counts_GC = count(dataset.test, dataset.num_groups, dataset.num_classes)
     coverage, shares = ceiling(counts_GC, options.max_disparity)
     print(f"{dataset.name}, {dataset.sensitive_attribute}: perfect classifier, {len(dataset.test)} test records")

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from fairpate.config import DataConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import find_method
 
@@ -31,7 +31,7 @@ def main() -> None:
     print(f"| data | method | plain defaults | told epsilon {given.epsilon:g} alone | most common label |")
     print("|-|-|-|-|-|")
     for name in given.data:
-        dataset = load_dataset(DataConfig(name=name))
+        dataset = load_data(DataConfig(name=name))
         common = np.bincount(dataset.test.y.numpy()).max() / len(dataset.test)
         for method in given.methods:
             cells = [

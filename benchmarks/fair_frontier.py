@@ -32,11 +32,11 @@ import torch
 from ray.util.actor_pool import ActorPool
 
 from fairpate.config_reader import apply_override
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import dp_one_vs_rest, dp_pairwise, joint_table
 from fairpate.methods.base import Method, Training, configured
 from fairpate.nn.fit import predict_probabilities
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter
 
@@ -118,7 +118,7 @@ class Worker:
         started = time.monotonic()
         config = cell.config()
         if self._loaded is None or self._loaded[0] != config.data:
-            self._loaded = (config.data, load_dataset(config.data))
+            self._loaded = (config.data, load_data(config.data))
         try:
             measured = measure(config, self._loaded[1], delta)
         except ValueError as error:
@@ -157,7 +157,7 @@ def measure(config: Method, dataset: Dataset, delta: float | None) -> dict[str, 
         "unit": cost.unit,
         "relation": cost.relation,
         "accounting": cost.accounting,
-        "epsilon_as_in_paper": trained.epsilon_as_in_paper,
+        "epsilon_as_in_paper": None,
     }
 
 

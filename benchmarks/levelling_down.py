@@ -20,7 +20,7 @@ import papers
 import torch
 from torch.nn import functional
 
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.methods.f_ld import parity_of, train_f_ld
 from fairpate.report.metrics import evaluate
 from fairpate.run.run import initial_model
@@ -42,7 +42,7 @@ def main() -> None:
         sweep = load_sweep(SWEEP, [f"seeds=[{seed}]"])
         for cell in cells_of(sweep, folder=SWEEP.parent):
             if cell.data in ("bank", "adult") and _is_chosen(cell):
-                dataset = load_dataset(cell.config.data)
+                dataset = load_data(cell.config.data)
                 for cap in CAPS:
                     papers.add(found, f"{cell.data}/cap={cap:g}", seed, levelled(cell, dataset, cap))
                     print(f"{cell.data}, cap {cap:g}, seed {seed}", flush=True)

@@ -21,9 +21,10 @@ import torch
 
 from fairpate.config import RayConfig
 from fairpate.config_reader import determining_values, flat_values
-from fairpate.data import load_dataset
+from fairpate.data import load_data
+from fairpate.methods.label_queries import choose_queries, collect_vote_batch
 from fairpate.run.compare import ballot, run_cell
-from fairpate.run.folder import (
+from fairpate.run.context import (
     RunDirectory,
     checkpoint_folder,
     read_json,
@@ -32,8 +33,7 @@ from fairpate.run.folder import (
     read_votes,
     write_votes,
 )
-from fairpate.run.label_queries import choose_queries, collect_vote_batch
-from fairpate.run.run import UnprotectedRun
+from fairpate.run.folder import UnprotectedRun
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 from fairpate.terminal import Reporter
 from fairpate.types import UserError, VoteBatch
@@ -134,7 +134,7 @@ def shared_votes(cell: Cell, folder: Path) -> VoteBatch | None:
     path = folder / f"{name}.parquet"
     if not path.exists():
         config: Any = cell.config
-        dataset = load_dataset(config.data)
+        dataset = load_data(config.data)
         votes = collect_vote_batch(
             dataset,
             choose_queries(dataset, config.aggregator),
@@ -160,7 +160,7 @@ def numbers_of(run: RunDirectory) -> dict[str, Any]:
         "delta": statement.delta,
         "epsilon": math.inf if statement.epsilon is None else statement.epsilon,
         "epsilon_data_dependent": costs.get("epsilon_data_dependent"),
-        "epsilon_as_in_paper": statement.epsilon_as_in_paper or costs.get("epsilon_as_in_paper"),
+        "epsilon_as_in_paper": costs.get("epsilon_as_in_paper"),
         "accuracy": metrics["accuracy"],
         "coverage": metrics["coverage"],
         "majority_accuracy": metrics["majority_accuracy"],

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 
 from fairpate.config import DataConfig, FitConfig, ModelConfig, PrivacyTarget
-from fairpate.data import Dataset, Split, load_dataset
+from fairpate.data import Dataset, Split, load_data
 from fairpate.methods import dp_oracle_learner, dp_postprocessing, dp_sgd, randomised_response
 from fairpate.methods.base import price
 from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, GroupRules, guarantee, nu_before_play
@@ -98,7 +98,7 @@ def over_seeds(results: Sequence[Sequence[float]]) -> str:
 
 def communities(seeds: int) -> None:
     """Both methods of Jagielski et al. over the gap that is asked for."""
-    datasets = [load_dataset(DataConfig(name="communities", seed=seed)) for seed in range(seeds)]
+    datasets = [load_data(DataConfig(name="communities", seed=seed)) for seed in range(seeds)]
     bases = [logistic_regression(dataset, seed) for seed, dataset in enumerate(datasets)]
     plain = [
         measure(said_labels(base, dataset.test.x), dataset.test) for base, dataset in zip(bases, datasets, strict=True)
@@ -240,7 +240,7 @@ def response(seeds: int) -> None:
     for name in ("bank", "compas"):
         print(f"\n| {name}, epsilon 1, gap 0.02 | error | violation of equalized odds | of false positives |")
         print("|-|-|-|-|")
-        datasets = [load_dataset(DataConfig(name=name, seed=seed)) for seed in range(seeds)]
+        datasets = [load_data(DataConfig(name=name, seed=seed)) for seed in range(seeds)]
         for label, (settings, epsilon) in contenders.items():
             rows = [responded(dataset, settings, epsilon, seed) for seed, dataset in enumerate(datasets)]
             found = [row for row in rows if row is not None]

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fairpate.data import load_dataset
+from fairpate.data import load_data
 from fairpate.fairness.gate import filter_stream
 from fairpate.report.metrics import evaluate
-from fairpate.run.folder import open_run_directory, read_statement
+from fairpate.run.context import read_statement
+from fairpate.run.folder import open_run_directory
 from fairpate.types import GapDefinition, GateRule
 from student.student import load_student
 
@@ -41,7 +42,7 @@ def main() -> None:
 def rows(folder: Path, min_count: int) -> list[str]:
     """Of one run."""
     run, config = open_run_directory(folder)
-    dataset, epsilon = load_dataset(config.data), read_statement(run).epsilon
+    dataset, epsilon = load_data(config.data), read_statement(run).epsilon
     test, found = dataset.test, []
     labels, groups = load_student(run.student).predict(test.x, test.z.numpy()).labels, test.z.numpy()
     for gap in GAPS:

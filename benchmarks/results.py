@@ -21,10 +21,10 @@ from typing import Any
 from rich.console import Console
 
 from fairpate.config_reader import apply_override, config_digest, merge, read_yaml
-from fairpate.data import load_dataset
+from fairpate.data import load_data
 from fairpate.methods.base import DEFAULT, Method, configured
 from fairpate.report.page import epsilon_text
-from fairpate.run.folder import RunDirectory, read_json, read_labels, read_statement
+from fairpate.run.context import RunDirectory, read_json, read_labels, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
@@ -105,7 +105,7 @@ def _numbers(run: RunDirectory, config: Method) -> dict[str, float]:
 
 def _label_accuracy(run: RunDirectory, config: Method) -> float:
     """How many released labels are right: known here because benchmark data come with the queries' labels."""
-    dataset, labelled = load_dataset(config.data), read_labels(run.labels)
+    dataset, labelled = load_data(config.data), read_labels(run.labels)
     asked = config.queried(dataset).public if hasattr(config, "queried") else dataset.public
     truth = dict(zip(asked.record_id, asked.y.tolist(), strict=True))
     pairs = zip(labelled.record_ids, labelled.labels.tolist(), strict=True)

@@ -22,7 +22,7 @@ import torch
 
 from fairpate.config import DataConfig, RayConfig
 from fairpate.config_reader import merge, read_yaml
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.methods.base import configured
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
@@ -57,7 +57,7 @@ def main() -> None:
 
 @lru_cache(maxsize=2)
 def _dataset(config_json: str) -> Dataset:
-    return load_dataset(DataConfig.model_validate_json(config_json))
+    return load_data(DataConfig.model_validate_json(config_json))
 
 
 def seconds(method: str) -> float:

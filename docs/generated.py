@@ -25,7 +25,7 @@ _MEMBERS = ["   :members:", f"   :exclude-members: {_ROUTING}"]  # scikit-learn 
 _MISTAKES = (2**31 - 1, 2**63 - 1, 1e12)  # ends of ranges that only catch mistakes
 _LINK = re.compile(r"^- \[[^\]]*\]\(([\w./-]+)\.(?:md|ipynb)\)", re.MULTILINE)
 MODULES = {
-    "python": "fairpate fairpate.comparing fairpate.estimators",
+    "python": "fairpate fairpate.estimators",
     "methods": "fairpate.types fairpate.methods.base",
     "privacy": "fairpate.privacy.events fairpate.privacy.accountant fairpate.privacy.gnmax "
     "fairpate.privacy.mechanism_events fairpate.privacy.laplace fairpate.privacy.discrete_gaussian "

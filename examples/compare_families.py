@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fairpate.comparing import SelectionRule, best_error, by_panel, compare_methods, frontier, points_of, select
+from fairpate import SelectionRule, best_error, by_panel, compare_methods, frontier, points_of, select
 
 SWEEP = {
     "data_sets": {"color_digits": {"grid": {"target.epsilon": [2, 5]}}},

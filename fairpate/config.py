@@ -30,8 +30,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -63,24 +62,9 @@ def nearest(value: object, known: Iterable[object]) -> str:
 
 PLACE = re.compile(r"[\w.]+:[\w.]+")
 ALLOWED = "FAIRPATE_ALLOW_CODE"
-REMEDY = f"if you trust it, give --allow-code where a command has it, or {ALLOWED}=1 in the environment of any"
+REMEDY = f"if you trust it, set {ALLOWED}=1 in the environment"
 _INSTALLED = ("fairpate", "teachers", "aggregator", "student")
 _imported: set[str] = set()
-
-
-@contextmanager
-def allowing(allow: bool) -> Iterator[None]:
-    """What files name may run meanwhile, if ``allow``, in this process and in those that it starts."""
-    before = os.environ.get(ALLOWED)
-    if allow:
-        os.environ[ALLOWED] = "1"
-    try:
-        yield
-    finally:
-        if allow and before is None:
-            del os.environ[ALLOWED]
-        elif allow and before is not None:
-            os.environ[ALLOWED] = before
 
 
 def is_allowed() -> bool:
@@ -470,27 +454,11 @@ def _sha256_of(path: Path, remedy: str) -> str:
         raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
 
 
-class TeacherModelConfig(ModelConfig):
-    """The architecture of teachers, or any model of one's own with scikit-learn's `fit` and `predict`."""
-
-    python: str | None = Field(
-        None,
-        pattern=r"^[\w.]+:[\w.]+$",
-        description="module:factory, which makes a new one for every teacher; runs with --allow-code only. Then no "
-        "other field of `model`, nor `fit`, `standardize` or `engine`, is read.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_architecture(cls, values: Any) -> Any:
-        return dict(values) if isinstance(values, ModelConfig) else values
-
-
 class TeachersConfig(Section):
     """The ensemble that votes."""
 
     num_teachers: Count = Field(100, ge=2)
-    model: TeacherModelConfig = TeacherModelConfig()
+    model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
     standardize: bool = Field(False, description="Scale features by each teacher's own shard.")
     max_shard_size: Count | None = Field(

@@ -54,7 +54,6 @@ _FORMS = {
     "^[a-z][a-z0-9_]*$": "a name of lower-case letters (a to z), digits and underscores that begins with a letter",
     "^[a-z][a-z ]{0,39}$": "at most 40 lower-case letters (a to z) and spaces that begin with a letter",
     "^[0-9a-f]{64}$": "a sha256 of 64 digits 0 to 9 and a to f",
-    r"^[\w.]+:[\w.]+$": "module:name",
     r"^(pixels|oriented_gradients|[\w.]+:[\w.]+)$": "'pixels', 'oriented_gradients' or module:function",
 }
 
@@ -291,6 +290,8 @@ def determining_values(config: Configuration) -> dict[str, Any]:
 def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]:
     """``values`` of the method of ``config`` without what decides nothing there."""
     kept = _without(values, (*_PLACES, *config.unread))
+    if "teachers" in kept:  # a field of earlier versions, with which their digests were computed
+        kept["teachers"]["model"]["python"] = None
     # At its default it is left out: digests of runs from before it could be set stay.
     if kept.get("evaluation") == EvaluationConfig().model_dump():
         del kept["evaluation"]
@@ -386,7 +387,7 @@ def unread_because_of(name: str, settings: Settings) -> str | None:
     unread = _UNREAD_BY_LEARNING.get(settings.get("student.method"), ())
     if name.startswith(tuple(f"student.{part}" for part in unread)):
         return "student.method"
-    return _of_own_teachers(name, settings)
+    return None
 
 
 def _is_unread(name: str, value: Any, settings: Settings) -> bool:
@@ -404,12 +405,3 @@ def _of_architecture(section: str, field: str, settings: Settings) -> str | None
         return f"{section}.name"
     has_weights = any(other.startswith(f"{section}.weights.") for other in settings)
     return f"{section}.weights" if field in ("norm", "trainable") and not has_weights else None
-
-
-def _of_own_teachers(name: str, settings: Settings) -> str | None:
-    """A model of one's own stands for architecture, fit and scale."""
-    own = "teachers.model.python"
-    if settings.get(own) is None or name == own:
-        return None
-    reads_not = name.startswith(("teachers.model.", "teachers.fit.")) or name == "teachers.standardize"
-    return own if reads_not else None

@@ -93,18 +93,18 @@ from fairpate.methods.base import (
     Method,
     Price,
     Stream,
+    configured,
     configured_exactly,
     find_method,
     fitted_to,
-    load_method,
     read_of,
     stream_seed,
 )
-from fairpate.methods.pate import require_allowed
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.report.metrics import Evaluation
 from fairpate.report.page import epsilon_text
-from fairpate.run.folder import create_run_directory, write_json
+from fairpate.run.context import write_json
+from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import Assessment, assess, record_data
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.run import statement_of, train_model
@@ -387,9 +387,7 @@ def _array(values: dict[str, Any]) -> npt.NDArray[Any]:
 
 
 def _fitted(kind: type[FairClassifier], folder: Path, values: dict[str, Any]) -> FairClassifier:
-    config = load_method(folder / _CONFIG)
-    # A folder may come from anybody: to load it must never run code that it names.
-    require_allowed(config, allow_code=False)
+    config = configured(folder / _CONFIG)
     estimator = kind(config.method)
     known = parameters_of(config.method).keys() & type(config).model_fields.keys()
     sections = {name: getattr(config, name) for name in known}

@@ -1,18 +1,13 @@
-"""Teachers of the user's own: any model with scikit-learn's ``fit`` and ``predict``, one for each shard.
+"""Teachers of the user's own, from Python: any model with ``fit`` and ``predict`` votes on public queries.
 
-Code of the user's that makes teachers: a factory of models with scikit-learn's ``fit`` and ``predict``.
+:func:`ask_own_teachers` makes a teacher for each shard of the private records with the user's factory, trains it, lets
+it vote and discards it. What is kept are votes, which `fairpate aggregate` releases labels of: numbers, and no pickle.
+A second call with the same shards, code, queries and seed reads them again.
 
-One record touches one vote only if no two teachers share an object; what can be seen of that from outside is looked at.
-
-Teachers of the user's own: any model with scikit-learn's ``fit`` and ``predict``, one for each shard.
-
-A teacher is made by the user's factory, learns from its shard, votes on the public queries, and is forgotten. What is
-kept are its votes: numbers, and no pickle. They are found again for the same shards, code, queries and seed.
-
-A teacher has to be a function of its own shard, or one record would touch several votes. So every teacher is a new
-object with a seed of its own, the process's own random states are seeded for each, and one that fails, because its
-shard has one class perhaps, votes for its shard's most common class: an error would tell of the shard. What the code
-keeps outside of its objects is not seen here.
+A teacher must be a function of its own shard, or one record would change several votes. So each teacher is a new
+object with a seed of its own, the process's random states are seeded for each, and a teacher that raises an error (of
+a shard with one class, say) votes for its shard's most common class: the error would tell something of the shard.
+State that the user's code keeps outside of its objects is not seen here.
 
 Shapes: T teachers, Q queries, C classes, N records, F features.
 """
@@ -38,7 +33,7 @@ import sklearn
 from threadpoolctl import threadpool_limits
 
 from fairpate import __version__
-from fairpate.config import TeachersConfig, is_own_file, named_object
+from fairpate.config import TeachersConfig, is_own_file
 from fairpate.files import Storage
 from fairpate.later import torch
 from fairpate.nn.models import scale_bytes, seeded_torch
@@ -47,9 +42,9 @@ from teachers.ensemble import (
     ArrayShard,
     ArrayWeights,
     Block,
+    BlockPool,
     Given,
     InProcessPool,
-    Pool,
     Progress,
     VoteArray,
     blocks_in,
@@ -57,8 +52,6 @@ from teachers.ensemble import (
     count_votes,
     digest_of,
     load_block,
-    other_records,
-    read_shards,
     rows_of_teachers,
     save_block,
 )
@@ -76,24 +69,27 @@ class OwnTeacherError(UserError, ValueError):
     """Code of the user's that cannot vote; the message names it, what was wrong and the remedy."""
 
 
-def load_factory(place: str) -> Factory:
-    """The factory, after it made two teachers that share nothing. OwnTeacherError otherwise."""
+def require_factory(factory: Factory) -> None:
+    """Make two teachers to look at. OwnTeacherError unless both can fit and predict and share no object."""
     try:
-        factory: Factory = named_object(place)
         first, second = (made(factory, 0) for _ in range(2))
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # whatever the user's code raises
         raise OwnTeacherError(
-            f"teachers.model.python: {place} makes no teacher ({type(error).__name__}: {error}); give module:factory, "
-            "its folder in PYTHONPATH or as the working directory."
+            f"{named(factory)} makes no teacher ({type(error).__name__}: {error}); give a function that returns a new "
+            "model."
         ) from error
     lacking = [name for name in ("fit", "predict") if not callable(getattr(first, name, None))]
     if lacking:
         raise OwnTeacherError(
-            f"teachers.model.python: {place} makes a {type(first).__name__} without {' and '.join(lacking)}; give a "
-            "factory of models that have both."
+            f"{named(factory)} makes a {type(first).__name__} without {' and '.join(lacking)}; give a factory of "
+            "models that have both."
         )
-    require_apart(place, first, [second])
-    return factory
+    require_apart(factory, first, [second])
+
+
+def named(factory: Factory) -> str:
+    """The factory's name in messages and in the digest of votes."""
+    return f"{getattr(factory, '__module__', '')}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
 
 
 def own_modules(factory: Factory) -> list[ModuleType]:
@@ -117,12 +113,12 @@ def made(factory: Factory, seed: int) -> Any:
     return factory(random_state=seed) if takes else factory()
 
 
-def require_apart(place: str, teacher: Any, others: Sequence[Any]) -> None:
+def require_apart(factory: Factory, teacher: Any, others: Sequence[Any]) -> None:
     """OwnTeacherError where two teachers are, or hold, the same object: a second fit would change the first."""
     own = {id(part) for part in _parts(teacher)}
     if any(id(part) in own for other in others for part in _parts(other)):
         raise OwnTeacherError(
-            f"teachers.model.python: {place} gives the same object twice, so that one record could touch several "
+            f"{named(factory)} gives the same object twice, so that one record could touch several "
             "votes; make a new one at each call."
         )
 
@@ -148,14 +144,13 @@ def _held(model: Any) -> Iterator[Any]:
             yield from item if isinstance(item, tuple) else (item,)
 
 
-_BLOCK = 4
 _DEFINITION = 1  # raised whenever the same inputs give other votes
 _PREDICTIONS, _FAILED = "predictions", "failed"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnVotes:
+class TeacherVotes:
     """``votes_QC``, whose rows sum to T, and sixteen hexadecimal digits of all that determines them. Private."""
 
     votes_QC: VoteArray
@@ -166,40 +161,50 @@ class OwnVotes:
 class _Lesson:
     """What every teacher is made with, and asked."""
 
-    place: str
     factory: Factory
     num_classes: int
     seed: int
     queries: npt.NDArray[np.float32]
     told: bytes
-    read: Callable[[], Split] | None
 
 
 def ask_own_teachers(
+    factory: Factory,
     private: Split,
-    config: TeachersConfig,
     queries_x: Tensor,
     *,
+    num_teachers: int,
     num_classes: int,
     seed: int,
     checkpoint_dir: Path | Storage,
-    pool: Pool | None = None,
+    block_size: int = 4,
+    pool: BlockPool | None = None,
     on_progress: Progress | None = None,
-    read: Callable[[], Split] | None = None,
-) -> OwnVotes:
-    """The votes of one teacher per shard; those that ``checkpoint_dir`` lacks are trained.
+) -> TeacherVotes:
+    """The votes of one teacher per shard on the queries. Private, as the records are.
 
-    ``read`` gives ``private`` again, wherever it is called: workers then read their shards and none is sent to them.
-    OwnTeacherError where the factory makes no teachers, all of them fail, or one votes for what is no class; PoolError
-    where a worker reads other records.
+    Args:
+        factory: Returns a new model with ``fit(X, y)`` and ``predict(X)`` at each call; gets ``random_state`` if it has
+            such a parameter. ``X`` has one row of features per record (pictures flattened, 0 to 1), ``y`` class codes.
+        private: Records to divide into shards, by a keyed hash of the record id (or of the person id).
+        queries_x: Features of the public records (Q, ...).
+        num_teachers: Number of shards.
+        num_classes: Number of classes; ``predict`` returns codes below it.
+        seed: Seed of shards and of teachers.
+        checkpoint_dir: Where votes are kept; only teachers whose votes are missing are trained.
+        block_size: Teachers that are trained and stored together.
+        pool: Where blocks are computed; None: in this process.
+        on_progress: Called with the number of blocks that are done, and of all.
+
+    Raises:
+        OwnTeacherError: The factory makes no teachers, all of them fail, or one votes for something that is no class.
     """
-    place, workers = config.model.python, pool or InProcessPool()
-    assert place is not None
-    factory = load_factory(place)
-    settings: dict[str, Any] = {"place": place, "num_classes": num_classes, "seed": seed}
+    workers = pool or InProcessPool()
+    require_factory(factory)
+    config = TeachersConfig(num_teachers=num_teachers, block_size=block_size)
     queries = _table(queries_x)
-    told = _told(factory, queries, settings)
-    lesson = _Lesson(factory=factory, queries=queries, told=told, read=read, **settings)
+    told = _told(factory, queries, {"num_classes": num_classes, "seed": seed})
+    lesson = _Lesson(factory=factory, queries=queries, told=told, num_classes=num_classes, seed=seed)
     for module in own_modules(factory):
         workers.carry(module)  # other nodes do not have it
     rows = rows_of_teachers(private, config, seed)
@@ -207,45 +212,32 @@ def ask_own_teachers(
     def shards(teachers: Sequence[int]) -> list[ArrayShard]:
         return [_array_shard(private.x[rows[t]], private.y[rows[t]]) for t in teachers]
 
-    def given(teachers: Sequence[int]) -> Given:
-        return shards(teachers) if read is None else [rows[teacher] for teacher in teachers]
-
     def content_of(teachers: tuple[int, ...]) -> str:
         return _name(told, teachers, shards(teachers))
 
-    blocks, storage = blocks_in(checkpoint_dir, config.num_teachers, config.block_size or _BLOCK, content_of)
+    blocks, storage = blocks_in(checkpoint_dir, num_teachers, block_size, content_of)
     failures: list[str] = []
-    for block, (asked, failure) in computed(_ask_block, lesson, blocks, storage, given, workers, on_progress):
+    for block, (asked, failure) in computed(_ask_block, lesson, blocks, storage, shards, workers, on_progress):
         save_block(block.checkpoint, asked)
         failures += [] if failure is None else [failure]
     stored = [load_block(each.checkpoint) for each in blocks]
-    _tell_failures(sum(int(each[_FAILED].sum()) for each in stored), config.num_teachers, place, failures)
-    return OwnVotes(
+    _tell_failures(sum(int(each[_FAILED].sum()) for each in stored), num_teachers, named(factory), failures)
+    return TeacherVotes(
         votes_QC=count_votes(np.concatenate([each[_PREDICTIONS] for each in stored]), num_classes),
         digest=digest_of(blocks),
     )
 
 
-def _shards_of(block: Block, given: Any, lesson: _Lesson) -> list[ArrayShard]:
-    """The records that a block learns from: those that came, or the rows of what this process reads."""
-    if lesson.read is None:
-        return list(given)
-    shards = [_array_shard(shard.x, shard.y) for shard in read_shards(lesson.read, given)]
-    if _name(lesson.told, block.teacher_indices, shards) != block.content:
-        raise other_records()
-    return shards
-
-
 def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[ArrayWeights, str | None]:
     """The votes of a block, and what the first teacher that failed raised."""
     block, given = item
-    shards = _shards_of(block, given, lesson)
+    shards: list[ArrayShard] = list(given)
     kept: list[Any] = []  # alive, so that no new object gets the identity of one that is gone
     predictions, failures = [], []
     for teacher, (x, y) in zip(block.teacher_indices, shards, strict=True):
         with _own_randomness(seed_of_training(lesson.seed, teacher)) as seed:
             model = made(lesson.factory, seed)
-            require_apart(lesson.place, model, kept)
+            require_apart(lesson.factory, model, kept)
             kept.append(model)
             # Copies: code that writes into what it is given must not change what the next teacher sees.
             said, failure = _said(model, x.copy(), y.copy(), lesson.queries.copy())
@@ -286,7 +278,7 @@ def _classes(said: Any, lesson: _Lesson, teacher: int) -> npt.NDArray[np.int16]:
     if values.shape != expected or not right.all():
         found = f"shape {values.shape}" if values.shape != expected else f"others, as {values.dtype}"
         raise OwnTeacherError(
-            f"teachers.model.python: teacher {teacher} of {lesson.place} predicted {found}, where a class in "
+            f"teacher {teacher} of {named(lesson.factory)} predicted {found}, where a class in "
             f"0..{lesson.num_classes - 1} for each of {expected[0]} queries is expected; correct its predict."
         )
     return codes.astype(np.int16)
@@ -322,7 +314,7 @@ def _array_shard(x: Tensor, y: Tensor) -> ArrayShard:
 
 
 def _told(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> bytes:
-    """What determines votes beside the shards."""
+    """All that determines votes except the shards."""
     try:
         # Of an installed package, whose version is told apart, its own module alone.
         modules = own_modules(factory) or [sys.modules[factory.__module__]]
@@ -330,6 +322,7 @@ def _told(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str
     except (OSError, TypeError, KeyError, AttributeError):
         code = ""
     told = settings | {
+        "factory": named(factory),
         "code": hashlib.sha256(code.encode()).hexdigest(),
         "queries": hashlib.sha256(queries.tobytes()).hexdigest(),
         "definition": _DEFINITION,
@@ -351,9 +344,7 @@ def _tell_failures(num_failed: int, num_teachers: int, place: str, failures: Seq
     """A warning for the operator; OwnTeacherError where nobody learned anything."""
     first = f", the first with {failures[0]}" if failures else ""
     if num_failed == num_teachers:
-        raise OwnTeacherError(
-            f"teachers.model.python: every one of {num_teachers} teachers of {place} failed{first}; correct it."
-        )
+        raise OwnTeacherError(f"every one of {num_teachers} teachers of {place} failed{first}; correct it.")
     if num_failed:
         _log.warning(
             "%d of %d teachers failed and vote for their shard's most common class%s.", num_failed, num_teachers, first

@@ -17,7 +17,7 @@ from fairpate.config import CalibrationConfig, ConfigError, FitConfig, PrivacyTa
 from fairpate.estimators import FairClassifier
 from fairpate.methods.dp_sgd import DpSgd, DpSgdConfig
 from fairpate.methods.f_ld import FldConfig
-from fairpate.run.folder import RunDirectory, read_labels
+from fairpate.run.context import RunDirectory, read_labels
 from fairpate.run.release_log import Odometer
 from fairpate.types import GateRule
 

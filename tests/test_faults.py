@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from fairpate.config import TeacherModelConfig
 from fairpate.config_reader import expected
 from fairpate.data.dataset import SourceFile
 from fairpate.data.declaration import Declaration
@@ -67,7 +66,6 @@ def test_a_fault_says_what_is_expected(field, value, words):
         (VotesConfig, "unit", "Hospital", "lower-case letters"),
         (SourceFile, "sha256", "unknown", "64 digits"),
         (PicturesConfig, "features", "edges", "module:function"),
-        (TeacherModelConfig, "python", "mine", "module:name"),
     ],
 )
 def test_a_form_is_told_in_words(schema, field, value, words):

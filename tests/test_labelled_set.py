@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fairpate.config import DataConfig
-from fairpate.data import load_dataset
-from fairpate.run.learn import public_records
+from fairpate.data import load_data
+from fairpate.methods.label_queries import public_records
 from fairpate.types import FloatArray, LabelledSet
 
 
@@ -39,7 +39,7 @@ def test_chances_that_are_no_distributions_are_refused(chances: FloatArray, mess
 
 
 def test_a_student_reads_chances_where_there_are_any() -> None:
-    public = load_dataset(DataConfig(num_public=20)).public
+    public = load_data(DataConfig(num_public=20)).public
     chances = np.random.default_rng(0).dirichlet(np.ones(10), size=3)
     ids = tuple(public.record_id[row] for row in (4, 1, 7))
     released = LabelledSet(record_ids=ids, labels=chances.argmax(axis=1), groups=np.zeros(3, int), chances=chances)

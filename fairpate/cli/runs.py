@@ -23,7 +23,6 @@ from rich.console import Group
 from typer.core import TyperCommand, TyperOption
 
 from fairpate.cli.base import (
-    AllowCode,
     ConfigFile,
     DataDir,
     MethodOption,
@@ -36,7 +35,7 @@ from fairpate.cli.base import (
     data_named,
     with_data_dir,
 )
-from fairpate.config import BACKBONES, ConfigError, allowing
+from fairpate.config import BACKBONES, ConfigError
 from fairpate.config_reader import read_yaml
 from fairpate.files import check_output_folder
 from fairpate.terminal import Output, facts, waiting
@@ -44,7 +43,7 @@ from fairpate.types import UsageError
 from fairpate.words import delta_text
 
 if TYPE_CHECKING:
-    from fairpate.run.folder import RunDirectory
+    from fairpate.run.context import RunDirectory
 
 _DEMO = Path(__file__).parents[1] / "color_digits.yaml"
 
@@ -82,14 +81,13 @@ def run(
             help="A run whose release this one goes on from, at no cost; also its configuration, if none is.",
         ),
     ] = None,
-    allow_code: AllowCode = False,
 ) -> Output:
     """Run one method: data, teachers and votes where it has some, model, evaluation, statement, report.
 
     Without CONFIG, and with a method, data or an epsilon, all else is chosen from public facts of the data set.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.methods.base import configured, load_method, merged, start_values
+    from fairpate.methods.base import configured, merged, start_values
     from fairpate.run.folder import open_run_directory
     from fairpate.run.run import run_method
     from fairpate.terminal import Reporter
@@ -101,17 +99,16 @@ def run(
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options = [f"{field}={json.dumps(value)}" for field, value in given.items() if value is not None]
     options = [*(overrides or []), *options]
-    with allowing(allow_code):
-        if release_of is not None and config is None:
-            config = open_run_directory(release_of)[0].config
-            options.append("out=null")
-        path = config or (_DEMO if (method, data, epsilon) == (None, None, None) else None)
-        start = start_values(options, method) if path is None else read_yaml(path)
-        if weights is not None:
-            options += _weights_of(merged(start, options, method=method), weights)
-        found = configured(start, options, method=method) if path is None else load_method(path, options, method=method)
-        placed = found.model_copy(update={"out": out or found.out, "data": with_data_dir(found.data, data_dir)})
-        return outcome(run_method(placed, Reporter(), release_of=release_of, with_graph=True, allow_code=allow_code))
+    if release_of is not None and config is None:
+        config = open_run_directory(release_of)[0].config
+        options.append("out=null")
+    path = config or (_DEMO if (method, data, epsilon) == (None, None, None) else None)
+    start = start_values(options, method) if path is None else read_yaml(path)
+    if weights is not None:
+        options += _weights_of(merged(start, options, method=method), weights)
+    found = configured(start if path is None else path, options, method=method)
+    placed = found.model_copy(update={"out": out or found.out, "data": with_data_dir(found.data, data_dir)})
+    return outcome(run_method(placed, Reporter(), release_of=release_of, with_graph=True))
 
 
 def compare(
@@ -119,25 +116,22 @@ def compare(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep; what is finished in it is kept.")] = None,
     data_dir: DataDir = None,
-    allow_code: AllowCode = False,
 ) -> Output:
     """Run methods over data sets, seeds and grids; only what is missing runs. Ends in one table and one frontier."""
     from fairpate.run.compare import compare_methods, comparison_outcome
     from fairpate.run.sweep import load_sweep
 
-    with allowing(allow_code):
-        sweep = load_sweep(config, overrides or [], data_dir=data_dir)
-        check_output_folder(out or sweep.out or Path("runs"), "--out")
-        comparison = compare_methods(
-            sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem, allow_code=allow_code
-        )
+    sweep = load_sweep(config, overrides or [], data_dir=data_dir)
+    check_output_folder(out or sweep.out or Path("runs"), "--out")
+    comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
     return comparison_outcome(comparison)
 
 
 def report(folder: RunFolder) -> Output:
     """Write the reports of a finished run again, and model.onnx; nothing is trained, asked or charged."""
     from fairpate.cli.summaries import outcome
-    from fairpate.run.run import finished_run, run_method
+    from fairpate.run.folder import finished_run
+    from fairpate.run.run import run_method
     from fairpate.terminal import Reporter, waiting
 
     found, config = finished_run(folder)
@@ -235,7 +229,7 @@ def _outcome(run: RunDirectory) -> Output:
     """What was released, at what price, and what a student made of it."""
     from fairpate.cli.summaries import measured_rows
     from fairpate.report.page import epsilon_text
-    from fairpate.run.folder import read_json, read_statement
+    from fairpate.run.context import read_json, read_statement
 
     statement = read_statement(run)
     queries = statement.queries

@@ -49,12 +49,13 @@ from rich.text import Text
 from fairpate import __version__
 from fairpate.config import ConfigError, Section
 from fairpate.data import DatasetDescription, DatasetListing
-from fairpate.data.draft import Check
+from fairpate.data.registry import Check
 from fairpate.fairness.rates import DEFAULT, NOTIONS, FloatArray, Notion
 from fairpate.files import PlaceError, cache_dir, check_output_folder, write_atomically
 from fairpate.methods.base import find_method, method_names, own_names
 from fairpate.report.page import counted, epsilon_text
-from fairpate.run.folder import RunDirectory, environment, read_json, read_statement
+from fairpate.run.context import RunDirectory, read_json, read_statement
+from fairpate.run.folder import environment
 from fairpate.run.release_log import state_folder
 from fairpate.terminal import MODULES, Output, facts, import_error, install_words, is_missing, listing
 from fairpate.types import READING_TELLS, PrivacyStatement, UsageError

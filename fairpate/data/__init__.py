@@ -16,7 +16,6 @@ from fairpate.data.registry import (
     find_entry,
     list_datasets,
     load_data,
-    load_dataset,
     option_showing_attribute,
     pool_size,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "find_entry",
     "list_datasets",
     "load_data",
-    "load_dataset",
     "option_showing_attribute",
     "pool_size",
 ]

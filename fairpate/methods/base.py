@@ -79,7 +79,7 @@ from fairpate.privacy.accountant import Accounting
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.laplace import pure_epsilon
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Meter
 from fairpate.terminal import Reporter
 from fairpate.types import QueryOutcomes, Relation, Unit
@@ -234,7 +234,6 @@ class Trained:
     ``noise`` says where the noise came from, and so whether anyone is protected. ``mixing_GCC[a, j, k]``, where there
     is one, is the probability of predicting k for a member of group a where the model says j; a
     :class:`fairpate.nn.fit.Mixture` predicts by a member that it draws. ``remarks`` belong in the statement.
-    ``epsilon_as_in_paper`` is what the paper's own accounting says of this training: no guarantee of ours.
 
     For methods that ask teachers, ``queries`` are how their queries ended, ``epsilon_bound`` is the guarantee that was
     fixed before the first, ``num_training_labels`` how many labels the model learned from.
@@ -245,7 +244,6 @@ class Trained:
     noise: str
     mixing_GCC: npt.NDArray[np.float64] | None = None
     remarks: tuple[str, ...] = ()
-    epsilon_as_in_paper: float | None = None
     queries: QueryOutcomes | None = None
     epsilon_bound: float | None = None
     num_training_labels: int | None = None
@@ -565,29 +563,36 @@ Names = tuple[str, ...]
 """A field, as the names of the sections that it is in and its own."""
 
 
-def load_method(path: Path | str | None, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
-    """The configuration in ``path`` with ``overrides`` on top; ``method`` None: the one that they name.
-
-    ConfigError lists every fault with its field, value and remedy: of an override also that nothing reads it.
-    """
-    values = {} if path is None else read_yaml(path)
-    if {"methods", "data_sets"} & values.keys():
-        raise ConfigError(f"{path}: a sweep, with methods and data_sets; `fairpate compare` runs it.")
-    # A file may come from anybody; what is said on the command line was typed by its user.
-    if path is not None and method is None and "method" not in _said(overrides):
-        require_trusted(values.get("method"), Path(path))
-    return configured(values, overrides, method=method)
-
-
 def require_trusted(method: Any, path: Path) -> None:
     """ConfigError for ``module:Class`` that the file ``path`` names, where files may not."""
     if isinstance(method, str) and PLACE.fullmatch(method) and not may_run(method):
         raise ConfigError(f"method: {path} names {method}, code that would run with your rights; {REMEDY}.")
 
 
-def configured(values: Values, overrides: Sequence[str] = (), *, method: str | None = None) -> Method:
-    """As :func:`load_method`, from the values of a file."""
-    said = _said(overrides)
+def configured(
+    source: Values | Path | str | None, overrides: Sequence[str] = (), *, method: str | None = None
+) -> Method:
+    """The checked configuration of one method.
+
+    Args:
+        source: A mapping of sections, the path of a YAML file, or None for the method's defaults. A file may serve
+            several methods: sections of other methods are checked and left out.
+        overrides: ``section.field=value``, read as YAML, on top of ``source``. One that the method does not read is an
+            error.
+        method: The method's name, or ``module:Class``; None: the one that ``overrides`` or ``source`` name, or
+            ``fairpate``.
+
+    Raises:
+        ConfigError: Lists every fault with its field, value and remedy.
+    """
+    values, said = source if isinstance(source, dict) else {}, _said(overrides)
+    if isinstance(source, Path | str):
+        values = read_yaml(source)
+        if {"methods", "data_sets"} & values.keys():
+            raise ConfigError(f"{source}: a sweep, with methods and data_sets; `fairpate compare` runs it.")
+        # A file may come from anybody; an option was typed by its user.
+        if method is None and "method" not in said:
+            require_trusted(values.get("method"), Path(source))
     name = _name(values, said, method)
     schema = find_method(name)
     faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]

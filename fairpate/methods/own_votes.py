@@ -43,10 +43,10 @@ from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.later import torch
 from fairpate.methods.base import Training
+from fairpate.methods.label_queries import StandingVoters
 from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels
 from fairpate.report.page import counted
-from fairpate.run.folder import RunDirectory
-from fairpate.run.label_queries import StandingVoters
+from fairpate.run.context import RunDirectory
 from fairpate.types import GateRule, IntArray, MechanismParameters, Unit, UserError, VoteBatch
 
 # 128 bits: no two ids of a file meet by chance.

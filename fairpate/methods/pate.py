@@ -51,7 +51,6 @@ from aggregator.budgets import mechanism_within
 from aggregator.mechanism import Mechanism, mechanism_of
 from aggregator.session import Ballot
 from fairpate.config import (
-    REMEDY,
     AggregatorConfig,
     BudgetConfig,
     ConfigError,
@@ -64,25 +63,26 @@ from fairpate.config import (
     RayConfig,
     StudentConfig,
     TeachersConfig,
-    is_allowed,
 )
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
 from fairpate.methods.base import Method, Stream, Trained, Training, Voting
-from fairpate.run.folder import RunDirectory, checkpoint_folder, write_json
-from fairpate.run.label_queries import (
+from fairpate.methods.label_queries import (
     ReleasePlan,
+    Spending,
     StandingVoters,
     check_budget,
     check_teachers,
     choose_queries,
     collect_vote_batch,
+    costs,
+    fit_student,
     release_labels,
     standing_teachers,
     store_votes,
     stored_votes,
 )
-from fairpate.run.publication import Spending, costs
+from fairpate.run.context import RunDirectory, checkpoint_folder, write_json
 from fairpate.types import GateRule, LabelledSet, VoteBatch
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
@@ -253,9 +253,7 @@ class VotingMethod(Method):
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
-        """``labels`` with a student of those ``kept``; ``options`` as :func:`fairpate.run.learn.fit_student`."""
-        from fairpate.run.learn import fit_student  # torch: a configuration is read without it
-
+        """``labels`` with a student of those ``kept``; ``options`` as :func:`fit_student` takes them."""
         # Runs without a target have always drawn the student's first weights from its own stream.
         if self.target.epsilon is not None or self.public_data.pretrain is not None:
             options["initial_model"] = training.model
@@ -368,11 +366,6 @@ class PateFamily(GnmaxMethod):
         return storage
 
     @property
-    def keeps_teachers(self) -> bool:
-        """Models of the user's own are asked and forgotten: what is kept are their votes."""
-        return self.teachers.model.python is None
-
-    @property
     def num_voters(self) -> int:
         """All teachers."""
         return self.teachers.num_teachers
@@ -415,16 +408,6 @@ class PateFamily(GnmaxMethod):
             ray=self.ray,
             checkpoint_dir=checkpoint_folder(self.storage, run.teachers),
             collected=run.votes,
-        )
-
-
-def require_allowed(config: Method, *, allow_code: bool) -> None:
-    """ConfigError for a configuration that names code, where none may run."""
-    place = config.teachers.model.python if isinstance(config, PateFamily) else None
-    if place is not None and not allow_code and not is_allowed():
-        raise ConfigError(
-            f"teachers.model.python: {place} is code that would run with your rights; {REMEDY} (from Python: "
-            "allow_code=True)."
         )
 
 

@@ -88,7 +88,7 @@ from fairpate.fairness.gate import filter_stream
 from fairpate.fairness.private_population import (
     KEPT_NOISE,
     TAUGHT_NOISE,
-    PublicRecords,
+    LabelledRecords,
     TableByGroup,
     estimated_population,
     thinned,
@@ -96,14 +96,14 @@ from fairpate.fairness.private_population import (
 from fairpate.files import write_atomically
 from fairpate.later import sklearn
 from fairpate.methods.base import Method, PrivateMethod, Stream, Trained, Training, Voting, stream_seed
+from fairpate.methods.label_queries import fit_student
 from fairpate.nn.fit import public_penalty
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
-from fairpate.run.folder import RunDirectory, RunDirectoryError, RunFolderError
-from fairpate.run.learn import fit_student
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError
 from fairpate.run.release_log import Origin, Released, pool_digest, read_release, save_release
 from fairpate.types import GateRule, IntArray, LabelledSet, Unit
 from student.student import Student
@@ -310,7 +310,7 @@ class VotesOfRecords(ReleasingMethod):
         predicted = student.predict(public.x, public.z.numpy(), generator=generator)
         # A refusal is one more outcome, beside the classes.
         outcome_M = np.where(predicted.answered, predicted.labels, dataset.num_classes)
-        records = PublicRecords(
+        records = LabelledRecords(
             votes_MW=told.votes_MW,
             groups_M=public.z.numpy(),
             likely_MY=told.likely_MY,

@@ -74,8 +74,6 @@ class SfPate(PateFamily):
     def check(self) -> None:
         """ConfigError besides for a publication, which prices whole records, and for counts that nobody reads."""
         super().check()
-        if self.teachers.model.python is not None:
-            raise ConfigError("teachers.model.python: sf_pate trains teachers of its own kind; leave it out.")
         if self.aggregator.publication is not None:
             raise ConfigError("aggregator.publication: prices whole records, not a sensitive attribute; leave it out.")
 

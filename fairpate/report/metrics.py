@@ -951,7 +951,7 @@ def _moves(count_G: rates.FloatArray, most_G: rates.FloatArray) -> rates.FloatAr
     return moves_G
 
 
-def describe_cell(cell: rates.Cell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
+def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
     """A cell in words, such as "predicted 3, given true 5: red against green"; "undefined" for None."""
     if cell is None:
         return "undefined"

@@ -34,15 +34,8 @@ from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, recomputed_epsilon
 from fairpate.privacy.second_accountant import guarantee_of as independent_guarantee
 from fairpate.report.run_page import CardData, IntendedUse, card_page
-from fairpate.run.folder import (
-    RunDirectory,
-    RunDirectoryError,
-    environment,
-    read_json,
-    read_labels,
-    read_statement,
-    run_at,
-)
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
+from fairpate.run.folder import environment
 from fairpate.run.publication import card_of, card_values, guarantee_of, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell

@@ -52,34 +52,27 @@ from rich.text import Text
 
 from fairpate.config import DataConfig, RayConfig, SweepConfig, TasksConfig
 from fairpate.config_reader import determining_values, values_digest
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically
 from fairpate.later import torch
 from fairpate.methods.base import Method
-from fairpate.methods.pate import PateFamily, require_allowed
+from fairpate.methods.label_queries import choose_queries, collect_vote_batch
+from fairpate.methods.pate import PateFamily
 from fairpate.methods.record_votes import ReleasingMethod
 from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.report.page import counted, epsilon_text, in_two_lines
-from fairpate.run.folder import (
-    RunDirectory,
-    checkpoint_folder,
-    create_run_directory,
-    read_json,
-    read_votes,
-    write_text,
-    write_votes,
-)
-from fairpate.run.label_queries import choose_queries, collect_vote_batch
+from fairpate.run.context import RunDirectory, checkpoint_folder, read_json, read_votes, write_text, write_votes
+from fairpate.run.folder import create_run_directory
 from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import make_release, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver
 from fairpate.terminal import Output, Pace, Reporter, is_live
 from fairpate.types import NotionName, RunRecord, UsageError, UserError, VoteBatch, strict
-from teachers.ensemble import Pool, PoolError
+from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 
 
@@ -166,10 +159,10 @@ def collect_shared_votes(cells: Sequence[Cell], folder: SweepFolder, reporter: R
     return shared
 
 
-def _collect(cell: Cell, folder: SweepFolder, reporter: Reporter, pool: Pool) -> VoteBatch:
+def _collect(cell: Cell, folder: SweepFolder, reporter: Reporter, pool: BlockPool) -> VoteBatch:
     config = _sharing(cell.config)
     assert config is not None
-    dataset = load_dataset(config.data)
+    dataset = load_data(config.data)
     return collect_vote_batch(
         dataset,
         choose_queries(dataset, config.aggregator),
@@ -613,7 +606,7 @@ def _read_record(path: Path, cell: Cell) -> RunRecord:
 @lru_cache(maxsize=1)
 def _dataset(config_json: str) -> Dataset:
     """The data set, once for all cells in a row that read it."""
-    return load_dataset(DataConfig.model_validate_json(config_json))
+    return load_data(DataConfig.model_validate_json(config_json))
 
 
 def compare_methods(
@@ -624,19 +617,15 @@ def compare_methods(
     folder: Path | None = None,
     title: str = "comparison",
     console: Console | None = None,
-    allow_code: bool = False,
 ) -> Comparison:
     """Everything that `fairpate compare` does: check, run what is missing, write tables, pages and figures.
 
     ``folder`` is where files that the sweep names are looked for (None: here); ``out`` None takes the sweep's own, or
-    ``runs/TITLE``. ``allow_code``: whether code that the sweep names may run. ConfigError lists every fault before
-    anything runs.
+    ``runs/TITLE``. ConfigError lists every fault before anything runs.
     """
     folder = folder or Path()
     config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep), folder=folder, data_dir=data_dir)
     cells = cells_of(config, folder=folder, data_dir=data_dir)
-    for cell in cells:
-        require_allowed(cell.config, allow_code=allow_code)
     root = out or config.out or Path("runs") / title
     comparison = compare(config, cells, root, console or Reporter().console)
     write_frontier_reports(comparison, title=title)

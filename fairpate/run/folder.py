@@ -1,163 +1,69 @@
-"""A run's folder: configuration, ``private/`` and ``public/``, tables, and what is finished.
+"""A run's folder as its method divides it: made for a configuration, or found again with the one that it holds.
 
-The run directory: what may be published, what may not, and what made it.
-
-``public/`` holds released labels, the student, the statement, metrics and the report; ``private/`` (mode 0700) holds
-teachers, votes and the ledger. A file that exists is whole, and an interrupted stage is simply done again.
-
-The run directory's Parquet tables: votes, which are private, and released labels, which are not.
+The configuration is written first: by it, a folder that a crash left is known as the folder of this run. A folder that
+holds a run of another configuration is refused, with the fields that differ.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import yaml
 
 from fairpate import __version__
 from fairpate.config import ConfigError
 from fairpate.config_reader import default_folder, determining, determining_values, flat_values, read_yaml
-from fairpate.files import PathIn, Storage, check_output_folder, open_storage, private_folder, write_atomically
-from fairpate.types import IntArray, LabelledSet, PrivacyStatement, UsageError, UserError, VoteBatch
-
-if TYPE_CHECKING:
-    from fairpate.methods.base import Method
+from fairpate.files import check_output_folder, private_folder
+from fairpate.methods.base import Method, configured
+from fairpate.methods.pate import PateFamily
+from fairpate.run.context import LOCK, RunDirectory, RunFolderError, run_at, write_json, write_text
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
-_TESTED_BY = ("votes.test", "votes.label", "evaluation.least_cell")  # measures a model, and determines nothing of it
-_LOCK = ".lock"  # comes before all else in a folder
+_TESTED_BY = ("votes.test", "votes.label", "evaluation.least_cell")  # they measure a model and change nothing of it
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 
 
-class RunDirectoryError(UserError):
-    """A folder that does not hold what was asked for; nothing in it was changed."""
-
-
-class RunFolderError(RunDirectoryError, UsageError):
-    """A folder that cannot be the one that was meant: no run, another run, something else."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class RunDirectory:
-    """Paths of one run. Made by :func:`create_run_directory`, found again by :func:`open_run_directory`."""
-
-    root: Path
-
-    @property
-    def public(self) -> Path:
-        """What may be published."""
-        return self.root / "public"
-
-    @property
-    def private(self) -> Path:
-        """What only the operator may see."""
-        return self.root / "private"
-
-    teachers = PathIn("private", "teachers")
-    """Checkpoints of the teachers."""
-    votes = PathIn("private", "votes.parquet")
-    """Votes per query and class."""
-    ledger = PathIn("private", "ledger.sqlite")
-    """Reservations and outcomes."""
-    ledger_place = PathIn("private", "ledger.json")
-    """Where the ledger lies, if not there, and its anchor, if it has one."""
-    ledger_backup = PathIn("private", "ledger.backup")
-    """Written to whenever the ledger was copied."""
-    tokens = PathIn("private", "tokens.json")
-    """Who may ask the run's service."""
-    receipt = PathIn("private", "release.json")
-    """What the odometer counts of this run, and the id under which it does."""
-    released = PathIn("public", "released.safetensors")
-    """What private records were read for, where that is kept: all else follows from it and public records."""
-    embedding = PathIn("public", "embedding.safetensors")
-    """What every record of the run went through, where that is anything: made once, of public records alone."""
-    labels = PathIn("public", "labels.parquet")
-    """Released labels."""
-    student = PathIn("public", "student.safetensors")
-    """The published model."""
-    graph = PathIn("public", "model.onnx")
-    """The published model for those without this package."""
-    graph_description = PathIn("public", "model.json")
-    """How it is used."""
-    statement = PathIn("public", "statement.json")
-    """The published claim of privacy."""
-    metrics = PathIn("public", "metrics.json")
-    """The student's metrics."""
-    private_population = PathIn("public", "private_population.json")
-    """How the student treats the groups of private records, as far as the release tells."""
-    card = PathIn("public", "card.json")
-    """What the student guarantees and how it treats groups."""
-    card_page = PathIn("public", "card.html")
-    """The same as a page."""
-    public_report = PathIn("public", "report.html")
-    """The page for everybody."""
-    record = PathIn("public", "record.json")
-    """The run as one point of a comparison."""
-    private_record = PathIn("private", "record.json")
-    """The same point at the price that depends on votes, where there is one; for the operator."""
-    costs = PathIn("private", "costs.json")
-    """What was really spent; for the operator."""
-    without_privacy = PathIn("private", "without_privacy.json")
-    """What a model without noise reaches that learned from private records; for the operator."""
-    private_report = PathIn("private", "report.html")
-    """The page for the operator."""
-    config = PathIn("root", "config.yaml")
-    """The resolved configuration."""
-    data = PathIn("root", "data.json")
-    """What the run was trained on: names, no records."""
-    environment = PathIn("root", "environment.json")
-    """Versions, machine and revision."""
-
-    @property
-    def made_on(self) -> str | None:
-        """The day on which it was begun, in UTC; None where an earlier version did not record it."""
-        return read_json(self.environment).get("made_on") if self.environment.is_file() else None
+class ShownRun(RunDirectory):
+    """A run's folder that shows its result in a notebook."""
 
     def _repr_html_(self) -> str:
-        from fairpate.run.publication import run_html  # reads run directories, so not above
+        from fairpate.run.publication import run_html  # its pages take a second to import
 
         return run_html(self)
 
-    def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
-        """RunDirectoryError if a stage that costs something is still to be done; each where there is one."""
-        ledger = self.ledger if self.ledger.exists() else self.ledger_place  # what of them is there
-        ledger = ledger if ledger.exists() else self.ledger
-        of_votes = (*([self.votes] if with_votes else []), *([ledger] if with_ledger else []))
-        of_student = (self.student, self.metrics) if with_student else ()
-        for path in (*of_votes, self.statement, *of_student):
-            if not path.is_file():
-                raise RunDirectoryError(f"{path}: missing; finish the run with `fairpate run` first.")
+
+@dataclass(frozen=True, kw_only=True)
+class UnprotectedRun(ShownRun):
+    """The folder of a run without privacy: everything in it is the operator's, and nothing may be published."""
+
+    @property
+    def public(self) -> Path:
+        return self.private
 
 
-def checkpoint_folder(storage: str | None, own: Path) -> Path | Storage:
-    """Where teachers are kept: the configured ``storage``, or the folder ``own`` of this machine.
-
-    StorageError where the storage cannot be used.
-    """
-    return own if storage is None else open_storage(storage)
+def own_folder(run: RunDirectory, config: Method) -> RunDirectory:
+    """The folder as ``config`` divides it."""
+    return ShownRun(root=run.root) if config.is_private else UnprotectedRun(root=run.root)
 
 
 def check_run_directory(config: Method) -> RunDirectory:
-    """Where this configuration runs, found fit for it; nothing is written. Errors as :func:`create_run_directory`."""
-    run = RunDirectory(root=config.out or default_folder(config))
+    """The folder that this configuration runs in, after a check that it may; nothing is written.
+
+    Errors as :func:`create_run_directory`.
+    """
+    run = own_folder(RunDirectory(root=config.out or default_folder(config)), config)
     if _JOB_FOLDER in run.root.absolute().parts:
         raise RunFolderError(
             f"{run.root}: lies in the working directory of a Ray job, which is deleted after it, the ledger too; "
@@ -166,14 +72,12 @@ def check_run_directory(config: Method) -> RunDirectory:
     check_output_folder(run.root, "--out")
     if run.config.exists():
         _require_same(run, config)
-    elif run.root.exists() and not all(_is_of_a_beginning(entry) for entry in run.root.iterdir()):
+        return run
+    # A run that was killed before it had written its configuration leaves these.
+    begun = (LOCK, ".config.yaml.*.tmp")
+    if run.root.exists() and not all(any(fnmatch(each.name, name) for name in begun) for each in run.root.iterdir()):
         raise RunFolderError(f"{run.root}: not empty and no run; give another folder with --out.")
     return run
-
-
-def _is_of_a_beginning(entry: Path) -> bool:
-    """Whether a run leaves this that was killed before it had written its configuration."""
-    return entry.name == _LOCK or fnmatch(entry.name, ".config.yaml.*.tmp")
 
 
 def create_run_directory(config: Method) -> RunDirectory:
@@ -196,33 +100,20 @@ def create_run_directory(config: Method) -> RunDirectory:
     return run
 
 
-@contextmanager
-def sole_worker(folder: Path, command: str) -> Iterator[None]:
-    """Keep a second process out of a folder that ``command`` writes. RunDirectoryError where one is at work."""
-    with (folder / _LOCK).open("a") as lock:  # cuts off nothing, should the name lead elsewhere
-        try:
-            # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunDirectoryError(f"{folder}: another `{command}` works here; wait for it.") from None
-        yield
-
-
 def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
-    """The run in ``root`` and its configuration, whatever its method."""
-    from fairpate.methods.base import load_method  # methods know of run directories, so not above
+    """The run in ``root`` and its configuration, for a run of any method.
 
-    run = run_at(root)
-    return run, load_method(run.config)
+    RunFolderError where ``root`` holds no run, ConfigError where its configuration cannot be read.
+    """
+    return ShownRun(root=root), configured(run_at(root).config)
 
 
-def run_at(root: Path) -> RunDirectory:
-    """The run in ``root``. RunFolderError where there is none."""
-    run = RunDirectory(root=root)
-    if not run.config.is_file():
-        reason = "no config.yaml" if root.is_dir() else "no such folder"
-        raise RunFolderError(f"{root}: holds no run ({reason}); give the folder that `fairpate run` named.")
-    return run
+def finished_run(root: Path) -> tuple[RunDirectory, Method]:
+    """The finished run in ``root`` and its configuration. RunDirectoryError where a stage is missing."""
+    run, config = open_run_directory(root)
+    run = own_folder(run, config)
+    run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
+    return run, config
 
 
 def _require_same(run: RunDirectory, config: Method) -> None:
@@ -254,38 +145,6 @@ def _stored(run: RunDirectory) -> dict[str, Any]:
         return read_yaml(run.config)
 
 
-def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Write ``text`` atomically, as UTF-8; ``private``: for its owner only."""
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), private=private)
-
-
-def write_json(path: Path, value: Any, *, private: bool = False) -> None:
-    """Write strict JSON atomically: a NaN must have become null before."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", private=private)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What :func:`write_json` wrote. RunDirectoryError for a missing or damaged file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunDirectoryError(f"{path}: cannot be read ({error}); restore it from a copy.") from error
-    except ValueError as error:
-        raise RunDirectoryError(f"{path}: damaged ({error}); restore it from a copy.") from error
-    if not isinstance(value, dict):
-        raise RunDirectoryError(f"{path}: damaged, expected an object; restore it from a copy.")
-    return value
-
-
-def read_statement(run: RunDirectory) -> PrivacyStatement:
-    """The published statement. RunDirectoryError for a missing or damaged one."""
-    values = read_json(run.statement)
-    try:
-        return PrivacyStatement.from_json(values)
-    except (TypeError, KeyError) as error:
-        raise RunDirectoryError(f"{run.statement}: damaged ({error}); restore it from a copy.") from error
-
-
 def environment() -> dict[str, Any]:
     """Day, versions of this project and its libraries, machine, and the revision of the checkout if there is one."""
     return {
@@ -313,60 +172,3 @@ def _revision(checkout: Path) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None if found.returncode == 0 else None
-
-
-_ENSEMBLE = b"ensemble"
-
-
-def write_votes(batch: VoteBatch, path: Path) -> None:
-    """One row per query: record_id, group, and how many teachers chose each class; the metadata name the teachers."""
-    table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": _rows(batch.votes_QC)})
-    table = table.replace_schema_metadata({_ENSEMBLE: batch.ensemble})
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary), private=True)
-
-
-def read_votes(path: Path) -> VoteBatch:
-    """The votes that :func:`write_votes` wrote. RunDirectoryError for a damaged file."""
-    table = _read(path)
-    metadata = table.schema.metadata or {}
-    if _ENSEMBLE not in metadata:
-        raise RunDirectoryError(f"{path}: does not say which teachers voted; delete it and run again.")
-    return VoteBatch(
-        record_ids=table["record_id"].to_pylist(),
-        groups_Q=table["group"].to_numpy().astype(np.int64),
-        votes_QC=np.array(table["votes"].to_pylist(), dtype=np.int64),
-        ensemble=metadata[_ENSEMBLE].decode(),
-    )
-
-
-def write_labels(labelled: LabelledSet, path: Path) -> None:
-    """One row per answered query, in the order asked: record_id, group, label, and noisy counts if released."""
-    columns = {"record_id": list(labelled.record_ids), "group": labelled.groups, "label": labelled.labels}
-    if labelled.counts is not None:
-        columns["counts"] = _rows(labelled.counts)
-    table = pa.table(columns)
-    write_atomically(path, lambda temporary: pq.write_table(table, temporary))
-
-
-def read_labels(path: Path) -> LabelledSet:
-    """What :func:`write_labels` wrote. RunDirectoryError for a damaged file."""
-    table = _read(path)
-    counts = table["counts"].to_pylist() if "counts" in table.column_names else None
-    return LabelledSet(
-        record_ids=tuple(table["record_id"].to_pylist()),
-        labels=table["label"].to_numpy().astype(np.int64),
-        groups=table["group"].to_numpy().astype(np.int64),
-        # For no row numpy cannot infer the number of classes.
-        counts=None if counts is None else np.array(counts, dtype=np.int64).reshape(len(counts), -1 if counts else 0),
-    )
-
-
-def _rows(values_QC: IntArray) -> pa.Array:
-    return pa.array(values_QC.tolist(), type=pa.list_(pa.int64(), values_QC.shape[1]))
-
-
-def _read(path: Path) -> pa.Table:
-    try:
-        return pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise RunDirectoryError(f"{path}: cannot be read ({error}); delete it and run again.") from error

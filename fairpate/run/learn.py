@@ -17,30 +17,24 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config import DataConfig, ModelConfig, PublishedConfig, StudentConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.config import DataConfig, PublishedConfig
+from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split, without_order
 from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding, save_embedding
-from fairpate.later import torch
-from fairpate.methods.base import Stream, stream_seed, torch_generator
-from fairpate.nn.models import is_convolutional
+from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
-from fairpate.run.folder import RunDirectory, RunDirectoryError, read_json, write_json, write_text
-from fairpate.terminal import Reporter
-from fairpate.types import GateRule, LabelledSet, Unit
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
+from fairpate.types import GateRule, Unit
 from student.card import StudentCard, StudentFileError, read_card
-from student.student import PublicRecords, Student, load_student, train_student
+from student.student import Student, load_student
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from fairpate.methods.base import Method
 
 _GIVEN = "a data set that was given from Python"
@@ -99,7 +93,7 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
         write_json(run.data, asdict(now))
 
 
-def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_dataset) -> Dataset:
+def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_data) -> Dataset:
     """What ``data`` names, as the embedding of ``run`` sees it where one is kept.
 
     RunDirectoryError for one that is damaged, or gone although there is a student that reads its coordinates.
@@ -242,45 +236,6 @@ def _named(split: Split) -> Iterator[str]:
     for row, name in enumerate(split.record_id):
         yield f"{', ' if row else ''}{json.dumps(name)}"
     yield f"], {json.dumps(list(split.x.shape))}]"
-
-
-_MAX_STUDENT_THREADS = 4
-
-
-def fit_student(
-    config: StudentConfig, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, *, seed: int, **options: Any
-) -> nn.Module:
-    """A student of released labels; ``options`` as :func:`student.student.train_student` takes them."""
-    with reporter.stage("student") as advance, _torch_threads(config.model):
-        return train_student(
-            public_records(dataset.public, labelled),
-            config,
-            num_classes=dataset.num_classes,
-            generator=torch_generator(seed, Stream.STUDENT),
-            on_progress=advance,
-            **options,
-        )
-
-
-@contextmanager
-def _torch_threads(model: ModelConfig) -> Iterator[None]:
-    """One thread for small dense layers, which lose by sharing; a few for convolutions. Restored afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(min(before, _MAX_STUDENT_THREADS) if is_convolutional(model) else 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
-    """Features of the public split with the released labels, or their chances; its own labels are not read."""
-    row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
-    answered = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
-    is_answered = torch.zeros(len(public), dtype=torch.bool)
-    is_answered[answered] = True
-    labels = torch.from_numpy(labelled.labels if labelled.chances is None else labelled.chances.astype(np.float32))
-    return PublicRecords(answered_x=public.x[answered], labels=labels, unlabelled_x=public.x[~is_answered])
 
 
 def student_card(config: PublishedConfig, dataset: Dataset) -> StudentCard:

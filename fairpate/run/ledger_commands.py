@@ -49,13 +49,10 @@ from aggregator.chain import (
 from aggregator.ledger import NO_LIMIT, OwnLimit, read_ledger, replayed
 from aggregator.mechanism import Outcome
 from aggregator.service import auth
-from aggregator.service.auth import OIDC_PREFIX, Role, TokenStore
+from aggregator.service.auth import TokenStore
 from fairpate.config import ConfigError
-from fairpate.methods.own_votes import OwnVotes, read_votes_file
-from fairpate.methods.pate import VotingMethod
-from fairpate.report.page import epsilon_text
-from fairpate.run.folder import RunDirectory, RunDirectoryError, RunFolderError, open_run_directory, read_json, run_at
-from fairpate.run.label_queries import (
+from fairpate.http_requests import Role
+from fairpate.methods.label_queries import (
     LedgerPlace,
     choose_queries,
     has_ledger,
@@ -64,6 +61,11 @@ from fairpate.run.label_queries import (
     parsed,
     place_of,
 )
+from fairpate.methods.own_votes import OwnVotes, read_votes_file
+from fairpate.methods.pate import VotingMethod
+from fairpate.report.page import epsilon_text
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_json, run_at
+from fairpate.run.folder import open_run_directory
 from fairpate.run.learn import as_trained, load_for
 from fairpate.run.release_log import Odometer, OdometerError
 from fairpate.terminal import Output, listing, say
@@ -409,8 +411,7 @@ def describe(root: Path) -> Output:
         known = {"name": token.name, "role": token.role, "made": made, "ends": ends, "ended": not is_good}
         found.append(known | {"limit": own})
     for name in others:
-        role = "by its issuer" if name.startswith(OIDC_PREFIX) else "no token"
-        table.add_row(name, role, "", "", *_limit_words(limits[name]))
+        table.add_row(name, "no token", "", "", *_limit_words(limits[name]))
         found.append({"name": name, "role": None, "made": None, "ends": None, "ended": False, "limit": limits[name]})
     return Output(facts={"tokens": found}, words=table)
 

@@ -60,14 +60,14 @@ from aggregator.budgets import mechanism_within
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, PrivacyTarget
 from fairpate.config_reader import parse_config, read_yaml
-from fairpate.data import Dataset, entry_for, load_dataset
+from fairpate.data import Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, DataSettingsError
 from fairpate.methods.base import Method, Voting, count_protected, resolved
 from fairpate.methods.pate import cost_behind_sorted_filter, preprocessing_factor, target_behind_sorted_filter
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.report.page import counted, epsilon_text, percent
-from fairpate.run.folder import RunDirectory, RunFolderError, read_votes
+from fairpate.run.context import RunDirectory, RunFolderError, read_votes
 from fairpate.run.learn import require_data_by_name
 from fairpate.terminal import facts
 from fairpate.types import IntArray, Unit, stepwise, strict
@@ -195,7 +195,7 @@ def plan_for(
     given = [option for option, value in assumed.items() if value is not None]
     if votes is not None and given:
         raise ConfigError(f"{', '.join(given)}: nothing is assumed beside --votes; leave out the one or the other.")
-    dataset = load_dataset(data)
+    dataset = load_data(data)
     counts = sorted({count for count in query_counts if count <= len(dataset.public)})
     if not counts:
         raise ConfigError(
@@ -476,7 +476,7 @@ def candidates(
 ) -> list[Candidate]:
     """All kinds, the most worth first; of the records only public ones are read. ``said`` names the data in commands.
 
-    None for ``agreement`` and ``spread`` is 0.75 and 0.2. DataError as :func:`fairpate.data.load_dataset`.
+    None for ``agreement`` and ``spread`` is 0.75 and 0.2. DataError as :func:`fairpate.data.load_data`.
     """
     assumed = {
         "agreement": AGREEMENT if agreement is None else agreement,
@@ -484,7 +484,7 @@ def candidates(
     }
     assumed_profile(num_teachers=2, num_classes=2, num_rows=1, **assumed)  # refused before minutes of work
     # The embedding of a pool may take a minute, and several kinds have the same one.
-    load = cache(lambda embedding: load_dataset(data.model_copy(update={"embedding": embedding})))
+    load = cache(lambda embedding: load_data(data.model_copy(update={"embedding": embedding})))
     found = [
         _candidate(method, data, said, load, epsilon=epsilon, delta=delta, **assumed)
         for method in stepwise(list(VOTERS))

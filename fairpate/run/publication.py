@@ -33,7 +33,7 @@ import hashlib
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,6 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from aggregator.ledger import Charge, LedgerTerms
 from fairpate import __version__
 from fairpate.config import PLACE, ConfigError, DataConfig
 from fairpate.config_reader import parse_config
@@ -50,12 +49,12 @@ from fairpate.data.dataset import sha256_of
 from fairpate.data.embedding import feature_names
 from fairpate.files import write_atomically
 from fairpate.methods.base import method_title
+from fairpate.methods.label_queries import Spending
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.report.figures import class_label, slices_picture
 from fairpate.report.frontier import Point, by_panel
 from fairpate.report.frontier_page import FrontierReport, findings
@@ -81,7 +80,7 @@ from fairpate.report.run_page import (
     private_report,
     public_report,
 )
-from fairpate.run.folder import (
+from fairpate.run.context import (
     RunDirectory,
     RunDirectoryError,
     read_json,
@@ -92,7 +91,7 @@ from fairpate.run.folder import (
 )
 from fairpate.run.learn import Assessment, DataRecord, require_data, require_student_of
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, PrivacyStatement, Relation, Unit, stepwise, strict, tell
+from fairpate.types import PrivacyStatement, Unit, stepwise, strict, tell
 from fairpate.words import delta_text, meaning
 from student.card import read_card as read_student_card
 from student.portable import PortableError, PortableStudent, missing_packages, portable
@@ -439,68 +438,6 @@ FloatArray = npt.NDArray[np.float64]
 _MAX_COURSE_POINTS, _MAX_COMPOSED_POINTS = 200, 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spending:
-    """What a ledger spent, query by query; all of it but :meth:`submitted` is for the operator alone.
-
-    ``charges_Q[i]`` are the ledger's reservations for query i: one with its outcome, and before it one for each that
-    a crash left open. ``published`` is what may be known of the data-dependent privacy cost, if it is not out of date.
-    """
-
-    charges_Q: Sequence[Sequence[Charge]]
-    terms: LedgerTerms
-    num_publications: int = 0
-    published: SanitisedRdp | None = None
-
-    @property
-    def publications(self) -> list[SmoothRelease]:
-        """The events of having published prices."""
-        return [] if self.terms.publication is None else [self.terms.publication] * self.num_publications
-
-    @property
-    def target_delta(self) -> float:
-        """The delta at which prices are stated."""
-        return self.terms.budget.delta
-
-    @property
-    def outcomes_Q(self) -> list[Outcome]:
-        """How each query ended."""
-        verdicts = [charges[-1].outcome.verdict for charges in self.charges_Q if charges[-1].outcome is not None]
-        return ["answered" if verdict == "answer" else verdict for verdict in verdicts]
-
-    @property
-    def num_reservations(self) -> int:
-        """How many queries were charged, those that a crash left open included."""
-        return sum(len(charges) for charges in self.charges_Q)
-
-    def submitted(self, start: int, stop: int) -> Event:
-        """Queries start .. stop - 1 at the price fixed before they were asked: every reservation in full."""
-        return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
-
-    def drawn(self, start: int, stop: int) -> Event:
-        """The votes that the same queries touched, as the ledger holds them; free refusals touched none."""
-        touched = [
-            charge.reservation.votes
-            for charges in self.charges_Q[start:stop]
-            for charge in charges
-            if charge.outcome is None or charge.outcome.is_charged
-        ]
-        return self.terms.mechanism.realised(self._votes(touched))
-
-    def as_in_paper(self, start: int, stop: int) -> FloatArray:
-        """The published code's curve for the same queries: fairness rejections are free, and no crash ever happened."""
-        ended = [
-            (charges[-1].reservation.votes, charges[-1].outcome.verdict)
-            for charges in self.charges_Q[start:stop]
-            if charges[-1].outcome is not None and charges[-1].outcome.is_charged
-        ]
-        rejected = np.array([verdict == "fairness" for _, verdict in ended], dtype=np.bool_)
-        return self.terms.mechanism.as_in_paper_rdp(self._votes([votes for votes, _ in ended]), rejected_Q=rejected)
-
-    def _votes(self, rows: Sequence[Sequence[int]]) -> IntArray:
-        return np.array(rows, dtype=np.int64).reshape(len(rows), self.terms.num_classes)
-
-
 def write_reports(
     run: RunDirectory,
     *,
@@ -594,27 +531,6 @@ def _votes_of(spending: Spending) -> dict[str, Any]:
         "groups_Q": [reservation.group for reservation in last_Q],
         "at_Q": [reservation.at_s for reservation in last_Q],
         "callers_Q": [reservation.asker.caller for reservation in last_Q],
-    }
-
-
-def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
-    """What was really spent: the operator may know it and nobody may publish it."""
-    delta, submitted = spending.target_delta, len(spending.charges_Q)
-    events: list[Event] = [spending.drawn(0, submitted), *spending.publications]
-    price = accountant.epsilon_data_dependent(events, target_delta=delta)
-    as_in_paper = epsilon_of_curve(spending.as_in_paper(0, submitted), DEFAULT_ORDERS, target_delta=delta)[0]
-    beforehand = accountant.least_epsilon(
-        [spending.submitted(0, submitted), *spending.publications], target_delta=delta
-    )
-    return {
-        "unit": unit,
-        "relation": relation,
-        "delta": delta,
-        "epsilon_data_independent": beforehand,
-        # What does not depend on votes may have a tighter price than curves give.
-        "epsilon_data_dependent": price.epsilon if events[0].data_dependent else beforehand,
-        "epsilon_as_in_paper": as_in_paper if events[0].data_dependent else beforehand,
-        "order": price.order,
     }
 
 

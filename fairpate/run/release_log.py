@@ -73,7 +73,7 @@ from fairpate.privacy.laplace import pure_epsilon
 from fairpate.privacy.loss_distributions import LEAST_DELTA
 from fairpate.privacy.mechanism_events import covering, event_from, event_json, merged, of_a_record, of_teachers
 from fairpate.report.page import counted, epsilon_text
-from fairpate.run.folder import RunDirectory, RunDirectoryError, write_json
+from fairpate.run.context import RunDirectory, RunDirectoryError, write_json
 from fairpate.types import Relation, Unit, UserError
 from fairpate.words import delta_text
 

@@ -44,7 +44,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,13 +56,13 @@ from torch import Tensor, nn
 from aggregator.service.wire import worded
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
 from fairpate.config_reader import determining_values
-from fairpate.data import REGISTRY, Dataset, load_dataset
+from fairpate.data import REGISTRY, Dataset, load_data
 from fairpate.data.dataset import Split, sha256_of
 from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
 from fairpate.methods.base import Method, Stream, Trained, Training, configured, stream_seed, torch_generator
 from fairpate.methods.own_votes import OwnVotes, read_votes_file, resolved
-from fairpate.methods.pate import Labels, PateFamily, VotingMethod, require_allowed
+from fairpate.methods.pate import Labels, PateFamily, VotingMethod
 from fairpate.methods.record_votes import ReleasingMethod, check_release_of, kept_release, shared_remarks, take_release
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
@@ -70,17 +70,8 @@ from fairpate.privacy.events import Event, SpentError
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.report.records import PrivatePopulation
-from fairpate.run.folder import (
-    RunDirectory,
-    RunDirectoryError,
-    check_run_directory,
-    create_run_directory,
-    open_run_directory,
-    read_json,
-    read_statement,
-    sole_worker,
-    write_json,
-)
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, sole_worker, write_json
+from fairpate.run.folder import check_run_directory, create_run_directory
 from fairpate.run.learn import (
     Assessment,
     as_trained,
@@ -119,29 +110,6 @@ def require_unseen(x: Tensor, groups: Tensor, *, method: str) -> None:
             f"sensitive_features determine, got column(s) {columns} of X; leave them out, or choose a method that "
             "protects whole records."
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnprotectedRun(RunDirectory):
-    """The folder of a run without any privacy: nothing of it may be published."""
-
-    @property
-    def public(self) -> Path:
-        """Everything is the operator's."""
-        return self.private
-
-
-def own_folder(run: RunDirectory, config: Method) -> RunDirectory:
-    """The folder as ``config`` divides it."""
-    return run if config.is_private else UnprotectedRun(root=run.root)
-
-
-def finished_run(root: Path) -> tuple[RunDirectory, Method]:
-    """The run in ``root``, whose every stage that costs something is done. RunDirectoryError otherwise."""
-    run, config = open_run_directory(root)
-    run = own_folder(run, config)
-    run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
-    return run, config
 
 
 AnySection = TypeVar("AnySection", bound=Section)
@@ -427,7 +395,6 @@ def statement_of(
         events=tuple(worded(event_json(event)) for event in trained.events),
         queries=trained.queries,
         not_protected=_NOT_PROTECTED.get(cost.unit),
-        epsilon_as_in_paper=trained.epsilon_as_in_paper,
         earlier_releases=None if standing is None else standing.earlier,
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         epsilon_adaptive_with_earlier=None if standing is None else standing.epsilon_adaptive,
@@ -459,21 +426,20 @@ def run_method(
     reporter: Reporter,
     dataset: Dataset | None = None,
     *,
-    load: Callable[[DataConfig], Dataset] = load_dataset,
+    load: Callable[[DataConfig], Dataset] = load_data,
     release_of: Path | None = None,
     with_graph: bool = False,
-    allow_code: bool = False,
 ) -> RunDirectory:
     """Run one method, or go on where an earlier command left off, and leave the run directory complete.
 
     ``dataset`` None reads what ``config.data`` names, with ``load``. Any other is trained on as it is, and every file
     that describes the run names it; ``config.data`` then counts for nothing. ``release_of``: the folder of a run from
     whose release this one goes on, without a look at private records. ``with_graph``: also ``model.onnx``, which takes
-    seconds. ``allow_code``: whether code that the configuration names may run. Errors name the field or file, the value
-    and the remedy; what was finished stays, and nothing is charged twice.
+    seconds. Errors name the field or file, the value and the remedy; what was finished stays, and nothing is charged
+    twice.
     """
     given = config.own_dataset() if dataset is None else dataset
-    opened = _opened(config, reporter, given, load=load, release_of=release_of, allow_code=allow_code)
+    opened = _opened(config, reporter, given, load=load, release_of=release_of)
     with opened as (config, dataset, run, meter):
         if isinstance(config, VotingMethod):
             check_queries(config, dataset, meter, reporter)
@@ -554,9 +520,8 @@ def _opened(
     reporter: Reporter,
     dataset: Dataset | None,
     *,
-    load: Callable[[DataConfig], Dataset] = load_dataset,
+    load: Callable[[DataConfig], Dataset] = load_data,
     release_of: Path | None = None,
-    allow_code: bool = False,
     command: str = "fairpate run",
 ) -> Iterator[tuple[Method, Dataset, RunDirectory, Meter]]:
     """What a run starts from: its configuration, checked; its data set; its folder, described; its meter.
@@ -571,10 +536,7 @@ def _opened(
         config = with_given_data(config, dataset)
     config = with_pinned_weights(config)
     # Before data are read: a folder that is no place for this run should cost no time.
-    embedded = found = own_folder(check_run_directory(config), config)
-    # With votes in the folder no voter is made, so that nothing runs of what the configuration names.
-    if not found.votes.exists():
-        require_allowed(config, allow_code=allow_code)
+    embedded = found = check_run_directory(config)
     if release_of is not None:
         check_release_of(config, release_of)
         embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
@@ -586,7 +548,7 @@ def _opened(
     # released once more.
     found.root.mkdir(parents=True, exist_ok=True)
     with sole_worker(found.root, command):
-        run = own_folder(create_run_directory(config), config)
+        run = create_run_directory(config)
         record_data(run, dataset, given_from_python=is_given)
         keep_embedding(run, dataset)
         if release_of is not None:

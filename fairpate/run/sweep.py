@@ -88,7 +88,7 @@ from fairpate.methods.base import (
     unread_by,
 )
 from fairpate.report.frontier import FAILED, Row
-from fairpate.run.folder import RunDirectory, RunDirectoryError, sole_worker, write_text
+from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker, write_text
 from fairpate.types import RunRecord, UserError, strict
 
 # Every notion of fairness, and the ends of its interval.

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.methods.base import configured, method_names
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
@@ -56,7 +56,7 @@ TARGET = {
 
 def two_labels() -> Dataset:
     """The embedded digits without colour, of which five and more are one label: every method runs on them."""
-    ten = load_dataset(DataConfig(options={"colour_as_feature": False}))
+    ten = load_data(DataConfig(options={"colour_as_feature": False}))
     splits = {name: dataclasses.replace(s := getattr(ten, name), y=(s.y >= 5).long()) for name in SPLIT_NAMES}
     return dataclasses.replace(ten, **splits, label_names=("low", "high"))
 
@@ -82,7 +82,7 @@ def _described(run: RunDirectory) -> dict[str, Any]:
         "epsilon": statement["epsilon"],
     }
     if run.labels.exists():
-        from fairpate.run.folder import read_labels
+        from fairpate.run.context import read_labels
 
         described["labels"] = np.bincount(read_labels(run.labels).labels, minlength=2).tolist()
     return described

@@ -22,7 +22,7 @@ from fairpate.estimator_records import dataset_of
 from fairpate.estimators import FairClassifier, Sizes, parameters_of
 from fairpate.methods.base import ONE_RELEASE, Method, all_methods, configured, fitted_to, method_names
 from fairpate.privacy.mechanism_events import event_json
-from fairpate.run.folder import read_json, read_statement
+from fairpate.run.context import read_json, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student

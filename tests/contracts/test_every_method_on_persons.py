@@ -17,7 +17,7 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.folder import read_json, read_statement
+from fairpate.run.context import read_json, read_statement
 from fairpate.run.release_log import Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter

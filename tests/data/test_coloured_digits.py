@@ -13,7 +13,7 @@ from scipy import stats
 from sklearn.datasets import load_digits
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, SourceFile, load_dataset
+from fairpate.data import DataError, Dataset, SourceFile, load_data
 from fairpate.data.dataset import keyed_uniform
 from fairpate.data.published_pictures import paint, read_images, read_labels
 
@@ -35,9 +35,7 @@ def test_colour_is_hidden_where_it_is_no_feature() -> None:
     grey = np.arange(8, dtype=np.uint8).reshape(2, 2, 2)
     hidden = paint(grey, np.array([0, 1]), visible=False)
     assert hidden.tolist() == grey[:, None].tolist()
-    seen, unseen = (
-        load_dataset(DataConfig(options={"colour_as_feature": visible})).private for visible in (True, False)
-    )
+    seen, unseen = (load_data(DataConfig(options={"colour_as_feature": visible})).private for visible in (True, False))
     assert unseen.record_id == seen.record_id
     assert torch.equal(unseen.z, seen.z)
     assert torch.equal(unseen.x, seen.x.amax(dim=1, keepdim=True))
@@ -51,7 +49,7 @@ def test_paint_puts_the_ink_into_the_colours_channel() -> None:
 
 def test_color_digits_are_sklearns_digits_in_one_channel() -> None:
     digits = load_digits()
-    names, x, y, z = whole(load_dataset(DataConfig(name="color_digits")))
+    names, x, y, z = whole(load_data(DataConfig(name="color_digits")))
     assert names == [f"digit-{i:04d}" for i in range(1797)]
     assert x.dtype == torch.uint8
     assert x.shape == (1797, 2, 8, 8)
@@ -62,17 +60,17 @@ def test_color_digits_are_sklearns_digits_in_one_channel() -> None:
 
 
 def test_who_changes_loaded_digits_changes_no_later_ones() -> None:
-    first = load_dataset(DataConfig())
+    first = load_data(DataConfig())
     kept = [part.clone() for part in whole(first)[1:]]
     for split in first.splits.values():
         for values in (split.x, split.y, split.z):
             values.fill_(0)
-    assert all(map(torch.equal, whole(load_dataset(DataConfig()))[1:], kept))
+    assert all(map(torch.equal, whole(load_data(DataConfig()))[1:], kept))
 
 
 def test_both_readings_of_color_digits_share_pixels_splits_and_flips() -> None:
     by_colour, by_label = (
-        load_dataset(DataConfig(name="color_digits", options={"sensitive": reading})) for reading in ("colour", "label")
+        load_data(DataConfig(name="color_digits", options={"sensitive": reading})) for reading in ("colour", "label")
     )
     names, x, y, colour = whole(by_colour)
     other_names, other_x, _, label = whole(by_label)
@@ -86,7 +84,7 @@ def test_both_readings_of_color_digits_share_pixels_splits_and_flips() -> None:
 
 
 def test_the_seed_draws_other_colours_and_another_division() -> None:
-    first, second = (load_dataset(DataConfig(name="color_digits", seed=seed)) for seed in (0, 1))
+    first, second = (load_data(DataConfig(name="color_digits", seed=seed)) for seed in (0, 1))
     assert set(first.public.record_id) != set(second.public.record_id)
     assert not torch.equal(whole(first)[3], whole(second)[3])
 
@@ -109,7 +107,7 @@ def test_idx_files_are_read_as_published(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def color_mnist(data_dir: Path) -> Dataset:
     """On the four published files."""
-    return load_dataset(DataConfig(name="color_mnist", data_dir=data_dir))
+    return load_data(DataConfig(name="color_mnist", data_dir=data_dir))
 
 
 @pytest.mark.slow
@@ -138,7 +136,7 @@ def test_digits_and_ink_are_mnists(color_mnist: Dataset, data_dir: Path) -> None
 @pytest.mark.slow
 def test_flip_rates_and_sizes_are_the_authors(color_mnist: Dataset, data_dir: Path) -> None:
     config = DataConfig(name="color_mnist", data_dir=data_dir, options={"sensitive": "label"}, num_validation=0)
-    by_label = load_dataset(config)
+    by_label = load_data(config)
     assert [len(by_label.public), len(by_label.validation), len(by_label.test)] == [1000, 0, 29_000]
     assert by_label.private.record_id == color_mnist.private.record_id
     label, colour, digit = by_label.private.z, color_mnist.private.z, color_mnist.private.y

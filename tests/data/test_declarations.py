@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets, load_dataset
+from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets, load_data
 from fairpate.data.columns import Feature, Group, Label, Meaning
-from fairpate.data.dataset import DatasetEntry, Records, Request, SourceFile
+from fairpate.data.dataset import DatasetEntry, LoadedRecords, Request, SourceFile
 from fairpate.data.declaration import Choice, Declaration, Files, Identity, Person, Rule, Trim
 from fairpate.data.pictures import PicturesConfig
 from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute
@@ -77,7 +77,7 @@ def entry_in(folder: Path) -> DatasetEntry:
     return Registry(folder)["shop"]
 
 
-def read(folder: Path, **options: Any) -> Records:
+def read(folder: Path, **options: Any) -> LoadedRecords:
     entry = entry_in(folder)
     return entry.load(Request(data_dir=folder, seed=0, options=entry.complete_options(options)))
 
@@ -161,10 +161,10 @@ def test_one_file_in_the_folder_is_all_that_a_table_needs(shop: Path, monkeypatc
     assert {line.entry.name for line in list_datasets(shop) if line.present} == {"color_digits", "shop"}
     assert option_showing_attribute("shop", {"sensitive_as_feature": True}) == "sensitive_as_feature"
     config = DataConfig(name="shop", data_dir=shop, num_public=20, num_validation=10)
-    dataset = load_dataset(config)
+    dataset = load_data(config)
     assert isinstance(dataset, Dataset)
     assert not dataset.records_alone
-    assert load_dataset(config.model_copy(update={"options": {"together": False}})).records_alone
+    assert load_data(config.model_copy(update={"options": {"together": False}})).records_alone
     assert sorted(dataset.test.record_id) == sorted(read(shop).records.record_id[60:])
     assert [part.records for part in describe(config).splits] == [30, 20, 10, 20]
 
@@ -235,7 +235,7 @@ def test_no_record_at_all_is_a_clear_error(shop: Path, monkeypatch: pytest.Monke
     changed(shop, "shop.yaml", "at_least: 0", "at_least: 1000000")
     monkeypatch.setattr("fairpate.data.registry.REGISTRY", Registry(shop))
     with pytest.raises(DataError, match="No record is left"):
-        load_dataset(DataConfig(name="shop", data_dir=shop))
+        load_data(DataConfig(name="shop", data_dir=shop))
 
 
 def test_every_codebook_of_the_project_is_a_data_set() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, describe, load_dataset
+from fairpate.data import DataError, Dataset, describe, load_data
 from fairpate.data.dataset import DataSettingsError
 
 DECLARATION = """
@@ -37,7 +37,7 @@ def clinic(tmp_path: Path) -> Path:
 
 def load(folder: Path, *, seed: int = 0, **options: object) -> Dataset:
     declared = {"name": "clinic", "declaration": {"path": folder / "clinic.yaml"}, "seed": seed} | options
-    return load_dataset(DataConfig.model_validate(declared))
+    return load_data(DataConfig.model_validate(declared))
 
 
 def change(folder: Path, old: str, new: str, file: str = "clinic.yaml") -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fairpate.cli.summaries import describe_table
 from fairpate.config import DataConfig
-from fairpate.data import REGISTRY, DataError, describe, list_datasets, load_dataset
+from fairpate.data import REGISTRY, DataError, describe, list_datasets, load_data
 from fairpate.data.registry import CODEBOOKS
 
 
@@ -34,7 +34,7 @@ def test_a_file_makes_its_data_set_present(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("as_name", [True, False])
 def test_counts_are_those_of_the_tensors(as_name: bool) -> None:
-    dataset = load_dataset(DataConfig(name="color_digits"))
+    dataset = load_data(DataConfig(name="color_digits"))
     description = describe("color_digits" if as_name else dataset)
     assert description.record_shape == (2, 8, 8)
     assert description.group_names == ("red", "green")
@@ -46,7 +46,7 @@ def test_counts_are_those_of_the_tensors(as_name: bool) -> None:
 
 
 def test_records_without_a_label_are_counted_as_such() -> None:
-    dataset = load_dataset(DataConfig(name="color_digits"))
+    dataset = load_data(DataConfig(name="color_digits"))
     pool = dataset.public
     described = describe(replace(dataset, public=replace(pool, y=torch.full_like(pool.y, -1))))
     public, private = (next(part for part in described.splits if part.name == name) for name in ("public", "private"))

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig, EmbeddingConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import DataError
 from fairpate.data.embedding import Components, Embedding, embedded
 
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load_dataset(DataConfig(options={"colour_as_feature": False}))
+    return load_data(DataConfig(options={"colour_as_feature": False}))
 
 
 def table(rows: int = 400, seed: int = 0) -> torch.Tensor:
@@ -91,13 +91,13 @@ def test_pictures_may_be_told_by_their_edges_alone(digits):
 
 def test_it_is_part_of_the_configuration_of_the_data():
     config = DataConfig(options={"colour_as_feature": False}, embedding=EmbeddingConfig(num_components=30, pixels=4))
-    dataset = load_dataset(config)
+    dataset = load_data(config)
     assert dataset.embedding is not None
     assert dataset.public.x.shape[1] == 30 + 20
     lengths = dataset.public.x.square()
     torch.testing.assert_close(lengths[:, 30:].sum(dim=1), torch.full((300,), 16 * 0.2))
     assert lengths[:, :30].sum(dim=1).median() == pytest.approx(16 * 0.8, rel=1e-3)
-    alone = load_dataset(
+    alone = load_data(
         config.model_copy(update={"embedding": EmbeddingConfig(num_components=30, pixels=4, graph_share=0.0)})
     )
     assert alone.public.x.shape[1] == 30

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import save_file
 
 from fairpate.config import DataConfig, EmbeddingConfig
-from fairpate.data import load_dataset
+from fairpate.data import load_data
 from fairpate.data.embedding import Embedding, EmbeddingFileError, read_embedding, save_embedding
 
 
 @pytest.mark.parametrize("kind", ["table", "pictures"])
 def test_what_was_stored_places_every_record_bit_for_bit(kind, tmp_path):
-    digits = load_dataset(DataConfig(num_public=120))
+    digits = load_data(DataConfig(num_public=120))
     pool, others = digits.public.x, digits.test.x[:50]
     if kind == "table":
         pool, others = pool.flatten(1).float(), others.flatten(1).float()

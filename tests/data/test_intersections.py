@@ -14,7 +14,7 @@ import torch
 
 import fairpate
 from fairpate.config import DataConfig
-from fairpate.data import DataError, load_dataset
+from fairpate.data import DataError, load_data
 from fairpate.data.dataset import DataSettingsError
 
 DECLARED: dict[str, Any] = {
@@ -112,7 +112,7 @@ def test_adult_by_race_and_sex_counts_as_its_files_do(data_dir: Path) -> None:
         rows = [[cell.strip() for cell in row] for row in csv.reader(text.decode().splitlines()) if len(row) == 15]
         counts.update(f"{row[8]} & {row[9]}" for row in rows)
     options = {"sensitive": "race_and_sex"}
-    dataset = load_dataset(DataConfig(name="adult", data_dir=data_dir, options=options, num_public=6000))
+    dataset = load_data(DataConfig(name="adult", data_dir=data_dir, options=options, num_public=6000))
     z = torch.cat([split.z for split in dataset.splits.values()])
     assert {name: int((z == code).sum()) for code, name in enumerate(dataset.group_names)} == counts
     assert not any(name.startswith(("race", "sex")) for name in dataset.feature_names)

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fairpate import load_data
-from fairpate.config import allowing
+from fairpate.config import ALLOWED
 from fairpate.data import DataError, Dataset, describe
 from fairpate.oriented_gradients import NUM_VALUES, oriented_gradients
 
@@ -166,10 +166,11 @@ def test_a_function_of_one_s_own_makes_features_where_code_may_run(
         (folder / "scans.yaml").write_text(text, encoding="utf-8")
         return folder / "scans.yaml"
 
-    with pytest.raises(DataError, match=r"pictures\.features: .* is code that would run .* give --allow-code"):
+    with pytest.raises(DataError, match=r"pictures\.features: .* is code that would run .* set FAIRPATE_ALLOW_CODE=1"):
         load_data(declare("rows"))
     assert not (folder / "ran").exists()
-    with allowing(True):
+    with monkeypatch.context() as allowed:
+        allowed.setenv(ALLOWED, "1")
         dataset = load_data(declare("rows"))
         assert (dataset.kind, tuple(dataset.private.x.shape)) == ("tabular", (8, 16))
         plain = load_data(declare("rows"), options={"features": "pixels"})

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import Dataset, Split, load_dataset
+from fairpate.data import Dataset, Split, load_data
 from fairpate.data.dataset import (
     DataError,
     DatasetEntry,
-    Records,
+    LoadedRecords,
     SplitSizes,
     check_persons,
     divide,
@@ -27,12 +27,12 @@ COUNT = 60
 PERSONS = tuple(f"person {place % 17}" for place in range(COUNT))
 
 
-def records(persons: tuple[str, ...] | None = PERSONS, **others: object) -> Records:
+def records(persons: tuple[str, ...] | None = PERSONS, **others: object) -> LoadedRecords:
     codes = torch.arange(COUNT) % 2
     split = Split(
         x=torch.arange(COUNT).float()[:, None], y=codes, z=codes, record_id=tuple(f"record {n}" for n in range(COUNT))
     )
-    return Records(
+    return LoadedRecords(
         kind="tabular",
         records=split,
         label_names=("no", "yes"),
@@ -119,8 +119,8 @@ def test_the_configuration_says_whether_persons_count(monkeypatch: pytest.Monkey
         load=lambda _: records(), num_public=7, num_validation=2, num_test=9, persons=17,
     )  # fmt: skip
     monkeypatch.setattr("fairpate.data.registry.entry_for", lambda _: entry)
-    assert load_dataset(DataConfig(name="visits")).unit == "person"
-    alone = load_dataset(DataConfig(name="visits", unit="record"))
+    assert load_data(DataConfig(name="visits")).unit == "person"
+    alone = load_data(DataConfig(name="visits", unit="record"))
     assert (alone.unit, alone.private.person_id) == ("record", ())
     assert (entry.count_protected({}, None), entry.count_protected({}, "record")) == (17, COUNT)
 
@@ -194,7 +194,7 @@ def test_a_declared_table_with_persons_protects_them(tmp_path: Path) -> None:
     def loaded(rows: list[str], **options: object) -> Dataset:
         (tmp_path / "all.csv").write_text("\n".join(["patient,age,sex,ill", *rows]) + "\n", encoding="utf-8")
         sizes = {"num_public": 30, "num_validation": 0, "num_test": 30}
-        return load_dataset(DataConfig(name="clinic", declaration=declaration, **sizes, **options))  # type: ignore[arg-type]
+        return load_data(DataConfig(name="clinic", declaration=declaration, **sizes, **options))  # type: ignore[arg-type]
 
     dataset = loaded(lines)
     assert dataset.unit == "person"

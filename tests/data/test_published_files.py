@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, describe, load_dataset
+from fairpate.data import DataError, Dataset, describe, load_data
 
 
 def counts_of(dataset: Dataset) -> list[list[int]]:
@@ -22,7 +22,7 @@ def counts_of(dataset: Dataset) -> list[list[int]]:
 
 
 def load(name: str, data_dir: Path, **options: object) -> Dataset:
-    dataset = load_dataset(DataConfig(name=name, data_dir=data_dir, options=options))
+    dataset = load_data(DataConfig(name=name, data_dir=data_dir, options=options))
     assert dataset.private.y.dtype == dataset.private.z.dtype == torch.int64
     names = [name for split in dataset.splits.values() for name in split.record_id]
     assert len(names) == len(set(names))

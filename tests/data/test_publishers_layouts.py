@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, load_dataset, published_pictures
+from fairpate.data import DataError, Dataset, load_data, published_pictures
 from fairpate.data.published_pictures import FINDINGS
 
 
@@ -33,7 +33,7 @@ def write_picture(path: Path, level: int, shape: tuple[int, int] = (12, 10)) -> 
 
 def load(name: str, folder: Path, *, sizes: tuple[int, int, int | None] = (10, 0, 10), **options: object) -> Dataset:
     num_public, num_validation, num_test = sizes
-    return load_dataset(
+    return load_data(
         DataConfig(
             name=name,
             data_dir=folder,

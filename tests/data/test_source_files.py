@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairpate.config import DataConfig
-from fairpate.data import REGISTRY, DataError, SourceFile, find_entry, load_dataset
+from fairpate.data import REGISTRY, DataError, SourceFile, find_entry, load_data
 from fairpate.data.dataset import read_any, read_bytes, resolve_data_dir
 
 CONTENT = b"age,sex\n1,2\n"
@@ -77,7 +77,7 @@ def test_the_folder_comes_from_the_argument_or_the_environment(
 
 def test_an_unknown_data_set_names_the_nearest() -> None:
     with pytest.raises(DataError, match=r"data\.name: unknown data set 'colour_mnist'; did you mean color_mnist\?"):
-        load_dataset(DataConfig(name="colour_mnist"))
+        load_data(DataConfig(name="colour_mnist"))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_an_unknown_data_set_names_the_nearest() -> None:
 )
 def test_an_impossible_option_names_the_nearest(options: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        load_dataset(DataConfig(name="color_digits", options=options))
+        load_data(DataConfig(name="color_digits", options=options))
 
 
 def test_a_number_is_no_flag() -> None:
@@ -115,4 +115,4 @@ def test_every_entry_is_complete(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(REGISTRY) - {"color_digits"}))
 def test_an_empty_data_folder_is_a_clear_error(name: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"missing file\. .+ put|missing file\. .+ Put"):
-        load_dataset(DataConfig(name=name, data_dir=tmp_path))
+        load_data(DataConfig(name=name, data_dir=tmp_path))

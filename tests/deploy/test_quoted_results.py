@@ -18,7 +18,7 @@ import measured  # noqa: E402
 import papers  # noqa: E402
 import significance  # noqa: E402
 
-from fairpate.methods.base import load_method  # noqa: E402
+from fairpate.methods.base import configured  # noqa: E402
 from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 
 COVERAGE = ROOT / "docs" / "coverage.md"
@@ -82,7 +82,7 @@ def test_every_run_is_a_configuration_that_refuses_only_where_its_command_says_s
     path = Path(words.pop(0)) if not words[0].startswith("--") else None
     options = {name: [value for key, value in pairwise(words) if key == name] for name in words if name[:2] == "--"}
     epsilon = [f"target.epsilon={value}" for value in options.get("--epsilon", [])]
-    config = load_method(
+    config = configured(
         path, [*options.get("--set", []), *epsilon], method=next(iter(options.get("--method", [])), None)
     )
     config.require_trainable()

@@ -14,14 +14,14 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
 from fairpate.config import ConfigError, DataConfig
-from fairpate.data import load_dataset
+from fairpate.data import load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import configured
 from fairpate.methods.f_ld import CovarianceConfig, coefficients, covariances, logistic_loss, train
 from fairpate.nn.fit import LINEAR, predict_probabilities
 from fairpate.nn.models import build_model
-from fairpate.run.folder import read_json, read_statement
+from fairpate.run.context import read_json, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
@@ -213,7 +213,7 @@ def test_what_it_cannot_do_is_said_before_anything_is_written(tmp_path: Path, se
 
 def test_a_run_guarantees_nothing_and_says_the_covariance(tmp_path: Path) -> None:
     hidden = DataConfig(options={"colour_as_feature": False})
-    ten = load_dataset(hidden)
+    ten = load_data(hidden)
     splits = {name: replace(part := getattr(ten, name), y=(part.y >= 5).long()) for name in SPLIT_NAMES}
     two = replace(ten, **splits, label_names=("low", "high"))
     run = run_method(

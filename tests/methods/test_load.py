@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fairpate.config import ConfigError
-from fairpate.methods.base import configured, load_method
+from fairpate.methods.base import configured
 
 
 def faults_of(values, *overrides, method=None):
@@ -21,7 +21,7 @@ def test_what_only_other_methods_read_is_left_out_of_a_file_and_refused_as_an_op
     assert configured(shared, method="pate").teachers.num_teachers == 5
     assert not hasattr(configured(shared, method="pate").aggregator, "gate")
     (tmp_path / "run.yaml").write_text("method: fairpate\naggregator: {gate: {max_disparity: 0.2}}\n")
-    assert load_method(tmp_path / "run.yaml").aggregator.gate.max_disparity == 0.2
+    assert configured(tmp_path / "run.yaml").aggregator.gate.max_disparity == 0.2
     told = faults_of({}, "dp_sgd.epochs=2", "aggregator.gate.max_disparity=0.2", method="pate")
     assert told == [
         "dp_sgd.epochs: pate does not read it; leave it out.",
@@ -31,9 +31,9 @@ def test_what_only_other_methods_read_is_left_out_of_a_file_and_refused_as_an_op
 
 def test_a_path_may_be_text(tmp_path: Path) -> None:
     (tmp_path / "one.yaml").write_text("method: dp_sgd\n", encoding="utf-8")
-    assert load_method(str(tmp_path / "one.yaml")) == load_method(tmp_path / "one.yaml")
+    assert configured(str(tmp_path / "one.yaml")) == configured(tmp_path / "one.yaml")
     with pytest.raises(ConfigError, match=r"two\.yaml: no such file; give the path of a YAML file"):
-        load_method(str(tmp_path / "two.yaml"))
+        configured(str(tmp_path / "two.yaml"))
 
 
 def test_all_faults_are_told_at_once_whoever_reads_the_field() -> None:
@@ -81,10 +81,10 @@ def test_anchors_that_never_end_are_refused_before_they_are_written_out(tmp_path
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=words) as caught:
-        load_method(path)
+        configured(path)
     assert len(str(caught.value)) < 300
     path.write_text("student: {model: &small {name: logistic}}\nteachers: {model: *small}\n")
-    assert load_method(path).teachers.model.name == "logistic"
+    assert configured(path).teachers.model.name == "logistic"
 
 
 def test_two_options_that_name_different_methods_are_told() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fairpate.config import ConfigError, DataConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.data.embedding import Nearness, Prototypes
 from fairpate.methods import record_votes
 from fairpate.methods.base import configured
@@ -24,7 +24,7 @@ from fairpate.methods.record_votes import RecordVotesConfig, labels_of_cells, la
 from fairpate.privacy.accountant import event_pld
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.mechanism_events import VoteTables
-from fairpate.run.folder import RunDirectory, read_statement
+from fairpate.run.context import RunDirectory, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
@@ -33,7 +33,7 @@ EMBEDDINGS = ("components", "graph")
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load_dataset(DataConfig(options={"colour_as_feature": False}))
+    return load_data(DataConfig(options={"colour_as_feature": False}))
 
 
 def settings(out: Path, **changed: Any) -> Any:

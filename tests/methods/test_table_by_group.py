@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from fairpate.config import ConfigError, DataConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.fairness import rates
 from fairpate.fairness.private_population import TAUGHT_NOISE
 from fairpate.methods.base import configured
 from fairpate.report.records import PrivatePopulation
-from fairpate.run.folder import RunDirectory, read_json, read_statement
+from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.publication import write_card
 from fairpate.run.release_log import read_release
 from fairpate.run.run import run_method
@@ -32,7 +32,7 @@ TABLES = {"record_votes": "votes_GKC", "weighted_votes": "sums_GCW"}
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
     """Of two classes, so that no rate is of a handful of records."""
-    found = load_dataset(DataConfig(options={"colour_as_feature": False}))
+    found = load_data(DataConfig(options={"colour_as_feature": False}))
     halves = {
         name: dataclasses.replace(part := getattr(found, name), y=(part.y >= 5).long())
         for name in ("private", "public", "validation", "test")

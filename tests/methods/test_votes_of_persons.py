@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pytest
 
 from fairpate.config import DataConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.methods import record_votes
 from fairpate.methods.base import configured
 from fairpate.methods.record_votes import UNITS
 from fairpate.privacy.mechanism_events import VoteSums
-from fairpate.run.folder import read_statement
+from fairpate.run.context import read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
@@ -24,7 +24,7 @@ from fairpate.terminal import Reporter
 @pytest.fixture(scope="module")
 def visits() -> Dataset:
     """Forty digits of twelve persons, who have 1 to 8."""
-    dataset = load_dataset(DataConfig(options={"colour_as_feature": False}))
+    dataset = load_data(DataConfig(options={"colour_as_feature": False}))
     persons = [0] * 8 + [1] * 5 + [2] * 5 + [3] * 4 + [4] * 4 + [5] * 4 + [6] * 3 + [7] * 3 + [8, 9, 10, 11]
     private = dataset.private.take(range(40))
     named = dataclasses.replace(private, person_id=tuple(f"person {number}" for number in persons))

@@ -14,7 +14,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, FitConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.methods import record_votes
 from fairpate.methods.base import configured
 from fairpate.methods.record_votes import UNITS, Ballot, balancing_weights, labels_of_sums, matched_rule
@@ -22,7 +22,7 @@ from fairpate.nn.fit import hard_disparity
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import VoteSums
-from fairpate.run.folder import RunDirectory, read_statement
+from fairpate.run.context import RunDirectory, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
@@ -30,7 +30,7 @@ from student.student import load_student
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load_dataset(DataConfig(options={"colour_as_feature": False}))
+    return load_data(DataConfig(options={"colour_as_feature": False}))
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_labels_of_the_pool_are_right_without_noise_and_useless_in_too_much_of_i
 
 
 def test_an_embedding_of_the_data_set_is_what_votes(tmp_path: Path) -> None:
-    dataset = load_dataset(DataConfig(embedding=EmbeddingConfig(num_components=12, pixels=None, graph_share=0.0)))
+    dataset = load_data(DataConfig(embedding=EmbeddingConfig(num_components=12, pixels=None, graph_share=0.0)))
     own = Ballot.of(dataset, EmbeddingConfig())
     assert own.embedding is None
     assert own.votes(dataset.private.x).shape[1] == 13

@@ -9,8 +9,8 @@ from each_method import train
 from fairpate import cli
 from fairpate.config_reader import apply_override
 from fairpate.methods.base import configured
-from fairpate.run.folder import RunDirectory
-from fairpate.run.run import finished_run, run_method
+from fairpate.run.folder import ShownRun, finished_run
+from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
 SMALL = [
@@ -69,7 +69,7 @@ def finished(made_once, tmp_path_factory):
     """That run, copied so that no module sees what another wrote: (folder, configuration)."""
     run, config = made_once
     out = shutil.copytree(run.root, tmp_path_factory.mktemp("finished") / "run")
-    return RunDirectory(root=out), config.model_copy(update={"out": out})
+    return ShownRun(root=out), config.model_copy(update={"out": out})
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import dataclasses
 
 from small_runs import QUIET
 
-from fairpate.data import load_dataset
+from fairpate.data import load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.methods.base import configured, method_names
 from fairpate.run.run import run_method
@@ -39,7 +39,7 @@ SMALL = {
 
 def load_two_labels(config):
     """Of the digits without their colour, five and more are one label; all other data sets stay as they are."""
-    dataset = load_dataset(config)
+    dataset = load_data(config)
     if config.options.get("colour_as_feature", True):
         return dataset
     splits = {name: dataclasses.replace(s := getattr(dataset, name), y=(s.y >= 5).long()) for name in SPLIT_NAMES}

@@ -20,7 +20,7 @@ from fairpate.data import REGISTRY, DataError, load_data
 from fairpate.data.dataset import Split
 from fairpate.data.registry import option_showing_attribute
 from fairpate.methods.base import configured
-from fairpate.run.folder import RunDirectory, read_labels
+from fairpate.run.context import RunDirectory, read_labels
 from fairpate.run.learn import as_trained
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of
@@ -32,7 +32,6 @@ REFUSING = (
     ["method=f_ld"],
     ["method=covariance_constraint"],
     ["method=pf_ld"],
-    ["method=pf_ld", "pf_ld.form=as_in_paper"],
     ["method=sf_pate"],
     ["method=sf_pate", "sf_pate.variant=sf_t"],
     ["method=dp_postprocessing"],

@@ -16,7 +16,7 @@ from small_runs import QUIET
 from fairpate.data.dataset import sha256_of
 from fairpate.methods.base import configured
 from fairpate.run.bundle import HEAD, BundleError, Unpacked, Verdict, head_of, verify_bundle, write_bundle
-from fairpate.run.folder import RunDirectory, RunDirectoryError, read_statement
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.types import heard_by

@@ -101,7 +101,7 @@ def test_the_command_of_a_plan_runs_what_was_planned(tmp_path, monkeypatch) -> N
     data = data_config(str(folder / "clinic.yaml"), None, folder).model_copy(update={"num_public": 300})
     planned, run = {}, []
     corners = pool_in_two_corners(300)
-    monkeypatch.setattr("fairpate.run.plan.load_dataset", lambda _: corners)
+    monkeypatch.setattr("fairpate.run.plan.load_data", lambda _: corners)
     monkeypatch.setattr("fairpate.run.plan.public_size", lambda *_: 900)
 
     def resolving(overrides, method):
@@ -142,6 +142,6 @@ def test_nobody_votes_where_few_public_records_meet_many_private_ones() -> None:
 def test_an_impossible_assumption_is_refused_before_records_are_read(
     agreement: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairpate.run.plan.load_dataset", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr("fairpate.run.plan.load_data", lambda _: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match="agreement"):
         candidates(DataConfig(num_public=60), "color_digits", epsilon=1, delta=1e-5, agreement=agreement)

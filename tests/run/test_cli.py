@@ -18,7 +18,7 @@ from fairpate.config_reader import apply_override
 from fairpate.data import find_entry
 from fairpate.methods.base import all_methods, configured
 from fairpate.privacy.events import PoissonGaussians
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Meter, Odometer
 from fairpate.types import UsageError
 

@@ -1,11 +1,10 @@
 """Code that a file names runs only where the user allowed it; what was typed, or runs already, is no question."""
 
 import hashlib
-import os
 
 import pytest
 
-from fairpate.config import ALLOWED, allowing, is_allowed
+from fairpate.config import ALLOWED
 
 RAN = "import pathlib; pathlib.Path('ran').touch()\n"
 
@@ -33,13 +32,17 @@ def test_a_file_that_names_a_method_runs_nothing(fairpate, tmp_path, command):
     given = {"run": str(folder / "config.yaml"), "compare": str(tmp_path / "sweep.yaml")}.get(command, str(folder))
     code, _, errors = fairpate(command, given)
     assert code == 2, errors
-    assert f"names {method}, code that would run with your rights; if you trust it, give --allow-code" in errors
+    assert (
+        f"names {method}, code that would run with your rights; if you trust it, set {ALLOWED}=1 in the environment"
+        in errors
+    )
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_is_allowed_or_typed_runs(fairpate, tmp_path):
+def test_what_is_allowed_or_typed_runs(fairpate, tmp_path, monkeypatch):
+    monkeypatch.setenv(ALLOWED, "1")
     (tmp_path / "config.yaml").write_text(f"method: {place(tmp_path, 'NoMethod')}\n")
-    code, _, errors = fairpate("run", "config.yaml", "--allow-code")
+    code, _, errors = fairpate("run", "config.yaml")
     assert code == 2
     assert "is no subclass of fairpate.methods.base.Method" in errors
     assert (tmp_path / "ran").exists()
@@ -62,11 +65,3 @@ def test_an_estimator_s_folder_runs_nothing(fairpate, tmp_path):
 
 def digest(text):
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@pytest.mark.parametrize("before", [None, "0", "1"])
-def test_what_was_said_of_code_before_a_command_is_said_after_it(before, monkeypatch):
-    monkeypatch.delenv(ALLOWED, raising=False) if before is None else monkeypatch.setenv(ALLOWED, before)
-    with allowing(True):
-        assert is_allowed()
-    assert os.environ.get(ALLOWED) == before

@@ -19,7 +19,8 @@ from sweeps import COLOUR_UNSEEN, SMALL, counted, measured, ran, refused, run, s
 from fairpate.methods.base import Method
 from fairpate.report.frontier import Row
 from fairpate.run.compare import Comparison, SweepTable, comparison_outcome, run_cell, summarise_comparison
-from fairpate.run.folder import RunDirectoryError, check_run_directory
+from fairpate.run.context import RunDirectoryError
+from fairpate.run.folder import check_run_directory
 from fairpate.run.run import run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, read_rows, sole_driver
 from fairpate.terminal import Reporter

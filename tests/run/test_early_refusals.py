@@ -7,7 +7,7 @@ from aggregator.budgets import queries_that_fit
 from aggregator.ledger import LedgerTerms
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import DataConfig
-from fairpate.data import load_dataset
+from fairpate.data import load_data
 from fairpate.files import PlaceError, check_output_file, check_output_folder
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.events import ConfidentGnmaxQueries
@@ -46,7 +46,7 @@ def test_what_public_facts_rule_out_is_refused_before_a_folder_is_made(fairpate,
 
 
 def test_the_message_about_teachers_does_not_tell_how_many_records_there_are(fairpate):
-    size = len(load_dataset(DataConfig()).private)
+    size = len(load_data(DataConfig()).private)
     _, _, errors = fairpate("run", "--set", "teachers.num_teachers=5000")
     assert str(size) not in errors
 

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import hashlib
 import io
-import os
 import stat
 from pathlib import Path
 
@@ -15,13 +14,14 @@ from small_runs import FILES, QUIET, read_json
 
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import apply_override, config_digest
-from fairpate.data import find_entry, load_dataset
+from fairpate.data import find_entry, load_data
 from fairpate.fairness.constraints import named_constraints
-from fairpate.methods.base import configured, find_method, load_method
+from fairpate.methods.base import configured, find_method
 from fairpate.methods.record_votes import ReleasingMethod
-from fairpate.run.folder import RunDirectoryError, create_run_directory, sole_worker
+from fairpate.run.context import RunDirectoryError, sole_worker
+from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.publication import write_card
-from fairpate.run.run import finished_run, run_method
+from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, RunRecord
 from student.student import load_student
@@ -196,7 +196,7 @@ def test_the_relation_of_the_target_is_the_statements(tmp_path):
     ],
 )
 def test_settings_for_images_are_refused_for_a_table(method, field, setting, words, tmp_path):
-    table = dataclasses.replace(load_dataset(DataConfig()), kind="tabular")
+    table = dataclasses.replace(load_data(DataConfig()), kind="tabular")
     with pytest.raises(ConfigError, match=f"{field}: {words}"):
         run_method(config_of(method, tmp_path / "run", setting), QUIET, load=lambda _: table)
     assert not (tmp_path / "run").exists()
@@ -215,20 +215,10 @@ OFFERED = [path for path in CONFIGS if "\nmethods:" not in path.read_text()]  # 
 
 @pytest.mark.parametrize("path", OFFERED, ids=lambda path: path.stem)
 def test_every_configuration_that_is_offered_is_valid_for_every_method(path):
-    named = load_method(path)
+    named = configured(path)
     assert find_entry(named.data.name).complete_options(named.data.options)
     for method in METHODS:
-        assert load_method(path, method=method).data == named.data
-
-
-@pytest.mark.skipif("FAIRPATE_DATA" not in os.environ, reason="FAIRPATE_DATA is not set: a data set of two classes")
-def test_a_printed_form_publishes_nothing(tmp_path):
-    bank = ("data.name=bank", "data.num_public=100", "data.options={}")
-    folder = train(tmp_path / "run", "pf_ld", "pf_ld.form=as_in_paper", *bank)
-    assert not (folder.root / "public").exists()
-    statement = read_json(folder.statement)
-    assert statement["epsilon"] is None
-    assert statement["epsilon_as_in_paper"] > 0
+        assert configured(path, method=method).data == named.data
 
 
 def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
@@ -252,7 +242,6 @@ def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
         ("sf_pate", {"sf_pate": {"variant": "sf_t"}}, "teachers.fit={epochs: 3}", "sf_pate.variant=sf_t"),
         ("dp_fermi", {}, "dp_fermi.positive_label=0", "dp_fermi.constraint=demographic_parity"),
         ("dp_fermi", {"dp_fermi": {"shares": [[0.5, 0.5]]}}, "dp_fermi.share_noise=3", "dp_fermi.shares=[[0.5, 0.5]]"),
-        ("pf_ld", {"pf_ld": {"form": "as_in_paper"}}, "pf_ld.batches=poisson", "pf_ld.form=as_in_paper"),
         ("pf_ld", {"pf_ld": {"group_sizes": [1, 2]}}, "pf_ld.size_share=0.1", "pf_ld.group_sizes=[1.0, 2.0]"),
         (
             "dp_oracle_learner",
@@ -268,7 +257,6 @@ def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
         ("pate", {}, "teachers.model.norm=group", "teachers.model.weights=null"),
         ("pate", {}, "student.fit.momentum=0.5", "student.fit.optimizer=adam"),
         ("pate", {}, "student.strong_augment={erase: 0.5}", "student.method=supervised"),
-        ("pate", {"teachers": {"model": {"python": "m:f"}}}, "teachers.standardize=1", "teachers.model.python=m:f"),
     ],
 )
 def test_an_option_that_other_settings_leave_unread_is_refused_and_a_file_may_hold_it(method, file, setting, cause):

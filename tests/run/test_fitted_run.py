@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fairpate.config import DataConfig
-from fairpate.data import load_dataset
+from fairpate.data import load_data
 from fairpate.data.embedding import Embedding
 from student.card import StudentFileError
 from student.student import load_student
@@ -49,7 +49,7 @@ def test_a_run_goes_on_with_the_embedding_of_its_folder(fairpate, tmp_path, monk
     folder = tmp_path / "run"
     command = ("run", "--epsilon", "2", "--set", "student.fit.epochs=1", *QUICK, *BY_CURVES, "--out", str(folder))
     assert fairpate(*command)[0] == 0
-    dataset = load_dataset(DataConfig())
+    dataset = load_data(DataConfig())
     predicted = load_student(folder / "public" / "student.safetensors").predict(dataset.test.x).labels
     accuracy = json.loads((folder / "public" / "metrics.json").read_text())["accuracy"]
     assert (predicted == dataset.test.y.numpy()).mean() == pytest.approx(accuracy, abs=1e-9)

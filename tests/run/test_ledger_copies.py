@@ -12,9 +12,9 @@ from aggregator import audit
 from aggregator.chain import LedgerError, head_path, ledger_files
 from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
+from fairpate.methods.label_queries import place_of
 from fairpate.run import ledger_commands
-from fairpate.run.folder import RunDirectory, read_labels
-from fairpate.run.label_queries import place_of
+from fairpate.run.context import RunDirectory, read_labels
 from fairpate.run.ledger_commands import back_up_run, last_backup_s, restore
 
 

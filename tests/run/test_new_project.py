@@ -15,7 +15,7 @@ import yaml
 from fairpate import load_data
 from fairpate.cli import summaries
 from fairpate.data.declaration import read_declaration
-from fairpate.methods.base import load_method
+from fairpate.methods.base import configured
 from fairpate.run.release_log import Odometer
 
 FILES = {
@@ -146,7 +146,7 @@ def test_any_name_of_a_folder_gives_a_name_of_a_data_set(fairpate, tmp_path, mon
     assert fairpate("run", tmp_path / name / "settings.yaml", "--set", "nothing=1")[0] == 2
     assert not list(tmp_path.rglob("owned"))
     monkeypatch.chdir(tmp_path / name)
-    assert load_method(Path("settings.yaml")).data.name == data
+    assert configured(Path("settings.yaml")).data.name == data
 
 
 def test_a_name_that_looks_like_an_option_is_told_as_a_path(fairpate):

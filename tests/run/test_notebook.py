@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from fairpate.estimators import FairClassifier
 from fairpate.report.frontier import Row
 from fairpate.run.compare import Comparison
-from fairpate.run.folder import RunDirectory
+from fairpate.run.folder import open_run_directory
 from fairpate.run.sweep import SweepFolder, write_rows
 from fairpate.types import RunRecord
 
@@ -70,7 +70,7 @@ def test_a_run_shows_its_guarantee_its_measures_and_where_its_files_are(finished
 
 def test_what_a_run_means_is_said_where_its_noise_is_fresh(finished, tmp_path):
     shutil.copytree(finished[0].root, tmp_path / "run")
-    run = RunDirectory(root=tmp_path / "run")
+    run = open_run_directory(tmp_path / "run")[0]
     statement = json.loads(run.statement.read_text()) | {"noise": "os_entropy", "epsilon": 1.0, "remarks": [HOSTILE]}
     run.statement.write_text(json.dumps(statement))
     shown = run._repr_html_()
@@ -83,7 +83,7 @@ def test_what_a_run_means_is_said_where_its_noise_is_fresh(finished, tmp_path):
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 def test_a_run_without_results_says_so(finished, tmp_path, damage):
     shutil.copytree(finished[0].root, tmp_path / "run")
-    run = RunDirectory(root=tmp_path / "run")
+    run = open_run_directory(tmp_path / "run")[0]
     run.metrics.unlink() if damage == "missing" else run.metrics.write_text("{")
     assert "No published result" in run._repr_html_()
 
@@ -92,14 +92,14 @@ def test_a_run_without_results_says_so(finished, tmp_path, damage):
 @pytest.mark.parametrize("content", ["{}", "[]", "\0"])
 def test_files_that_hold_something_else_end_no_cell(finished, tmp_path, place, content):
     shutil.copytree(finished[0].root, tmp_path / "run")
-    run = RunDirectory(root=tmp_path / "run")
+    run = open_run_directory(tmp_path / "run")[0]
     getattr(run, place).write_text(content)
     assert "No published result" in run._repr_html_()
 
 
 def test_a_statement_with_values_of_other_types_ends_no_cell(finished, tmp_path):
     shutil.copytree(finished[0].root, tmp_path / "run")
-    run = RunDirectory(root=tmp_path / "run")
+    run = open_run_directory(tmp_path / "run")[0]
     values = json.loads(run.statement.read_text())
     for wrong in ({"epsilon": "<b>"}, {"noise": None}):
         run.statement.write_text(json.dumps(values | wrong))

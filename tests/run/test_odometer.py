@@ -30,7 +30,7 @@ from fairpate.privacy.mechanism_events import (
 )
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.run.compare import count_cell
-from fairpate.run.folder import RunDirectory, RunDirectoryError
+from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.run.release_log import LedgerMeter, LimitReachedError, Meter, Odometer, OdometerError, state_folder
 
 TERMS = dataclasses.replace(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fairpate.methods import base
-from fairpate.run.folder import open_run_directory, read_statement
+from fairpate.run.context import read_statement
+from fairpate.run.folder import open_run_directory
 
 NAME = "own_method:ClassMeans"
 EXAMPLES = Path(__file__).parents[2] / "examples"

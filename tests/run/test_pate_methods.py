@@ -18,7 +18,8 @@ from fairpate.config import ConfigError
 from fairpate.methods.base import configured
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.events import ConfidentGnmaxQueries
-from fairpate.run.folder import RunDirectory, RunDirectoryError, open_run_directory, read_labels, write_labels
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels, write_labels
+from fairpate.run.folder import open_run_directory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
@@ -111,7 +112,7 @@ def test_the_filter_keeps_what_the_gate_accepts(train: Train, monkeypatch: pytes
         seen["labels"] = labelled
         return options["initial_model"].eval()
 
-    monkeypatch.setattr("fairpate.run.learn.fit_student", spy)
+    monkeypatch.setattr("fairpate.methods.pate.fit_student", spy)
     run = train("pate_s_pre", "aggregator.gate={max_disparity: 0.0, min_count: 5}", "seed=0")
     released, kept = read_labels(run.labels), seen["labels"]
     counts = [[0] * 10, [0] * 10]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fairpate.config import ConfigError, DataConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.methods.base import configured
-from fairpate.run.folder import RunDirectory, RunDirectoryError, read_statement
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement
 from fairpate.run.publication import write_card
 from fairpate.run.release_log import Odometer
 from fairpate.run.run import run_method
@@ -29,7 +29,7 @@ VALUES: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def visits() -> Dataset:
     """Two digits of each person."""
-    dataset = load_dataset(DataConfig())
+    dataset = load_data(DataConfig())
     persons = tuple(f"patient {place // 2}" for place in range(len(dataset.private)))
     return dataclasses.replace(dataset, private=dataclasses.replace(dataset.private, person_id=persons))
 

@@ -5,7 +5,8 @@ from small_runs import run
 
 from fairpate.config_reader import config_digest
 from fairpate.files import StorageError
-from fairpate.run.folder import RunDirectoryError, create_run_directory
+from fairpate.run.context import RunDirectoryError
+from fairpate.run.folder import create_run_directory
 
 
 def test_runs_share_the_teachers_of_a_storage(small_config, tmp_path):

@@ -13,7 +13,7 @@ from aggregator.mechanism import ConfidentGnmax
 from fairpate import cli
 from fairpate.privacy import accountant
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.run.folder import write_votes
+from fairpate.run.context import write_votes
 from fairpate.run.plan import (
     Plan,
     Profile,

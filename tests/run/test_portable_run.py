@@ -19,7 +19,7 @@ from small_runs import FILES
 
 import student.portable
 from fairpate.config import DataConfig, EmbeddingConfig
-from fairpate.data import Dataset, embedding, load_dataset
+from fairpate.data import Dataset, embedding, load_data
 from fairpate.data.dataset import Split
 from fairpate.data.embedding import embedded
 from fairpate.run import publication
@@ -128,7 +128,7 @@ def predicted_here(folder, told, monkeypatch):
 def test_the_documents_snippet_predicts_raw_rows_without_this_package(fairpate, visits, tmp_path, overrides):
     run(fairpate, visits, tmp_path / "run", *overrides)
     # A record is known by the hash of its text, so raw rows are found by what they encode to.
-    plain = load_dataset(DataConfig(name="visits", declaration=visits[0])).test
+    plain = load_data(DataConfig(name="visits", declaration=visits[0])).test
     by_features = {tuple(np.round(encoded(row), 6)): row for row in visits[1]}
     told = [by_features[tuple(np.round(x, 6))] for x in plain.x.double().numpy().tolist()]
     expected = load_student(tmp_path / "run/public/student.safetensors").probabilities(plain.x)
@@ -191,7 +191,7 @@ def test_pictures_are_read_as_bytes_and_a_second_command_writes_nothing_anew(fai
 @pytest.mark.slow
 def test_pictures_go_through_the_embedding_inside_the_graph(fairpate, visits, tmp_path):
     run(fairpate, visits, tmp_path / "run", "data.embedding={}", data="color_digits")
-    held_out = load_dataset(DataConfig(name="color_digits")).test.x
+    held_out = load_data(DataConfig(name="color_digits")).test.x
     session = onnxruntime.InferenceSession((tmp_path / "run/public/model.onnx").read_bytes())
     (found,) = session.run(["probabilities"], {"records": held_out.numpy()})
     student = load_student(tmp_path / "run/public/student.safetensors")

@@ -11,10 +11,10 @@ import pytest
 from small_runs import read_json
 
 from fairpate.config import ConfigError, DataConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.methods.base import configured
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
 @pytest.fixture
 def digits(monkeypatch: pytest.MonkeyPatch) -> Dataset:
     """The embedded digits without their colour, and with two labels: 5 or more."""
-    ten = load_dataset(DataConfig(options={"colour_as_feature": False}))
+    ten = load_data(DataConfig(options={"colour_as_feature": False}))
     halves = {
         name: dataclasses.replace(split, y=(split.y >= 5).long())
         for name, split in ((name, getattr(ten, name)) for name in SPLIT_NAMES)
@@ -94,14 +94,6 @@ def test_a_private_base_protects_the_record(digits: Dataset, tmp_path: Path) -> 
     assert (statement["unit"], statement["relation"]) == ("record", "add or remove one")
     assert statement["not_protected"] is None
     assert statement["epsilon"] <= 4
-
-
-def test_the_printed_oracle_learner_promises_nothing(digits: Dataset, tmp_path: Path) -> None:
-    statement = read_json(
-        train(tmp_path / digits.name, "dp_oracle_learner", "dp_oracle_learner.noise_rule=as_in_paper").statement
-    )
-    assert statement["epsilon"] is None
-    assert statement["epsilon_as_in_paper"] == 2
 
 
 def test_the_reject_option_draws_labels_and_refuses_some(digits: Dataset, tmp_path: Path) -> None:

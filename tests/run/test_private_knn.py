@@ -22,13 +22,13 @@ from aggregator.chain import ledger_files
 from aggregator.ledger import Ledger
 from aggregator.session import OverBudget, query_key
 from fairpate.config import ConfigError, DataConfig
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.methods.base import configured
+from fairpate.methods.label_queries import choose_queries, ledger_terms
 from fairpate.methods.private_knn import Clusters, Places, PrivateKnn
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import NeighbourVotes
-from fairpate.run.folder import RunDirectory, read_json, read_labels, read_statement
-from fairpate.run.label_queries import choose_queries, ledger_terms
+from fairpate.run.context import RunDirectory, read_json, read_labels, read_statement
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.serve import open_backend
@@ -78,7 +78,7 @@ def threads() -> Iterator[Threads]:
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load_dataset(DataConfig())
+    return load_data(DataConfig())
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_a_query_that_a_crash_left_open_is_charged_and_sampled_again(finished: R
     copy = RunDirectory(root=shutil.copytree(finished.root, tmp_path / "run"))
     for file in [*ledger_files(copy.ledger), *copy.public.iterdir(), copy.receipt]:
         file.unlink()
-    dataset = load_dataset(settings.data)
+    dataset = load_data(settings.data)
     plan = settings.plan(dataset)
     queries = choose_queries(dataset, plan.settings)
     rows = audit.rows(finished.ledger)
@@ -291,7 +291,7 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
     finally:
         backend.ledger.close()
         backend.close()
-    assert settings.plan(load_dataset(settings.data)).worst_case(93) == NeighbourVotes(
+    assert settings.plan(load_data(settings.data)).worst_case(93) == NeighbourVotes(
         count=93, noise_stddev_votes=9, sampling_rate=0.2
     )
 

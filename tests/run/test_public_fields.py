@@ -25,7 +25,7 @@ from fairpate.methods.base import configured
 from fairpate.report.frontier_page import FrontierReport
 from fairpate.report.records import Guarantee, PublicReport, Voting
 from fairpate.run.compare import Comparison, failure, run_cell, write_frontier_reports
-from fairpate.run.folder import RunDirectory
+from fairpate.run.context import RunDirectory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of, open_sweep_folder

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from small_runs import FILES, read_json, run
 
-from fairpate.data import load_dataset
+from fairpate.data import load_data
 from fairpate.run import folder as rundir
-from fairpate.run.folder import RunDirectory, RunDirectoryError, create_run_directory, open_run_directory, sole_worker
+from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker
+from fairpate.run.folder import create_run_directory, finished_run, open_run_directory
 from fairpate.run.release_log import LimitReachedError, Odometer
-from fairpate.run.run import finished_run
 from student.student import load_student
 
 
@@ -62,7 +62,7 @@ def test_released_labels_are_the_ledger_s_answers_and_nothing_else(finished):
     folder, config = finished
     labels = pq.read_table(folder.labels)
     assert labels.column_names == ["record_id", "group", "label"]
-    public = load_dataset(config.data).public
+    public = load_data(config.data).public
     group_of = dict(zip(public.record_id, public.z.tolist(), strict=True))
     assert [group_of[record_id] for record_id in labels["record_id"].to_pylist()] == labels["group"].to_pylist()
     assert labels.num_rows == read_json(folder.statement)["queries"]["answered"]
@@ -70,7 +70,7 @@ def test_released_labels_are_the_ledger_s_answers_and_nothing_else(finished):
 
 def test_the_published_student_predicts_what_its_metrics_say(finished):
     folder, config = finished
-    metrics, test = read_json(folder.metrics), load_dataset(config.data).test
+    metrics, test = read_json(folder.metrics), load_data(config.data).test
     prediction = load_student(folder.student).predict(test.x, test.z.numpy())
     correct = prediction.labels == test.y.numpy()
     assert metrics["coverage"] == pytest.approx(prediction.answered.mean())

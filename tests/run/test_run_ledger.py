@@ -18,13 +18,13 @@ from aggregator.mechanism import Outcome
 from aggregator.session import query_key
 from fairpate.cli.summaries import summarise
 from fairpate.config import ConfigError
-from fairpate.data import load_dataset
+from fairpate.data import load_data
+from fairpate.methods.label_queries import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
 from fairpate.privacy.accountant import epsilon, epsilon_data_dependent
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.report.page import epsilon_text
-from fairpate.run.folder import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
-from fairpate.run.label_queries import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
 from fairpate.run.publication import write_card
 from fairpate.run.release_log import LimitReachedError, Odometer
 from student.student import load_student
@@ -148,8 +148,8 @@ def test_before_a_service_answers_the_statement_is_the_bound_of_the_ledger(finis
     folder, config = finished
     copy = RunDirectory(root=tmp_path / "run")
     shutil.copytree(folder.root, copy.root)
-    before, plan = read_statement(copy), config.plan(load_dataset(config.data))
-    terms = ledger_terms(plan, load_dataset(config.data), ensemble="any")
+    before, plan = read_statement(copy), config.plan(load_data(config.data))
+    terms = ledger_terms(plan, load_data(config.data), ensemble="any")
     state_for_service(copy, terms)
     stated = read_statement(copy)
     assert stated.epsilon == epsilon_fixed_beforehand(terms) > before.epsilon
@@ -208,7 +208,7 @@ def test_a_reservation_that_a_crash_left_open_raises_the_stated_epsilon(finished
     for file in [*ledger_files(copy / "private/ledger.sqlite"), *(copy / "public").iterdir()]:
         file.unlink()
     votes = read_votes(folder.votes)
-    queries = choose_queries(load_dataset(config.data), config.aggregator)
+    queries = choose_queries(load_data(config.data), config.aggregator)
     key = query_key(queries.x[0].numpy(), int(queries.z[0]))
     with Ledger(copy / "private/ledger.sqlite", open_terms(folder)) as ledger:
         ledger.reserve([key], [int(queries.z[0])], votes.votes_QC[:1])

@@ -9,11 +9,11 @@ from small_runs import read_json, run
 from aggregator.ledger import Ledger
 from aggregator.session import AggregatorSession
 from fairpate.config import ConfigError
-from fairpate.data import load_dataset
+from fairpate.data import load_data
+from fairpate.methods.label_queries import choose_queries
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.events import ConfidentGnmaxQueries
-from fairpate.run.folder import read_statement
-from fairpate.run.label_queries import choose_queries
+from fairpate.run.context import read_statement
 
 
 def test_more_queries_than_public_records_are_refused_before_anything_starts(small_config, tmp_path):
@@ -114,7 +114,7 @@ def test_a_leaking_budget_needs_its_flag(small_config, tmp_path):
 
 def test_equal_records_are_one_query(small_config, tmp_path):
     config = small_config(tmp_path / "run", "aggregator.num_queries=3")
-    dataset = load_dataset(config.data)
+    dataset = load_data(config.data)
     public = dataset.public
     doubled = public.take([0, 0, 1, 2])
     doubled = dataclasses.replace(doubled, record_id=("a", "again", "b", "c"))

@@ -6,7 +6,7 @@ import pytest
 from each_method import METHODS, UNPROTECTED, train
 from small_runs import copied
 
-from fairpate.run.folder import RunDirectoryError, read_statement
+from fairpate.run.context import RunDirectoryError, read_statement
 from fairpate.run.release_log import LimitReachedError, Odometer
 
 

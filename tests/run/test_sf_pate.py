@@ -13,7 +13,7 @@ from small_runs import read_json
 
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import apply_override, config_digest
-from fairpate.data import Dataset, Split, load_dataset
+from fairpate.data import Dataset, Split, load_data
 from fairpate.methods import sf_pate
 from fairpate.methods.base import Training
 from fairpate.methods.base import configured as load
@@ -23,7 +23,8 @@ from fairpate.privacy import accountant
 from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.privacy.mechanism_events import AttributeQueries
 from fairpate.run import serve
-from fairpate.run.folder import RunDirectory, RunFolderError, create_run_directory, read_labels
+from fairpate.run.context import RunDirectory, RunFolderError, read_labels
+from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import as_trained
 from fairpate.run.release_log import LimitReachedError, Odometer
 from fairpate.run.run import run_method
@@ -72,7 +73,7 @@ def test_identical_teachers_release_the_attribute_that_they_agree_on(
     """With 1,000 of them no noise at this epsilon is large enough to overturn a label."""
     monkeypatch.setattr(SfPate, "ask", identical_teachers)
     run = run_method(configured(tmp_path / "run", "teachers.num_teachers=1000"), Reporter(quiet=True))
-    private = as_trained(run, configured(tmp_path / "run"), load_dataset(DATA)).private
+    private = as_trained(run, configured(tmp_path / "run"), load_data(DATA)).private
     labelled = read_labels(run.labels)
     z_of = dict(zip(private.record_id, private.z.tolist(), strict=True))
     assert len(labelled.labels) == 40
@@ -102,7 +103,7 @@ def test_both_variants_are_priced_as_gnmax_for_a_smaller_unit(
 
 def test_teachers_of_attributes_read_labels_and_nobody_else_s_attribute() -> None:
     """One changed attribute changes the records of one teacher, and nothing that is asked."""
-    dataset = load_dataset(DATA)
+    dataset = load_data(DATA)
     asked = sf_pate.attribute_questions(dataset)
     assert asked.num_classes == dataset.num_groups
     assert torch.equal(asked.private.y, dataset.private.z)
@@ -124,7 +125,7 @@ def test_labels_become_features() -> None:
 
 
 def test_records_whose_attribute_was_not_released_have_an_unknown_group() -> None:
-    private = load_dataset(DATA).private.take(range(5))
+    private = load_data(DATA).private.take(range(5))
     ids = (private.record_id[3], private.record_id[1])
     labelled = LabelledSet(record_ids=ids, labels=np.array([2, 0]), groups=np.array([0, 0]))
     groups = sf_pate.released_groups(private, labelled)
@@ -169,7 +170,7 @@ def test_teachers_that_were_not_kept_are_not_served(tmp_path: Path, monkeypatch:
     run = run_method(configured(tmp_path / "run", "sf_pate.variant=sf_t"), Reporter(quiet=True))
     settings = service_settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
     with pytest.raises(RunFolderError, match="whose teachers were not kept"):
-        serve.serve_aggregators([run.root], settings, data_dir=None, detach=False, say=print)
+        serve.serve_aggregator(run.root, settings, data_dir=None, detach=False, say=print)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,14 @@ import pytest
 
 from fairpate.config import DataConfig
 from fairpate.config_reader import apply_override
-from fairpate.data import Dataset, Split, load_dataset
+from fairpate.data import Dataset, Split, load_data
 from fairpate.methods.base import Training
 from fairpate.methods.base import configured as load_configured
+from fairpate.methods.label_queries import choose_queries
 from fairpate.methods.sf_pate import SfPate, attribute_questions
 from fairpate.nn.models import build_model
-from fairpate.run.folder import RunDirectory, create_run_directory, read_labels
-from fairpate.run.label_queries import choose_queries
+from fairpate.run.context import RunDirectory, read_labels
+from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import as_trained
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
@@ -63,7 +64,7 @@ def write(path: Path, rows: list[list[str]]) -> None:
 
 def load(folder: Path, rows: list[list[str]]) -> Dataset:
     write(folder / "adult" / "adult.data", rows)
-    return load_dataset(DataConfig(name="adult", data_dir=folder, num_public=12, num_validation=8))
+    return load_data(DataConfig(name="adult", data_dir=folder, num_public=12, num_validation=8))
 
 
 def configured(folder: Path, out: Path, *overrides: str) -> SfPate:

@@ -14,11 +14,11 @@ from rich.console import Console
 
 from fairpate.config import ConfigError, DataConfig, SweepConfig
 from fairpate.config_reader import parse_config
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.methods.base import configured
 from fairpate.methods.record_votes import ReleasingMethod
 from fairpate.run.compare import Comparison, compare, release_name
-from fairpate.run.folder import RunDirectory, RunDirectoryError, RunFolderError, read_statement
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_statement
 from fairpate.run.release_log import Odometer, read_release
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of
@@ -42,7 +42,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def digits() -> Dataset:
-    return load_dataset(DataConfig(options={"colour_as_feature": False}))
+    return load_data(DataConfig(options={"colour_as_feature": False}))
 
 
 def config_of(out: Path, *overrides: str, method: str = "record_votes") -> Any:

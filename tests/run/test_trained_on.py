@@ -14,15 +14,15 @@ import yaml
 
 from fairpate.config import ConfigError, DataConfig, SweepConfig
 from fairpate.config_reader import parse_config
-from fairpate.data import Dataset, load_dataset
+from fairpate.data import Dataset, load_data
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import Method, configured
-from fairpate.run.folder import RunDirectory, RunDirectoryError
+from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.run.learn import recorded_data
 from fairpate.run.plan import profile_of_run
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
-from fairpate.run.serve import serve_aggregators, service_settings
+from fairpate.run.serve import serve_aggregator, service_settings
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
 
@@ -43,7 +43,7 @@ def config_for(out: Path, *overrides: str) -> Method:
 @pytest.fixture(scope="module")
 def hospital() -> Dataset:
     """Colour digits under names of their own, as a user would hand in."""
-    digits = load_dataset(DataConfig())
+    digits = load_data(DataConfig())
     return replace(
         digits,
         name="hospital 7",
@@ -172,7 +172,7 @@ def test_a_card_refuses_a_folder_that_contradicts_itself(tmp_path: Path, given: 
 def fitted(tmp_path_factory: pytest.TempPathFactory, small_config: Any) -> RunDirectory:
     """What an estimator leaves in a folder of its own: teachers, votes and a ledger of records that have no name."""
     config = small_config(tmp_path_factory.mktemp("fitted") / "run")
-    digits = load_dataset(config.data)
+    digits = load_data(config.data)
     sections = {name: getattr(config, name) for name in ("teachers", "aggregator", "student", "ray")}
     private, public = digits.private, digits.public.take(range(100))
     pool = {"public_X": public.x.numpy(), "public_sensitive_features": public.z.numpy()}
@@ -198,7 +198,7 @@ def test_nothing_reloads_by_name_what_was_given(tmp_path: Path, finished: Any) -
     listen = service_settings(host="127.0.0.1", port=8517, analyst_file=None, operator_file=None, daily_quota=1.0)
     for again in (
         lambda: run_method(config, QUIET),
-        lambda: serve_aggregators([run.root], listen, data_dir=None, detach=False, say=print),
+        lambda: serve_aggregator(run.root, listen, data_dir=None, detach=False, say=print),
         lambda: profile_of_run(run, "color_digits"),
     ):
         with pytest.raises(RunDirectoryError, match="given from Python"):

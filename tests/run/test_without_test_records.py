@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fairpate.run.folder import open_run_directory, read_json
+from fairpate.run.context import read_json
+from fairpate.run.folder import open_run_directory
 
 DECLARATION = """
 name: clinic

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fairpate.run.folder import open_run_directory, read_json, read_statement
+from fairpate.run.context import read_json, read_statement
+from fairpate.run.folder import open_run_directory
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-data.md").read_text(encoding="utf-8")
 COMMANDS = [line.strip() for line in PAGE.splitlines() if line.startswith("    fairpate ")]

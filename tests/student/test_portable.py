@@ -14,7 +14,7 @@ import torch
 
 import student.portable
 from fairpate.config import DataConfig, EmbeddingConfig, ModelConfig
-from fairpate.data import load_dataset
+from fairpate.data import load_data
 from fairpate.data.embedding import Embedding
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn.fit import Mixture
@@ -96,7 +96,7 @@ def test_large_backbones_too(name):
 )
 def test_a_graph_reads_pictures_through_their_public_embedding(words):
     """On held-out digits, which neither the embedding nor the check has seen: the same labels."""
-    digits = load_dataset(DataConfig(options={"colour_as_feature": False}))
+    digits = load_data(DataConfig(options={"colour_as_feature": False}))
     pool, held_out = digits.public.x, digits.test.x
     embedding = Embedding.of(pool, EmbeddingConfig(num_components=40, **words))
     coordinates = embedding(pool)

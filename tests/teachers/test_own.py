@@ -2,7 +2,6 @@
 
 import random
 import sys
-import types
 from collections import Counter
 
 import numpy as np
@@ -11,13 +10,14 @@ import torch
 from sklearn.base import clone
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fairpate.config import RayConfig, TeachersConfig
+from fairpate.config import RayConfig, named_object
 from fairpate.data.dataset import Split
-from teachers.ensemble import InProcessPool, PoolError, assign_teachers, shard_key
-from teachers.own import OwnTeacherError, _told, ask_own_teachers, load_factory
+from teachers.ensemble import assign_teachers, shard_key
+from teachers.own import OwnTeacherError, _told, ask_own_teachers
 from teachers.ray_pool import open_pool
 
 TEACHERS, CLASSES = 6, 3
@@ -32,37 +32,23 @@ def records(count=240, seed=0):
     return Split(x=x, y=y, z=torch.zeros(count, dtype=torch.int64), record_id=names)
 
 
-@pytest.fixture
-def own(monkeypatch):
-    """A module of the user's: give it a factory, and get its place."""
-    module = types.ModuleType("my_models")
-    monkeypatch.setitem(sys.modules, "my_models", module)
-
-    def place(factory):
-        module.make_teacher = factory
-        return "my_models:make_teacher"
-
-    return place
-
-
-def ask(place, folder, private=None, *, told=None, **options):
-    config = TeachersConfig(num_teachers=TEACHERS, model={"python": place}, **options)
+def ask(factory, folder, private=None, *, told=None, **options):
     private = records() if private is None else private
-    words = {"num_classes": CLASSES, "seed": 5, "checkpoint_dir": folder} | (told or {})
-    return ask_own_teachers(private, config, QUERIES, **words)
+    words = {"num_teachers": TEACHERS, "num_classes": CLASSES, "seed": 5, "checkpoint_dir": folder} | (told or {})
+    return ask_own_teachers(factory, private, QUERIES, **words, **options)
 
 
 def boosting(random_state):
     return HistGradientBoostingClassifier(max_iter=5, random_state=random_state)
 
 
-def test_any_model_votes_as_if_it_were_trained_by_hand(own, tmp_path):
+def test_any_model_votes_as_if_it_were_trained_by_hand(tmp_path):
     def forest(random_state):
         made.append(random_state)
         return RandomForestClassifier(5, random_state=random_state)
 
     made = []
-    found = ask(own(forest), tmp_path)
+    found = ask(forest, tmp_path)
     private = records()
     teacher_of = assign_teachers(private.record_id, TEACHERS, shard_key(5))
     expected = np.zeros((len(QUERIES), CLASSES), dtype=int)
@@ -86,17 +72,17 @@ def test_any_model_votes_as_if_it_were_trained_by_hand(own, tmp_path):
     ],
     ids=["boosting", "pipeline", "keywords", "class"],
 )
-def test_models_of_many_kinds_vote_again_alike(own, tmp_path, factory):
-    first = ask(own(factory), tmp_path / "a")
-    again = ask(own(factory), tmp_path / "b", block_size=1)
+def test_models_of_many_kinds_vote_again_alike(tmp_path, factory):
+    first = ask(factory, tmp_path / "a")
+    again = ask(factory, tmp_path / "b", block_size=1)
     np.testing.assert_array_equal(first.votes_QC, again.votes_QC)
     assert (first.votes_QC.sum(axis=1) == TEACHERS).all()
     right = first.votes_QC.argmax(axis=1) == ((QUERIES[:, 0] > 0.5).long() + (QUERIES[:, 0] > -0.5).long()).numpy()
     assert right.mean() > 0.6
 
 
-def test_a_class_of_an_installed_package_needs_no_module_of_ones_own(tmp_path):
-    assert ask("sklearn.naive_bayes:GaussianNB", tmp_path).votes_QC.sum() == TEACHERS * len(QUERIES)
+def test_a_class_of_an_installed_package_is_a_factory(tmp_path):
+    assert ask(GaussianNB, tmp_path).votes_QC.sum() == TEACHERS * len(QUERIES)
 
 
 class Gambler:
@@ -116,9 +102,9 @@ class Gambler:
 @pytest.mark.parametrize(
     "block_size", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(6, marks=pytest.mark.slow)]
 )
-def test_one_record_moves_one_vote_at_most(own, tmp_path, factory, block_size):
+def test_one_record_moves_one_vote_at_most(tmp_path, factory, block_size):
     """The brute force behind the price: remove or change a record, and count what moves."""
-    place, private = own(factory), records()
+    place, private = factory, records()
     before = ask(place, tmp_path, private, block_size=block_size).votes_QC
     moved = 0
     for row in range(6):
@@ -136,7 +122,7 @@ def test_one_record_moves_one_vote_at_most(own, tmp_path, factory, block_size):
     assert moved
 
 
-def test_votes_are_kept_and_models_are_not(own, tmp_path):
+def test_votes_are_kept_and_models_are_not(tmp_path):
     fits = Counter()
 
     class Counting(LogisticRegression):
@@ -144,7 +130,7 @@ def test_votes_are_kept_and_models_are_not(own, tmp_path):
             fits[len(fits)] += 1
             return super().fit(x, y)
 
-    place = own(lambda: Counting())
+    place = type("Counted", (Counting,), {})
     first = ask(place, tmp_path)
     files = sorted(tmp_path.iterdir())
     assert all(file.name.startswith("votes-") and file.suffix == ".safetensors" for file in files)
@@ -158,8 +144,8 @@ def test_votes_are_kept_and_models_are_not(own, tmp_path):
     assert again.digest == first.digest
 
 
-def test_another_seed_or_another_shard_asks_anew(own, tmp_path):
-    place = own(boosting)
+def test_another_seed_or_another_shard_asks_anew(tmp_path):
+    place = boosting
     assert ask(place, tmp_path).digest != ask(place, tmp_path, records(239)).digest
     assert len(list(tmp_path.iterdir())) > 2
 
@@ -173,27 +159,27 @@ class Fussy(LogisticRegression):
         return super().fit(x, y)
 
 
-def test_a_teacher_that_fails_votes_for_its_shards_most_common_class(own, tmp_path, caplog):
+def test_a_teacher_that_fails_votes_for_its_shards_most_common_class(tmp_path, caplog):
     private = records()
     teacher_of = torch.from_numpy(assign_teachers(private.record_id, TEACHERS, shard_key(5)))
     one_class = torch.where(teacher_of == 2, torch.ones_like(private.y), private.y)
     poor = Split(x=private.x, y=one_class, z=private.z, record_id=private.record_id)
-    found, other = ask(own(lambda: Fussy()), tmp_path / "a", poor), ask(own(lambda: Fussy()), tmp_path / "b", private)
+    found, other = ask(lambda: Fussy(), tmp_path / "a", poor), ask(lambda: Fussy(), tmp_path / "b", private)
     assert "1 of 6 teachers failed" in caplog.text
     assert (found.votes_QC.sum(axis=1) == TEACHERS).all()
     assert (np.abs(found.votes_QC - other.votes_QC).sum(axis=1) <= 2).all()
-    empty = ask(own(lambda: Fussy()), tmp_path / "c", private.take((teacher_of != 2).nonzero()[:, 0]))
+    empty = ask(lambda: Fussy(), tmp_path / "c", private.take((teacher_of != 2).nonzero()[:, 0]))
     assert (empty.votes_QC[:, 2] >= 1).all()  # teacher 2 of 3 classes, whatever the shards of others
 
 
-def test_code_that_never_works_is_an_error_with_its_cause_also_when_asked_again(own, tmp_path):
+def test_code_that_never_works_is_an_error_with_its_cause_also_when_asked_again(tmp_path):
     class Broken(LogisticRegression):
         def fit(self, x, y):
             raise TypeError("fit() misses something")
 
     for _ in range(2):
         with pytest.raises(OwnTeacherError, match="every one of 6 teachers"):
-            ask(own(lambda: Broken()), tmp_path)
+            ask(lambda: Broken(), tmp_path)
 
 
 def saying(values):
@@ -221,47 +207,19 @@ def saying(values):
         (lambda _: None, r"shape \(\)"),
     ],
 )
-def test_votes_for_what_is_no_class_are_refused(own, tmp_path, values, words):
+def test_votes_for_what_is_no_class_are_refused(tmp_path, values, words):
     with pytest.raises(OwnTeacherError, match=words):
-        ask(own(saying(values)), tmp_path)
+        ask(saying(values), tmp_path)
     assert not list(tmp_path.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("values", [lambda x: x[:, 0] > 0, lambda x: np.ones(len(x)), lambda x: [2] * len(x)])
-def test_whole_numbers_of_any_type_are_classes(own, tmp_path, values):
-    assert ask(own(saying(values)), tmp_path).votes_QC.sum() == TEACHERS * len(QUERIES)
+def test_whole_numbers_of_any_type_are_classes(tmp_path, values):
+    assert ask(saying(values), tmp_path).votes_QC.sum() == TEACHERS * len(QUERIES)
 
 
 KEPT = LogisticRegression()
 SECOND = [LogisticRegression(), LogisticRegression()]
-
-
-class Watching(InProcessPool):
-    """Keeps what is sent."""
-
-    def __init__(self):
-        super().__init__()
-        self.sent = []
-
-    def run(self, function, shared, items):
-        return super().run(function, shared, (self.sent.append(item) or item for item in items))
-
-
-def test_workers_that_read_their_shards_get_the_numbers_of_rows(own, tmp_path):
-    place, watching = own(boosting), Watching()
-    sent = ask(place, tmp_path / "sent")
-    read = ask(place, tmp_path / "read", told={"read": records, "pool": watching})
-    assert read.digest == sent.digest
-    np.testing.assert_array_equal(read.votes_QC, sent.votes_QC)
-    given = [rows for _, shards in watching.sent for rows in shards]
-    assert sorted(np.concatenate(given).tolist()) == list(range(len(records())))
-
-
-@pytest.mark.parametrize("other", [lambda: records(239), lambda: records(240, seed=1), lambda: records(0)])
-def test_a_worker_that_reads_other_records_ends_the_run(own, tmp_path, other):
-    with pytest.raises(PoolError, match=r"ray\.read_shards: a worker reads other private records than the run does"):
-        ask(own(boosting), tmp_path, told={"read": other})
-    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 class Holding:
@@ -289,12 +247,12 @@ class Holding:
         (None, "makes no teacher .TypeError"),
     ],
 )
-def test_a_factory_that_makes_no_teachers_is_refused(own, tmp_path, factory, words):
+def test_a_factory_that_makes_no_teachers_is_refused(tmp_path, factory, words):
     with pytest.raises(OwnTeacherError, match=words):
-        ask(own(factory), tmp_path)
+        ask(factory, tmp_path)
 
 
-def test_a_factory_that_gives_an_object_again_later_is_found(own, tmp_path):
+def test_a_factory_that_gives_an_object_again_later_is_found(tmp_path):
     made = []
 
     def factory():
@@ -302,13 +260,7 @@ def test_a_factory_that_gives_an_object_again_later_is_found(own, tmp_path):
         return made[-1]
 
     with pytest.raises(OwnTeacherError, match="the same object twice"):
-        ask(own(factory), tmp_path)
-
-
-@pytest.mark.parametrize("place", ["no_such_module:make", "sklearn.ensemble:no_such_class"])
-def test_a_name_that_leads_nowhere_is_an_error_with_a_remedy(tmp_path, place):
-    with pytest.raises(OwnTeacherError, match="give module:factory, its folder in PYTHONPATH"):
-        ask(place, tmp_path)
+        ask(factory, tmp_path)
 
 
 MODULE = """
@@ -329,11 +281,10 @@ def test_workers_of_ray_find_the_module_in_the_working_directory(tmp_path, monke
     (tmp_path / "helper_of_mine.py").write_text("DEPTH = 1\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
-    config = TeachersConfig(num_teachers=TEACHERS, model={"python": "models_of_mine:make_teacher"}, block_size=2)
-    options = {"num_classes": CLASSES, "seed": 5}
-    here = ask_own_teachers(records(), config, QUERIES, checkpoint_dir=tmp_path / "here", **options)
+    make_teacher = named_object("models_of_mine:make_teacher")
+    here = ask(make_teacher, tmp_path / "here", block_size=2)
     with open_pool(RayConfig(num_actors=2)) as pool:
-        there = ask_own_teachers(records(), config, QUERIES, checkpoint_dir=tmp_path / "there", pool=pool, **options)
+        there = ask(make_teacher, tmp_path / "there", block_size=2, pool=pool)
     np.testing.assert_array_equal(here.votes_QC, there.votes_QC)
     assert here.digest == there.digest
 
@@ -346,7 +297,7 @@ def test_another_helper_module_asks_anew(tmp_path, monkeypatch):
         "import depth_of_mine\nfrom sklearn.tree import DecisionTreeClassifier\n\n"
         "def make_teacher():\n    return DecisionTreeClassifier(max_depth=depth_of_mine.DEPTH)\n"
     )
-    factory = load_factory("trees_of_mine:make_teacher")
+    factory = named_object("trees_of_mine:make_teacher")
     before = _told(factory, np.zeros((1, 2), np.float32), {})
     assert _told(factory, np.zeros((1, 2), np.float32), {}) == before
     helper.write_text("DEPTH = 30\n")

@@ -33,7 +33,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,17 +65,20 @@ from fairpate.config import (
     StudentConfig,
     TeachersConfig,
 )
-from fairpate.data import Dataset, Split, load_dataset
+from fairpate.data import Dataset, Split, load_data
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.files import Storage
 from fairpate.later import torch
+from fairpate.methods.base import Stream, torch_generator
 from fairpate.privacy import accountant
+from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import of_teachers
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
+from fairpate.report import records
 from fairpate.report.page import epsilon_text
-from fairpate.run.folder import (
+from fairpate.run.context import (
     RunDirectory,
     RunDirectoryError,
     RunFolderError,
@@ -87,7 +90,6 @@ from fairpate.run.folder import (
     write_labels,
     write_votes,
 )
-from fairpate.run.publication import Spending
 from fairpate.run.release_log import LedgerMeter, Meter
 from fairpate.terminal import Reporter
 from fairpate.types import (
@@ -98,13 +100,19 @@ from fairpate.types import (
     IntArray,
     LabelledSet,
     QueryOutcomes,
+    Relation,
     Unit,
     VoteBatch,
     strict,
 )
 from fairpate.words import delta_text
-from teachers.ensemble import Pool, PoolError
+from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from student.student import PublicRecords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +286,7 @@ def collect_vote_batch(
     ray: RayConfig,
     checkpoint_dir: Path | Storage,
     reporter: Reporter,
-    pool: Pool | None = None,
+    pool: BlockPool | None = None,
 ) -> VoteBatch:
     """The votes of all teachers on the queries; those that ``checkpoint_dir`` lacks are trained first. Private.
 
@@ -286,20 +294,17 @@ def collect_vote_batch(
     """
     # Teachers are networks, and who reads votes or configurations needs no torch; so below.
     from teachers.ensemble import collect_votes, train_ensemble
-    from teachers.own import ask_own_teachers
 
     given: dict[str, Any] = {"num_classes": dataset.num_classes, "seed": seed, "checkpoint_dir": checkpoint_dir}
     with open_pool(ray) if pool is None else nullcontext(pool) as workers:
         given |= {"pool": workers, "read": _reader(dataset, ray)}
-        if teachers.model.python is not None:
-            with reporter.stage("teachers") as advance:
-                own = ask_own_teachers(dataset.private, teachers, queries.x, **given, on_progress=advance)
-            return _batch(queries, own.votes_QC, own.digest)
         with reporter.stage("teachers") as advance:
             ensemble = train_ensemble(dataset.private, teachers, **given, on_progress=advance)
         with reporter.stage("votes") as advance:
             votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
-    return _batch(queries, votes_QC, ensemble.digest)
+    return VoteBatch(
+        record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
+    )
 
 
 @dataclass(frozen=True)
@@ -314,7 +319,7 @@ class _Read:
 
 @lru_cache(maxsize=1)
 def _private(config: str) -> Split:
-    return load_dataset(DataConfig.model_validate_json(config)).private
+    return load_data(DataConfig.model_validate_json(config)).private
 
 
 def _reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
@@ -326,10 +331,6 @@ def _reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
             "keeps how they are seen), so no worker can read them; set it to false."
         )
     return _Read(dataset.source.model_dump_json())
-
-
-def _batch(queries: Split, votes_QC: IntArray, ensemble: str) -> VoteBatch:
-    return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble)
 
 
 def stored_votes(run: RunDirectory, queries: Split) -> VoteBatch | None:
@@ -430,6 +431,45 @@ class VoteCounter:
         return np.array(rows, dtype=np.int64)
 
 
+_MAX_STUDENT_THREADS = 4
+
+
+def fit_student(
+    config: StudentConfig, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, *, seed: int, **options: Any
+) -> nn.Module:
+    """Train a student on released labels; ``options`` as :func:`student.student.train_student` takes them."""
+    from fairpate.nn.models import is_convolutional  # imports torch, as the next
+    from student.student import train_student
+
+    threads = torch.get_num_threads()
+    # Small dense layers are slower on several threads.
+    torch.set_num_threads(min(threads, _MAX_STUDENT_THREADS) if is_convolutional(config.model) else 1)
+    try:
+        with reporter.stage("student") as advance:
+            return train_student(
+                public_records(dataset.public, labelled),
+                config,
+                num_classes=dataset.num_classes,
+                generator=torch_generator(seed, Stream.STUDENT),
+                on_progress=advance,
+                **options,
+            )
+    finally:
+        torch.set_num_threads(threads)
+
+
+def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
+    """Public features with the released labels, or class probabilities; the split's own labels are not read."""
+    from student.student import PublicRecords
+
+    row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
+    answered = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
+    is_answered = torch.zeros(len(public), dtype=torch.bool)
+    is_answered[answered] = True
+    labels = torch.from_numpy(labelled.labels if labelled.chances is None else labelled.chances.astype(np.float32))
+    return PublicRecords(answered_x=public.x[answered], labels=labels, unlabelled_x=public.x[~is_answered])
+
+
 def answer_admitted(
     votes: Ballot,
     *,
@@ -502,7 +542,6 @@ def _predict(
     """Probabilities of the candidates in ``rows``, by a student of the labels released so far."""
     # Rounds are few runs', and all others release labels without torch.
     from fairpate.nn.fit import predict_probabilities
-    from fairpate.run.learn import public_records
     from student.student import train_student
 
     network = train_student(
@@ -512,6 +551,89 @@ def _predict(
         generator=torch.Generator().manual_seed(seed),
     )
     return predict_probabilities(network, queries.x[rows]).double().numpy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spending:
+    """What a ledger spent, query by query; all of it but :meth:`submitted` is for the operator alone.
+
+    ``charges_Q[i]`` are the ledger's reservations for query i: one with its outcome, and before it one for each that
+    a crash left open. ``published`` is what may be known of the data-dependent privacy cost, if it is not out of date.
+    """
+
+    charges_Q: Sequence[Sequence[Charge]]
+    terms: LedgerTerms
+    num_publications: int = 0
+    published: SanitisedRdp | None = None
+
+    @property
+    def publications(self) -> list[SmoothRelease]:
+        """The events of having published prices."""
+        return [] if self.terms.publication is None else [self.terms.publication] * self.num_publications
+
+    @property
+    def target_delta(self) -> float:
+        """The delta at which prices are stated."""
+        return self.terms.budget.delta
+
+    @property
+    def outcomes_Q(self) -> list[records.Outcome]:
+        """How each query ended."""
+        verdicts = [charges[-1].outcome.verdict for charges in self.charges_Q if charges[-1].outcome is not None]
+        return ["answered" if verdict == "answer" else verdict for verdict in verdicts]
+
+    @property
+    def num_reservations(self) -> int:
+        """How many queries were charged, those that a crash left open included."""
+        return sum(len(charges) for charges in self.charges_Q)
+
+    def submitted(self, start: int, stop: int) -> Event:
+        """Queries start .. stop - 1 at the price fixed before they were asked: every reservation in full."""
+        return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
+
+    def drawn(self, start: int, stop: int) -> Event:
+        """The votes that the same queries touched, as the ledger holds them; free refusals touched none."""
+        touched = [
+            charge.reservation.votes
+            for charges in self.charges_Q[start:stop]
+            for charge in charges
+            if charge.outcome is None or charge.outcome.is_charged
+        ]
+        return self.terms.mechanism.realised(self._votes(touched))
+
+    def as_in_paper(self, start: int, stop: int) -> npt.NDArray[np.float64]:
+        """The published code's curve for the same queries: fairness rejections are free, and no crash ever happened."""
+        ended = [
+            (charges[-1].reservation.votes, charges[-1].outcome.verdict)
+            for charges in self.charges_Q[start:stop]
+            if charges[-1].outcome is not None and charges[-1].outcome.is_charged
+        ]
+        rejected = np.array([verdict == "fairness" for _, verdict in ended], dtype=np.bool_)
+        return self.terms.mechanism.as_in_paper_rdp(self._votes([votes for votes, _ in ended]), rejected_Q=rejected)
+
+    def _votes(self, rows: Sequence[Sequence[int]]) -> IntArray:
+        return np.array(rows, dtype=np.int64).reshape(len(rows), self.terms.num_classes)
+
+
+def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
+    """What was really spent: the operator may know it and nobody may publish it."""
+    delta, submitted = spending.target_delta, len(spending.charges_Q)
+    events: list[Event] = [spending.drawn(0, submitted), *spending.publications]
+    price = accountant.epsilon_data_dependent(events, target_delta=delta)
+    as_in_paper = epsilon_of_curve(spending.as_in_paper(0, submitted), DEFAULT_ORDERS, target_delta=delta)[0]
+    beforehand = accountant.least_epsilon(
+        [spending.submitted(0, submitted), *spending.publications], target_delta=delta
+    )
+    return {
+        "unit": unit,
+        "relation": relation,
+        "delta": delta,
+        "epsilon_data_independent": beforehand,
+        # What does not depend on votes may have a tighter price than curves give.
+        "epsilon_data_dependent": price.epsilon if events[0].data_dependent else beforehand,
+        "epsilon_as_in_paper": as_in_paper if events[0].data_dependent else beforehand,
+        "order": price.order,
+    }
 
 
 _BLOCK = 256

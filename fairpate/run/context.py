@@ -1,0 +1,237 @@
+"""What a method is given of its run: the folder with its files, and nothing that needs a method.
+
+``public/`` of a run's folder holds released labels, the student, the statement, metrics and the report; ``private/``
+(mode 0700) holds teachers, votes and the ledger. Every file is written to a temporary name and renamed, so a file that
+exists is complete, and an interrupted stage is done again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fairpate.files import PathIn, Storage, open_storage, write_atomically
+from fairpate.types import IntArray, LabelledSet, PrivacyStatement, UsageError, UserError, VoteBatch
+
+LOCK = ".lock"  # the first file in a folder
+
+
+_ENSEMBLE = b"ensemble"
+
+
+class RunDirectoryError(UserError):
+    """A file of the run is missing or damaged; nothing in the folder was changed."""
+
+
+class RunFolderError(RunDirectoryError, UsageError):
+    """The folder holds no run, or a run of another configuration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunDirectory:
+    """Paths of one run: what ``fairpate.run_method`` returns and ``fairpate.open_run_directory`` finds again."""
+
+    root: Path
+
+    @property
+    def public(self) -> Path:
+        """Files that may be published."""
+        return self.root / "public"
+
+    @property
+    def private(self) -> Path:
+        """Files that only the operator may see."""
+        return self.root / "private"
+
+    teachers = PathIn("private", "teachers")
+    """Checkpoints of the teachers."""
+    votes = PathIn("private", "votes.parquet")
+    """Votes per query and class."""
+    ledger = PathIn("private", "ledger.sqlite")
+    """The ledger: reservations of queries and their outcomes."""
+    ledger_place = PathIn("private", "ledger.json")
+    """The place of a ledger that is not in the folder, and of its anchor, if it has one."""
+    ledger_backup = PathIn("private", "ledger.backup")
+    """Updated whenever the ledger was copied."""
+    tokens = PathIn("private", "tokens.json")
+    """Tokens of the run's service."""
+    receipt = PathIn("private", "release.json")
+    """The id of this run in the odometer, and the events that it counts."""
+    released = PathIn("public", "released.safetensors")
+    """The release, where the method keeps it: everything else is learned from it and from public records."""
+    embedding = PathIn("public", "embedding.safetensors")
+    """The embedding of all records, if there is one: made once, from public records alone."""
+    labels = PathIn("public", "labels.parquet")
+    """Released labels."""
+    student = PathIn("public", "student.safetensors")
+    """The published model."""
+    graph = PathIn("public", "model.onnx")
+    """The published model in ONNX, for use without this package."""
+    graph_description = PathIn("public", "model.json")
+    """Inputs and outputs of the ONNX model."""
+    statement = PathIn("public", "statement.json")
+    """The published privacy statement."""
+    metrics = PathIn("public", "metrics.json")
+    """The student's metrics."""
+    private_population = PathIn("public", "private_population.json")
+    """How the student treats the groups of private records, estimated from the release."""
+    card = PathIn("public", "card.json")
+    """The model card."""
+    card_page = PathIn("public", "card.html")
+    """The model card as a page."""
+    public_report = PathIn("public", "report.html")
+    """The published report."""
+    record = PathIn("public", "record.json")
+    """The run as a point of a comparison, at its published epsilon."""
+    private_record = PathIn("private", "record.json")
+    """The same point at the data-dependent privacy cost, if there is one; for the operator."""
+    costs = PathIn("private", "costs.json")
+    """The data-dependent privacy cost; for the operator."""
+    without_privacy = PathIn("private", "without_privacy.json")
+    """Accuracy of a model that was trained on the private records without noise; for the operator."""
+    private_report = PathIn("private", "report.html")
+    """The operator's report."""
+    config = PathIn("root", "config.yaml")
+    """The resolved configuration."""
+    data = PathIn("root", "data.json")
+    """The names of the data set, its labels and groups; no records."""
+    environment = PathIn("root", "environment.json")
+    """Versions, machine and revision."""
+
+    @property
+    def made_on(self) -> str | None:
+        """The day on which the run began, in UTC; None where an earlier version did not record it."""
+        return read_json(self.environment).get("made_on") if self.environment.is_file() else None
+
+    def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
+        """RunDirectoryError if a file of a stage that costs privacy or time is missing."""
+        ledger = self.ledger_place if self.ledger_place.exists() and not self.ledger.exists() else self.ledger
+        of_votes = (*([self.votes] if with_votes else []), *([ledger] if with_ledger else []))
+        of_student = (self.student, self.metrics) if with_student else ()
+        for path in (*of_votes, self.statement, *of_student):
+            if not path.is_file():
+                raise RunDirectoryError(f"{path}: missing; finish the run with `fairpate run` first.")
+
+
+def run_at(root: Path) -> RunDirectory:
+    """The run in ``root``. RunFolderError where there is none."""
+    run = RunDirectory(root=root)
+    if not run.config.is_file():
+        reason = "no config.yaml" if root.is_dir() else "no such folder"
+        raise RunFolderError(f"{root}: holds no run ({reason}); give the folder that `fairpate run` printed.")
+    return run
+
+
+@contextmanager
+def sole_worker(folder: Path, command: str) -> Iterator[None]:
+    """Keep a second process out of a folder that ``command`` writes. RunDirectoryError where one is at work."""
+    with (folder / LOCK).open("a") as lock:  # not "w", which would empty a file that a link points to
+        try:
+            # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunDirectoryError(f"{folder}: another `{command}` works here; wait for it.") from None
+        yield
+
+
+def checkpoint_folder(storage: str | None, own: Path) -> Path | Storage:
+    """Where teachers are kept: the configured ``storage``, or the folder ``own`` of this machine.
+
+    StorageError where the storage cannot be used.
+    """
+    return own if storage is None else open_storage(storage)
+
+
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Write ``text`` atomically, as UTF-8; ``private``: for its owner only."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), private=private)
+
+
+def write_json(path: Path, value: Any, *, private: bool = False) -> None:
+    """Write strict JSON atomically: a NaN must have become null before."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", private=private)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read an object that :func:`write_json` wrote. RunDirectoryError for a missing or damaged file."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: cannot be read ({error}); restore it from a copy.") from error
+    except ValueError as error:
+        raise RunDirectoryError(f"{path}: damaged ({error}); restore it from a copy.") from error
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path}: damaged, expected an object; restore it from a copy.")
+    return value
+
+
+def read_statement(run: RunDirectory) -> PrivacyStatement:
+    """The published statement. RunDirectoryError for a missing or damaged one."""
+    values = read_json(run.statement)
+    try:
+        return PrivacyStatement.from_json(values)
+    except (TypeError, KeyError) as error:
+        raise RunDirectoryError(f"{run.statement}: damaged ({error}); restore it from a copy.") from error
+
+
+def write_votes(batch: VoteBatch, path: Path) -> None:
+    """One row per query: record_id, group, and how many teachers chose each class; the metadata name the teachers."""
+    table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": _rows(batch.votes_QC)})
+    table = table.replace_schema_metadata({_ENSEMBLE: batch.ensemble})
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary), private=True)
+
+
+def read_votes(path: Path) -> VoteBatch:
+    """The votes that :func:`write_votes` wrote. RunDirectoryError for a damaged file."""
+    table = _read(path)
+    metadata = table.schema.metadata or {}
+    if _ENSEMBLE not in metadata:
+        raise RunDirectoryError(f"{path}: does not say which teachers voted; delete it and run again.")
+    return VoteBatch(
+        record_ids=table["record_id"].to_pylist(),
+        groups_Q=table["group"].to_numpy().astype(np.int64),
+        votes_QC=np.array(table["votes"].to_pylist(), dtype=np.int64),
+        ensemble=metadata[_ENSEMBLE].decode(),
+    )
+
+
+def write_labels(labelled: LabelledSet, path: Path) -> None:
+    """One row per answered query, in the order asked: record_id, group, label, and noisy counts if released."""
+    columns = {"record_id": list(labelled.record_ids), "group": labelled.groups, "label": labelled.labels}
+    if labelled.counts is not None:
+        columns["counts"] = _rows(labelled.counts)
+    table = pa.table(columns)
+    write_atomically(path, lambda temporary: pq.write_table(table, temporary))
+
+
+def read_labels(path: Path) -> LabelledSet:
+    """What :func:`write_labels` wrote. RunDirectoryError for a damaged file."""
+    table = _read(path)
+    counts = table["counts"].to_pylist() if "counts" in table.column_names else None
+    return LabelledSet(
+        record_ids=tuple(table["record_id"].to_pylist()),
+        labels=table["label"].to_numpy().astype(np.int64),
+        groups=table["group"].to_numpy().astype(np.int64),
+        # For no row numpy cannot infer the number of classes.
+        counts=None if counts is None else np.array(counts, dtype=np.int64).reshape(len(counts), -1 if counts else 0),
+    )
+
+
+def _rows(values_QC: IntArray) -> pa.Array:
+    return pa.array(values_QC.tolist(), type=pa.list_(pa.int64(), values_QC.shape[1]))
+
+
+def _read(path: Path) -> pa.Table:
+    try:
+        return pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise RunDirectoryError(f"{path}: cannot be read ({error}); delete it and run again.") from error
