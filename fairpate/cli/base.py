@@ -256,7 +256,7 @@ def _message(error: Exception) -> str:
     format_message = getattr(error, "format_message", None)
     message = str(format_message() if callable(format_message) else error) or type(error).__name__
     if type(error).__name__ == "NoSuchOption" and message.endswith(" --json"):
-        return f"--json: goes after a command, one of {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
+        return f"--json: goes after a command; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
     if message.startswith("No such command") and message.endswith("."):  # no similar name was found
         return f"{message[:-1]}; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
     return message
