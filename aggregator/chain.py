@@ -480,6 +480,10 @@ class Store(Protocol):
         """LedgerError unless the store is there and this is its writer, asked on a connection of its own; may hang."""
         ...
 
+    def was_deposed(self) -> bool:
+        """Whether another process is the writer now. LedgerError if that cannot be asked."""
+        ...
+
     def has_room(self) -> bool:
         """Whether there is room for a transaction, as far as is seen from here."""
         ...

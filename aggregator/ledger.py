@@ -440,6 +440,10 @@ class Ledger:
             if part is not None:
                 part.look()
 
+    def was_deposed(self) -> bool:
+        """Whether another process writes this ledger now, also of a closed one. LedgerError if that cannot be asked."""
+        return self._store is not None and self._store.was_deposed()
+
     def has_room(self) -> bool:
         """Whether the store has room for a transaction, as far as is seen from here."""
         return self._store is not None and self._store.has_room()

@@ -197,6 +197,8 @@ _APPEND: LiteralString = """
 _TAKE_OVER_S = 5.0
 _CLOSED_S = 1.0  # a server notices that a connection was closed, and ends its session, a moment later
 _BLOCK = 256
+# By URL and name, the last epoch that this process took: opening again may take one and fail afterwards.
+_LAST_EPOCHS: dict[tuple[str, str], int] = {}
 
 
 class PostgresStore:
@@ -232,6 +234,7 @@ class PostgresStore:
             raise LedgerError(f"{self._place}: holds entries after number {self._last.number}; restore it from a copy.")
         # By `run`: a commit that did not wait for its standby must not make a writer.
         self._commits.run("COMMIT")
+        _LAST_EPOCHS[self._url, self._name] = self._epoch
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
         """One transaction, which changes nothing under another epoch or after another entry."""
@@ -258,6 +261,13 @@ class PostgresStore:
             raise LedgerError(f"{self._place}: is gone; restore it from a copy, or start a new run folder.")
         if found[0] != self._epoch:
             raise LedgerError(f"{self._place}: another writer took over; stop one of the two.")
+
+    def was_deposed(self) -> bool:
+        """Whether a later epoch than any of this process is in force; asked on a connection of its own."""
+        with closing(connect(self._url)) as connection, as_ledger_errors(self._place):
+            found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
+        # A ledger that was restored from a copy begins again at a lower epoch.
+        return found is not None and found[0] > _LAST_EPOCHS[self._url, self._name]
 
     def has_room(self) -> bool:
         """Not known here: it is the server's disk."""

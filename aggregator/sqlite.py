@@ -184,6 +184,10 @@ class SqliteStore:
         if fault is not None:
             raise LedgerError(f"{self._path}: {fault}.")
 
+    def was_deposed(self) -> bool:
+        """No: the lock on the folder cannot be taken from a process that lives."""
+        return False
+
     def has_room(self) -> bool:
         """Whether the disk is there, may be written and has room for a transaction."""
         try:

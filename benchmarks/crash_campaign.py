@@ -61,9 +61,10 @@ from aggregator.chain import (
 from aggregator.client import AggregatorClient, QueryError, RetryRule
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.mechanism import ConfidentGnmax
-from aggregator.service.server import Backend, HttpServer, ServiceSettings
+from aggregator.service.server import Backend, ServiceSettings
 from aggregator.service.wire import PublicPool, Question, Reply
 from aggregator.session import AggregatorSession
+from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import Budget, GateRule, IntArray
 

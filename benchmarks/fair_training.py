@@ -21,8 +21,8 @@ from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
 from fairpate.methods import raco_dp
-from fairpate.methods.dp_fermi import FermiTraining, MatrixGame, default_radius, watched_targets
-from fairpate.methods.raco_dp import HistogramSteps, PricedTraining, RacoDpConfig, SoftPrediction
+from fairpate.methods.dp_fermi import MatrixGame, default_radius, fermi_training, watched_targets
+from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, SoftPrediction, priced_training
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.private_fit import OsRandomness, PrivateSteps, PrivateTraining
@@ -81,7 +81,7 @@ def dp_sgd_step(case: Case) -> Step:
 def dp_fermi_step(case: Case) -> Step:
     """Demographic parity; whole records are hidden."""
     game = MatrixGame([[0.5, 0.5]], num_classes=NUM_CLASSES, weight=1.0, radius=default_radius(NUM_CLASSES))
-    training = FermiTraining(
+    training = fermi_training(
         case.fresh_model(),
         case.x,
         watched_targets(case.y, case.groups, num_classes=NUM_CLASSES, num_cells=NUM_GROUPS),
@@ -103,7 +103,7 @@ def raco_dp_step(constraint: str) -> Callable[[Case], Step]:
         planned = HistogramSteps(
             gradient=case.steps(), laplace_scale=3.0, size_floor=config.min_share * case.batch_size
         )
-        training = PricedTraining(
+        training = priced_training(
             case.fresh_model(),
             case.x,
             case.y,

@@ -92,7 +92,12 @@ def drawn(page: Path, profile: Path) -> tuple[float, float, int, int]:
         wall = time.perf_counter() - started
         metrics = {each["name"]: each["value"] for each in tab.call("Performance.getMetrics")["metrics"]}
         charts = tab.run("document.querySelectorAll('.plot').length")
-        return wall, metrics["TaskDuration"], charts, tab.run("document.querySelectorAll('.points path').length")
+        return (
+            wall,
+            metrics["TaskDuration"],
+            charts,
+            tab.run("document.querySelectorAll('.plot.planes .mark-symbol path').length"),
+        )
 
 
 if __name__ == "__main__":

@@ -160,7 +160,7 @@ def numbers_of(run: RunDirectory) -> dict[str, Any]:
         "delta": statement.delta,
         "epsilon": math.inf if statement.epsilon is None else statement.epsilon,
         "epsilon_data_dependent": costs.get("epsilon_data_dependent"),
-        "epsilon_as_in_paper": statement.epsilon_as_in_paper or costs.get("epsilon_as_in_paper"),
+        "epsilon_as_in_paper": costs.get("epsilon_as_in_paper"),
         "accuracy": metrics["accuracy"],
         "coverage": metrics["coverage"],
         "majority_accuracy": metrics["majority_accuracy"],

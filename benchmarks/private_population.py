@@ -21,7 +21,7 @@ import numpy as np
 from fairpate.config_reader import read_yaml
 from fairpate.data import Dataset, load_data
 from fairpate.fairness import rates
-from fairpate.fairness.private_population import Estimate
+from fairpate.fairness.private_population import PopulationEstimate
 from fairpate.fairness.rates import FloatArray
 from fairpate.methods.base import configured
 from fairpate.report.metrics import GAPS
@@ -49,7 +49,9 @@ def main() -> None:
         print(row(name, [each[name] for each in found]), flush=True)
 
 
-def quantities(values: dict[str, Any], overrides: list[str], seed: int) -> Iterator[tuple[str, tuple[float, Estimate]]]:
+def quantities(
+    values: dict[str, Any], overrides: list[str], seed: int
+) -> Iterator[tuple[str, tuple[float, PopulationEstimate]]]:
     """Of one seed: the truth and its estimate, by name; a student's accuracy on the test split comes first."""
     with TemporaryDirectory() as folder:
         chosen = [f"out={folder}/run", f"seed={seed}", f"data.seed={seed}", "noise=seeded", *overrides]
@@ -60,7 +62,7 @@ def quantities(values: dict[str, Any], overrides: list[str], seed: int) -> Itera
         student = read_student(run, is_free=True)
         found = PrivatePopulation.from_json(read_json(run.private_population))
         accuracy = read_json(run.metrics)["accuracy"]
-    yield "accuracy, test", (accuracy, Estimate(value=accuracy, low=accuracy, high=accuracy))
+    yield "accuracy, test", (accuracy, PopulationEstimate(value=accuracy, low=accuracy, high=accuracy))
     yield from beside(table_of(student, dataset), found)
 
 
@@ -78,7 +80,7 @@ def table_of(student: Student, dataset: Dataset) -> FloatArray:
     )
 
 
-def beside(truth: FloatArray, found: PrivatePopulation) -> Iterator[tuple[str, tuple[float, Estimate]]]:
+def beside(truth: FloatArray, found: PrivatePopulation) -> Iterator[tuple[str, tuple[float, PopulationEstimate]]]:
     """Every gap, every group's accuracy, and how often each true label is predicted."""
     for name, gap in found.gaps.items():
         yield name, (GAPS[name](truth).value, gap)
@@ -89,7 +91,7 @@ def beside(truth: FloatArray, found: PrivatePopulation) -> Iterator[tuple[str, t
             yield f"predicted {name} of {name}, {group.name}", (float(conditional[z, y, y]), group.found[y])
 
 
-def row(name: str, pairs: list[tuple[float, Estimate]]) -> str:
+def row(name: str, pairs: list[tuple[float, PopulationEstimate]]) -> str:
     """Means over seeds; undefined estimates are left out and not counted."""
     known = [(true, found) for true, found in pairs if not math.isnan(found.low)]
     if not known:

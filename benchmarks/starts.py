@@ -31,7 +31,7 @@ _SMALL = (
 )
 LIBRARIES = (
     *("torch", "sklearn", "scipy.stats", "scipy.optimize", "scipy.special", "pandas", "ray", "matplotlib", "pyarrow"),
-    *("dp_accounting", "fastapi", "jinja2", "httpx", "torchvision", "onnx", "plotly"),
+    *("dp_accounting", "fastapi", "jinja2", "httpx", "torchvision", "onnx", "vl_convert"),
 )
 SERVE = "serve run --port 8537"
 COMMANDS = (

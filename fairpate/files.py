@@ -247,3 +247,13 @@ def _remote(location: Location) -> tuple[FileSystem, str]:
 
     filesystem, path = FileSystem.from_uri(os.fspath(location))
     return filesystem, path
+
+
+def file_version(path: Path) -> tuple[int, ...]:
+    """What changes when a file is replaced, edited or opened to others; empty: it cannot be seen."""
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    # All of these: a file may be replaced within a tick of the clock, in its old size.
+    return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode

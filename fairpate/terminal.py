@@ -356,7 +356,6 @@ def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 
 
 MODULES = {
-    "oidc": ("joserfc",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "postgresql": ("psycopg",),
     "serve": ("ray.serve",),

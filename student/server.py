@@ -3,48 +3,31 @@
 A student may be copied freely, so any number of replicas predict. With IDP3 (FairPATE, Algorithm 2) whether a
 prediction is answered depends on every answer before it; those counts live in one place: in the one process, or in a
 deployment of one replica, which takes each request's predictions at once and in order. They start empty with the
-service.
+service. Errors, bodies, tokens, rates and headers are those of every service (:mod:`fairpate.http_server`).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairpate.fairness.gate import DemographicParityGate
+from fairpate.http_requests import FaultError, NoTokens, RequestRate, Tokens, largest_body_bytes
+from fairpate.http_server import add_guards, new_app
 from fairpate.later import torch
-from fairpate.pages import HEADERS, api_page
-from fairpate.request_faults import (
-    FaultError,
-    declared_length,
-    fault,
-    field_of,
-    largest_body_bytes,
-    read_body,
-    remedy_for,
-    with_body,
-)
 from fairpate.types import GateRule
 from student.card import StudentCard, read_card
 from student.student import load_student
 
 MAX_RECORDS_PER_REQUEST = 1024
-BODY_TIMEOUT_S = 30.0
 _IMAGE_DIMENSIONS = 3
-_MAX_FAULTS = 10
-_UNREADABLE_BODY = 400
 OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
 """Takes the groups and labels of some predictions, in order; returns which of them may be answered."""
 
@@ -121,6 +104,10 @@ def read_features(record: Record, position: int, shape: tuple[int, ...]) -> npt.
     """The record's features as the student reads them: bytes for images, ``float32`` for tables."""
     field, is_image = f"records.{position}.features", len(shape) == _IMAGE_DIMENSIONS
     try:
+        # NumPy would read "1" and true as numbers, so the types are looked at first.
+        kinds = set(map(type, np.array(record.features, dtype=object).flat))
+        if not kinds <= {int, float}:
+            raise TypeError("not numbers")  # noqa: TRY301 - one answer for all
         # In double precision first: as bytes a fraction is cut off unseen, as float32 a large number is infinite.
         values = np.array(record.features, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
@@ -144,70 +131,29 @@ def read_group(record: Record, position: int, card: StudentCard) -> int:
     return card.group_names.index(record.group)
 
 
-class BodyLimit:
-    """ASGI middleware that refuses a body which is too large, or does not say how large it is, before it is read.
+def student_app(
+    replica: Callable[[], StudentReplica],
+    *,
+    tokens: Tokens | None = None,
+    rate: RequestRate | None = None,
+    tracer: Any = None,
+) -> FastAPI:
+    """The routes; ``replica`` is the copy that serves a request. Without ``tokens`` it is open to everybody.
 
-    One that is not there after ``timeout_s`` is waited for no longer: a replica serves few requests at a time.
+    ``rate`` holds for one caller: a token's name, or an address where no token is needed.
     """
 
-    def __init__(self, app: ASGIApp, *, most: Callable[[], int], timeout_s: float) -> None:
-        self._app, self._most, self._timeout_s = app, most, timeout_s
+    async def reasons() -> Sequence[str]:
+        replica()
+        return ()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or answer it here."""
-        if scope["type"] != "http":  # the start, before there is a copy to ask
-            await self._app(scope, receive, send)
-            return
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        try:
-            declared_length(headers, self._most())
-            body = await asyncio.wait_for(read_body(receive), self._timeout_s)
-        except FaultError as refused:
-            await _faults(refused.status_code, [refused.fault])(scope, receive, send)
-        except TimeoutError:
-            late = fault("request", "no complete body", "Too slow; send it at once.")
-            await _faults(408, [late])(scope, receive, send)
-        else:
-            if body is not None:
-                await self._app(scope, with_body(body, receive), send)
-
-
-def _faults(status: int, faults: Sequence[dict[str, str]], headers: Mapping[str, str] | None = None) -> JSONResponse:
-    return JSONResponse({"errors": faults}, status_code=status, headers=headers)
-
-
-def student_app(replica: Callable[[], StudentReplica]) -> FastAPI:
-    """The routes; ``replica`` is the copy that serves a request."""
-    app = FastAPI(
+    app = new_app(
         title="FairPATE student",
         description="Predictions of a published model: any number of them costs no further privacy.",
-        docs_url=None,
-        redoc_url=None,
+        reasons=reasons,
+        # What queries an aggregator shows this to the user who gave it the URL.
+        unrouted="a published student is served here, not an aggregator: it answers POST /v1/predictions, see /docs.",
     )
-
-    app.add_middleware(BodyLimit, most=lambda: replica().max_body_bytes, timeout_s=BODY_TIMEOUT_S)
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Any:
-        found = error.errors()[:_MAX_FAULTS]
-        return _faults(
-            422, [fault(".".join(field_of(each)) or "body", each.get("input"), remedy_for(each)) for each in found]
-        )
-
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Any:
-        if isinstance(error, FaultError):
-            return _faults(error.status_code, [error.fault])
-        at = f"{request.method} {request.url.path}"
-        if error.status_code == _UNREADABLE_BODY:
-            return _faults(error.status_code, [fault("body", at, f"{error.detail}; see /docs.")])
-        # What queries an aggregator shows this to whoever gave it the URL.
-        here = "a published student is served here, no aggregator: it answers POST /v1/predictions"
-        return _faults(error.status_code, [fault("path", at, f"{error.detail}; {here}, see /docs.")], error.headers)
-
-    @app.exception_handler(Exception)
-    async def defect(_: Request, error: Exception) -> Any:
-        return _faults(500, [fault("server", type(error).__name__, "A defect; tell the operator.")])
 
     @app.post("/v1/predictions")
     async def predict(body: Records) -> Any:
@@ -219,19 +165,20 @@ def student_app(replica: Callable[[], StudentReplica]) -> FastAPI:
         """What the student was trained for."""
         return replica().describe()
 
-    @app.get("/healthz")
-    async def healthz() -> Any:
-        """Whether predictions are made."""
-        return {"status": "ok"}
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Any:
-        return HTMLResponse(api_page(app.openapi()), headers=HEADERS)
-
+    add_guards(
+        app,
+        tokens=tokens or NoTokens(),
+        max_body_bytes=lambda: replica().max_body_bytes,
+        rate=rate or RequestRate(),
+        open_to_all=True,
+        tracer=tracer,
+    )
     return app
 
 
-def student_in_one_process(path: Path) -> FastAPI:
+def student_in_one_process(
+    path: Path, *, tokens: Tokens | None = None, rate: RequestRate | None = None, tracer: Any = None
+) -> FastAPI:
     """The routes of the student in ``path``, its gate included. StudentFileError for a bad file."""
     card, offer = read_card(path), None
     if card.idp3 is not None:
@@ -241,7 +188,7 @@ def student_in_one_process(path: Path) -> FastAPI:
             return gate.offer(groups, labels)
 
     replica = StudentReplica(path, offer)
-    return student_app(lambda: replica)
+    return student_app(lambda: replica, tokens=tokens, rate=rate, tracer=tracer)
 
 
 def http_replica() -> Any:

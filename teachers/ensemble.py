@@ -33,7 +33,7 @@ noise may turn them into labels. Shapes: T teachers, Q queries, C classes, F fea
 
 The ensemble's two stages: train all teachers on their shards, then add up their votes on public queries.
 
-Both are a map over blocks of teachers on a :class:`teachers.ensemble.Pool`. A shard goes to the worker that trains on
+Both are a map over blocks of teachers on a :class:`teachers.ensemble.BlockPool`. A shard goes to the worker that trains
 it and to no other. Where workers share a storage they read and write checkpoints there themselves; otherwise this
 process does. Nothing here prices privacy: votes stay private until the aggregator releases a label.
 """
@@ -89,7 +89,7 @@ class PoolError(UserError, RuntimeError):
     """Work that a pool could not finish; the cause is chained."""
 
 
-class Pool(Protocol):
+class BlockPool(Protocol):
     """Computes ``function(shared, item, device)`` for many items."""
 
     @property
@@ -133,7 +133,7 @@ class InProcessPool:
     def run(
         self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
     ) -> Iterator[tuple[int, ResultT]]:
-        """As :meth:`Pool.run`, in order."""
+        """As :meth:`BlockPool.run`, in order."""
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
@@ -144,7 +144,7 @@ class InProcessPool:
         items: Iterable[ItemT],
         on_done: Callable[[int], None],
     ) -> Counts:
-        """As :meth:`Pool.sum`, in order."""
+        """As :meth:`BlockPool.sum`, in order."""
         total: Counts | None = None
         for position, counts in self.run(function, shared, items):
             total = added(total, counts)
@@ -346,7 +346,7 @@ def computed(
     blocks: tuple[Block, ...],
     storage: Storage | None,
     given: Callable[[tuple[int, ...]], Given],
-    workers: Pool,
+    workers: BlockPool,
     on_progress: Progress | None,
 ) -> Iterator[tuple[Block, ResultT]]:
     """What ``function`` gives for every block that has no checkpoint yet, in any order; progress is told of all.
@@ -368,7 +368,7 @@ def digest_of(blocks: Sequence[Block]) -> str:
     return hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
 
 
-def missing_blocks(blocks: tuple[Block, ...], storage: Storage | None, workers: Pool) -> list[int]:
+def missing_blocks(blocks: tuple[Block, ...], storage: Storage | None, workers: BlockPool) -> list[int]:
     """The blocks that are to be trained. What writes checkpoints also reads them, to see which are intact."""
     readers = InProcessPool() if storage is None else workers
     found = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
@@ -628,7 +628,7 @@ def train_ensemble(
     num_classes: int,
     seed: int,
     checkpoint_dir: Path | Storage,
-    pool: Pool | None = None,
+    pool: BlockPool | None = None,
     on_progress: Progress | None = None,
     read: Callable[[], Split] | None = None,
 ) -> Ensemble:
@@ -662,7 +662,7 @@ def train_ensemble(
 
 
 def _train_missing(
-    blocks: tuple[Block, ...], lessons: _Lessons, shards: _Shards, workers: Pool, on_progress: Progress | None
+    blocks: tuple[Block, ...], lessons: _Lessons, shards: _Shards, workers: BlockPool, on_progress: Progress | None
 ) -> None:
     """Train and store the blocks that have no checkpoint yet; a warning says how many teachers diverged."""
     given = partial(shards.given, as_rows=lessons.read is not None)
@@ -680,7 +680,7 @@ def _train_missing(
 
 
 def collect_votes(
-    ensemble: Ensemble, queries_x: Tensor, *, pool: Pool | None = None, on_progress: Progress | None = None
+    ensemble: Ensemble, queries_x: Tensor, *, pool: BlockPool | None = None, on_progress: Progress | None = None
 ) -> VoteArray:
     """``votes_QC``: how many teachers choose each class for each query; every row sums to T. Private.
 

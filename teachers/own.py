@@ -42,9 +42,9 @@ from teachers.ensemble import (
     ArrayShard,
     ArrayWeights,
     Block,
+    BlockPool,
     Given,
     InProcessPool,
-    Pool,
     Progress,
     VoteArray,
     blocks_in,
@@ -178,7 +178,7 @@ def ask_own_teachers(
     seed: int,
     checkpoint_dir: Path | Storage,
     block_size: int = 4,
-    pool: Pool | None = None,
+    pool: BlockPool | None = None,
     on_progress: Progress | None = None,
 ) -> TeacherVotes:
     """The votes of one teacher per shard on the queries. Private, as the records are.

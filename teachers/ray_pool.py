@@ -58,11 +58,11 @@ from fairpate.config import RayConfig
 from fairpate.later import torch
 from teachers.ensemble import (
     ArrayWeights,
+    BlockPool,
     Counts,
     Ensemble,
     InProcessPool,
     ItemT,
-    Pool,
     PoolError,
     ResultT,
     SharedT,
@@ -154,7 +154,7 @@ class RayPool:
         self._sums = itertools.count()
 
     def carry(self, module: ModuleType) -> None:
-        """As :meth:`Pool.carry`: functions and classes of ``module`` travel with their code."""
+        """As :meth:`BlockPool.carry`: functions and classes of ``module`` travel with their code."""
         from ray import cloudpickle
 
         cloudpickle.register_pickle_by_value(module)
@@ -177,7 +177,7 @@ class RayPool:
     def run(
         self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
     ) -> Iterator[tuple[int, ResultT]]:
-        """As :meth:`Pool.run`. PoolError if the function raises, an item is lost too often or nothing is finished."""
+        """As :meth:`BlockPool.run`. PoolError if the function raises, or an item is lost too often."""
         import ray
 
         # Put once: as a plain argument the shared value would travel with every item.
@@ -196,7 +196,7 @@ class RayPool:
         items: Iterable[ItemT],
         on_done: Callable[[int], None],
     ) -> Counts:
-        """As :meth:`Pool.sum`, errors as :meth:`run`. Each actor adds to a total of its own, which is fetched once.
+        """As :meth:`BlockPool.sum`. Each actor adds to a total of its own, which is fetched once.
 
         What a total held that is lost with its actor is counted again; an actor that may be alive is ended first, so
         that nothing is counted twice.
@@ -386,7 +386,7 @@ _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
 
 @contextmanager
-def open_pool(config: RayConfig) -> Iterator[Pool]:
+def open_pool(config: RayConfig) -> Iterator[BlockPool]:
     """The pool that ``config`` asks for: this process where ``num_actors`` is 0, which imports no Ray; else actors.
 
     Work that runs in a Ray task itself takes 0: it would wait for CPUs that it holds.

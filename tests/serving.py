@@ -10,9 +10,10 @@ import numpy as np
 from aggregator.ledger import Ledger
 from aggregator.mechanism import ConfidentGnmax
 from aggregator.service.auth import read_tokens
-from aggregator.service.server import Backend, HttpServer, ServiceSettings
+from aggregator.service.server import Backend, ServiceSettings
 from aggregator.service.wire import PublicPool
 from aggregator.session import AggregatorSession
+from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget

@@ -1,121 +1,43 @@
-"""Who may ask: tokens and their store, OpenID Connect, rates per caller.
+"""Who may ask an aggregator: bearer tokens for two roles, and the token store of a run.
 
-How many requests per second one caller may send: a bucket each, in memory, full at the start.
+Tokens come from the environment or from files when a service starts, and from the token store; files and store are read
+again when they change. Only SHA-256 digests of tokens are kept, so that a token is in no process list, actor argument,
+log line or traceback. Without any token the service is for this machine alone, and for analysts alone: what an operator
+may see always needs a token.
 
-A request with a token of this service counts for its caller; any other counts for its address, so that guessing tokens
-is slow and nobody else waits for it. Few addresses are remembered, those of late.
-
-Who is asking: bearer tokens for two roles, compared in constant time.
-
-Tokens come from the environment or from files when a service starts, and from the token store of its run, which may
-change while it runs (:mod:`aggregator.service.auth`). Only digests of tokens are kept, so that a token is in no
-process list, actor argument, log line or traceback. Without any token the service is for this machine alone, and for
-analysts alone: what an operator may see needs a token always.
-
-Callers of an OpenID Connect issuer: tokens that it signed, whose claims say who asks and in which role.
-
-Needs joserfc, the JOSE library of Authlib (`pip install 'fairpate[oidc]'`).
-
-Nothing in a token is believed before its signature holds, under a key that the issuer publishes now and by an algorithm
-that is named in the configuration. The token's header chooses among those keys and must not name a type for another
-use; no key, address or certificate in it is looked at. Only algorithms with a public key can be configured, so `none`
-and a public key that is used as a shared secret are refused whatever the header says.
-
-A caller's name follows from issuer and subject, and from nothing that a person may choose for itself.
-
-The token store of a run: whose tokens are good, until when, and what each name may spend.
-
-One file of the operator's (mode 0600), written whole or not at all, changed while the run is served, and read again by
-the service as soon as it changed. It holds SHA-256 digests of tokens that were made here from 256 random bits, so that
-nothing in it opens anything. Changes are pure functions of what the store holds; :func:`change` applies one under a
-lock on the folder. A store that cannot be read admits nobody.
-
-In front of every route: which host is asked for, who asks, and how large a body may be.
-
-Pure ASGI, so that the body of an unknown caller, or one that is too large, is never read: its length must be declared.
-Large bodies are read and parsed in turns, with a pause before each in proportion to its size, so that requests beside
-them go on. Every path but the open ones needs a token once one is
-configured; without tokens only this machine's own names are served, which also keeps web pages from reaching the
-service through a name of theirs (DNS rebinding).
+The store is one file of the operator's (mode 0600), written whole or not at all, and changed while the run is served.
+It holds digests of tokens that were made here from 256 random bits, so that nothing in it opens anything. Changes are
+pure functions of what the store holds; :func:`change` applies one under a lock on the folder. A store that cannot be
+read admits nobody.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import ipaddress
 import json
 import logging
-import math
 import os
 import re
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-import httpx
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
-from starlette.types import ASGIApp, Receive, Scope, Send
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from aggregator.chain import folder_held
 from aggregator.ledger import NO_LIMIT, OwnLimit
-from fairpate.config import Section
 from fairpate.config_reader import expected
-from fairpate.files import write_atomically
-from fairpate.request_faults import FaultError, declared_length, read_body, with_body
+from fairpate.files import file_version, write_atomically
+from fairpate.http_requests import LOCAL_ANALYST, Caller, Role
 from fairpate.types import UsageError
 
-_MOST_BUCKETS = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class RequestRate:
-    """``per_s`` requests per second, and ``burst`` at once; inf: no limit. ValueError for a rate that lets none in."""
-
-    per_s: float = math.inf
-    burst: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not self.per_s > 0 or not self.burst >= 1:
-            raise ValueError(f"Expected per_s > 0 and burst >= 1, got {self.per_s} and {self.burst}.")
-
-
-STRANGERS = RequestRate(per_s=2.0, burst=20.0)
-"""Of requests without a token that is known."""
-
-
-class Buckets:
-    """What everybody may still send under one rule."""
-
-    def __init__(self, rule: RequestRate) -> None:
-        self._rule = rule
-        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
-
-    def wait_s(self, name: str, *, now_s: float) -> float:
-        """0 and one request less in ``name``'s bucket; or how long until there is one."""
-        rule = self._rule
-        if math.isinf(rule.per_s):
-            return 0.0
-        # Taken out and put back behind all others, so that the first is the one not heard of for longest.
-        level, filled_s = self._levels.pop(name, (rule.burst, now_s))
-        level = min(rule.burst, level + (now_s - filled_s) * rule.per_s)
-        taken = level >= 1
-        self._levels[name] = (level - taken, now_s)
-        if len(self._levels) > _MOST_BUCKETS:
-            self._levels.popitem(last=False)
-        return 0.0 if taken else (1 - level) / rule.per_s
-
-
-Role = Literal["analyst", "operator"]
 MIN_TOKEN_CHARACTERS = 24
 NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
-OIDC_PREFIX = "oidc-"
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]", "::1")
 
 
 class TokenError(UsageError, ValueError):
@@ -123,33 +45,16 @@ class TokenError(UsageError, ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Caller:
-    """Who sent a request. Those of one ``name`` share what they may spend. ``expires_s``: since 1970; None: never."""
-
-    name: str
-    role: Role
-    expires_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.role not in ("analyst", "operator"):
-            raise ValueError(f"Expected a role of analyst or operator, got {self.role}.")
-
-
-LOCAL_ANALYST = Caller(name="local", role="analyst")
-
-
-@dataclass(frozen=True, kw_only=True)
 class TokenBook:
-    """Every token's SHA-256 digest and whose it is; empty where none is configured. ``store``: where more may lie;
-    ``oidc``: whose signed tokens are good besides.
+    """The SHA-256 digest of every token with its caller. ``files``: where the tokens of a role came from.
 
-    Beside the store lies a mark once a token was asked for, so that a store that is lost opens nothing, also after a
-    restart.
+    ``store``: the token store of the run. A mark is made next to it once a token was asked for, so that a store that is
+    lost opens nothing, also after a restart.
     """
 
     entries: tuple[tuple[bytes, Caller], ...] = ()
     store: Path | None = None
-    oidc: OidcConfig | None = None
+    files: tuple[tuple[Role, Path], ...] = ()
 
     def __post_init__(self) -> None:
         if len({digest for digest, _ in self.entries}) != len(self.entries):
@@ -159,10 +64,11 @@ class TokenBook:
     def is_empty(self) -> bool:
         """Whether no token is configured and none ever was; a store asks for tokens whatever it holds."""
         stored = self.store is not None and any(map(os.path.lexists, (self.store, mark(self.store))))
-        return not (self.entries or self.oidc or stored)
+        return not (self.entries or stored)
 
     def caller(self, token: str | None) -> Caller | None:
-        """Whose ``token`` this is. Every entry is compared, whole, whichever matches: the time tells nothing."""
+        """Return the owner of ``token``; None for an unknown one."""
+        # Every entry is compared, whole, whichever matches: the time says nothing about a token.
         offered, found, now_s = token_digest(token or ""), None, time.time()
         for digest, caller in self.entries:
             if hmac.compare_digest(digest, offered) and (caller.expires_s is None or now_s < caller.expires_s):
@@ -183,14 +89,25 @@ def read_tokens(
     may read.
     """
     entries: list[tuple[bytes, Caller]] = []
+    files: list[tuple[Role, Path]] = []
     sources: tuple[tuple[Role, Path | None], ...] = (("analyst", analyst_file), ("operator", operator_file))
     for role, path in sources:
         variable = f"FAIRPATE_{role.upper()}_TOKEN"
         if path is not None:
+            files.append((role, path.absolute()))
             entries += _parse(read_private(path), role, str(path))
         elif environment.get(variable):
             entries += _parse(environment[variable], role, variable)
-    return TokenBook(entries=tuple(entries))
+    return TokenBook(entries=tuple(entries), files=tuple(files))
+
+
+def _with_files_read(book: TokenBook) -> TokenBook:
+    """The book with the tokens that its files hold now. TokenError as :func:`read_tokens`."""
+    roles = {role for role, _ in book.files}
+    entries = [entry for entry in book.entries if entry[1].role not in roles]
+    for role, path in book.files:
+        entries += _parse(read_private(path), role, str(path))
+    return replace(book, entries=tuple(entries))
 
 
 def mark(store: Path) -> Path:
@@ -209,17 +126,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_name(name: str, source: str) -> None:
-    """TokenError for a name that is not a plain word, which the ledger, logs and a terminal can all hold.
-
-    And for one that others are charged under: who needs no token, or comes with one of an OpenID Connect issuer.
-    """
+    """TokenError for a name that is not a plain word, or that callers without a token are charged under."""
+    # A plain word can stand in the ledger, in logs and on a terminal.
     if not re.fullmatch(NAME, name):
         raise TokenError(f"{source}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'.")
-    if name == LOCAL_ANALYST.name or name.startswith(OIDC_PREFIX):
-        raise TokenError(
-            f"{source}: '{LOCAL_ANALYST.name}' and names that begin with '{OIDC_PREFIX}' are those of callers without "
-            "a token of this service; give another name."
-        )
+    if name == LOCAL_ANALYST.name:
+        raise TokenError(f"{source}: '{name}' is the name of callers without a token; give another name.")
 
 
 def token_digest(token: str) -> bytes:
@@ -266,224 +178,10 @@ def _entry(row: Sequence[str], role: Role, source: str, name: str) -> tuple[byte
     return token_digest(token), Caller(name=name, role=role)
 
 
-Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-_REFRESH_S, _RETRY_S, _BELIEVED_S = 300.0, 10.0, 3600.0
-"""Keys are read again after five minutes, for an unknown one at most every ten seconds, and believed for an hour."""
-_TIMEOUT_S, _MAX_BYTES, _MAX_TOKEN, _MAX_SUBJECT = 5.0, 2**20, 12_000, 255
-_ACCESS_TYPES = ("jwt", "at+jwt")
-"""RFC 7519, 5.1, and RFC 9068, 2.1; in any letters."""
-_log = logging.getLogger(__name__)
-
-
-class OidcConfig(Section):
-    """Whose tokens are good, for whom they must be made out, and what their claims mean."""
-
-    issuer: str = Field(description="As the claim `iss` has it: https, or http on this machine.")
-    audience: Annotated[str, Field(min_length=1)] = Field(description="Must be one of the claim `aud`.")
-    roles_claim: Annotated[str, Field(min_length=1)] = Field(
-        "roles", description="A list, or words; `a.b` for one in another."
-    )
-    analyst: Annotated[str, Field(min_length=1)] = Field("fairpate-analyst", description="The role of analysts.")
-    operator: Annotated[str, Field(min_length=1)] = Field("fairpate-operator", description="That of operators.")
-    algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = Field(("RS256",), description="Allowed ones.")
-    leeway_s: Annotated[int, Field(ge=0, le=300)] = Field(60, description="How far clocks may be apart, in seconds.")
-
-    @field_validator("issuer")
-    @classmethod
-    def _is_trusted(cls, issuer: str) -> str:
-        require_private_way(issuer)
-        return issuer
-
-
-def require_private_way(url: str) -> None:
-    """ValueError for an address whose answer others could write: anything but https, or http on this machine."""
-    try:
-        parts = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ValueError(f"Expected an https:// address, got {url!r} ({error})") from error
-    if parts.scheme == "https" and parts.host:
-        return
-    if parts.scheme != "http" or not (parts.host == "localhost" or _is_loopback(parts.host)):
-        raise ValueError(f"Expected an https:// address, got {url!r}")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-class Keys:
-    """The keys that an issuer publishes, as they were last read."""
-
-    def __init__(self, issuer: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._issuer, self._clock = issuer, clock
-        self._keys: Sequence[Any] = ()
-        self._read_s = self._tried_s = float("-inf")
-
-    def key(self, kid: object) -> Any | None:
-        """The one key of that name, or the only one for a token that names none; None without, or if all are old."""
-        if self._clock() - self._read_s > _BELIEVED_S:
-            return None
-        found = [key for key in self._keys if kid is None or key.kid == kid]
-        return found[0] if len(found) == 1 else None
-
-    def are_due(self, kid: object) -> bool:
-        """Whether to read them again for the sake of a token with this key."""
-        pause_s = _RETRY_S if self.key(kid) is None else _REFRESH_S
-        return self._clock() - self._tried_s >= pause_s
-
-    def read(self) -> None:
-        """Read them again; where that fails, those of before are believed until their hour is over."""
-        # Before the answer: an issuer that fails or hangs is not asked at every request.
-        self._tried_s = self._clock()
-        try:
-            found = _get_json(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
-            # Else one issuer could hand out the keys of another (OpenID Connect Discovery 1.0, 4.3).
-            if found.get("issuer") != self._issuer:
-                raise ValueError("it says that it is another issuer")  # noqa: TRY301 - one answer for all
-            require_private_way(found["jwks_uri"])
-            self._keys = _public_keys(_get_json(found["jwks_uri"])["keys"])
-            self._read_s = self._tried_s
-        except Exception as error:  # noqa: BLE001 - whatever an issuer answers, the service goes on
-            _log.error("The keys of %s cannot be read (%s); nobody new of it may be admitted.", self._issuer, error)
-
-
-def _get_json(url: str) -> dict[str, Any]:
-    # Where an answer leads elsewhere nobody has looked whether the way there is private.
-    with httpx.stream("GET", url, timeout=_TIMEOUT_S, follow_redirects=False) as answer:
-        if answer.status_code != 200:
-            raise ValueError(f"status {answer.status_code}")
-        body = b""
-        for piece in answer.iter_bytes():
-            body += piece
-            if len(body) > _MAX_BYTES:
-                raise ValueError("too long")
-    found = json.loads(body)
-    if not isinstance(found, dict):
-        raise TypeError("no object")
-    return found
-
-
-def _public_keys(published: Sequence[dict[str, Any]]) -> list[Any]:
-    """Keys to verify signatures with; those of another kind, a secret shared by two above all, are left out."""
-    from joserfc.errors import JoseError
-    from joserfc.jwk import import_key
-
-    keys = []
-    for values in published:
-        if values.get("kty") in ("RSA", "EC", "OKP") and values.get("use", "sig") == "sig":
-            try:
-                keys.append(import_key(values))
-            except (JoseError, ValueError, TypeError) as error:
-                _log.warning("A key of the issuer cannot be used: %s", error)
-    return keys
-
-
-class Issuer:
-    """Whose a token of an issuer is. From one event loop; :meth:`prepare` before :meth:`caller`."""
-
-    def __init__(self, config: OidcConfig, keys: Keys | None = None) -> None:
-        self._config, self._keys = config, keys or Keys(config.issuer)
-        self._reading: asyncio.Task[None] | None = None
-
-    async def prepare(self, token: str) -> None:
-        """Read the issuer's keys again where that is due; only who comes with an unknown key waits for it."""
-        if not looks_like_jwt(token):
-            return
-        kid = _kid(token)
-        if self._keys.are_due(kid) and (self._reading is None or self._reading.done()):
-            self._reading = asyncio.create_task(asyncio.to_thread(self._keys.read))
-        if self._reading is not None and self._keys.key(kid) is None:
-            # A caller that goes away must not end the reading for those who wait with it.
-            await asyncio.shield(self._reading)
-
-    def caller(self, token: str | None) -> Caller | None:
-        """Who sent it; None unless everything about it holds."""
-        from joserfc import jwt
-
-        if token is None or not looks_like_jwt(token):
-            return None
-        try:
-            key = self._keys.key(_kid(token))
-            if key is None:
-                return None
-            decoded = jwt.decode(token, key, algorithms=list(self._config.algorithms))
-            self._claims().validate(decoded.claims)
-            return self._caller_of(decoded.claims) if _is_for_access(decoded.header.get("typ")) else None
-        except Exception:  # noqa: BLE001 - whatever it is, it is nobody's token
-            return None
-
-    def _claims(self) -> Any:
-        from joserfc.jwt import JWTClaimsRegistry
-
-        return JWTClaimsRegistry(
-            leeway=self._config.leeway_s,
-            iss={"essential": True, "value": self._config.issuer},
-            aud={"essential": True, "value": self._config.audience},
-            exp={"essential": True},
-            sub={"essential": True},
-        )
-
-    def _caller_of(self, claims: dict[str, Any]) -> Caller | None:
-        role, subject = self._role(claims), claims["sub"]
-        if role is None or len(subject) > _MAX_SUBJECT:
-            return None
-        return Caller(name=name_of(self._config.issuer, subject), role=role, expires_s=float(claims["exp"]))
-
-    def _role(self, claims: dict[str, Any]) -> Role | None:
-        roles = _roles(claims, self._config.roles_claim)
-        if self._config.operator in roles:
-            return "operator"
-        return "analyst" if self._config.analyst in roles else None
-
-
-def name_of(issuer: str, subject: str) -> str:
-    """The name under which an issuer's subject is charged: another for every pair, with the subject's letters in it."""
-    # As JSON, in which no pair is spelt like another.
-    digest = hashlib.sha256(json.dumps([issuer, subject]).encode()).hexdigest()[:32]
-    # At most 62 characters, where `NAME` has room for 64.
-    word = re.sub(r"[^A-Za-z0-9._-]", "", subject)[:24]
-    return f"{OIDC_PREFIX}{word}-{digest}"
-
-
-def looks_like_jwt(token: str) -> bool:
-    """Whether it is worth a look: three parts, and no longer than any real one."""
-    return token.count(".") == 2 and len(token) <= _MAX_TOKEN
-
-
-def _kid(token: str) -> object:
-    """Which key the token says that it is signed with; nothing else of its header is read."""
-    from joserfc.jws import extract_compact
-
-    try:
-        return extract_compact(token.encode()).headers().get("kid")
-    except Exception:  # noqa: BLE001 - whatever it is, it is no token
-        # No key has this name, where None would choose an issuer's only one.
-        return ""
-
-
-def _is_for_access(typ: object) -> bool:
-    """Whether a token of this type may say who asks: an issuer signs others too, such as those that end a session."""
-    if typ is None:
-        return True
-    return isinstance(typ, str) and typ.lower().removeprefix("application/") in _ACCESS_TYPES
-
-
-def _roles(claims: dict[str, Any], path: str) -> Sequence[str]:
-    found: Any = claims
-    # Issuers name claims of their own by addresses, which have dots in them.
-    for part in (path,) if path in claims else path.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    if isinstance(found, str):
-        return found.split()
-    return [role for role in found if isinstance(role, str)] if isinstance(found, list) else []
-
-
 FORMAT: Literal["fairpate.tokens/1"] = "fairpate.tokens/1"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 _LOOK_EVERY_S = 0.5
+_log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -591,9 +289,8 @@ def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
 
 
 def limited(store: TokenStore, name: str, limit: OwnLimit) -> TokenStore:
-    """The store in which ``name`` has this limit: one with a token here, or with one of an OpenID Connect issuer."""
-    if not (name.startswith(OIDC_PREFIX) and re.fullmatch(NAME, name)):
-        store.of(name)
+    """The store in which ``name`` has this limit. TokenError for a name without a token."""
+    store.of(name)
     return replace(store, limits={**store.limits, name: limit})
 
 
@@ -663,15 +360,8 @@ def _write(path: Path, store: TokenStore) -> None:
     path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
 
 
-def _issuer_of(book: TokenBook) -> Issuer | None:
-    if book.oidc is None:
-        return None
-
-    return Issuer(book.oidc)
-
-
 class LiveTokens:
-    """Who may ask a service now: the tokens it was started with, and those of its store as the file is now.
+    """Who may ask a service now: the tokens it was started with, and those of its files and its store as they are now.
 
     Once a token was asked for, one is needed for ever, also after a restart: a store that is emptied or lost opens
     nothing.
@@ -680,9 +370,9 @@ class LiveTokens:
     def __init__(self, book: TokenBook) -> None:
         self._book, self._stored = book, TokenStore()
         self._stored_book = self._stored.book
-        self._seen: tuple[int, ...] | None = None
+        self._store_version: tuple[int, ...] = ()
+        self._file_versions: dict[Path, tuple[int, ...]] = {}
         self._look_again_s = 0.0
-        self._issuer = _issuer_of(book)
         self._needs_token = False
         if not book.is_empty:
             self._need_token()
@@ -693,17 +383,13 @@ class LiveTokens:
         return self._stored.limits
 
     def caller(self, token: str | None) -> Caller | None:
-        """Whose ``token`` this is; None: nobody's. Where no token is needed everybody is the local analyst."""
+        """Return the owner of ``token``, None for an unknown one; where no token is needed, the local analyst."""
         self._look()
         if not self._needs_token:
             return LOCAL_ANALYST
+        # Both are asked, so that the time does not say which of them knows the token.
         stored, given = self._stored_book.caller(token), self._book.caller(token)
-        return given or stored or (self._issuer.caller(token) if self._issuer else None)
-
-    async def prepare(self, token: str) -> None:
-        """Before :meth:`caller`: let the issuer of a signed token say which keys it has now."""
-        if self._issuer is not None:
-            await self._issuer.prepare(token)
+        return given or stored
 
     @property
     def needs_token(self) -> bool:
@@ -712,29 +398,46 @@ class LiveTokens:
         return self._needs_token
 
     def _look(self) -> None:
-        """Read the store if it changed."""
-        now_s, path = time.monotonic(), self._book.store
-        if path is None or now_s < self._look_again_s:
+        """Read files and store again if they changed."""
+        now_s = time.monotonic()
+        if now_s < self._look_again_s:
             return
         self._look_again_s = now_s + _LOOK_EVERY_S
+        self._look_at_files()
+        if self._book.store is not None:
+            self._look_at_store(self._book.store)
+
+    def _look_at_files(self) -> None:
+        found = {path: version for _, path in self._book.files if (version := file_version(path))}
+        # A file that is gone leaves its tokens as they are: the service may have moved to a node without it.
+        if len(found) < len(self._book.files) or found == self._file_versions:
+            return
+        self._file_versions = found
         try:
-            # Before it is read: one that is replaced in between is read again at the next look.
-            found = path.stat()
-            # Any of these: a store may be replaced within a tick of the clock, in its old size, or opened to others.
-            seen = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode)
-            if seen == self._seen:
+            self._book = _with_files_read(self._book)
+        except TokenError as error:
+            # Closed rather than open: a token may have been taken out of the file that cannot be read.
+            _log.error("Nobody is admitted by the token files: %s", error)
+            roles = {role for role, _ in self._book.files}
+            kept = tuple(entry for entry in self._book.entries if entry[1].role not in roles)
+            self._book = replace(self._book, entries=kept)
+
+    def _look_at_store(self, path: Path) -> None:
+        # Before it is read: one that is replaced in between is read again at the next look.
+        version = file_version(path)
+        if version and version == self._store_version:
+            return
+        self._store_version = version
+        try:
+            if version:
+                # Before it is read: a store that is damaged, too, lets in nobody without a token.
+                self._need_token()
+                self._take(read_store(path))
                 return
-            self._need_token()
-            # Tokens were asked for just above: a store that is damaged, too, lets in nobody without one.
-            self._seen = seen
-            self._take(read_store(path))
-        except FileNotFoundError:
-            self._seen = None
-            self._take(replace(self._stored, tokens=()))
         except Exception as error:  # noqa: BLE001 - whatever it is, what was good before may be so no more
-            # The limits stay: nobody may spend more because a file cannot be read.
             _log.error("Nobody is admitted by the token store: %s", error)
-            self._take(replace(self._stored, tokens=()))
+        # The limits stay: nobody may spend more because a file is gone or cannot be read.
+        self._take(replace(self._stored, tokens=()))
 
     def _need_token(self) -> None:
         self._needs_token = True
@@ -746,122 +449,3 @@ class LiveTokens:
 
     def _take(self, store: TokenStore) -> None:
         self._stored, self._stored_book = store, store.book
-
-
-_LARGE_BODY_BYTES = 64 * 2**10
-_MAX_LARGE_BODIES = 16
-_LARGE_BYTES_PER_S = 10e6
-OPEN_PATHS = ("/", "/livez", "/readyz", "/healthz", "/docs", "/openapi.json")
-OPERATOR_PREFIX = "/v1/operator/"
-
-
-class Auth:
-    """ASGI middleware; puts ``caller`` into ``scope["state"]``, and ``is_admitted``: whether it would be so now."""
-
-    def __init__(
-        self, app: ASGIApp, *, tokens: LiveTokens, max_body_bytes: int, rate: RequestRate, strangers: RequestRate
-    ) -> None:
-        self._app = app
-        self._rates, self._strangers = Buckets(rate), Buckets(strangers)
-        self._tokens = tokens
-        self._max_body_bytes = max_body_bytes
-        self._num_large = 0
-        self._turn = asyncio.Lock()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Admit the request, or answer it here."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-        # The keys of an issuer may have to be fetched: awaited here, so that no lookup below blocks the loop.
-        await self._tokens.prepare(_bearer(headers.get(b"authorization", "")) or "")
-        try:
-            caller = self._admit(scope, headers)
-            length = self._body_bytes(headers)
-        except FaultError as refused:
-            await _respond(send, refused)
-            return
-        state = scope.setdefault("state", {})
-        # Streams outlive their admission: they ask again, and end with a token that was revoked meanwhile.
-        state["caller"], state["is_admitted"] = caller, lambda: self._is_still(caller, headers)
-        if length > _LARGE_BODY_BYTES:
-            await self._take_turn(length, scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-    def _admit(self, scope: Scope, headers: dict[bytes, str]) -> Caller:
-        path: str = scope["path"]
-        if not self._tokens.needs_token:
-            _check_host(headers.get(b"host", ""))
-        caller = self._caller(headers.get(b"authorization", ""))
-        if path in OPEN_PATHS:
-            return caller or LOCAL_ANALYST
-        # Before the refusal below, so that guessing tokens is slowed down as well.
-        self._slow_down(caller, scope)
-        if caller is None:
-            raise FaultError(401, "Authorization", "(not shown)", "Send a bearer token of this service.")
-        if path.startswith(OPERATOR_PREFIX) and caller.role != "operator":
-            raise FaultError(403, "Authorization", caller.role, "For operators; send the operator's token.")
-        return caller
-
-    def _slow_down(self, caller: Caller | None, scope: Scope) -> None:
-        """FaultError for a request too many, of a caller or of an address that nobody knows."""
-        if caller is not None:
-            wait_s = self._rates.wait_s(caller.name, now_s=time.monotonic())
-        else:
-            wait_s = self._strangers.wait_s((scope.get("client") or ("",))[0], now_s=time.monotonic())
-        if wait_s:
-            remedy = f"Too many requests; wait {wait_s:.1f} s, or send several queries in one."
-            raise FaultError(429, "requests", "too many", remedy, {"Retry-After": str(math.ceil(wait_s))})
-
-    def _caller(self, authorization: str) -> Caller | None:
-        return self._tokens.caller(_bearer(authorization))
-
-    def _is_still(self, caller: Caller, headers: dict[bytes, str]) -> bool:
-        now = self._caller(headers.get(b"authorization", ""))
-        return now is not None and (now.name, now.role) == (caller.name, caller.role)
-
-    def _body_bytes(self, headers: dict[bytes, str]) -> int:
-        """The declared length of the body. FaultError if it may not be read."""
-        length = declared_length(headers, self._max_body_bytes)
-        # Refused before it is read: those that wait for their turn lie in memory.
-        if length > _LARGE_BODY_BYTES and self._num_large >= _MAX_LARGE_BODIES:
-            remedy = "Too many large requests at the same time; ask again later, or send fewer queries at once."
-            raise FaultError(503, "body", f"{length} bytes", remedy, {"Retry-After": "2"})
-        return length
-
-    async def _take_turn(self, length: int, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the large body, wait, then pass the request on; what parses it does not wait before that."""
-        self._num_large += 1
-        try:
-            # Outside the turn: a caller that sends slowly holds up nobody else.
-            body = await read_body(receive)
-            if body is not None:
-                async with self._turn:
-                    await asyncio.sleep(length / _LARGE_BYTES_PER_S)
-                await self._app(scope, with_body(body, receive), send)
-        finally:
-            self._num_large -= 1
-
-
-def _bearer(authorization: str) -> str | None:
-    scheme, _, token = authorization.partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None
-
-
-def _check_host(host: str) -> None:
-    name = host if host.endswith("]") else host.rpartition(":")[0] or host
-    if name.lower() not in LOOPBACK_NAMES:
-        raise FaultError(400, "Host", host, "Without tokens only this machine is served; ask 127.0.0.1.")
-
-
-async def _respond(send: Send, refused: FaultError) -> None:
-    body = json.dumps({"errors": [refused.fault]}).encode()
-    length = str(len(body)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", length)]
-    headers += [(name.lower().encode(), value.encode()) for name, value in (refused.headers or {}).items()]
-    if refused.status_code == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    await send({"type": "http.response.start", "status": refused.status_code, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

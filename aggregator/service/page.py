@@ -63,14 +63,15 @@ from aggregator.mechanism import Outcome
 from aggregator.service import metrics, wire
 from aggregator.service.auth import LiveTokens
 from aggregator.service.metrics import ServiceMetrics
-from aggregator.service.routes import budget_json, json_response
+from aggregator.service.routes import budget_json
 from aggregator.service.wire import Facts, PublicPool, about_json
-from aggregator.service.writer import Books, Health, Verification, Writer
+from aggregator.service.writer import Books, Readiness, Verification, Writer
 from aggregator.session import sanitised_epsilon
 from fairpate import __version__
+from fairpate.http_requests import FaultError, Faults
+from fairpate.http_server import json_response
 from fairpate.pages import environment
 from fairpate.privacy import accountant
-from fairpate.request_faults import FaultError
 from fairpate.types import strict
 from fairpate.words import cost_words, dearest, shares_of_worst, votes_matter
 
@@ -320,7 +321,7 @@ class Overview:
     def __init__(
         self,
         writer: Writer,
-        health: Health,
+        health: Readiness,
         verification: Verification,
         pool: PublicPool,
         counters: ServiceMetrics,
@@ -521,12 +522,6 @@ def page(*, needs_token: bool) -> str:
 
 
 @cache
-def gateway_page() -> str:
-    """The page in front of several services; it names none of them."""
-    return _PAGES.get_template("gateway.html").render(version=__version__)
-
-
-@cache
 def page_headers() -> dict[str, str]:
     """Headers of the page."""
     policy = (
@@ -555,7 +550,7 @@ def _digest(*names: str) -> str:
 
 
 _ANALYSTS_AGE_S, _OPERATORS_AGE_S = 1.0, 2.0
-_EVENTS = {200: {"content": {"text/event-stream": {}}}, 503: {"model": wire.Faults}}
+_EVENTS = {200: {"content": {"text/event-stream": {}}}, 503: {"model": Faults}}
 
 
 def add_page_routes(

@@ -1,93 +1,62 @@
-"""Routes of the service for analysts and operators, and how errors leave.
+"""Routes of the service for analysts and operators.
 
-Faults of a body that is none of this service's, in the shape of every error response.
-
-Responses that are no page: JSON, and errors that name field, value and remedy, all in one shape.
-
-What an analyst may ask: labels and refusals, and nothing that depends on votes beside them.
-
-What only an operator may see, under ``/v1/operator/``: which step refused, and the price that depends on votes.
-
-What a caller may know of itself.
+An analyst gets labels and refusals and nothing that depends on votes beside them. Which step refused, the privacy cost
+that depends on votes and everything else private stand under ``/v1/operator/`` only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import math
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 
 from aggregator.budgets import BudgetStatus, QuotaExceededError, epsilon_fixed_beforehand, status_of
 from aggregator.chain import LedgerError, UnreachableError
 from aggregator.ledger import Asked
 from aggregator.mechanism import Outcome
 from aggregator.service import metrics, wire
-from aggregator.service.auth import Caller, LiveTokens
+from aggregator.service.auth import LiveTokens
 from aggregator.service.wire import MEDIA_TYPES, PublicPool, answers_file
-from aggregator.service.writer import Batcher, Health, Snapshot, Verification, Writer
+from aggregator.service.writer import Batcher, Readiness, Snapshot, Verification, Writer
 from aggregator.session import OverBudget, PublicationError, VotesUnavailableError, sanitised_epsilon
-from fairpate.request_faults import FaultError, fault, field_of, remedy_for
+from fairpate.http_requests import Caller, FaultError, Faults, fault, field_of
+from fairpate.http_server import faults_response, json_response
 from fairpate.types import strict
 
-_MAX_FAULTS = 10
+_TAGS = ("id", "features", "record")
+_RETRY_AFTER_S = 2
+_log = logging.getLogger(__name__)
 
 
-def validation_faults(errors: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Faults from pydantic's errors; the tags of unions are not part of a field's name."""
-    return [fault(_field_name(error), error.get("input"), remedy_for(error)) for error in errors[:_MAX_FAULTS]]
-
-
-def _field_name(error: Mapping[str, Any]) -> str:
+def field_name(error: Mapping[str, Any]) -> str:
+    """The field of one of pydantic's errors; the tags of unions are not part of its name."""
     parts = field_of(error)
     if parts[:2] in (["queries", "queries"], ["count", "count"]):
         parts = parts[1:]
-    names = [part for before, part in zip(["", *parts], parts, strict=False) if not _is_tag(before, part)]
+    names = [
+        part for before, part in zip(["", *parts], parts, strict=False) if not (before.isdigit() and part in _TAGS)
+    ]
     return ".".join(names) or "body"
 
 
-def _is_tag(before: str, part: str) -> bool:
-    return before.isdigit() and part in ("id", "features", "record")
-
-
-_log = logging.getLogger(__name__)
-_RETRY_AFTER_S = 2
-
-
-def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """``value`` as compact JSON."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return Response(text, status_code=status, headers=headers, media_type="application/json")
-
-
 def add_error_bodies(app: FastAPI) -> None:
-    """Let ``app`` answer every error as a :class:`aggregator.service.wire.Faults`."""
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
-        return _faults(422, validation_faults(error.errors()))
-
-    @app.exception_handler(FaultError)
-    async def refused(_: Request, error: FaultError) -> Response:
-        return _faults(error.status_code, [error.fault], error.headers)
+    """Let ``app`` answer the errors of session and ledger too as a :class:`fairpate.http_requests.Faults`."""
 
     @app.exception_handler(QuotaExceededError)
-    async def over_quota(request: Request, error: QuotaExceededError) -> Response:
-        return await refused(request, _quota_fault(error))
-
-    @app.exception_handler(HTTPException)
-    async def unrouted(request: Request, error: HTTPException) -> Response:
-        field = "body" if error.status_code == 400 else "path"
-        found = fault(field, f"{request.method} {request.url.path}", f"{error.detail}; see /docs.")
-        return _faults(error.status_code, [found], error.headers)
+    async def over_quota(_: Request, error: QuotaExceededError) -> Response:
+        value, refusal = f"{error.num_new} new", error.refusal
+        if math.isinf(refusal.retry_after_s):
+            remedy = "More than this token may ever ask at once; send fewer new queries in one request."
+            return faults_response(429, [fault("queries", value, remedy)])
+        wait_s = math.ceil(refusal.retry_after_s)
+        remedy = f"This token may ask {refusal.allowed_now} new queries now; wait {wait_s} s, or send fewer."
+        return faults_response(429, [fault("queries", value, remedy)], {"Retry-After": str(wait_s)})
 
     @app.exception_handler(VotesUnavailableError)
     async def votes_unavailable(_: Request, error: VotesUnavailableError) -> Response:
@@ -102,28 +71,9 @@ def add_error_bodies(app: FastAPI) -> None:
             "ledger", "The ledger cannot be written, so nothing is answered; the operator's log says more."
         )
 
-    @app.exception_handler(Exception)
-    async def defect(_: Request, error: Exception) -> Response:
-        # Its type alone: the message of an unforeseen error may quote what no analyst may see.
-        return _faults(500, [fault("server", type(error).__name__, "A defect; tell the operator.")])
-
-
-def _quota_fault(error: QuotaExceededError) -> FaultError:
-    value, refusal = f"{error.num_new} new", error.refusal
-    if math.isinf(refusal.retry_after_s):
-        remedy = "More than this token may ever ask at once; send fewer new queries in one request."
-        return FaultError(429, "queries", value, remedy)
-    wait_s = math.ceil(refusal.retry_after_s)
-    remedy = f"This token may ask {refusal.allowed_now} new queries now; wait {wait_s} s, or send fewer."
-    return FaultError(429, "queries", value, remedy, {"Retry-After": str(wait_s)})
-
 
 def _unavailable(field: str, remedy: str) -> Response:
-    return _faults(503, [fault(field, "", remedy)], {"Retry-After": str(_RETRY_AFTER_S)})
-
-
-def _faults(status: int, faults: list[dict[str, str]], headers: Mapping[str, str] | None = None) -> Response:
-    return json_response({"errors": faults}, status=status, headers=headers)
+    return faults_response(503, [fault(field, "", remedy)], {"Retry-After": str(_RETRY_AFTER_S)})
 
 
 Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's content hash.")]
@@ -136,7 +86,7 @@ def add_analyst_routes(
     writer: Writer,
     batcher: Batcher,
     counters: metrics.ServiceMetrics,
-    health: Health,
+    health: Readiness,
 ) -> None:
     """Add the routes to ``app``."""
     _add_queries(app, pool, writer, batcher, counters)
@@ -161,10 +111,10 @@ def _add_queries(
 
     # FastAPI reads the type of a body from here, and this one is known when the pool is.
     submit.__annotations__["body"] = bodies.queries
-    failures: dict[int | str, dict[str, Any]] = {status: {"model": wire.Faults} for status in (429, 503)}
+    failures: dict[int | str, dict[str, Any]] = {status: {"model": Faults} for status in (429, 503)}
     app.post("/v1/queries", response_model=wire.Replies, responses=failures)(submit)
 
-    @app.get("/v1/queries/{key}", response_model=wire.Reply, responses={404: {"model": wire.Faults}})
+    @app.get("/v1/queries/{key}", response_model=wire.Reply, responses={404: {"model": Faults}})
     async def look_up(key: Key) -> Response:
         """The stored reply to a query; free, and never drawn again."""
         outcome = batcher.stored(key)
@@ -196,7 +146,7 @@ def _add_queries(
 
 
 def _add_public_state(
-    app: FastAPI, pool: PublicPool, writer: Writer, counters: metrics.ServiceMetrics, health: Health
+    app: FastAPI, pool: PublicPool, writer: Writer, counters: metrics.ServiceMetrics, health: Readiness
 ) -> None:
     @app.get("/v1/budget", response_model=wire.Budget)
     async def budget() -> Response:
@@ -269,7 +219,7 @@ def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, verifica
         epsilon = await asyncio.to_thread(books.price.epsilon, books.ledger, total)
         return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
 
-    @app.post("/v1/operator/verification", response_model=wire.Chain, responses={503: {"model": wire.Faults}})
+    @app.post("/v1/operator/verification", response_model=wire.Chain, responses={503: {"model": Faults}})
     async def verify() -> Response:
         """Verify every entry of the ledger now, while the service goes on; 503 where it cannot be read now."""
         try:
@@ -278,7 +228,7 @@ def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, verifica
             remedy = f"It cannot be read now, so nothing is known of its chain; ask again later. {error}"
             raise FaultError(503, "ledger", "", remedy) from error
 
-    @app.post("/v1/operator/publication", response_model=wire.Publication, responses={409: {"model": wire.Faults}})
+    @app.post("/v1/operator/publication", response_model=wire.Publication, responses={409: {"model": Faults}})
     async def publication() -> Response:
         """Publish the price of all votes so far, with noise, as planned when the ledger was made; charged and kept."""
         try:

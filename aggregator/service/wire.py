@@ -46,41 +46,24 @@ from pydantic import (
     Field,
     Tag,
     create_model,
-    model_validator,
 )
 
 from aggregator.budgets import epsilon_fixed_beforehand
 from aggregator.ledger import LedgerTerms
 from aggregator.mechanism import Outcome
-from aggregator.service.auth import Caller as KnownCaller
 from aggregator.session import OverBudget, Query, query_key
-from fairpate.data.columns import FormField as DeclaredField
+from fairpate.data.columns import RecordField as DeclaredField
 from fairpate.data.columns import RecordForm
+from fairpate.http_requests import Body, FaultError, Health, largest_body_bytes
+from fairpate.http_requests import Caller as KnownCaller
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.request_faults import FaultError, largest_body_bytes
 from fairpate.types import GateRule, IntArray
 from fairpate.words import delta_text, meaning
 
 MAX_QUERIES_PER_REQUEST = 1024
 MAX_KEYS_PER_FILE = 10_000
-_MAX_FIELDS = 64  # or as many as a record has columns
 
 Status = Literal["answered", "refused", "over_budget"]
-
-
-class Body(BaseModel):
-    """Exactly its fields, each of its own type."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _has_few_fields(cls, value: Any) -> Any:
-        # Each unknown field would be an error of its own, and a body has room for a hundred thousand.
-        most = max(_MAX_FIELDS, len(cls.model_fields))
-        if isinstance(value, dict) and len(value) > most:
-            raise ValueError(f"Expected at most {most} fields, got {len(value)}")
-        return value
 
 
 class Reply(Body):
@@ -216,13 +199,6 @@ class About(Body):
     caller: Caller
 
 
-class Health(Body):
-    """Whether new queries are being answered, and what is missing if not."""
-
-    status: Literal["ok", "failing"]
-    reasons: list[Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]]
-
-
 class State(Body):
     """What an analyst's page shows and what may change: the budget, and whether new queries are being answered."""
 
@@ -236,20 +212,6 @@ class AnswersWanted(Body):
 
     keys: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(min_length=1, max_length=MAX_KEYS_PER_FILE)
     format: Literal["parquet", "csv"]
-
-
-class Fault(Body):
-    """What was wrong: the field, its value and the remedy."""
-
-    field: str
-    value: str
-    remedy: str
-
-
-class Faults(Body):
-    """The body of every response that is not a success."""
-
-    errors: list[Fault]
 
 
 def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:

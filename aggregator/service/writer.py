@@ -62,9 +62,9 @@ from aggregator.budgets import BudgetStatus, QuotaExceededError, QuotaRoom, Quot
 from aggregator.chain import LedgerError, UnreachableError
 from aggregator.ledger import Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.mechanism import Outcome
-from aggregator.service.auth import Caller
 from aggregator.service.wire import CountVotes, Question
 from aggregator.session import AggregatorSession, OverBudget, Query
+from fairpate.http_requests import Caller
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
 from fairpate.privacy.smooth_sensitivity import SanitisedRdp
@@ -233,6 +233,12 @@ class Writer:
         if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:
             raise LedgerError(self.failure)
         self._tried_s = time.monotonic()
+        # A writer that was deposed must not come back by itself once its successor is gone: who writes next is the
+        # operator's choice, by a start or by `--take-over`.
+        if self.books.ledger.was_deposed():
+            self._reopen = None
+            self.failure = f"{self.books.ledger.name}: another writer took over; start this service again to write it."
+            raise LedgerError(self.failure)
         self.books.ledger.require_writable()
         self.books.ledger.close()  # it goes on giving stored replies from memory
         try:
@@ -382,7 +388,7 @@ class Look:
         done.set_result(None)
 
 
-class Health:
+class Readiness:
     """The facts; :meth:`watch` runs beside the service."""
 
     def __init__(
@@ -417,7 +423,7 @@ class Health:
         return [reason for reason, holds in facts.items() if holds]
 
     def to_json(self) -> dict[str, Any]:
-        """A :class:`aggregator.service.wire.Health`."""
+        """A :class:`fairpate.http_requests.Health`."""
         reasons = self.reasons()
         return {"status": "failing" if reasons else "ok", "reasons": reasons}
 
@@ -487,7 +493,7 @@ class Batcher:
     def __init__(
         self,
         writer: Writer,
-        health: Health,
+        health: Readiness,
         *,
         count_votes: CountVotes,
         quotas: Quotas,

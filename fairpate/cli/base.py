@@ -86,13 +86,12 @@ class Mode:
     """One way to run a command: ``function`` reads the options that are its parameters, and no others.
 
     ``option`` is the parameter whose value chooses the mode; None: the mode without any such option. ``flag`` declares
-    the option where the function does not need its value. ``instead`` ends the message that refuses another option.
+    the option where the function does not need its value.
     """
 
     function: Function
     option: str | None = None
     flag: Any = None
-    instead: str = ""
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
@@ -149,7 +148,7 @@ def _not_read(name: str, chosen: Mode, readers: Sequence[str], written: Mapping[
         return f"{option}: read only with {' or '.join(readers)}; give that too, or leave {option} out."
     rest = [written[name] for name in chosen.parameters if name != chosen.option and written[name].startswith("-")]
     reads = f"reads only {', '.join(rest)}" if rest else "reads no other option"
-    return f"{option}: not read with {written[chosen.option]}, which {reads}; leave {option} out{chosen.instead}."
+    return f"{option}: not read with {written[chosen.option]}, which {reads}; leave {option} out."
 
 
 def asks_for_json(words: Sequence[str]) -> bool:
@@ -271,7 +270,6 @@ Weights = Annotated[
 ]
 OptionValues = Annotated[list[str] | None, typer.Option("--option", help="The loader's own option, name=value.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
-RunFolders = Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="A run directory, or several.")]
 Folder = Annotated[Path, typer.Argument(help="Folder to write.")]
 MethodOption = Annotated[str | None, typer.Option(help="Its name.")]
 RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
@@ -280,9 +278,6 @@ Host = Annotated[str, typer.Option(help="Address to listen on; an aggregator's b
 Port = Annotated[int, typer.Option(help="Port to listen on.")]
 AnalystToken = Annotated[Path | None, typer.Option(help="Analysts' token file, instead of FAIRPATE_ANALYST_TOKEN.")]
 OperatorToken = Annotated[Path | None, typer.Option(help="Operator's token file, instead of FAIRPATE_OPERATOR_TOKEN.")]
-Oidc = Annotated[
-    Path | None, typer.Option(help="YAML that names an OpenID Connect issuer, whose signed tokens are good besides.")
-]
 TokenFile = Annotated[Path | None, typer.Option(help="File with your token, instead of FAIRPATE_TOKEN.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate with its chain, PEM; with --tls-key: serve HTTPS.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Its key, PEM, without a password.")]

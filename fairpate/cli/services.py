@@ -34,14 +34,12 @@ from fairpate.cli.base import (
     Host,
     LogFile,
     Mode,
-    Oidc,
     OperatorToken,
     OptionValues,
     Port,
     Quota,
     Rate,
     RunFolder,
-    RunFolders,
     RunOrLedger,
     TlsCert,
     TlsKey,
@@ -111,7 +109,7 @@ def declare_data(
     for given, whose in ((file, "file"), (public, "--public")):
         if not given.exists():
             raise ConfigError(f"{whose}: {given} is no file; give the path of a table.")
-    from fairpate.data.draft import QUESTION, draft_declaration
+    from fairpate.data.registry import QUESTION, draft_declaration
 
     with waiting("data"):
         text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
@@ -133,7 +131,7 @@ def check_data(
 ) -> Output:
     """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them."""
     from fairpate.cli.summaries import check_table
-    from fairpate.data.draft import check_declaration
+    from fairpate.data.registry import check_declaration
 
     with waiting("data"):
         found = check_declaration(data_config(name, options, data_dir))
@@ -307,13 +305,12 @@ def _checked_delta(delta: float) -> None:
         raise ConfigError(f"--delta: expected 0 < delta < 1, got {delta}.")
 
 
-def _serve_aggregators(
-    folders: RunFolders,
+def _serve_aggregator(
+    folder: RunFolder,
     host: Host = "127.0.0.1",
     port: Port = 8517,
     analyst_token_file: AnalystToken = None,
     operator_token_file: OperatorToken = None,
-    oidc: Oidc = None,
     quota: Quota = math.inf,
     rate: Rate = math.inf,
     tls_cert: TlsCert = None,
@@ -340,48 +337,59 @@ def _serve_aggregators(
             tls=(tls_cert, tls_key),
             log_file=log_file,
             traces=traces,
-            oidc=oidc,
         )
-    serving.serve_aggregators(
-        folders, settings, data_dir=data_dir, detach=detach, say=say, started=_started, take_over=take_over
+    serving.serve_aggregator(
+        folder, settings, data_dir=data_dir, detach=detach, say=say, started=_started, take_over=take_over
     )
 
 
 def _serve_student(
-    folders: RunFolders,
+    folder: RunFolder,
     host: Host = "127.0.0.1",
     port: Port = 8517,
+    analyst_token_file: AnalystToken = None,
+    operator_token_file: OperatorToken = None,
+    rate: Rate = math.inf,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    log_file: LogFile = None,
+    traces: Traces = False,
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Copies of the student on Ray Serve; none: one, in this process.")
     ] = None,
 ) -> None:
-    from aggregator.service.server import ServiceSettings
     from fairpate.run import serve as serving
 
-    if len(folders) > 1:
-        raise UsageError(f"--student: expected one run directory, got {len(folders)}; serve each on its own port.")
     with checked_arguments():
-        settings = ServiceSettings(host=host, port=port)
-    serving.serve_student_of(folders[0], settings, num_replicas=replicas, say=say, started=_started)
+        settings = serving.service_settings(
+            host=host,
+            port=port,
+            analyst_file=analyst_token_file,
+            operator_file=operator_token_file,
+            rate=rate,
+            tls=(tls_cert, tls_key),
+            log_file=log_file,
+            traces=traces,
+        )
+    serving.serve_student_of(folder, settings, num_replicas=replicas, say=say, started=_started)
 
 
-def _stop(folders: RunFolders) -> Output:
+def _stop(folder: RunFolder) -> Output:
     from fairpate.run import serve as serving
 
-    serving.stop_aggregators(folders, say=say)
-    return Output(facts={"stopped": folders}, words="")
+    serving.stop_aggregator(folder, say=say)
+    return Output(facts={"stopped": [folder]}, words="")
 
 
 serve = in_modes(
     "serve",
-    "Serve finished runs over HTTP: their aggregators, each under its own path, or of one its published model.",
-    Mode(function=_serve_aggregators),
+    "Serve a finished run over HTTP: its aggregator, or its published model.",
+    Mode(function=_serve_aggregator),
     Mode(function=_stop, option="stop", flag=typer.Option("--stop", help="End what --detach left.")),
     Mode(
         function=_serve_student,
         option="student",
-        flag=typer.Option("--student", help="Serve the published student: plain HTTP, open to everybody."),
-        instead=", and let a proxy in front of the student ask for tokens and end TLS",
+        flag=typer.Option("--student", help="Serve the published student; without tokens it is open to everybody."),
     ),
 )
 

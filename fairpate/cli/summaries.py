@@ -49,7 +49,7 @@ from rich.text import Text
 from fairpate import __version__
 from fairpate.config import ConfigError, Section
 from fairpate.data import DatasetDescription, DatasetListing
-from fairpate.data.draft import Check
+from fairpate.data.registry import Check
 from fairpate.fairness.rates import DEFAULT, NOTIONS, FloatArray, Notion
 from fairpate.files import PlaceError, cache_dir, check_output_folder, write_atomically
 from fairpate.methods.base import find_method, method_names, own_names

@@ -1,28 +1,23 @@
 """Columns of a declared table: kinds, bounds and categories, how each becomes numbers, and the form that asks for them.
 
-What a published column means: a feature, the label, or the group, by declared public constants only.
+A declaration gives the meaning of each published column: a feature, the label, or the group. It holds every bound,
+category and threshold, so that none is a statistic of private records.
 
-Every bound, category and threshold stands in the declaration, so that none is a statistic of private records.
-
-What each feature of a declared table is computed from, in words that need no part of this package.
-
-Only declared constants are told, which are public: a model that leaves the house carries them beside it. A feature is
-one of six, which :func:`fairpate.data.tables.encode` computes:
+A :class:`FeatureCode` describes how one feature is computed, by declared public constants only: a published model
+carries these descriptions. There are six kinds, which :func:`fairpate.data.tables.encode` computes:
 
     number      (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` where it is not known
     missing     1 where v is not known, else 0
     category    1 where the text is one of ``values``, else 0
     other       1 where the text is none of ``values``, else 0
     element     the number at ``place`` of the list
-    band        1 where ``at_least`` <= v < ``below``, else 0; without ``below``, no end binds
+    band        1 where ``at_least`` <= v < ``below``, else 0; without ``below`` the band is open
 
 with s(v) = v, or sign(v) ln(1 + |v|) for ``scale: log``. A number is not known where its text is in ``unknown``, or is
-another spelling of a number in it: 9.0 or 09 where 9 is.
+another spelling of a number in it: 9.0 or 09 for 9.
 
-One record from what a person types into a form: the inputs of a declared table, and its features again.
-
-The inputs follow from :class:`.feature_codes.FeatureCode`, one per published column, and so does the encoding: what a
-form says is encoded as the same row of a file would be, bit for bit, so that it is the same query.
+A :class:`RecordForm` asks a person for one record, one input per published column, and encodes the answers as the same
+row of a file would be, bit for bit, so that it is the same query.
 """
 
 from __future__ import annotations
@@ -31,6 +26,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -47,7 +43,7 @@ OTHER = "other"
 
 
 def several(value: Any) -> Any:
-    """One value stands for a list of one."""
+    """Make a list of a single value."""
     return (value,) if isinstance(value, (str, dict)) else value
 
 
@@ -57,9 +53,9 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(several)]
 class Feature(Section):
     """A published column that becomes features: one of a number, a category, or bands of a numeric code."""
 
-    columns: Texts = Field((), description="Its columns in the file, all declared alike; empty: its name is the one.")
+    columns: Texts = Field((), description="Columns in the file that share this declaration; empty: the own name.")
     bounds: tuple[Finite, Finite] | None = Field(
-        None, description="Number: what becomes 0, and what becomes 1; a number beyond is clipped to the nearer."
+        None, description="Number: the values that become 0 and 1; a number beyond them is clipped to the nearer one."
     )
     scale: Literal["linear", "log"] = Field(
         "linear", description="Number: `log` first takes sign(v) ln(1 + abs(v)), for amounts."
@@ -71,58 +67,58 @@ class Feature(Section):
         "error.",
     )
     aliases: dict[str, str] = Field(
-        {}, description="Category: further values in the file, and which of `categories` is meant."
+        {}, description="Category: further values in the file, each with the one of `categories` that it means."
     )
     bands: dict[str, Finite] = Field(
         {}, description="Numeric code: name and first code of each band, one feature each; the last band is open."
     )
     vector: Count | None = Field(
-        None, description="List of so many numbers, such as an embedding: a feature each, as they are."
+        None, description="The column holds lists of this many numbers, such as embeddings; each number is a feature."
     )
     array: bool = Field(
-        False, description="Vector: it lies beside each file, as NAME.npy with a row for each of its rows."
+        False, description="Vector: stored next to each file as NAME.npy, with one row for each row of the file."
     )
     missing: str | None = Field(
         None,
-        description="What a missing value counts as. Number: a public constant within the bounds; a feature "
-        "`column=missing` says so. Category: a category, with a feature of its own. Empty: a missing value is an "
+        description="Replacement for a missing value. Number: a public constant within the bounds, flagged by a "
+        "feature `column=missing`. Category: a category, with a feature of its own. Empty: a missing value is an "
         "error, or with `unknown` the lower bound or no category.",
     )
-    unknown: Texts = Field((), description="What else in the file means a missing value, beside an empty cell.")
+    unknown: Texts = Field((), description="Further values in the file that mean a missing one, like an empty cell.")
     when: When = Field({}, description="Options and the value at which this declaration holds.")
 
     @property
     def may_be_missing(self) -> bool:
-        """Whether a missing value has a meaning."""
+        """True if a missing value has a declared meaning."""
         return self.missing is not None or bool(self.unknown)
 
     @property
     def stands_for_missing(self) -> float:
-        """The number that a missing one counts as."""
+        """The number that replaces a missing one."""
         assert self.bounds is not None
         return self.bounds[0] if self.missing is None else float(self.missing)
 
     @property
     def own_categories(self) -> tuple[str, ...]:
-        """All that have a feature: as declared, then what a missing and an undeclared value count as."""
+        """The categories with a feature: as declared, then those of missing and of undeclared values."""
         names = (*self.categories, *([self.missing] if self.missing is not None else []), *([OTHER] * self.other))
-        # Once each: a missing value may count as a declared category.
+        # Without duplicates: a missing value may count as a declared category.
         return tuple(dict.fromkeys(names))
 
     @property
     def places(self) -> dict[str, int]:
-        """Category: which of `own_categories` a value in the file is; as many as there are stands for none of them."""
+        """Category: index in `own_categories` of each value in the file; their number means none of them."""
         names = self.own_categories
         places = {value: place for place, value in enumerate(names) if not (self.other and value == OTHER)}
         places |= {alias: places[value] for alias, value in self.aliases.items()}
         if self.may_be_missing:
             missing = len(names) if self.missing is None else names.index(self.missing)
-            # A declared category stands above, as the empty text may be one.
+            # Declared categories win, because the empty text may be one.
             places = dict.fromkeys(("", *self.unknown), missing) | places
         return places
 
     def stretched(self, values: Floats) -> Floats:
-        """On the scale that is linear between the bounds."""
+        """The values on the scale that is linear between the bounds."""
         return np.sign(values) * np.log1p(np.abs(values)) if self.scale == "log" else values
 
     @model_validator(mode="after")
@@ -169,7 +165,7 @@ class Feature(Section):
         return self
 
 
-class Interval(Section):
+class NumberRange(Section):
     """A range of numbers; a bound that is left out does not bind."""
 
     above: Finite | None = Field(None, description="value > above")
@@ -178,7 +174,7 @@ class Interval(Section):
     at_most: Finite | None = Field(None, description="value <= at_most")
 
     @model_validator(mode="after")
-    def _holds_a_number(self) -> Interval:
+    def _holds_a_number(self) -> NumberRange:
         for one, other in (("above", "at_least"), ("below", "at_most")):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ValueError(f"Expected {one} or {other}, got both")
@@ -189,24 +185,24 @@ class Interval(Section):
 
     @property
     def bounds(self) -> tuple[tuple[float, int], tuple[float, int]]:
-        """Lower and upper end, each with 0 where it is in the range, else with the side on which the range lies."""
+        """Lower and upper end, each with 0 if it is part of the range, else 1 or -1 for the side of the range."""
         lower = (-math.inf if self.at_least is None else self.at_least, 0)
         upper = (math.inf if self.at_most is None else self.at_most, 0)
         return lower if self.above is None else (self.above, 1), upper if self.below is None else (self.below, -1)
 
     @property
     def has_range(self) -> bool:
-        """Whether there is any bound."""
+        """True if there is any bound."""
         return any(bound is not None for bound in (self.above, self.at_least, self.below, self.at_most))
 
     def holds(self, values: Floats) -> Mask:
-        """Where the value is in the range; never where it is nan."""
+        """True where the value is in the range; NaN never is."""
         (low, low_side), (high, high_side) = self.bounds
         return (values > low if low_side else values >= low) & (values < high if high_side else values <= high)
 
 
-class Meaning(Interval):
-    """What a class or group stands for: one published value, or a range of numbers. Text alone is a value."""
+class Meaning(NumberRange):
+    """The meaning of a class or group: one published value, or a range of numbers. Text alone is a value."""
 
     value: str | None = Field(None, description="The published value.")
 
@@ -223,7 +219,7 @@ class Meaning(Interval):
 
 
 def _named(values: Any) -> Any:
-    """Name and meanings, where values stand without names or without a list."""
+    """Names with lists of meanings, from a list of values, or from names with single values."""
     if isinstance(values, (list, tuple)):
         _require_distinct([str(value) for value in values])
         return {str(value): (value,) for value in values}
@@ -257,7 +253,7 @@ class Coding(Section):
 
     @property
     def meanings(self) -> dict[str, tuple[Meaning, ...]]:
-        """What each name stands for."""
+        """The published values or ranges of each name."""
         raise NotImplementedError
 
     @property
@@ -270,11 +266,11 @@ class Label(Coding):
     """The class y."""
 
     classes: Meanings = Field(
-        description="Name, and what it stands for: a published value, a range of numbers (above, at_least, below, "
-        "at_most), or a list of them. A list of values without names: each is its own."
+        description="Name and meaning of each class: a published value, a range of numbers (above, at_least, below, "
+        "at_most), or a list of these. In a list of values without names each value is its own name."
     )
     shares: tuple[Fraction, ...] = Field(
-        (), description="How common each class is about, as far as that is public, in their order; empty: not known."
+        (), description="Approximate share of each class, if that is public, in the same order; empty: not known."
     )
 
     @model_validator(mode="after")
@@ -288,20 +284,20 @@ class Label(Coding):
 
     @property
     def meanings(self) -> dict[str, tuple[Meaning, ...]]:
-        """The classes."""
         return self.classes
 
 
 class Group(Coding):
     """One sensitive attribute that the group z may be."""
 
-    column: str = Field(description="Its name in the file; in `groups` empty: the name that it has there.")
-    attribute: str = Field("", description="What it is called; empty: its name in `groups`, or its column.")
-    values: Meanings = Field(description="As `classes` of the label: name, and what it stands for.")
+    column: str = Field(
+        description="Name of the column in the file. An entry of `groups` may leave it out: then its own name is used."
+    )
+    attribute: str = Field("", description="Name of the attribute in reports; empty: the name in `groups`, or column.")
+    values: Meanings = Field(description="Name and meaning of each group, like `classes` of the label.")
 
     @property
     def meanings(self) -> dict[str, tuple[Meaning, ...]]:
-        """The groups."""
         return self.values
 
 
@@ -324,7 +320,7 @@ def _require_distinct(values: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCode:
-    """One feature, of one published ``column``; what does not belong to its ``kind`` is null."""
+    """One feature, computed from one published ``column``; fields that do not belong to its ``kind`` are None."""
 
     feature: str
     column: str
@@ -340,13 +336,13 @@ class FeatureCode:
     place: int | None = None
 
     def is_unknown(self, value: float | str) -> bool:
-        """Whether a number, or its text, means a missing one."""
+        """True if a number, or its text, means a missing value."""
         unknown = self.unknown or ()
         number = _number_in(value)
         return value in unknown or (number is not None and number in map(_number_in, unknown))
 
     def to_json(self) -> dict[str, Any]:
-        """Without what is null."""
+        """The fields that are not None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -356,29 +352,28 @@ def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode,
 
 
 def _codes(column: str, feature: Feature) -> Iterator[FeatureCode]:
+    code = partial(FeatureCode, column=column)
     if feature.bounds is not None:
-        return _number(column, feature)
-    if feature.vector is not None:
-        return _vector(column, feature.vector)
-    return _bands(column, feature) if feature.bands else _category(column, feature)
-
-
-def _number(column: str, feature: Feature) -> Iterator[FeatureCode]:
-    assert feature.bounds is not None
-    code = FeatureCode(
-        feature=column,
-        column=column,
-        kind="number",
-        low=feature.bounds[0],
-        high=feature.bounds[1],
-        scale=feature.scale,
-    )
-    if not feature.may_be_missing:
-        yield code
-        return
-    unknown = ("", *feature.unknown)
-    yield FeatureCode(**vars(code) | {"missing": feature.stands_for_missing, "unknown": unknown})
-    yield FeatureCode(feature=f"{column}=missing", column=column, kind="missing", unknown=unknown)
+        low, high = feature.bounds
+        number = partial(code, feature=column, kind="number", low=low, high=high, scale=feature.scale)
+        if not feature.may_be_missing:
+            yield number()
+            return
+        unknown = ("", *feature.unknown)
+        yield number(missing=feature.stands_for_missing, unknown=unknown)
+        yield code(feature=f"{column}=missing", kind="missing", unknown=unknown)
+    elif feature.vector is not None:
+        for place in range(feature.vector):
+            yield code(feature=f"{column}[{place}]", kind="element", place=place)
+    elif feature.bands:
+        for (name, start), (_, end) in itertools.pairwise([*feature.bands.items(), ("", None)]):
+            yield code(feature=f"{column}={name}", kind="band", at_least=start, below=end)
+    else:
+        places = feature.places
+        for place, name in enumerate(feature.own_categories):
+            is_other = feature.other and name == OTHER
+            values = tuple(value for value, found in places.items() if (found == place) != is_other)
+            yield code(feature=f"{column}={name}", kind="other" if is_other else "category", values=values)
 
 
 def _number_in(value: float | str) -> float | None:
@@ -388,31 +383,12 @@ def _number_in(value: float | str) -> float | None:
         return None
 
 
-def _vector(column: str, size: int) -> Iterator[FeatureCode]:
-    for place in range(size):
-        yield FeatureCode(feature=f"{column}[{place}]", column=column, kind="element", place=place)
-
-
-def _category(column: str, feature: Feature) -> Iterator[FeatureCode]:
-    places = feature.places
-    for place, name in enumerate(feature.own_categories):
-        is_other = feature.other and name == OTHER
-        values = tuple(value for value, found in places.items() if (found == place) != is_other)
-        kind = "other" if is_other else "category"
-        yield FeatureCode(feature=f"{column}={name}", column=column, kind=kind, values=values)
-
-
-def _bands(column: str, feature: Feature) -> Iterator[FeatureCode]:
-    for (name, start), (_, end) in itertools.pairwise([*feature.bands.items(), ("", None)]):
-        yield FeatureCode(feature=f"{column}={name}", column=column, kind="band", at_least=start, below=end)
-
-
 Value = float | str | None
-"""A number, the text of a category, or None: not known."""
+"""A number, the text of a category, or None if not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FormField:
+class RecordField:
     """One input: a number between ``low`` and ``high`` (beyond them it is clipped), or one of ``choices``.
 
     ``is_optional``: a value may be missing; ``takes_other``: any other text has a meaning too.
@@ -428,17 +404,17 @@ class FormField:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordForm:
-    """The inputs of a table whose features ``codes`` describe."""
+    """The inputs for a record of the table with the features ``codes``."""
 
     codes: tuple[FeatureCode, ...]
 
     @property
-    def fields(self) -> tuple[FormField, ...]:
+    def fields(self) -> tuple[RecordField, ...]:
         """One per column, in order."""
         return tuple(_field(column, codes) for column, codes in self._columns.items())
 
     def encode(self, values: Mapping[str, Value]) -> npt.NDArray[np.float32]:
-        """The features (F,) of a record. ValueError names a column without a value, or with one that means nothing."""
+        """The features (F,) of a record. ValueError names a column without a value, or with an undeclared one."""
         return np.concatenate([_encoded(column, codes, values.get(column)) for column, codes in self._columns.items()])
 
     @property
@@ -447,20 +423,20 @@ class RecordForm:
 
 
 def form_of(codes: Sequence[FeatureCode]) -> RecordForm | None:
-    """The form of these features; None where there are none, or a person cannot type them: lists of numbers."""
+    """The form of these features; None without features, or with lists of numbers, which a person cannot type."""
     if not codes or any(code.kind == "element" for code in codes):
         return None
     return RecordForm(codes=tuple(codes))
 
 
-def _field(column: str, codes: Sequence[FeatureCode]) -> FormField:
+def _field(column: str, codes: Sequence[FeatureCode]) -> RecordField:
     first = codes[0]
     if first.kind == "number":
-        return FormField(name=column, low=first.low, high=first.high, is_optional=first.missing is not None)
+        return RecordField(name=column, low=first.low, high=first.high, is_optional=first.missing is not None)
     if first.kind == "band":
-        return FormField(name=column, low=first.at_least, high=codes[-1].at_least)
+        return RecordField(name=column, low=first.at_least, high=codes[-1].at_least)
     values = [value for code in codes if code.kind == "category" for value in code.values or ()]
-    return FormField(
+    return RecordField(
         name=column,
         choices=tuple(value for value in values if value),
         is_optional="" in values,
@@ -471,7 +447,11 @@ def _field(column: str, codes: Sequence[FeatureCode]) -> FormField:
 def _encoded(column: str, codes: Sequence[FeatureCode], value: Value) -> npt.NDArray[np.float32]:
     first = codes[0]
     if first.kind in ("number", "band"):
-        number = None if value is None or first.is_unknown(value) else _number_field(column, value)
+        number = None
+        if value is not None and not first.is_unknown(value):
+            number = _number_in(value)
+            if number is None or not np.isfinite(number):
+                raise ValueError(f"{column}: expected a number, got {value!r}")
         features = _of_number(column, first, number) if first.kind == "number" else _of_band(column, codes, number)
         return np.array(features, dtype=np.float32)
     text = "" if value is None else str(value)
@@ -500,17 +480,7 @@ def _of_band(column: str, codes: Sequence[FeatureCode], number: float | None) ->
     return [float(place == each) for each in range(len(codes))]
 
 
-def _number_field(column: str, value: float | str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = np.nan
-    if not np.isfinite(number):
-        raise ValueError(f"{column}: expected a number, got {value!r}")
-    return number
-
-
 def _stretched(value: float | None, scale: str | None) -> np.float64:
-    # The same operations as in `encode`, so that the bits agree.
+    # The same operations as in `encode`, so that a typed record has the bits of the same row in a file.
     number = np.float64(value)
     return np.sign(number) * np.log1p(np.abs(number)) if scale == "log" else number

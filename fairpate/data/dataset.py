@@ -1,37 +1,24 @@
-"""A data set in memory, its entry in the registry, its files, its records' identities and persons, and its splits.
+"""A data set in memory, its entry in the registry, its files, its records' names and persons, and its splits.
 
-One data set in four splits: what every stage reads.
+**In memory.** Every stage reads one :class:`Dataset` in four splits. Images stay ``uint8`` and tabular features are
+already scaled by public constants, so nothing here is fitted to private records.
 
-Tensors in memory, Parquet on disk. Images stay ``uint8`` and tabular features are already scaled by public
-constants, so nothing here is fitted to private records.
+**Files.** An entry is public knowledge only: publisher, licence, files with checksums, options. The folder comes from
+the caller or from FAIRPATE_DATA, and files are never written to. A missing or damaged file is refused with its name,
+the expected checksum and the remedy; records are read only from bytes with the right checksum.
 
-What the project knows about a data set before it opens a file.
+**Names.** A record's name depends on the record alone, never on the rows around it, and never on its sensitive
+attribute: methods that protect the attribute alone publish names, and divide records by them. Records that are equal
+but for the attribute are one *unit*: random choices for a record (its split, its teacher) are a keyed hash of its unit,
+so adding, removing or changing another record changes nothing for it. Only the counter that numbers the members of a
+unit may shift.
 
-An entry is public knowledge only: who publishes the records, under which licence, which files with which checksums,
-which options the loader takes. It holds no statistic of the records beyond the publisher's own counts.
-
-The publisher's files: found, checked by sha256, and never written to.
-
-The folder comes from the caller or from FAIRPATE_DATA. A missing or damaged file is refused with its name, what was
-expected and what to do; records are read only from bytes whose checksum was right.
-
-Names for records, and keyed hashes of those names.
-
-A record's name depends on the record alone, never on the rows around it, and never on its sensitive attribute: methods
-that protect the attribute alone publish names, and divide records by them. Records that are equal but for the attribute
-are one *unit*: what is drawn for a record (its split, its teacher) is a keyed hash of its unit, so adding, removing or
-changing another record changes nothing for it. Only the counter that tells the members of a unit apart may shift.
-
-Records by the persons behind them, in parts that hold all records of each of their persons.
+**Splits.** Units are ranked by a keyed hash of their name; the lowest hashes become public, the next validation, the
+next test, and all others private. Since the private records are the tail of the ranking, adding or removing one moves
+no other record; and since no group enters the name of a unit, changing a group moves none at all. The seed is public. A
+unit is one record, records that differ only in the group, or all records of one person: a split never parts it.
 
 Shapes: N records, R parts of a person, W numbers of a vote.
-
-Which record goes where: private, public, validation or test.
-
-Units are ranked by a keyed hash of their name; the lowest hashes become public, the next validation, the next test, and
-all others private. Since the private records are the tail of the ranking, adding or removing one moves no other record;
-and since no group enters the name of a unit, changing a group moves none at all. The seed is public. A unit is one
-record, records that nothing but the group tells apart, or all records of one person: it is never parted.
 """
 
 from __future__ import annotations
@@ -76,9 +63,9 @@ class Split:
 
     ``x`` is ``uint8`` (N, channels, height, width) for images and ``float32`` (N, features) for tables; ``y`` and
     ``z`` are ``int64``. Identifiers are unique within a data set and say nothing about ``z``. Records with one
-    ``unit_id`` go to one teacher together: those that only ``z`` tells apart. Left empty, every record is a unit.
-    ``person_id`` names the person behind each record, where all of a person's records are protected together; empty:
-    each record is protected by itself. Identifiers are kept packed (:class:`fairpate.data.large_arrays.Names`).
+    ``unit_id`` differ only in ``z`` and go to one teacher together; left empty, every record is a unit. ``person_id``
+    names the person of each record, where all records of a person are protected together; left empty, each record is
+    protected by itself. Identifiers are kept packed (:class:`fairpate.data.large_arrays.Names`).
     """
 
     x: Tensor
@@ -105,12 +92,12 @@ class Split:
 
     @property
     def together(self) -> Sequence[str]:
-        """Of each record what goes to one teacher together: its person, or its unit where persons do not count."""
+        """The name of each record's person, or of its unit where records are protected: they go to one teacher."""
         return self.person_id or self.unit_id
 
     @property
     def num_protected(self) -> int:
-        """How many are protected: persons, or records where persons do not count."""
+        """The number of protected persons, or of records where persons do not count."""
         return as_names(self.person_id).num_distinct if self.person_id else len(self)
 
     @property
@@ -126,11 +113,11 @@ class Split:
         return self.take_with(self.x[index], index)
 
     def take_with(self, x: Tensor, index: Tensor) -> Split:
-        """The records at ``index``, whose features the caller has taken: ``x``; views of the rest where it is a run."""
+        """The records at ``index`` with features ``x`` that the caller took; the rest is a view for a run of rows."""
         rows = index.numpy()
         taken = index if (run := run_of(rows)) is None else run
         names = {name: as_names(values).take(rows) for name in NAMED_BY if (values := getattr(self, name))}
-        # One sequence stands for both, so that no name is kept twice.
+        # One sequence serves as both, so that no name is kept twice.
         if self.unit_id is self.record_id:
             names.pop("unit_id", None)
         return Split(x=x, y=self.y[taken], z=self.z[taken], **({"record_id": ()} | names))
@@ -138,7 +125,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class BeforeEmbedding:
-    """What an embedding took: public ``examples`` (N, ...), and the names of a table's features."""
+    """Inputs of an embedding: public ``examples`` (N, ...), and the names of a table's features."""
 
     examples: Tensor
     feature_names: tuple[str, ...]
@@ -150,11 +137,11 @@ class Dataset:
 
     ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. The labels of the
     public split are never read by a private method; they are kept for evaluation. ``notes`` are public remarks about
-    the files, such as how many malformed names were left out. ``embedding``: what made the features, if anything did;
+    the files, such as how many malformed names were left out. ``embedding``: the one that made the features, if any;
     ``before_embedding``: a few public records as they were before it, and the names of their features.
     ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
-    ``records_alone``: the source names persons, and each record is protected by itself all the same. ``source``: what
-    gives the same data set again, on any machine that has its files; null where it came from Python.
+    ``records_alone``: the source names persons, but each record is protected by itself. ``source``: the configuration
+    that loads the same data set on any machine with its files; None where it came from Python.
     """
 
     name: str
@@ -176,7 +163,7 @@ class Dataset:
 
     @property
     def unit(self) -> Unit:
-        """What is protected as a whole: a ``person`` where private records say whose they are, else a ``record``."""
+        """The protected unit: a ``person`` where private records name persons, else a ``record``."""
         return "person" if self.private.person_id else "record"
 
     @property
@@ -206,31 +193,31 @@ class DataError(UserError, ValueError):
 
 
 class DataSettingsError(DataError, UsageError):
-    """A data set, an option or a size that does not exist, whatever files are there."""
+    """A data set, an option or a size that does not exist, independent of the files present."""
 
 
 class SourceFile(Section):
     """One file of the publisher, below the data folder."""
 
     path: str = Field(
-        description="Below the data folder; `*` and `?` stand for any characters and any one. A file that is no "
-        "archive may also lie there gzipped, as `path` + `.gz`."
+        description="Path below the data folder; `*` matches any characters and `?` any one. A file that is not an "
+        "archive may also be gzipped, as `path` + `.gz`."
     )
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = Field(
-        None, description="Of the published bytes, unpacked; empty: the publisher's file could not be pinned."
+        None, description="Checksum of the published bytes, unpacked; empty: the publisher's file could not be pinned."
     )
-    url: str | None = Field(None, description="Where the publisher offers it.")
-    member: str | None = Field(None, description="Its place in the zip archive behind `url`.")
-    manual: str = Field("", description="Without `url`: a sentence on how to get it.")
-    note: str = Field("", description="Where the pinned file differs from the published one.")
-    alternatives: tuple[SourceFile, ...] = Field((), description="Files that may lie there instead.")
-    extracted: str | None = Field(None, description="Of an archive: the folder that may lie there instead.")
+    url: str | None = Field(None, description="Address of the publisher's download.")
+    member: str | None = Field(None, description="Path of the file in the zip archive at `url`.")
+    manual: str = Field("", description="Without `url`: a sentence on how to get the file.")
+    note: str = Field("", description="Differences between the pinned file and the published one.")
+    alternatives: tuple[SourceFile, ...] = Field((), description="Files that may be there instead.")
+    extracted: str | None = Field(None, description="For an archive: the extracted folder that may be there instead.")
     when: dict[str, str] = Field({}, description="Options and the value at which the file is read.")
 
     @field_validator("path", "extracted")
     @classmethod
     def _is_below_the_folder(cls, place: str | None) -> str | None:
-        # A declaration may come from anybody, and reads below the data folder alone.
+        # A declaration may come from a stranger: it must not read outside the data folder.
         if place is not None and (not place or {"..", "/"} & set(PurePosixPath(place).parts)):
             raise ValueError(f"Expected a path below the data folder, got {place!r}; name that folder with --data-dir")
         return place
@@ -251,9 +238,10 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a loader is asked for: a folder, the public seed, and every option with its value filled in.
+    """Arguments of a loader: a folder, the public seed, and every option with its value filled in.
 
-    ``tables`` by part are read instead of files. ``unit``, where one is asked for: a ``record`` needs no person.
+    ``tables`` by part are read instead of files. ``unit`` is set where the caller chose one: a ``record`` needs no
+    person.
     """
 
     data_dir: Path | None
@@ -264,7 +252,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
+class LoadedRecords:
     """All N records of a data set before they are divided, and the public words for their codes.
 
     ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains. ``y`` of a
@@ -309,7 +297,7 @@ class DatasetEntry:
     licence: str
     rows: int | None
     kind: FeatureKind
-    load: Callable[[Request], Records] = field(repr=False)
+    load: Callable[[Request], LoadedRecords] = field(repr=False)
     count_public: Callable[[Request], int] | None = field(default=None, repr=False)
     files: tuple[SourceFile, ...] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
@@ -356,7 +344,7 @@ class DatasetEntry:
 
 
 def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
-    """Whether the options have the values that ``when`` asks for."""
+    """True if the options have the values that ``when`` asks for."""
     return all(as_text(options[name]) == value for name, value in when.items())
 
 
@@ -366,7 +354,7 @@ def as_text(value: OptionValue) -> str:
 
 
 def origins(**counts: int) -> tuple[Origin, ...]:
-    """So many records of each origin, in the order of :data:`ORIGINS`: ``origins(training=32561, test=16281)``."""
+    """The origin of each record from counts, in the order of :data:`ORIGINS`, as ``origins(training=9, test=3)``."""
     return tuple(origin for origin in ORIGINS for _ in range(counts.get(origin, 0)))
 
 
@@ -386,7 +374,7 @@ def resolve_data_dir(data_dir: Path | None) -> Path:
 
 
 def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
-    """Which of ``file`` and its alternatives lies below ``folder``, and where; null if none does."""
+    """The first of ``file`` and its alternatives that exists below ``folder``, with its path; None if none does."""
     for choice in (file, *file.alternatives):
         if _is_pattern(choice):
             # The first by name: the order of a folder differs between machines.
@@ -402,7 +390,7 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
 
 
 def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
-    """The files that a pattern means, in the order of their paths; any other file alone."""
+    """The files that match a pattern, in the order of their paths; a file without a pattern by itself."""
     if not _is_pattern(file):
         return (file,)
     folder = resolve_data_dir(data_dir)
@@ -435,7 +423,7 @@ def how_to_get(file: SourceFile, folder: Path) -> str:
 
 
 def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
-    """As :func:`locate`, where the checksum of the published bytes is right; a gzipped copy's are unpacked."""
+    """:func:`locate` with the checksum of the published bytes verified; those of a gzipped copy are unpacked first."""
     choice, path = locate(file, data_dir)
     if choice.sha256 is not None:
         try:
@@ -454,17 +442,20 @@ def read_bytes(file: SourceFile, data_dir: Path | None) -> bytes:
 
 
 def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes]:
-    """Which of ``file`` and its alternatives is there, and its published bytes, checksum verified."""
+    """The first of ``file`` and its alternatives that exists, and its published bytes, checksum verified."""
     choice, path = locate(file, data_dir)
     content = path.read_bytes()
     if path.name != Path(choice.path).name:
-        content = _unzip(content, path)
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
     check_sha256(hashlib.sha256(content).hexdigest(), choice, path)
     return choice, content
 
 
 def check_archive(file: SourceFile, path: Path) -> str:
-    """The sha256 of the archive at ``path``, found right; for archives that are read in pieces."""
+    """Verify and return the sha256 of the archive at ``path``, for archives that are read in pieces."""
     found = sha256_of(path)
     check_sha256(found, file, path)
     return found
@@ -479,21 +470,11 @@ def sha256_of(path: Path) -> str:
 def check_sha256(found: str, file: SourceFile, path: Path) -> None:
     """:class:`DataError` unless ``found`` is the pinned checksum; a file without one passes."""
     if file.sha256 is not None and found != file.sha256:
+        folder = path.parents[len(PurePosixPath(file.path).parts) - 1]
         raise DataError(
             f"{path}: damaged or other file: expected sha256 {file.sha256}, found {found}. "
-            f"Delete it and put the published one there. {how_to_get(file, _data_dir_of(path, file))}"
+            f"Delete it and put the published one there. {how_to_get(file, folder)}"
         )
-
-
-def _data_dir_of(path: Path, file: SourceFile) -> Path:
-    return path.parents[len(PurePosixPath(file.path).parts) - 1]
-
-
-def _unzip(content: bytes, path: Path) -> bytes:
-    try:
-        return gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
 
 
 # A control character, so that fields of text do not run into each other.
@@ -537,7 +518,7 @@ def keyed_uniform(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArr
 
 
 SEPARATORS = ",;|"
-"""A name with one of these characters is taken for several persons."""
+"""A name with one of these characters is read as several persons."""
 
 MOST_RECORDS = 2**17
 """Of one person: squares of sums of votes are then whole numbers that 64 bits hold."""
@@ -602,7 +583,7 @@ class SplitSizes:
     num_test: int | None
 
 
-def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
+def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
     """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met."""
     ids = records.records.record_id
     wanted_of = {"public": sizes.num_public, "validation": sizes.num_validation, "test": sizes.num_test}
@@ -624,18 +605,17 @@ def divide(records: Records, sizes: SplitSizes, *, seed: int) -> dict[str, Split
         indices[name] = np.flatnonzero(chosen)
         free &= ~chosen
     indices["private"] = np.flatnonzero(free & np.isin(origins, [place_of[origin] for origin in PERMITTED["private"]]))
-    return {name: _taken(records, torch.from_numpy(index)) for name, index in indices.items()}
+    splits, mapped = {}, records.pixels or records.mapped
+    for name, rows in indices.items():
+        index = torch.from_numpy(rows)
+        # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
+        taken = records.records.take(index) if mapped is None else records.records.take_with(mapped.rows(index), index)
+        splits[name] = taken
+    return splits
 
 
-def _taken(records: Records, index: torch.Tensor) -> Split:
-    mapped = records.pixels or records.mapped
-    if mapped is None:
-        return records.records.take(index)
-    return records.records.take_with(mapped.rows(index), index)
-
-
-def with_persons(records: Records) -> Records:
-    """The same records, all of a person's protected together. :class:`DataError` for one without a person."""
+def with_persons(records: LoadedRecords) -> LoadedRecords:
+    """The records with all those of a person protected together. :class:`DataError` for one without a person."""
     if records.person_ids is None:
         return records
     if missing := as_names(records.person_ids).num_empty:
@@ -659,24 +639,24 @@ def check_persons(splits: Mapping[str, Split]) -> None:
 
 
 def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
-    """The same records by a keyed hash of their unit, those of one unit as a permutation from ``secret`` has them, and
-    under names that are hashes of their own, keyed by ``secret``.
+    """The same records in an order, and under names, that reveal nothing of the file's order.
 
-    For methods that protect the attribute alone: files are often sorted by it, so neither the place of a record nor
-    which of several equal ones has which name may follow the file. Nor may a name be read: it may count the rows of
-    such a file, or tell a date on which one group was recorded.
+    They are sorted by a keyed hash of their unit; those of one unit are permuted by ``secret``, and names are replaced
+    by hashes keyed by ``secret``. For methods that protect the attribute alone: files are often sorted by it, so
+    neither the place of a record nor the name of one of several equal records may follow the file. Nor may a name be
+    readable: it may count the rows of such a file, or contain the date on which one group was recorded.
     """
     hashes_N = keyed_hash(split.unit_id, seed=seed, purpose="order")
     drawn_N = np.random.default_rng(np.frombuffer(secret, dtype=np.uint8)).permutation(len(split))
-    # Stable: of one unit, the names in the order of the file beside the records in the order that was drawn.
+    # Stable: within a unit names keep the order of the file, while records take the order that was drawn.
     names = as_names(split.record_id).take(np.argsort(hashes_N, kind="stable"))
     hidden = (hashlib.blake2b(name.encode(), key=secret, digest_size=10).hexdigest() for name in names)
     records = split.take(torch.from_numpy(np.lexsort((drawn_N, hashes_N))))
     return replace(records, record_id=Names(f"record-{digits}" for digits in hidden), unit_id=records.unit_id)
 
 
-def default_size(split: str, entry: DatasetEntry, records: Records) -> int | None:
-    """What ``entry`` declares; else null (take what was set aside), or a quarter of the publisher's count to test."""
+def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int | None:
+    """The size that ``entry`` declares; else None (all that was set aside), or a quarter of the rows for the test."""
     declared: int | None = getattr(entry, f"num_{split}")
     origins = set(records.origins or ("any",))
     own = not SET_ASIDE[split].isdisjoint(origins) or PERMITTED[split].isdisjoint(origins)
@@ -684,10 +664,7 @@ def default_size(split: str, entry: DatasetEntry, records: Records) -> int | Non
 
 
 def _rank(units: Iterable[str], *, seed: int) -> npt.NDArray[np.int64]:
-    """Each record's place in the ranking of its unit; records of one unit share a place.
-
-    So would units of one hash: they go together, and no other record moves.
-    """
+    """Each record's rank by its unit's hash. Records of one unit, and units of equal hashes, share a rank."""
     place: npt.NDArray[np.int64] = np.unique(keyed_hash(units, seed=seed, purpose="split"), return_inverse=True)[1]
     return place
 

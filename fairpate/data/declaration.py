@@ -1,25 +1,15 @@
 """A user's records, declared in YAML, and the reader that turns the declared files into a data set.
 
-The parts of a declaration that are neither a feature nor a class: choices, rows, names, persons.
+A declaration says which files hold which part of a data set, what their columns mean, and what is known before a file
+is opened. Either `records` are divided by a keyed hash of their names, or each part has files of its own, or both: a
+part with files of its own takes no record from `records`. The YAML files in `codebooks/` are the project's own; a
+user's records are declared the same way. Every value is read as it is written (`no` and `007` are text), only the
+schema makes numbers of it, and nothing in it is evaluated. Record names may not depend on the sensitive attribute, so
+no declaration may name records, or group them into persons, by it.
 
-Which files hold which part of a data set.
-
-Either `records` are divided by a keyed hash of their names, or each part has files of its own; or both: what has files
-of its own is not taken from `records`.
-
-A data set as a declaration: its files, the meaning of its columns, and what is known before a file is opened.
-
-The YAML files in `codebooks/` are the project's own; a user's records are declared the same way. Every value is read as
-it is written (`no` and `007` are text), only the schema makes numbers of it, and nothing in it is evaluated. Record
-names may not depend on the sensitive attribute, so no declaration may name records, or group them into persons, by it.
-
-Rows of a declared table's files, batch by batch: read, trimmed, and without those that a rule leaves out.
-
-Records of a declared table, by one reader for all of them.
-
-It does what a declaration says and nothing else: read the files, trim, leave rows out, encode, name. Nothing is fitted.
-Rows are read batch by batch, and of a batch only features, codes and names stay. Every fault of every file is told at
-once.
+One reader serves all declared tables. It does what a declaration says and nothing else: read the files, trim, leave
+rows out, encode, name. Nothing is fitted. Rows are read batch by batch, and of a batch only features, codes and names
+are kept. Every fault of every file is reported at once.
 """
 
 from __future__ import annotations
@@ -41,16 +31,16 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fairpate.config import ConfigError, Count, CountOrZero, Section, nearest
 from fairpate.config_reader import parse_config, read_yaml
-from fairpate.data.columns import Feature, Group, Interval, Label, Mask, Texts, When, feature_codes, several
+from fairpate.data.columns import Feature, Group, Label, Mask, NumberRange, Texts, When, feature_codes, several
 from fairpate.data.dataset import (
     SEPARATORS,
     DataError,
     DatasetEntry,
     DataSettingsError,
+    LoadedRecords,
     Option,
     Origin,
     Part,
-    Records,
     Request,
     SourceFile,
     Split,
@@ -66,7 +56,7 @@ from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
 from fairpate.data.pictures import LEVEL, PicturesConfig, check_paths, folder_table, read_pictures
 from fairpate.data.tables import (
-    Faults,
+    TableFaults,
     cells,
     codes_of,
     encode,
@@ -85,9 +75,9 @@ from fairpate.types import IntArray
 class Choice(Section):
     """An option of a data set, which other parts of the declaration refer to with `when`."""
 
-    default: str = Field(description="Where nothing else is asked for.")
-    values: tuple[str, ...] = Field((), description="What it may be; empty: true or false.")
-    description: str = Field(description="What it decides, in a sentence.")
+    default: str = Field(description="Value that applies where a configuration gives none.")
+    values: tuple[str, ...] = Field((), description="Allowed values; empty: true or false.")
+    description: str = Field(description="Purpose of the option, in a sentence.")
 
     @model_validator(mode="after")
     def _default_is_allowed(self) -> Choice:
@@ -98,7 +88,7 @@ class Choice(Section):
 
     @property
     def option(self) -> Option:
-        """The option as every data set has them."""
+        """The option in the form that all data sets share."""
         if self.values:
             return Option(default=self.default, allowed=self.values, description=self.description)
         default = self.default == "true"
@@ -108,20 +98,20 @@ class Choice(Section):
 class Trim(Section):
     """Characters that are not part of a column's values: removed before anything else, but never a whole value."""
 
-    columns: Texts = Field(description="Their names in the file.")
+    columns: Texts = Field(description="Names of the columns in the file.")
     start: str = Field("", description="Characters removed from the start, such as 0.")
     end: str = Field("", description="Characters removed from the end.")
 
 
-class Rule(Interval):
-    """Which rows are kept: those whose value is in the range and none of `other_than`."""
+class Rule(NumberRange):
+    """Keep the rows with a value that is in the range and not in `other_than`."""
 
-    column: str = Field(description="Its name in the file.")
+    column: str = Field(description="Name of the column in the file.")
     other_than: Texts = Field((), description="Published values of rows that are left out.")
     unknown: Texts = Field(
-        (), description="With a range: what means a missing value, beside an empty cell; such rows are left out."
+        (), description="With a range: values that mean a missing one, like an empty cell; such rows are left out."
     )
-    note: str = Field("", description="Public remark behind the count of rows left out; empty: no remark.")
+    note: str = Field("", description="Public remark that follows the count of rows left out; empty: no remark.")
     when: When = Field({}, description="Options and the value at which the rule holds.")
 
     @model_validator(mode="after")
@@ -132,18 +122,18 @@ class Rule(Interval):
 
 
 class Identity(Section):
-    """What names a record: the publisher's own key, or a hash of its features and label, or of its published text.
+    """The name of a record: the publisher's own key, or a hash of its features and label, or of its published text.
 
-    Never the sensitive attribute. Names decide the part and the teacher of a record.
+    It never contains the sensitive attribute. Names decide the part and the teacher of a record.
     """
 
-    prefix: str = Field("", description="Begins every name; empty: the name of the data set.")
+    prefix: str = Field("", description="Start of every name; empty: the name of the data set.")
     key: Texts = Field((), description="Columns that name a record together; empty: its features and label do.")
     text: Texts = Field((), description="Columns whose text is hashed instead of features and label.")
     as_written: bool = Field(
         False,
-        description="Whether the text of all declared columns is hashed instead, without groups' and those computed "
-        "from them: `30` and `30.0` are then two records.",
+        description="Hash the text of all declared columns instead, without those of groups and those computed from "
+        "groups: `30` and `30.0` are then two records.",
     )
 
     @model_validator(mode="after")
@@ -155,13 +145,13 @@ class Identity(Section):
 
 
 class Person(Section):
-    """Who stands behind a record, where several records share a person: what is protected, and no split parts.
+    """The person of each record, where several records share one: all records of a person are protected together.
 
-    The name of a column alone stands for it.
+    No split parts them. A column's name alone is short for `{column: NAME}`.
     """
 
-    column: str = Field(description="Its name in the file; it may not tell the sensitive attribute.")
-    prefix: str = Field("person", description="Begins every name.")
+    column: str = Field(description="Name of the column in the file; it may not reveal the sensitive attribute.")
+    prefix: str = Field("person", description="Start of every name.")
     separators: str = Field(
         SEPARATORS,
         description="Characters between several persons in one cell: such a row is refused. Empty: a cell is one name.",
@@ -179,7 +169,6 @@ PARTS: tuple[Part, ...] = get_args(Part)
 
 
 def _as_files(value: Any) -> Any:
-    """A path stands for the file there."""
     several_files = several(value)
     if not isinstance(several_files, (list, tuple)):
         return several_files
@@ -190,13 +179,15 @@ Sources = Annotated[tuple[SourceFile, ...], BeforeValidator(_as_files)]
 
 
 class Files(Section):
-    """Each a path below the data folder, a pattern such as `visits-*.csv`, or a list of them."""
+    """The files of each part: a path below the data folder, a pattern such as `visits-*.csv`, or a list of them."""
 
-    records: Sources = Field((), description="Divided into the parts that have no files of their own.")
-    private: Sources = Field((), description="Instead of `records`: what is protected.")
-    public: Sources = Field((), description="What is not protected; labels may be missing.")
-    validation: Sources = Field((), description="Set aside for choosing settings; empty with `private`: none.")
-    test: Sources = Field((), description="What the result is measured on; empty with `private`: it is not measured.")
+    records: Sources = Field((), description="Records that are divided into the parts without files of their own.")
+    private: Sources = Field((), description="Protected records, instead of `records`.")
+    public: Sources = Field((), description="Records that are not protected; labels may be missing.")
+    validation: Sources = Field((), description="Records for choosing settings; empty with `private`: none.")
+    test: Sources = Field(
+        (), description="Records on which the result is measured; empty with `private`: it is not measured."
+    )
     pooled: When = Field({}, description="Options and the value at which `test` is divided together with `records`.")
 
     @model_validator(mode="before")
@@ -232,7 +223,7 @@ class Files(Section):
         return tuple(file for files in self.parts.values() for file in files)
 
     def origin(self, part: Part, options: Mapping[str, Any]) -> Origin:
-        """Where the records of ``part`` may go."""
+        """The origin of the records of ``part``, which decides the splits they may enter."""
         if self.pooled and holds(self.pooled, options):
             return "any"
         if part == "records":
@@ -249,35 +240,42 @@ RESERVED = (SENSITIVE, SENSITIVE_AS_FEATURE, "features")
 class Declaration(Section):
     """A data set with labels and groups."""
 
-    name: str = Field(pattern="^[a-z][a-z0-9_]*$", description="In commands, configurations and the odometer.")
+    name: str = Field(
+        pattern="^[a-z][a-z0-9_]*$", description="Name of the data set in commands, configurations and the odometer."
+    )
     kind: Literal["table", "embeddings", "images"] = Field(
         "table",
-        description="What a record is: a row of a `table`, or of one with a vector, as `embeddings`; or a picture, as "
-        "`images`.",
+        description="Kind of the records: rows of a `table`, rows with a vector (`embeddings`), or pictures "
+        "(`images`).",
     )
-    task: str = Field("", description="What the label says, in a few words.")
-    publisher: str = Field("", description="Who publishes the records.")
+    task: str = Field("", description="Meaning of the label, in a few words.")
+    publisher: str = Field("", description="Publisher of the records.")
     address: str = Field("", description="The publisher's page.")
-    licence: str = Field("", description="Under which the records may be used.")
-    citation: str = Field("", description="What a study cites.")
+    licence: str = Field("", description="Licence under which the records may be used.")
+    citation: str = Field("", description="Reference that a study cites.")
     rows: Count | None = Field(
-        None, description="How many records there are about: a public number, never counted from private records."
+        None, description="Approximate number of records: a public number, never counted from private records."
     )
-    files: Files = Field(description="Where which part lies.")
+    files: Files = Field(description="Files of each part.")
     separator: str | None = Field(
-        None, min_length=1, max_length=1, description="Between two fields; empty: a tab in .tsv files, else a comma."
+        None,
+        min_length=1,
+        max_length=1,
+        description="Character between two fields; empty: a tab in .tsv files, else a comma.",
     )
     header: tuple[str, ...] = Field((), description="Names of all columns, for files without a header line.")
-    comment: str = Field("", description="What a first line begins with that is no record; empty: none does.")
+    comment: str = Field("", description="Start of a first line that is skipped, such as #; empty: none is skipped.")
     trim: tuple[Trim, ...] = Field((), description="Characters that are not part of values.")
     options: dict[str, Choice] = Field({}, description="Choices that `when` refers to.")
-    keep: tuple[Rule, ...] = Field((), description="Which rows are records: those that all rules keep.")
-    features: dict[str, Feature] = Field(description="What becomes a feature, by name, in this order; not of images.")
-    pictures: PicturesConfig | None = Field(None, description="Of images: where they lie, and what is seen of them.")
+    keep: tuple[Rule, ...] = Field((), description="Rules for rows: a row is a record if all rules keep it.")
+    features: dict[str, Feature] = Field(description="Features by name, in this order; none for images.")
+    pictures: PicturesConfig | None = Field(
+        None, description="For images: where they are, and which features a model sees."
+    )
     label: Label = Field(description="The class y.")
     groups: dict[str, Group] = Field(
-        description="The group z, by name; `group` where there is one. Of several the option `sensitive` takes one; by "
-        "default the first.",
+        description="The group z, by name; `group` if there is only one. Of several the option `sensitive` chooses "
+        "one, by default the first.",
     )
     intersections: dict[str, Texts] = Field(
         {},
@@ -286,22 +284,24 @@ class Declaration(Section):
     )
     computed_from_group: Texts = Field(
         (),
-        description="Further columns that the publisher computed from an attribute: they name no record, and are "
-        "features only with `sensitive_as_feature`.",
+        description="Further columns that the publisher computed from an attribute: they are not used for names of "
+        "records, and are features only with `sensitive_as_feature`.",
     )
-    identity: Identity = Field(Identity(), description="What names a record.")
-    person: Person | None = Field(None, description="Who stands behind a record; empty: each is a person's only one.")
+    identity: Identity = Field(Identity(), description="How records are named.")
+    person: Person | None = Field(
+        None, description="Column of the person of each record; empty: each record is a person's only one."
+    )
     num_public: Count | None = Field(
-        None, description="Default size of the public split; empty: what has files of its own, or 1000."
+        None, description="Default size of the public split; empty: all records of its own files, or 1000."
     )
     num_validation: CountOrZero | None = Field(
         None,
-        description="Default size of the validation split; empty: what has files of its own, none with "
+        description="Default size of the validation split; empty: all records of its own files, none with "
         "`private`, or 500.",
     )
     num_test: Count | None = Field(
         None,
-        description="Default size of the test split; empty: what has files of its own, or a quarter of `rows`.",
+        description="Default size of the test split; empty: all records of its own files, or a quarter of `rows`.",
     )
 
     @model_validator(mode="before")
@@ -313,7 +313,7 @@ class Declaration(Section):
         if isinstance(one := values.get("group"), dict):
             if "groups" in values:
                 raise ValueError("group: expected group or groups, got both")
-            # Without a column it is refused under its own name.
+            # Without a column the error names the group "group".
             values["groups"] = {str(one.get("column", "group")): values.pop("group")}
         elif isinstance(values.get("groups"), dict):
             values["groups"] = {
@@ -334,7 +334,7 @@ class Declaration(Section):
             self._header,
         )
         faults = [fault for check in checks for fault in check()]
-        if not faults:  # conditions name options
+        if not faults:  # only with valid options can their combinations be tried
             faults = list(self._choices_without_files())
         if faults:
             raise ValueError("\n".join(faults))
@@ -415,25 +415,25 @@ class Declaration(Section):
 
     @property
     def columns(self) -> tuple[tuple[str, Feature], ...]:
-        """Every column that may become features, and what it means."""
+        """Every column that may become features, with its declaration."""
         return tuple(
             (column, feature) for name, feature in self.features.items() for column in feature.columns or (name,)
         )
 
     def attribute(self, options: Mapping[str, Any]) -> str:
-        """What the chosen group is called."""
+        """The name of the chosen attribute, in words."""
         return " and ".join(self.groups[name].attribute or name for name in self._crossed(self.chosen(options)))
 
     @property
     def attributes(self) -> str:
-        """All of them, in words."""
+        """All attributes, in words."""
         choices = [{SENSITIVE: name} for name in (*self.groups, *self.intersections)]
         named = ((self.attribute(choice), len(self.group_names(choice))) for choice in choices)
         return " or ".join(name if count == 2 else f"{name} ({count})" for name, count in named)
 
     @property
     def all_options(self) -> dict[str, Option]:
-        """What is declared, the choice among several groups, and whether a model may see the attribute."""
+        """The declared options, the choice among several groups, and whether a model may see the attribute."""
         options = {name: choice.option for name, choice in self.options.items()}
         if len(self.groups) > 1:
             choices = (*self.groups, *self.intersections)
@@ -451,17 +451,17 @@ class Declaration(Section):
 
     @property
     def told_by_groups(self) -> tuple[str, ...]:
-        """Every column that may be the attribute, whichever is in force, or that was computed from one."""
+        """Every column that may be the attribute under some option, or that was computed from one."""
         groups = [group.column for group in self.groups.values()]
-        # A picture's path tells the folder in which its group lies.
+        # The path of a picture contains the folder that gives its group.
         paths = [self.pictures.column] if self.pictures and any(name.startswith(LEVEL) for name in groups) else []
         return tuple(dict.fromkeys((*groups, *self.computed_from_group, *paths)))
 
     def text_of_names(self, columns: Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Those of ``columns`` whose text names a record: of `identity.text` those of no group in force, or with
-        `as_written` all declared ones but groups'; none where features and label name it.
+        """The ``columns`` with text that names a record: none where features and label do.
 
-        What a column that nobody declared says is not known: it might tell the group, and so would the names.
+        Those of `identity.text` but for the groups in force, or with `as_written` all declared ones but those of
+        groups. Undeclared columns are left out: they might reveal the group, and so would the names.
         """
         in_force = {group.column for group in self.chosen_groups(options)}
         declared = set(self.used()) - set(self.told_by_groups) if self.identity.as_written else ()
@@ -469,13 +469,13 @@ class Declaration(Section):
         return tuple(column for column in named if column not in in_force)
 
     def features_of_names(self, options: Mapping[str, Any]) -> tuple[tuple[str, Feature], ...]:
-        """The columns whose features name a record: what a model sees with ``options``, but for all groups'."""
+        """The columns with features that name a record: those a model sees with ``options``, without all groups."""
         return tuple(
             (column, feature) for column, feature in self.visible(options) if column not in self.told_by_groups
         )
 
     def used(self, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Every column that has a meaning with ``options``; null: with some."""
+        """Every column that is used with ``options``, or with None under any option."""
         ruled = [(rule.column, rule.when) for rule in self.keep]
         ruled += [(column, feature.when) for column, feature in self.columns]
         conditional = [column for column, when in ruled if options is None or holds(when, options)]
@@ -492,7 +492,7 @@ class Declaration(Section):
         return self.intersections.get(choice, (choice,))
 
     def chosen_groups(self, options: Mapping[str, Any]) -> tuple[Group, ...]:
-        """The one that is in force, or those whose combinations are."""
+        """The group that is in force, or several where their combinations are."""
         return tuple(self.groups[name] for name in self._crossed(self.chosen(options)))
 
     def group_names(self, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -501,7 +501,7 @@ class Declaration(Section):
         return tuple(" & ".join(each) for each in itertools.product(*names))
 
     def visible(self, options: Mapping[str, Any]) -> tuple[tuple[str, Feature], ...]:
-        """The columns that become features; the attribute and what tells it only where they are asked for."""
+        """The columns that become features; the attribute and columns computed from it only if asked for."""
         attributes = (*(group.column for group in self.chosen_groups(options)), *self.computed_from_group)
         hidden = () if options.get(SENSITIVE_AS_FEATURE) else attributes
         return tuple(
@@ -525,7 +525,7 @@ def read_declaration(path: Path) -> Declaration:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """What a YAML file says, every value as text; :class:`DataSettingsError` for what is no YAML."""
+    """The values of a YAML file, all as text; :class:`DataSettingsError` for a file that is not YAML."""
     try:
         return read_yaml(path, as_text=True)
     except ConfigError as error:
@@ -533,17 +533,17 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def parse_declaration(values: dict[str, Any], where: str) -> Declaration:
-    """The declaration that ``values`` make; :class:`DataSettingsError` lists its faults, each after ``where``."""
+    """The declaration with these ``values``; :class:`DataSettingsError` lists its faults, each after ``where``."""
     try:
         return parse_config(values, Declaration)
     except ConfigError as error:
-        # `config` is the whole: the message names the field.
+        # `config` is the whole declaration: the rest of the message names the field.
         lines = (line.removeprefix("config: ") for line in str(error).splitlines())
         raise DataSettingsError("\n".join(f"{where}: {line}" for line in lines)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class FileRows:
     """Rows of one file that belong to ``part``, as text or typed numbers."""
 
     part: Part
@@ -555,7 +555,7 @@ class Rows:
         return text_of(self.table[column])
 
 
-def rows_of(table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]]) -> Iterator[Rows]:
+def rows_of(table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]]) -> Iterator[FileRows]:
     """The rows of every file, part by part, with the columns that names and features need."""
     if request.tables is not None:
         for part, given in request.tables.items():
@@ -567,7 +567,7 @@ def rows_of(table: Declaration, request: Request, parts: Mapping[Part, Sequence[
                 yield from _rows_of_file(table, part, each, request)
 
 
-def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Request) -> Iterator[Rows]:
+def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Request) -> Iterator[FileRows]:
     folder = resolve_data_dir(request.data_dir)
     if table.pictures and (folder / file.path).is_dir():
         yield _trimmed_rows(table, part, folder_table(folder / file.path, folder), file.path, request)
@@ -587,27 +587,27 @@ def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Req
         yield _trimmed_rows(table, part, rows, choice.path, request)
 
 
-def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, request: Request) -> Rows:
+def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, request: Request) -> FileRows:
     used, label = table.used(request.options), table.label.column
     is_unlabelled = part == "public" and label not in rows.column_names
     _require_once(rows, [column for column in used if not (is_unlabelled and column == label)], name)
     if is_unlabelled:
         rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
-    if not table.identity.as_written:  # with which columns of other options are in a name too
+    if not table.identity.as_written:  # otherwise columns of other options are part of a name too
         rows = rows.select(used)
     for trim in table.trim:
         for column in trim.columns:
             short = _trimmed(text_of(rows[column]), trim)
             rows = rows.set_column(rows.column_names.index(column), column, short)
-    return Rows(part=part, file=name, table=rows)
+    return FileRows(part=part, file=name, table=rows)
 
 
 def _require_once(rows: pa.Table, columns: Sequence[str], name: str) -> None:
-    """As :func:`require_columns`, and none twice with other values: which is meant could not be told."""
+    """:func:`require_columns`, and DataError for a column given twice with other values: either may be meant."""
     for column in columns:
         again = f"{column}.1"
         if {column, again} <= set(rows.column_names) and not rows[column].equals(rows[again]):
-            raise DataError(f"{name}: column {column}: stands there twice, with other values; rename one.")
+            raise DataError(f"{name}: column {column}: is given twice, with other values; rename one.")
     require_columns(rows, columns, name)
 
 
@@ -619,31 +619,27 @@ def _trimmed(text: pa.Array, trim: Trim) -> pa.Array:
     return text
 
 
-def kept_rows(rows: Rows, rules: list[Rule], left_out: npt.NDArray[np.int64], faults: Faults) -> Rows:
+def kept_rows(rows: FileRows, rules: list[Rule], left_out: npt.NDArray[np.int64], faults: TableFaults) -> FileRows:
     """The rows that all rules keep; ``left_out`` counts the others by the first rule that leaves them out."""
     if not rules:
         return rows
     keep = np.ones(len(rows.table), dtype=bool)
     for place, rule in enumerate(rules):
-        kept = _kept(rows, rule, faults)
+        found = cells(rows.table, rule.column, rows.file, faults)
+        other = pc.is_in(found.text, value_set=pa.array(rule.other_than, pa.string()))
+        kept: Mask = ~other.to_numpy(zero_copy_only=False)
+        if rule.has_range:  # a missing value is NaN, which is in no range
+            kept &= rule.holds(numbers(found, rule.unknown))
         left_out[place] += (keep & ~kept).sum()
         keep &= kept
     return replace(rows, table=keep_rows(rows.table, keep))
-
-
-def _kept(rows: Rows, rule: Rule, faults: Faults) -> Mask:
-    found = cells(rows.table, rule.column, rows.file, faults)
-    other = pc.is_in(found.text, value_set=pa.array(rule.other_than, pa.string()))
-    keep: Mask = ~other.to_numpy(zero_copy_only=False)
-    # A missing value is nan, which is in no range.
-    return keep & rule.holds(numbers(found, rule.unknown)) if rule.has_range else keep
 
 
 _ONE_PERSON = "name one person, such as the household that protects all of them"
 
 
 def entry_of(table: Declaration) -> DatasetEntry:
-    """The declared table as every data set is known."""
+    """The registry entry of the declared table."""
     shared = {each.name for each in fields(DatasetEntry)} & Declaration.model_fields.keys() - {"kind", "files"}
     facts = {name: getattr(table, name) for name in shared} | {"options": table.all_options}
     if table.person is not None:
@@ -665,7 +661,7 @@ def entry_of(table: Declaration) -> DatasetEntry:
 
 @dataclass(kw_only=True)
 class _Seen:
-    """What stays of the rows that were read, in their order."""
+    """What is kept of the rows that were read, in their order."""
 
     x: Gathered = field(default_factory=Gathered)
     y: Gathered = field(default_factory=Gathered)
@@ -677,11 +673,11 @@ class _Seen:
     header_of: dict[Part, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
 
 
-def read_records(table: Declaration, request: Request, faults: Faults | None = None) -> Records:
+def read_records(table: Declaration, request: Request, faults: TableFaults | None = None) -> LoadedRecords:
     """All records of the declared table, in the order of its files; ``request`` has every option of its entry.
 
     :class:`DataError` names file, column, values and number of rows of all that is missing, damaged or not declared.
-    ``faults`` also tell what was clipped or missing.
+    ``faults`` also count the values that were clipped or missing.
     """
     options = request.options
     groups, features = table.chosen_groups(options), table.visible(options)
@@ -689,10 +685,12 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         raise DataError(
             f"{table.name}: with these options no column is a feature; declare one, or change data.options."
         )
-    faults, seen = faults or Faults(), _Seen()
+    faults, seen = faults or TableFaults(), _Seen()
     rules = [rule for rule in table.keep if holds(rule.when, options)]
     left_out = np.zeros(len(rules), dtype=np.int64)
-    persons = _persons(table, request)
+    persons = None
+    if table.person and holds(table.person.when, options):
+        persons = _Persons(person=table.person, is_pooled=bool(table.files.pooled), are_protected=request.unit is None)
     for read in rows_of(table, request, table.files.parts):
         rows = kept_rows(read, rules, left_out, faults)
         faults.rows[rows.file] += len(rows.table)
@@ -708,12 +706,14 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
             persons.add(rows, names, faults)
     if persons:
         persons.require_whole(faults)
-    # All at once: who corrects files should not meet their faults one by one.
+    # All at once, so that a user corrects the files once.
     faults.require_none()
     record_ids, unit_ids = _names(table, seen)
+    per_part = [(table.files.origin(part, options), count) for part, count in seen.size_of.items()]
+    origins = tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
     pixels = read_pictures(seen.paths, resolve_data_dir(request.data_dir), table.pictures) if table.pictures else None
     x = pixels.x if pixels else seen.x.tensor()
-    return Records(
+    return LoadedRecords(
         kind="image" if pixels else "tabular",
         pixels=pixels,
         records=Split(x=x, y=seen.y.tensor(), z=seen.z.tensor(), record_id=record_ids, unit_id=unit_ids),
@@ -722,22 +722,15 @@ def read_records(table: Declaration, request: Request, faults: Faults | None = N
         sensitive_attribute=table.attribute(options),
         feature_names=seen.feature_names,
         feature_codes=feature_codes(features),
-        origins=_origins(table, seen, options),
+        origins=origins if any(origin != "any" for origin, _ in per_part) else None,
         person_ids=persons.names.names() if persons else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
         mapped=seen.x if seen.x.is_mapped else None,
     )
 
 
-def _persons(table: Declaration, request: Request) -> _Persons | None:
-    """Who the records' persons are, where the table names any under these options."""
-    if not table.person or not holds(table.person.when, request.options):
-        return None
-    return _Persons(person=table.person, is_pooled=bool(table.files.pooled), are_protected=request.unit is None)
-
-
-def _see_features(seen: _Seen, rows: Rows, table: Declaration, request: Request, faults: Faults) -> None:
-    """Keep what a model sees of ``rows``: their encoded features, or where their pictures lie."""
+def _see_features(seen: _Seen, rows: FileRows, table: Declaration, request: Request, faults: TableFaults) -> None:
+    """Keep what a model sees of ``rows``: their encoded features, or the paths of their pictures."""
     if not table.pictures:
         block, seen.feature_names = encode(rows.table, table.visible(request.options), rows.file, faults)
         seen.x.append(block)
@@ -747,7 +740,7 @@ def _see_features(seen: _Seen, rows: Rows, table: Declaration, request: Request,
     seen.paths += paths
 
 
-def _crossed_codes(groups: Sequence[Group], rows: Rows, faults: Faults) -> IntArray:
+def _crossed_codes(groups: Sequence[Group], rows: FileRows, faults: TableFaults) -> IntArray:
     """The group of each row: of several attributes their combination, the last one's code changing first."""
     codes_N = np.zeros(len(rows.table), dtype=np.int64)
     for group in groups:
@@ -757,26 +750,18 @@ def _crossed_codes(groups: Sequence[Group], rows: Rows, faults: Faults) -> IntAr
 
 
 def _count_public(table: Declaration, request: Request) -> int:
-    # Of public files alone: settings follow from this number, and a private one would tell.
+    # Public files alone: default settings depend on this number, which must not depend on private records.
     return sum(len(rows.table) for rows in rows_of(table, request, {"public": table.files.public}))
 
 
-def _origins(table: Declaration, seen: _Seen, options: Mapping[str, Any]) -> tuple[Origin, ...] | None:
-    """Where each record may go; null where every one may go anywhere."""
-    per_part = [(table.files.origin(part, options), count) for part, count in seen.size_of.items()]
-    if all(origin == "any" for origin, _ in per_part):
-        return None
-    return tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
-
-
 def _units(
-    table: Declaration, rows: Rows, codes_N: IntArray, seen: _Seen, persons: _Persons | None, request: Request
+    table: Declaration, rows: FileRows, codes_N: IntArray, seen: _Seen, persons: _Persons | None, request: Request
 ) -> pa.Array:
-    """What names each row, but for a counter.
+    """The name of each row, without the counter of equal rows.
 
-    Parts of their own have names of their own, and so have persons: no name, and no counter behind it, depends on what
-    others have. Without a key or text a name is a function of what a model sees and of the label: however a value is
-    written, rows of one meaning have one name.
+    Names differ between parts with files of their own, and between persons: no name, and no counter behind it, depends
+    on the rows of others. Without a key or text a name is a function of what a model sees and of the label: rows of one
+    meaning have one name, also where they write it in different ways.
     """
     identity, prefix, options = table.identity, table.identity.prefix or table.name, request.options
     if identity.key:
@@ -788,7 +773,7 @@ def _units(
         if header != columns:
             raise DataError(
                 f"{rows.file}: expected the columns of {first}, in their order; restore the publisher's files, or name "
-                "what tells records apart (identity)."
+                "records by columns that all files have (identity)."
             )
     if persons and persons.person.column not in columns:
         columns = (*columns, persons.person.column)
@@ -800,30 +785,30 @@ def _units(
     return content_units(prefix if pool == "records" else f"{prefix}-{pool}", texts).packed
 
 
-def _seen_values(table: Declaration, rows: Rows, request: Request) -> pa.Array:
-    """Of each row what a model sees, all groups' columns left out, as text: hexadecimal digits."""
+def _seen_values(table: Declaration, rows: FileRows, request: Request) -> pa.Array:
+    """What a model sees of each row, without the columns of groups, as text: hexadecimal digits."""
     if table.pictures:
-        # The picture itself: its path may lie in a folder of its group.
+        # The picture's content and not its path, which may name the folder of its group.
         return _contents(rows.text(table.pictures.column), resolve_data_dir(request.data_dir))
     features = table.features_of_names(request.options)
     if not features:
         return pa.array([""] * len(rows.table), pa.string())
-    # Its faults are told where the features themselves are made.
-    block, _ = encode(rows.table, features, rows.file, Faults())
+    # Its faults are reported where the features themselves are made.
+    block, _ = encode(rows.table, features, rows.file, TableFaults())
     block += 0.0  # no negative zero, which is equal to zero and has other digits
     return pa.array((row.tobytes().hex() for row in block), pa.string())
 
 
-def _require_no_list(rows: Rows, column: str) -> None:
+def _require_no_list(rows: FileRows, column: str) -> None:
     if is_vectors(rows.table[column].type):
         raise DataError(
-            f"{rows.file}: column {column}: a list names no record; declare what does "
+            f"{rows.file}: column {column}: a list cannot name a record; declare a column that does "
             "(identity: {key: id}), and name one person in each row."
         )
 
 
 def _contents(paths: pa.Array, folder: Path) -> pa.Array:
-    """A hash of each picture's file; empty where there is none, which is a fault of its own."""
+    """A hash of each picture's file; empty for a missing file, which is reported elsewhere."""
 
     def content(path: str) -> str:
         return hashlib.sha256((folder / path).read_bytes()).hexdigest() if (folder / path).is_file() else ""
@@ -847,35 +832,35 @@ def _names(table: Declaration, seen: _Seen) -> tuple[Names, Names]:
 
 @dataclass(kw_only=True)
 class _Persons:
-    """The person behind each row. Where persons are protected, a row without one is a fault, and one in two parts.
+    """The person of each row. Where persons are protected, a row without one is a fault, and so is one in two parts.
 
-    Else a row without a person is its own.
+    Otherwise a row without a person counts as a person of its own.
     """
 
     person: Person
     is_pooled: bool
     are_protected: bool
     names: GatheredNames = field(default_factory=GatheredNames)
-    # Of each batch its part, its file, and numbers that stand for its persons.
+    # Part and file of each batch, and numbers for its persons.
     _met: list[tuple[Part, str, IntArray]] = field(default_factory=list)
 
-    def add(self, rows: Rows, units: Names, faults: Faults) -> None:
-        """The persons of more rows, whose names are ``units``."""
+    def add(self, rows: FileRows, units: Names, faults: TableFaults) -> None:
+        """Add the persons of more rows, with the names ``units``."""
         _require_no_list(rows, self.person.column)
         persons = rows.text(self.person.column).cast(pa.large_string())
         lack = pc.equal(persons, "")
         if self.are_protected:
             self._require(faults, rows.file, "a person", "give each row its person", pc.sum(lack).as_py() or 0)
             self._require_one_person(faults, rows.file, persons)
-            # Numbers in the place of names: they are kept until the last file is read.
+            # Numbers instead of names, because they are kept until the last file is read.
             named = Names.of(persons.filter(pc.invert(lack)))
             self._met.append(("records" if self.is_pooled else rows.part, rows.file, named.codes()))
         prefix, dash = (pa.scalar(text, pa.large_string()) for text in (self.person.prefix, "-"))
         prefixed = pc.binary_join_element_wise(prefix, persons, dash)
         self.names.append(pc.if_else(lack, units.packed, prefixed))
 
-    def _require_one_person(self, faults: Faults, file: str, persons: pa.Array) -> None:
-        """A fault for the rows that name several persons: no split or sample could keep all rows of each together."""
+    def _require_one_person(self, faults: TableFaults, file: str, persons: pa.Array) -> None:
+        """Add a fault for rows that name several persons: no split or sample could keep all rows of each together."""
         several = pa.scalar(False)
         for separator in self.person.separators:
             several = pc.or_(several, pc.match_substring(persons, separator))
@@ -885,8 +870,8 @@ class _Persons:
             values = persons.filter(several).slice(0, 4).to_pylist()
             self._require(faults, file, expected, remedy, count, values=values)
 
-    def require_whole(self, faults: Faults) -> None:
-        """A fault for each file with persons of an earlier part."""
+    def require_whole(self, faults: TableFaults) -> None:
+        """Add a fault for each file with persons of an earlier part."""
         earlier: list[IntArray] = []
         for _, batches in itertools.groupby(self._met, key=lambda met: met[0]):
             of_part = list(batches)
@@ -903,7 +888,7 @@ class _Persons:
 
     def _require(
         self,
-        faults: Faults,
+        faults: TableFaults,
         file: str,
         expected: str,
         remedy: str,

@@ -1,49 +1,30 @@
-"""Fixed features that depend on public records alone: nearest neighbours, gradients, prototypes, and their files.
+"""Fixed features of records that depend on public records alone: components, neighbours, gradients, prototypes.
 
-A graph of public neighbours, and where other records lie in it.
-
-The pool's records are joined to those that are near in some components, and the leading eigenvectors of the graph
-that they make (Ng, Jordan and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class where
-distances alone cut through it. Pictures are near when one is near a slightly turned, slanted, stretched or moved copy
-of the other. Another record is the mean of its nearest public neighbours.
-
-Shapes: N records, M public ones, V copies of each, D components, E eigenvectors, K rows.
-
-A public embedding: what every method sees of a record, fitted to public records alone.
+Every method sees an embedded record in place of the original. The embedding is fitted to public records:
 
     tables      the columns, and for a column of many values whether it reaches each of some public quantiles
-    pictures    roots of oriented gradients (:mod:`.gradients`), perhaps averaged with the mirror image's, and the
-                picture shrunk to few pixels
+    pictures    roots of oriented gradients (:mod:`fairpate.oriented_gradients`), perhaps averaged with the mirror
+                image's, and the picture shrunk to few pixels
 
 then the pool's principal components. Each value is divided once by the root of its spread over the pool, a table's
 columns before they are rotated and a picture's components after, so that neither rare values nor large ones decide.
-Beside them, pictures have their place in the pool's graph of neighbours (:mod:`.neighbour_graph`).
+Pictures also get their position in the pool's graph of neighbours: the pool's records are joined to those that are near
+in some components, and the leading eigenvectors of this graph (Ng, Jordan and Weiss 2001; diffusion maps, Coifman and
+Lafon 2006) follow the shape of a class where distances alone cut through it. Two pictures are near when one is near a
+slightly turned, slanted, stretched or moved copy of the other. Another record is the mean of its nearest public
+neighbours.
 
-What a record becomes depends on that record and on public ones, bit for bit, so that it costs no privacy and moves no
-sensitivity. A product of matrices of floats does not have that property: how a row is rounded depends on its place
-among the others. So both factors are rounded to whole numbers, few enough digits that every sum of products is exact
-in whatever order it is taken. Shapes: N records, M public ones, F plain features, K thresholds, E components.
+The coordinates of a record depend on that record and on public ones, bit for bit, so that embedding costs no privacy
+and raises no sensitivity. A product of matrices of floats does not have that property: the rounding of a row depends on
+its position among the others. So both factors are rounded to whole numbers, with so few digits that every sum of
+products is exact in any order.
 
-A public embedding as a file: all that places a record, so that nobody who has it need make it from the pool again.
+A file holds all that places a record, computed from public records alone: computed again elsewhere an embedding may
+differ, because components of nearly equal spread, and a graph of few pictures, turn with the processor and the number
+of threads. :class:`Prototypes` are centres of public records, for votes by cell.
 
-Made again elsewhere it may come out otherwise: components of nearly equal spread, and a graph of few pictures, turn
-with the processor and the number of threads. Everything in the file is computed from public records.
-
-Pictures as a table: of oriented gradients (:mod:`fairpate.oriented_gradients`), or by a function of the user's.
-
-An option of data sets. A declaration may name a function, ``module:function``, of one picture (channels, height,
-width), bytes, to a vector of finite numbers. It is to be public, like bounds and categories. It sees one picture at a
-time, so that no record's features depend on another's, and runs only where files may name code
-(:mod:`fairpate.config`).
-
-Centres of public records: who votes in which cell.
-
-Two embeddings. ``components``: principal components of the pool (:mod:`fairpate.data.embedding`), of pictures those of
-their oriented gradients. ``graph``: eigenvectors of the pool's graph of neighbours in those components
-(:mod:`fairpate.data.embedding`).
-
-What a record's prototype is depends on that record and on public ones, never on another private record. Shapes: N
-records, M public ones, D components, E eigenvectors, K prototypes.
+Shapes: N records, M public ones, V copies of each, F plain features, K thresholds, rows or prototypes, D or E
+components, E eigenvectors.
 """
 
 from __future__ import annotations
@@ -63,7 +44,7 @@ import scipy
 from safetensors import SafetensorError, safe_open
 
 from fairpate.config import PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run, named_object
-from fairpate.data.dataset import BeforeEmbedding, DataError, Dataset, DataSettingsError, Option, Records
+from fairpate.data.dataset import BeforeEmbedding, DataError, Dataset, DataSettingsError, LoadedRecords, Option
 from fairpate.files import write_atomically
 from fairpate.later import functional, safetensors_torch, sklearn, torch
 from fairpate.oriented_gradients import NUM_CELLS as NUM_CELLS
@@ -91,7 +72,7 @@ _COPIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Nearness:
-    """How near rows are to public ``others``: e . c - |c|^2 / 2, largest where the distance is least, exactly.
+    """Nearness of rows to public ``others``: e . c - |c|^2 / 2, largest where the distance is least, exactly.
 
     Both are rounded to whole numbers, of at most 2^23 in every sum of their products: then a row's values depend on no
     other row (:mod:`fairpate.data.embedding`), and rows that are equally near stay so.
@@ -110,12 +91,12 @@ class Nearness:
         return cls(scale=scale, others_KD=whole_KD, half_squares_K=half_K.astype(np.float32))
 
     def __call__(self, rows_ND: Floats) -> Floats:
-        """Of rows (N, D) to every other: (N, K)."""
+        """Nearness of rows (N, D) to every public row: (N, K)."""
         products_NK: Floats = self.whole(rows_ND) @ self.others_KD.T
         return products_NK - self.half_squares_K
 
     def whole(self, rows_ND: Floats) -> Floats:
-        """Rows in whole numbers; one longer than all public ones is made as long."""
+        """Rows in whole numbers; a row longer than all public ones is shortened to their length."""
         scaled_ND = rows_ND.astype(np.float64) * self.scale
         lengths_N1 = np.linalg.norm(scaled_ND, axis=1, keepdims=True)
         whole_ND: Floats = np.rint(scaled_ND * np.minimum(1.0, _LARGEST_NORM / np.maximum(lengths_N1, 1e-30))).astype(
@@ -134,11 +115,12 @@ class Graph:
 
     @classmethod
     def of(cls, pool: Tensor, components: Embed, *, seed: int = 0) -> Graph:
-        """Of the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors."""
+        """The graph of the public ``pool`` (M, ...); ``seed`` starts the search for eigenvectors."""
         copies_VMD = [components(copy).numpy() for copy in _copies(pool)]
         radius = max(largest_norm(copy_MD) for copy_MD in copies_VMD)
         copies = [Nearness.to(copy_MD, radius=radius) for copy_MD in copies_VMD]
-        found = [nearest_copies(part, copies, _NEIGHBOURS + 1) for part in _parts(copies_VMD[0])]
+        blocks = (copies_VMD[0][start : start + _AT_ONCE] for start in range(0, len(pool), _AT_ONCE))
+        found = [nearest_copies(part, copies, _NEIGHBOURS + 1) for part in blocks]
         near_MK, squared_MK = (np.concatenate(side) for side in zip(*found, strict=True))
         # A record is nearest to itself, in one copy or another.
         others = near_MK != np.arange(len(pool))[:, None]
@@ -151,12 +133,12 @@ class Graph:
         adjacency = one_way.maximum(one_way.T)
         root_M = np.sqrt(np.asarray(adjacency.sum(axis=1)).ravel())
         scale = scipy.sparse.diags(1 / root_M)
-        # Left to itself the search starts at random, and the signs of eigenvectors with it.
+        # Without a given start the search is random, and the signs of eigenvectors with it.
         start = np.random.default_rng(seed).uniform(size=len(pool))
         values, vectors = scipy.sparse.linalg.eigsh(
             scale @ adjacency @ scale, k=min(_EIGENVECTORS, len(pool) - 1), which="LA", v0=start
         )
-        # So many steps of a random walk: what belongs to small eigenvalues fades.
+        # Steps of a random walk: the parts of small eigenvalues fade.
         diffused = vectors / root_M[:, None] * values**_DIFFUSION
         norms = np.linalg.norm(diffused, axis=1, keepdims=True)
         coordinates_ME = (diffused / np.maximum(norms, 1e-12)).astype(np.float32)
@@ -186,7 +168,7 @@ class Graph:
 
 
 def largest_norm(rows_ND: Floats) -> float:
-    """Of public rows."""
+    """The largest Euclidean norm of public rows."""
     return float(np.linalg.norm(rows_ND, axis=1).max())
 
 
@@ -201,7 +183,7 @@ def nearest_copies(embedded_ND: Floats, copies: list[Nearness], count: int) -> t
 
 
 def _copies(pool: Tensor) -> Iterator[Tensor]:
-    """The pool, and for pictures the pool as every other of ``_COPIES`` shows it."""
+    """The pool, and for pictures its turned, slanted, stretched and moved copies (``_COPIES``)."""
     if pool.ndim != 4:
         yield pool
         return
@@ -217,10 +199,6 @@ def _copies(pool: Tensor) -> Iterator[Tensor]:
         yield torch.cat(shown)
 
 
-def _parts(rows: Floats) -> Iterator[Floats]:
-    return (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE))
-
-
 _EMBEDDED_AT_ONCE = 256
 _EXAMPLES = 256
 _LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding
@@ -234,7 +212,7 @@ _NORM = 4.0  # which usual learning rates suit
 class Components:
     """Principal components. ``thresholds_K`` belong to the columns ``column_K`` of a table; pictures have none.
 
-    ``whole_FE`` are components in whole numbers, and ``unit_E`` what one of them stands for.
+    ``whole_FE`` are components in whole numbers of the units ``unit_E``.
     """
 
     config: EmbeddingConfig
@@ -247,10 +225,10 @@ class Components:
 
     @classmethod
     def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True) -> Components:
-        """Of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
+        """The components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
 
         ``evened``: components of pictures are divided by the roots of their spreads. DataError for fewer than two
-        records, and for numbers that are none.
+        records, and for numbers that are not finite.
         """
         if len(pool) < 2 or not pool.isfinite().all():
             raise DataError(
@@ -265,12 +243,12 @@ class Components:
         )
         mean_F, spread_F = plain_MF.mean(dim=0), plain_MF.std(dim=0, correction=0)
         root_F = torch.where(spread_F > 0, spread_F, 1.0).sqrt() if is_table else torch.ones_like(spread_F)
-        # Solved by the covariance, whose answer depends on no random start.
+        # Solved by the covariance, which needs no random start.
         pca = sklearn.decomposition.PCA(min(config.num_components, *plain_MF.shape), svd_solver="covariance_eigh")
         pca.fit(((plain_MF - mean_F) / root_F).numpy())
         spread_E = torch.from_numpy(pca.explained_variance_).double().sqrt()
         kept_E = spread_E > _LEAST_SPREAD * spread_E.max()
-        # Factors of 21 and of so many binary digits: their product, summed over all columns, fits into a float64.
+        # Factors of 21 and of `digits` binary digits: their product, summed over all columns, fits into a float64.
         digits = min(20, _EXACT_DIGITS - 21 - plain_MF.shape[1].bit_length())
         unit = 2.0 ** -(digits + _PLAIN_DIGITS)
         scale_E = 1.0 if is_table or not evened else spread_E[kept_E].sqrt()
@@ -295,7 +273,7 @@ class Components:
     def at_once(self, x: Tensor) -> Tensor:
         """The same of few records, without a loop: one graph of tensor operations."""
         plain = (_plain(x, self.config, self.column_K, self.thresholds_K) - self.mean_F) / self.root_F
-        # A private record may hold what no public one does: without a bound its sums would not be exact.
+        # A private record may hold larger values than all public ones: without a bound its sums would not be exact.
         bounded = plain.nan_to_num(0.0).clamp(-_LARGEST_PLAIN, _LARGEST_PLAIN).double()
         whole = (bounded * 2.0**_PLAIN_DIGITS).round() @ self.whole_FE
         return (whole * self.unit_E).float()
@@ -305,7 +283,7 @@ class Components:
 class Embedding:
     """Components, and perhaps a ``graph``, in shares of a norm that most records have about.
 
-    ``radius``: the median norm of the pool's components; ``record_shape``: of one record that it takes.
+    ``radius``: the median norm of the pool's components; ``record_shape``: the shape of one record.
     """
 
     config: EmbeddingConfig
@@ -316,7 +294,7 @@ class Embedding:
 
     @classmethod
     def of(cls, pool: Tensor, config: EmbeddingConfig) -> Embedding:
-        """Of the public ``pool`` (M, ...)."""
+        """The embedding of the public ``pool`` (M, ...)."""
         components, graph = Components.of(pool, config), None
         if pool.ndim == 4 and config.graph_share:
             edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS, pixels=None)
@@ -347,7 +325,7 @@ class Embedding:
 
 
 def embedded(dataset: Dataset, config: EmbeddingConfig | None) -> Dataset:
-    """The data set as a table of coordinates, in every split; None leaves it as it is."""
+    """The data set as a table of coordinates, in every split; unchanged where ``config`` is None."""
     return dataset if config is None else placed(dataset, Embedding.of(dataset.public.x, config))
 
 
@@ -362,7 +340,7 @@ def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
 
 
 def _plain(x: Tensor, config: EmbeddingConfig, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
-    """What is rotated: (N, F)."""
+    """The features (N, F) before they are rotated to components."""
     if x.ndim == 2:
         return torch.cat([x.float(), (x[:, column_K] >= thresholds_K).float()], dim=1)
     pictures = [x, x.flip(-1)] if config.mirrored else [x]
@@ -374,7 +352,7 @@ def _plain(x: Tensor, config: EmbeddingConfig, column_K: Tensor, thresholds_K: T
 
 
 def _thresholds(pool: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Columns and quantiles of columns of more than ``steps`` values; where one value fills half, of the others."""
+    """Columns of more than ``steps`` values and their quantiles; a value of half the records or more is left out."""
     columns, thresholds = [], []
     for column, values in enumerate(pool.unbind(dim=1)):
         different, counts = values.unique(return_counts=True)
@@ -395,7 +373,7 @@ _COMPONENTS = ("column_K", "thresholds_K", "mean_F", "root_F", "whole_FE", "unit
 
 
 class EmbeddingFileError(UserError):
-    """A file that is no embedding."""
+    """A file does not hold a whole embedding."""
 
 
 def save_embedding(embedding: Embedding, path: Path) -> None:
@@ -422,12 +400,12 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
         path,
         lambda temporary: temporary.write_bytes(safetensors_torch.save(content, {"embedding": json.dumps(values)})),
     )
-    # Nothing in it is private: whoever may use the model may read it.
+    # Nothing in the file is private: all users of the model need to read it.
     path.chmod(0o644)
 
 
 def read_embedding(path: Path) -> Embedding:
-    """What :func:`save_embedding` wrote, to the last digit. EmbeddingFileError if missing, damaged or another thing."""
+    """The embedding that :func:`save_embedding` wrote, to the last digit. EmbeddingFileError for any other file."""
     try:
         with safe_open(path, framework="pt") as file:
             values = json.loads((file.metadata() or {})["embedding"])
@@ -486,8 +464,13 @@ FEATURES = Option(
 )
 
 
-def with_features(records: Records, features: str) -> Records:
-    """Pictures as they are (``pixels``), or as a table: of ``oriented_gradients``, or by ``module:function``."""
+def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
+    """Pictures as they are (``pixels``), or as a table: of ``oriented_gradients``, or by ``module:function``.
+
+    A declaration may name a function of one picture (channels, height, width), bytes, to a vector of finite numbers. It
+    must be public, like bounds and categories. It gets one picture at a time, so that no record's features depend on
+    another's, and runs only where files may name code (:mod:`fairpate.config`).
+    """
     if features == "pixels":
         return records
     if PLACE.fullmatch(features):
@@ -499,14 +482,14 @@ def with_features(records: Records, features: str) -> Records:
 
 
 def _by_function(pictures: Tensor, place: str) -> Tensor:
-    """(N, F), ``float32``. DataSettingsError where the code may not run; DataError for what it raises or gives."""
+    """Features (N, F) by the user's function; DataSettingsError where code may not run, DataError where it fails."""
     if not may_run(place):
         raise DataSettingsError(f"pictures.features: {place} is code that would run with your rights; {REMEDY}.")
     try:
         function = named_object(place)
-        # One at a time and a copy, so that no picture meets another and none can be changed in place.
+        # One at a time and as a copy, so that features cannot depend on other pictures nor change the pixels.
         rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # the user's module may raise anything
         raise DataError(f"pictures.features: {place} failed ({type(error).__name__}: {error}); correct it.") from error
     sizes = {tuple(row.shape) for row in rows}
     if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
@@ -531,7 +514,7 @@ _NEAREST_AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Prototypes:
-    """An embedding, its centres (K, D or E), and of every public record the coordinates and the prototype."""
+    """An embedding, its centres (K, D or E), and the coordinates and prototype of every public record."""
 
     embed: Embed
     centres: Floats
@@ -540,7 +523,7 @@ class Prototypes:
 
     @classmethod
     def of(cls, pool: Tensor, *, count: int, embedding: EmbeddingName, num_components: int, seed: int) -> Prototypes:
-        """Of the public ``pool`` (M, ...). ConfigError for more prototypes than different public records."""
+        """The prototypes of the public ``pool`` (M, ...). ConfigError for more than there are different records."""
         plain = EmbeddingConfig(num_components=num_components, steps=0, pixels=None)
         embed: Embed = Components.of(pool, plain, evened=False)
         embedded = embed(pool).numpy()

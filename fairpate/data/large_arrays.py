@@ -1,23 +1,18 @@
-"""Arrays larger than memory: mapped files, arrays that move to disk as they grow, and packed names of records.
+"""Arrays larger than memory: mapped files of pixels, arrays that move to disk as they grow, packed names of records.
 
-Pixels in Arrow files that processes map into memory instead of reading them.
+**Pixels** are in Arrow files that processes map into memory instead of reading them. A page of such a file comes from
+the disk when it is touched, is shared by every process of the machine, and goes again when memory runs short. All
+pixels of a file are one uncompressed run of bytes, so a tensor is a view of it and nothing is copied. The file carries
+the sha256 of its pixels, which is checked whenever it is opened. Files hold records: only their owner may read them.
 
-A page of such a file comes from the disk when it is touched, is shared by every process of the machine, and goes again
-when memory runs short. All pixels of a file are one uncompressed run of bytes, so a tensor is a view of it and nothing
-is copied. The file carries the sha256 of its pixels, which is checked whenever it is opened. Files hold records: they
-belong to their owner only.
+**Arrays** of few records stay in memory. Larger ones are written below FAIRPATE_CACHE to a file without a name, which
+disappears with its process, and mapped from there.
 
-Arrays of more records than memory should hold: in a file without a name, mapped.
+**Names** of many records are packed: a Python string takes 49 bytes and its text, and its place in a list eight. Packed
+names take eight and their text, and those of a large table are in a file without a name. They read as any sequence of
+strings.
 
-Few stay in memory. Beyond that they are written below FAIRPATE_CACHE to a file that has no name, so that it goes with
-the process that made it, and mapped from there: a page comes when it is touched, and goes when memory runs short.
 Shapes: N records, F features.
-
-Names of many records, packed: their text, and eight bytes for each, in memory or in a mapped file.
-
-A Python string takes 49 bytes besides its text, and its place in a list eight. Packed, names take eight besides theirs,
-and those of a large table lie in a file without a name (:mod:`fairpate.data.large_arrays`). They read as any sequence
-of strings. Shapes: N records.
 """
 
 from __future__ import annotations
@@ -64,21 +59,19 @@ class Pixels:
     file: Path | None = None
 
     def rows(self, index: Tensor) -> Tensor:
-        """The pictures at ``index``: a copy of few, and of many a view of a file of their own, beside this one."""
+        """The pictures at ``index``: few are copied; many get a file of their own next to this one, and are a view."""
         if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
             return self.x[index]
-        # The name of the file is a hash of all that its pixels follow from: with the rows it says what is there.
+        # The file's name is a hash of everything that decides its pixels: with the rows it identifies the new file.
         key = hashlib.sha256(self.file.name.encode() + index.numpy().tobytes()).hexdigest()[:32]
         shape = (len(index), *self.x.shape[1:])
-        kept = kept_pixels(self.file.with_name(f"rows-{key}.arrow"), shape, self._append_rows(index))
-        return self.x[index] if kept is None else kept
 
-    def _append_rows(self, index: Tensor) -> Callable[[Append], None]:
         def fill(append: Append) -> None:
             for rows in index.split(_ROWS_AT_ONCE):
                 append(self.x[rows].numpy())
 
-        return fill
+        kept = kept_pixels(self.file.with_name(f"rows-{key}.arrow"), shape, fill)
+        return self.x[index] if kept is None else kept
 
 
 def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> Tensor | None:
@@ -90,7 +83,7 @@ def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], Non
         try:
             return map_pixels(path, shape)
         except (OSError, ValueError, pa.ArrowException) as error:
-            LOGGER.warning("%s: damaged cache, made again (%s)", path, error)
+            LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_pixels(path, shape, fill)
@@ -101,9 +94,9 @@ def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], Non
 
 
 def write_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> None:
-    """Write the pictures that ``fill`` appends, however many, without holding them; whole at ``path`` or not there."""
+    """Write the pictures that ``fill`` appends without holding them in memory; ``path`` is complete or missing."""
     digest = hashlib.sha256()
-    # Without a header first: in the file, the checksum stands before the pixels that it is known after.
+    # First without a header: in the file the checksum precedes the pixels, but it is known only after them.
     with tempfile.TemporaryFile(dir=path.parent) as plain:
 
         def append(pixels: PixelArray) -> None:
@@ -116,8 +109,16 @@ def write_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], No
         if plain.tell() != math.prod(shape):
             raise ValueError(f"Expected {math.prod(shape)} bytes of pixels, got {plain.tell()}.")
         content = mmap.mmap(plain.fileno(), 0, prot=mmap.PROT_READ)
-        batch = _batch(np.frombuffer(content, dtype=np.uint8).reshape(shape), digest.hexdigest())
-        write_atomically(path, lambda temporary: _write_batch(temporary, batch))
+        column = pa.FixedShapeTensorArray.from_numpy_ndarray(np.frombuffer(content, dtype=np.uint8).reshape(shape))
+        schema = pa.schema([pa.field(_COLUMN, column.type)], metadata={_SHA256: digest.hexdigest().encode()})
+
+        def write(temporary: Path) -> None:
+            # The file is made private before any record is in it.
+            temporary.touch(mode=0o600)
+            with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+                writer.write_batch(pa.RecordBatch.from_arrays([column], schema=schema))
+
+        write_atomically(path, write)
 
 
 def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
@@ -139,21 +140,8 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=stored.nbytes, offset=start).reshape(shape))
 
 
-def _batch(pixels: PixelArray, sha256: str) -> pa.RecordBatch:
-    column = pa.FixedShapeTensorArray.from_numpy_ndarray(pixels)
-    schema = pa.schema([pa.field(_COLUMN, column.type)], metadata={_SHA256: sha256.encode()})
-    return pa.RecordBatch.from_arrays([column], schema=schema)
-
-
-def _write_batch(path: Path, batch: pa.RecordBatch) -> None:
-    # Rights before content.
-    path.touch(mode=0o600)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-
-
 def _sha256_of(stream: Any, start: int, size: int) -> str:
-    """Read, not mapped: pages that are only checked do not count as this process's memory."""
+    # Read, not mapped: pages that are only checked do not count as this process's memory.
     digest = hashlib.sha256()
     stream.seek(start)
     for position in range(0, size, _BYTES_HASHED_AT_ONCE):
@@ -175,11 +163,10 @@ class Gathered:
     _values: AnyArray | None = None
 
     def __del__(self) -> None:
-        if self._file is not None:  # what is mapped stays
+        if self._file is not None:  # the mapping outlives the file
             self._file.close()
 
     def append(self, block: AnyArray) -> None:
-        """More records."""
         self._blocks.append(block)
         self._bytes += block.nbytes
         if self._bytes > KEPT_BYTES:
@@ -187,7 +174,7 @@ class Gathered:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the records are in a file."""
+        """True if the records are in a file."""
         return self._file is not None
 
     def array(self) -> AnyArray:
@@ -204,11 +191,11 @@ class Gathered:
         return self._values
 
     def tensor(self) -> Tensor:
-        """The same as a tensor."""
+        """All records as a tensor, without a copy."""
         return torch.from_numpy(self.array())
 
     def rows(self, index: Tensor) -> Tensor:
-        """The records at ``index``: a view where they are a run, a copy of few, and else mapped from another file."""
+        """The records at ``index``: a view of a run, a copy of few, otherwise mapped from another file."""
         x = self.tensor()
         if (run := run_of(index.numpy())) is not None:
             return x[run]
@@ -231,12 +218,12 @@ class Gathered:
             raise UserError(
                 f"{CACHE_VARIABLE}: {cache_dir()} cannot take the records ({error.strerror}); name a folder with room."
             ) from error
-        # The last stays to tell the width.
+        # An empty block is kept: it holds type and width.
         self._blocks = [self._blocks[-1][:0]]
 
 
 def run_of(rows: npt.NDArray[np.int64]) -> slice | None:
-    """The slice that these rows are, one after the other; None where they are none, or no rows at all."""
+    """The slice of consecutive ascending rows; None for other rows and for no rows at all."""
     if not len(rows) or not bool((rows[1:] > rows[:-1]).all()) or rows[-1] - rows[0] + 1 != len(rows):
         return None
     return slice(int(rows[0]), int(rows[-1]) + 1)
@@ -300,11 +287,11 @@ class Names(Sequence[str]):
         return f"Names({len(self)}: {few})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As text: what is packed may lie in a file that no other process has.
+        # As text: packed names may be in a file that no other process has.
         return Names, (list(self),)
 
     def take(self, rows: IntArray) -> Names:
-        """The names at ``rows``, in that order: a view where they are a run."""
+        """The names at ``rows``, in that order: a view of consecutive rows."""
         if (run := run_of(rows)) is not None:
             return self[run]
         gathered = GatheredNames()
@@ -317,7 +304,7 @@ class Names(Sequence[str]):
         return np.fromiter(map(hash, self), np.int64, len(self))
 
     def repeated(self) -> IntArray:
-        """The rows of names that stand before in this order."""
+        """The rows with a name that an earlier row has."""
         ascending = np.sort(codes := self.codes())
         if not (ascending[1:] == ascending[:-1]).any():
             return np.zeros(0, dtype=np.int64)
@@ -325,7 +312,7 @@ class Names(Sequence[str]):
         alike = np.flatnonzero(np.diff(codes[order]) == 0)
         seen: set[str] = set()
         again = []
-        # Few share a code; their names decide.
+        # Equal codes may be a collision of hashes: the names decide.
         for row in np.unique(np.concatenate([order[alike], order[alike + 1]])).tolist():
             if self[row] in seen:
                 again.append(row)
@@ -333,23 +320,23 @@ class Names(Sequence[str]):
         return np.array(again, dtype=np.int64)
 
     def num_shared(self, others: Names) -> int:
-        """How many distinct names of these are among ``others``."""
+        """The number of distinct names that are also among ``others``."""
         shared = self.packed.filter(pc.is_in(self.packed, value_set=others.packed))
         return int(pc.count_distinct(shared).as_py())
 
     def numbered(self) -> IntArray:
-        """A number from 0 on for each name, by where it stands first."""
+        """A number from 0 on for each name, in the order of first appearance."""
         numbers: IntArray = self.packed.dictionary_encode().indices.to_numpy().astype(np.int64)
         return numbers
 
     @property
     def num_empty(self) -> int:
-        """How many names have no character."""
+        """The number of empty names."""
         return int(np.count_nonzero(pc.binary_length(self.packed).to_numpy(zero_copy_only=False) == 0))
 
     @property
     def num_distinct(self) -> int:
-        """How many names differ."""
+        """The number of distinct names."""
         return int(pc.count_distinct(self.packed).as_py())
 
 
@@ -362,11 +349,10 @@ class GatheredNames:
         self._ends.append(np.zeros(1, dtype=np.int64))
 
     def append(self, block: Iterable[str] | pa.Array) -> None:
-        """More names."""
         text = (block if isinstance(block, pa.Array) else pa.array(block, pa.large_string())).cast(pa.large_string())
         if not len(text):
             return
-        # A slice has the buffers of the whole: its own part is cut out of both.
+        # A slice shares the buffers of the whole array: its own part is cut out of both.
         _, ends, content = text.buffers()
         ends_N1 = np.frombuffer(ends, dtype=np.int64)[text.offset : text.offset + len(text) + 1]
         first, last = ends_N1[[0, -1]].tolist()
@@ -376,7 +362,6 @@ class GatheredNames:
         self._size += last - first
 
     def names(self) -> Names:
-        """All of them."""
         ends = self._ends.array()
         text = pa.LargeStringArray.from_buffers(len(ends) - 1, pa.py_buffer(ends), pa.py_buffer(self._text.array()))
         return Names.of(text)

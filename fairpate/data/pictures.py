@@ -1,15 +1,10 @@
-"""Reads and decodes pictures, from a data set's archive or from folders of the user's own.
+"""Read and decode pictures, from a publisher's archive or from the user's own files.
 
-Pictures from the publisher's archive or folder to pixels, decoded once.
-
-The centre square of each picture is resized to one size and kept as uint8. Decoded pixels are kept under
-FAIRPATE_CACHE (default ~/.cache/fairpate) in a file named by a hash of the archive, the names and the size, and mapped
-into memory from there; a damaged file is noticed by its checksum and made again. It holds records, so its folder is
-readable by its owner only.
-
-Pictures of a declared data set: a column of paths, or a folder of folders, which is read as a table of its pictures.
-
-Decoded and kept as those of publishers are (:mod:`fairpate.data.pictures`).
+The centre square of each picture is resized to one size and kept as uint8. Decoded pixels are kept under FAIRPATE_CACHE
+(default ~/.cache/fairpate) in a file named by a hash of the archive, the names and the size, and mapped into memory
+from there; a damaged file is noticed by its checksum and decoded again. It holds records, so its folder is readable by
+its owner only. Pictures of a declared data set are listed in a column of paths, or are a folder of folders, which is
+read as a table of its pictures.
 """
 
 from __future__ import annotations
@@ -30,11 +25,11 @@ from pydantic import BeforeValidator, Field
 from fairpate.config import PLACE, Section
 from fairpate.data.dataset import DataError, Option, SourceFile, check_archive, locate
 from fairpate.data.large_arrays import Append, PixelArray, Pixels, kept_pixels
-from fairpate.data.tables import Faults
+from fairpate.data.tables import TableFaults
 from fairpate.files import cache_dir
 from fairpate.later import torch
 
-CACHE_VERSION = 2  # to be raised where the same archive would give other pixels
+CACHE_VERSION = 2  # raise it with any change that decodes the same archive to other pixels
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
 IMAGE_SIZE = Option(default=64, allowed=(32, 48, 64, 96, 128, 224), description="Height and width in pixels.")
 Mode = Literal["RGB", "L"]
@@ -51,13 +46,13 @@ class Pictures:
 
 
 def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
-    """The pictures of the extracted folder where there is one, else of the ``archive``, checksum verified."""
+    """The pictures of the extracted folder if it exists, else of the ``archive``, checksum verified."""
     choice, path = locate(archive, data_dir)
     return _from_folder(path) if path.is_dir() else _from_zip(path, check_archive(choice, path))
 
 
 def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = "RGB") -> Pixels:
-    """(N, channels, size, size) pixels of ``names`` in that order, from the cache where it has them."""
+    """Pixels (N, channels, size, size) of ``names`` in that order, from the cache if it has them."""
     shape = (len(names), 3 if mode == "RGB" else 1, size, size)
     recipe = "\n".join((str(CACHE_VERSION), pictures.key, mode, str(size), *names))
     path = cache_dir() / f"pictures-{hashlib.sha256(recipe.encode()).hexdigest()[:32]}.arrow"
@@ -94,7 +89,7 @@ def _from_zip(path: Path, sha256: str) -> Pictures:
 
 
 def _from_folder(folder: Path) -> Pictures:
-    """Keyed by names, sizes and modification times: hashing every picture would cost as much as decoding it."""
+    # Keyed by names, sizes and modification times: hashing every picture would cost as much as decoding it.
     files = sorted(path for path in folder.rglob("*") if _is_picture(path.name))
     stats = "\n".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
 
@@ -107,12 +102,12 @@ def _from_folder(folder: Path) -> Pictures:
 
 
 def _is_picture(name: str) -> bool:
-    # macOS puts a file of attributes, ._NAME, beside each picture of an archive.
+    # macOS adds a file of attributes, ._NAME, for each picture of an archive.
     return name.lower().endswith(PICTURE_SUFFIXES) and not base_name(name).startswith("._")
 
 
 def _pixels(content: bytes, where: str, size: int, mode: Mode) -> PixelArray:
-    """(channels, size, size) of the centre square of one encoded picture."""
+    """Pixels (channels, size, size) of the centre square of one encoded picture."""
     try:
         with Image.open(io.BytesIO(content)) as picture:
             image = picture.convert(mode)
@@ -135,9 +130,9 @@ def _as_number(value: Any) -> Any:
 
 
 class PicturesConfig(Section):
-    """Where pictures lie, and what a model sees of them."""
+    """The pictures of a declared data set, and the features that a model sees."""
 
-    column: str = Field(PATH, description="Holds the path of each picture, below the data folder.")
+    column: str = Field(PATH, description="Column with the path of each picture, below the data folder.")
     size: int = Field(64, ge=8, le=512, description="Height and width in pixels: the centre square is resized.")
     channels: Annotated[Literal[1, 3], BeforeValidator(_as_number)] = Field(3, description="3: colour; 1: grey.")
     features: str = Field(
@@ -150,7 +145,7 @@ class PicturesConfig(Section):
 
 
 def folder_table(folder: Path, below: Path) -> pa.Table:
-    """A row per picture in ``folder``: `path` from ``below``, its `name`, and the folders between as `level_1`, ..."""
+    """A row per picture in ``folder``: `path` from ``below``, `name`, and the folders in between as `level_1`, ..."""
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PICTURE_SUFFIXES)
     levels = [path.relative_to(folder).parts[:-1] for path in files]
     if not files or len({len(each) for each in levels}) != 1:
@@ -164,16 +159,16 @@ def folder_table(folder: Path, below: Path) -> pa.Table:
     return pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()})
 
 
-def check_paths(paths: Sequence[str], folder: Path, file: str, column: str, faults: Faults) -> None:
-    """A fault for each path that is no file below ``folder``."""
-    # A table's paths lead to no file outside the data folder either.
+def check_paths(paths: Sequence[str], folder: Path, file: str, column: str, faults: TableFaults) -> None:
+    """Add a fault for each path that is not a file below ``folder``."""
+    # A table from a stranger must not read files outside the data folder.
     wrong = [path for path in paths if {"..", "/"} & set(PurePosixPath(path).parts) or not (folder / path).is_file()]
     remedy = "correct the path, which begins in the data folder, or put the picture there"
     faults.add(file, column, expected="a picture", remedy=remedy, rows=len(wrong), values=dict.fromkeys(wrong))
 
 
 def read_pictures(paths: Sequence[str], folder: Path, config: PicturesConfig) -> Pixels:
-    """(N, channels, size, size) pixels of the pictures at ``paths``."""
+    """Pixels (N, channels, size, size) of the pictures at ``paths``."""
     stats = ((path, (folder / path).stat()) for path in paths)
     told = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
 

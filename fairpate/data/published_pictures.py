@@ -1,18 +1,14 @@
 """Picture data sets in their publishers' own layouts, and the embedded digits in colour.
 
-Painting digits red or green, as in ColorMNIST (Arjovsky et al. 2019, arXiv:1907.02893, section 5).
-
-A noisy binary label and a colour that is correlated with it turn a digit data set into one with a demographic group.
-Both draws are keyed hashes of the record's name: the same record has the same colour whatever stands around it.
-
-Colour digits: scikit-learn's handwritten digits, drawn in red or green. Needs no file.
+**Colour digits**: scikit-learn's handwritten digits, drawn in red or green. Needs no file.
 
 The construction is ColorMNIST's (Arjovsky et al. 2019, arXiv:1907.02893, section 5) on 8 x 8 images: a binary label
 says whether the digit is 5 or more, flipped with probability 0.25; the colour is that label flipped with probability
 0.1. Green is then 0.7 likely for a high digit and 0.3 for a low one, so even a perfect classifier of the digit shows a
-demographic-parity gap of about 0.08. Every flip is a keyed hash of the record's name.
+demographic-parity gap of about 0.08. Every flip is a keyed hash of the record's name: a record has the same colour in
+any file.
 
-ColorMNIST as FairPATE's authors built it (arXiv:2302.09183; the construction is arXiv:1907.02893, section 5).
+**ColorMNIST** as FairPATE's authors built it (arXiv:2302.09183; the construction is arXiv:1907.02893, section 5).
 
 MNIST's training and test files are joined to 70,000 images. A binary label says whether the digit is 5 or more,
 flipped with probability 0.25; the colour is that label flipped with probability 0.2 (first 20,000 images), 0.1 (next
@@ -22,28 +18,28 @@ test come from the last 30,000, where colour and label are related the other way
 Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream. The 500 images
 between 39,500 and 40,000 are left out, as they are by the authors' teachers.
 
-UTKFace: gender or age, by race, gender or both, read from the file names `age_gender_race_date.jpg.chip.jpg`.
+**UTKFace**: gender or age, by race, gender or both, read from the file names `age_gender_race_date.jpg.chip.jpg`.
 
 Research use only: never redistribute a face, never show one. Names with a missing or impossible field are left out
 and counted in the notes. The publisher's labels are estimates of a model, checked by a person.
 
 Age has nine classes, as in Lowy et al. (DP-FERMI, section 4.2), who do not print their bounds: these are decades.
 
-A file name tells the race, so records are named and ordered without it: by age, gender and date, and pictures that have
-these in common by their content. Where the gender is in the group, names are without it too, so that the division is
-another one.
+A file name contains the race, so records are named and ordered without it: by age, gender and date, and pictures that
+have these in common by their content. Where the gender is in the group, names leave it out too, which gives another
+division.
 
-FairFace: gender by race (7), read from the publisher's two label files and its pictures.
+**FairFace**: gender by race (7), read from the publisher's two label files and its pictures.
 
 Rows whose picture is not in the archive are left out and counted in the notes, so a subset of the pictures works with
 the full label files. The publisher's validation part is the test split.
 
-CelebA: smiling by gender, read from the publisher's lists and aligned pictures.
+**CelebA**: smiling by gender, read from the publisher's lists and aligned pictures.
 
 `list_attr_celeba` and `list_eval_partition` may be the publisher's text files or the CSV form of them. The
 publisher's partition 2 is the test split; partitions 0 and 1 train.
 
-CheXpert: a finding in frontal chest radiographs, by race (white, black, Asian).
+**CheXpert**: a finding in frontal chest radiographs, by race (white, black, Asian).
 
 Reads `train.csv` and `valid.csv` of CheXpert-v1.0-small, its pictures, and the separate demographics table (saved as
 CSV). Patients of another or unknown race are left out and counted in the notes. A finding marked uncertain or left
@@ -71,8 +67,8 @@ from fairpate.data.dataset import (
     DataError,
     DatasetEntry,
     DataSettingsError,
+    LoadedRecords,
     Option,
-    Records,
     Request,
     SourceFile,
     Split,
@@ -133,14 +129,14 @@ COLOUR_FLIP = 0.1
 INK_LEVELS = 16
 
 
-def load_color_digits(request: Request) -> Records:
+def load_color_digits(request: Request) -> LoadedRecords:
     """All 1,797 digits as (2, 8, 8) images."""
     grey, digits = _published()
     ids = tuple(f"digit-{index:04d}" for index in range(len(digits)))
     binary = noisy_binary_label(digits, ids, seed=request.seed)
     colour = binary ^ colour_flips(ids, np.full(len(ids), COLOUR_FLIP), seed=request.seed)
     sensitive = request.options["sensitive"]
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])),
@@ -199,7 +195,7 @@ TEST_IMAGES = _file("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86
 TEST_LABELS = _file("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6")
 
 
-def load_color_mnist(request: Request) -> Records:
+def load_color_mnist(request: Request) -> LoadedRecords:
     """The 69,500 used images as (2, 28, 28), named by their place in the joined files."""
     grey = np.concatenate([read_images(file, request.data_dir) for file in (TRAIN_IMAGES, TEST_IMAGES)])
     digits = np.concatenate([read_labels(file, request.data_dir) for file in (TRAIN_LABELS, TEST_LABELS)])
@@ -209,7 +205,7 @@ def load_color_mnist(request: Request) -> Records:
     colour = binary ^ colour_flips(ids.tolist(), flip_probability, seed=request.seed)
     sensitive = request.options["sensitive"]
     used = np.r_[0:NUM_PRIVATE, len(ids) - NUM_HELD_OUT : len(ids)]
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])[used]),
@@ -289,7 +285,7 @@ UTKFACE_ARCHIVE = SourceFile(
 )
 
 
-def load_utkface(request: Request) -> Records:
+def load_utkface(request: Request) -> LoadedRecords:
     """All faces with well-formed names, as (3, size, size)."""
     label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
     _require_difference(label, sensitive)
@@ -304,7 +300,7 @@ def load_utkface(request: Request) -> Records:
     unit_ids = tuple(unit_of[name] for name in names)
     malformed = len(pictures.names) - len(names)
     pixels = decode(pictures, names, size=request.options["image_size"])
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=pixels.x,
@@ -325,7 +321,7 @@ def _require_difference(label: str, sensitive: str) -> None:
     """The class may not be the group, or a part of it."""
     if label in sensitive.split("_and_"):
         raise DataSettingsError(
-            f"data.options.sensitive: expected race with label: {label}, got {sensitive}, which tells the label; "
+            f"data.options.sensitive: expected race with label: {label}, got {sensitive}, which reveals the label; "
             "set data.options.label to age, or leave sensitive out."
         )
 
@@ -341,7 +337,7 @@ def _in_public_order(pictures: Pictures, unit_of: Mapping[str, str]) -> list[str
     """Names by unit, and within one by content; :class:`DataError` for a picture that is there twice."""
     sizes = Counter(unit_of.values())
     content_of = dict.fromkeys(unit_of, "")
-    # Only of pictures with a name in common: others need no content to be told apart, and reading all is slow.
+    # Only for pictures with a name in common: others are distinct by name, and reading all of them is slow.
     shared = [name for name in unit_of if sizes[unit_of[name]] > 1]
     pictures.read(shared, lambda name, content: content_of.update({name: hashlib.sha256(content).hexdigest()}))
     place_of = {name: (unit_of[name], content_of[name]) for name in unit_of}
@@ -393,7 +389,7 @@ FAIRFACE_GENDERS = ("Male", "Female")
 FAIRFACE_RACES = ("White", "Black", "Latino_Hispanic", "East Asian", "Southeast Asian", "Indian", "Middle Eastern")
 
 
-def load_fairface(request: Request) -> Records:
+def load_fairface(request: Request) -> LoadedRecords:
     """All labelled faces whose picture is present, as (3, size, size), named by their path."""
     pictures = open_pictures(FAIRFACE_ARCHIVE, request.data_dir)
     (train, num_train), (val, num_val) = (
@@ -404,7 +400,7 @@ def load_fairface(request: Request) -> Records:
     if not names:
         raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg.")
     pixels = decode(pictures, names, size=request.options["image_size"])
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=pixels.x,
@@ -471,7 +467,7 @@ TEST_PARTITION = "2"
 PARTITIONS = {"0": 0, "1": 1, "2": 2}
 
 
-def load_celeba(request: Request) -> Records:
+def load_celeba(request: Request) -> LoadedRecords:
     """All listed pictures as (3, size, size), named by file name."""
     attributes, partition = _attributes(request), _partition(request)
     names = column_of(attributes, "image_id", ATTRIBUTES.path).to_pylist()
@@ -483,7 +479,7 @@ def load_celeba(request: Request) -> Records:
             where = pictures.origin if name not in places else PARTITION.path
             raise DataError(f"{where}: {name} of the attribute list is missing; restore the publisher's files.")
     pixels = decode(pictures, [places[name] for name in names], size=request.options["image_size"])
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=pixels.x,
@@ -574,7 +570,7 @@ CHEXPERT_RACES = ("White", "Black", "Asian")
 PATIENT = re.compile(r"/(patient\d+)/")
 
 
-def load_chexpert(request: Request) -> Records:
+def load_chexpert(request: Request) -> LoadedRecords:
     """All frontal pictures of patients whose race is white, black or Asian, as (1, size, size), named by their path."""
     race_of = _races(request)
     table = pa.concat_tables([_frontal(file, request) for file in (TRAIN, VALID)])
@@ -586,7 +582,7 @@ def load_chexpert(request: Request) -> Records:
         raise DataError(f"{DEMOGRAPHICS.path}: no patient of {TRAIN.path} has a known race; check both files.")
     finding = request.options["finding"]
     pixels = _pixels(paths, request)
-    return Records(
+    return LoadedRecords(
         kind="image",
         records=Split(
             x=pixels.x,
@@ -615,7 +611,7 @@ def _races(request: Request) -> dict[str, int]:
     """Group code by patient, of the patients whose primary race begins with one of the three names."""
     spreadsheet = resolve_data_dir(request.data_dir) / DEMOGRAPHICS.path.replace(".csv", ".xlsx")
     if spreadsheet.is_file() and not spreadsheet.with_suffix(".csv").is_file():
-        raise DataError(f"{spreadsheet}: save this spreadsheet as CSV beside it; only the CSV form is read.")
+        raise DataError(f"{spreadsheet}: save this spreadsheet as CSV next to it; only the CSV form is read.")
     table = read_table(read_bytes(DEMOGRAPHICS, request.data_dir), DEMOGRAPHICS.path)
     patients, races = (
         column_of(table, column, DEMOGRAPHICS.path).to_pylist() for column in ("PATIENT", "PRIMARY_RACE")

@@ -1,41 +1,33 @@
-"""Which data sets there are: find, fetch, load and describe one, or take one from memory.
+"""Data sets by name: find, fetch, load, describe, check and draft them, or take one from memory.
 
-Every data set the project knows, by name: the loaders of pictures, and the tables that `codebooks/` declares.
+The project knows loaders of pictures, and the tables that the YAML files in `codebooks/` declare; a user's records are
+declared the same way. Loading reads a configuration, looks the data set up, reads its files, divides the records and
+checks the splits. Loaders scale by public constants and the division looks only at record names. Nothing is fitted to
+private records, and to public ones only where an embedding is asked for.
 
-From a configuration to a data set: look up, read, divide, check.
-
-The loaders scale by public constants and the division looks only at record names. Nothing is fitted to private records,
-and to public ones only where an embedding is asked for.
-
-What a data set holds, as plain records for a table, a report or JSON.
-
-Counts are exact and cover private records too: they are for those who may see the data, and never belong under
-`public/`.
-
-A declared data set from Python: its files, or tables that the caller holds, read by the same declaration.
-
-Files from their publishers, checked before they are kept.
-
-A download goes to a temporary name, its sha256 is compared with the pinned one, and only then it takes its place; a
-damaged or interrupted download leaves nothing behind. Data sets behind a registration are not downloaded: the error
-says what to do. Progress is a bar on a terminal and plain lines in a log.
+Descriptions and checks count exactly, and count private records too: they are for those who may see the data, and never
+belong under `public/`.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
 import shutil
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -47,8 +39,8 @@ from fairpate.data.dataset import (
     DatasetEntry,
     DataSettingsError,
     FeatureKind,
+    LoadedRecords,
     Part,
-    Records,
     Request,
     SourceFile,
     Split,
@@ -65,10 +57,18 @@ from fairpate.data.dataset import (
     sha256_of,
     with_persons,
 )
-from fairpate.data.declaration import PARTS, Declaration, entry_of, parse_declaration, read_declaration, read_values
+from fairpate.data.declaration import (
+    PARTS,
+    entry_of,
+    parse_declaration,
+    read_declaration,
+    read_records,
+    read_values,
+)
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import as_names
 from fairpate.data.published_pictures import CELEBA, CHEXPERT, COLOR_DIGITS, COLOR_MNIST, FAIRFACE, UTKFACE
+from fairpate.data.tables import COMMAS, DATES, TYPED_SUFFIXES, TableFaults, column_names, read_batches, text_of
 from fairpate.later import torch
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
@@ -76,9 +76,10 @@ _PICTURES = (COLOR_DIGITS, COLOR_MNIST, UTKFACE, FAIRFACE, CELEBA, CHEXPERT)
 
 
 class Registry(Mapping[str, DatasetEntry]):
-    """The loaders of pictures, and a table for each YAML file in ``folder``, read when it is first asked for.
+    """The loaders of pictures, and a table for each YAML file in ``folder``, read on first use.
 
-    A file is called as the data set that it declares; :class:`DataSettingsError` where it is not, or is wrong.
+    The name of a file is the name of the data set that it declares; :class:`DataSettingsError` for another name or a
+    wrong declaration.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -107,8 +108,7 @@ REGISTRY: Mapping[str, DatasetEntry] = Registry(CODEBOOKS)
 def option_showing_attribute(name: str, options: Mapping[str, Any], entry: DatasetEntry | None = None) -> str | None:
     """The option of data set ``name`` that makes the sensitive attribute a feature; None where none does.
 
-    ``entry`` is that of a declared table. What else may be wrong with the name or the options is not this function's to
-    say.
+    ``entry`` is that of a declared table. Other faults of the name or the options are left to the loader.
     """
     known = entry.options if entry is not None else REGISTRY[name].options if name in REGISTRY else {}
     for option, choice in known.items():
@@ -118,9 +118,9 @@ def option_showing_attribute(name: str, options: Mapping[str, Any], entry: Datas
 
 
 def entry_for(config: DataConfig) -> DatasetEntry:
-    """The entry that ``config`` means: of a known data set, or of the declaration that it names.
+    """The entry of the known data set, or of the declaration, that ``config`` names.
 
-    :class:`DataSettingsError` for an unknown name, a declaration that is wrong or not the one that was configured.
+    :class:`DataSettingsError` for an unknown name, and for a declaration that is wrong or was changed since.
     """
     if config.declaration is None:
         return find_entry(config.name)
@@ -141,15 +141,28 @@ def find_entry(name: str) -> DatasetEntry:
     return REGISTRY[name]
 
 
-def dataset_of(loaded: Records, config: DataConfig, entry: DatasetEntry) -> Dataset:
+def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -> Dataset:
     """The records of ``entry`` as ``config`` asks for them, in four splits; errors as :func:`load_data`."""
     options = entry.complete_options(config.options)
     records = with_features(loaded, options.get("features", "pixels"))
-    _check_names(records)
+    if len(records.records) == 0:
+        raise DataError("No record is left; check the data set's options and the publisher's file.")
+    names = as_names(records.records.record_id)
+    copies = names.repeated()
+    if len(copies):
+        name = Counter(names.take(copies)).most_common(1)[0][0]
+        raise DataError(
+            f"Expected a name for each record, got {len(copies):,} that are those of others, such as {name!r}; remove "
+            "the copies, also those in other files, or name records by more columns (identity.key)."
+        )
     records = with_persons(records) if config.unit is None else records
-    splits: dict[str, Any] = divide(records, _sizes(config, entry, records), seed=config.seed)
+    given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
+    sizes = {
+        f"num_{split}": default_size(split, entry, records) if size is None else size for split, size in given.items()
+    }
+    splits: dict[str, Any] = divide(records, SplitSizes(**sizes), seed=config.seed)
     check_persons(splits)
-    # Under some options alone, or always: then there are names.
+    # Persons may be named under some options only; where they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
     dataset = Dataset(
         name=entry.name,
@@ -168,7 +181,7 @@ def dataset_of(loaded: Records, config: DataConfig, entry: DatasetEntry) -> Data
 
 
 def pool_size(config: DataConfig) -> int:
-    """How many public records there will be about, without a look at private ones."""
+    """The approximate number of public records, found without reading private ones."""
     entry = entry_for(config)
     size = entry.num_public if config.num_public is None else config.num_public
     if size is None:
@@ -178,45 +191,21 @@ def pool_size(config: DataConfig) -> int:
 
 
 def request_of(config: DataConfig, entry: DatasetEntry) -> Request:
-    """What the loader of ``entry`` is asked for."""
+    """The request to the loader of ``entry``: folder, seed, and every option with its value."""
     options = entry.complete_options(config.options)
     return Request(data_dir=data_dir_of(config), seed=config.seed, options=options, unit=config.unit)
 
 
 def data_dir_of(config: DataConfig) -> Path | None:
-    """Where the files lie: as configured, or beside a declaration; None asks the environment."""
+    """The folder of the files: as configured, else that of the declaration; None asks the environment."""
     if config.data_dir is not None or config.declaration is None:
         return config.data_dir
     return config.declaration.path.parent
 
 
-def _sizes(config: DataConfig, entry: DatasetEntry, records: Records) -> SplitSizes:
-    """As configured, and what the data set says of the others."""
-    given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
-    return SplitSizes(
-        **{
-            f"num_{split}": default_size(split, entry, records) if size is None else size
-            for split, size in given.items()
-        }
-    )
-
-
-def _check_names(records: Records) -> None:
-    if len(records.records) == 0:
-        raise DataError("No record is left; check the data set's options and the publisher's file.")
-    names = as_names(records.records.record_id)
-    copies = names.repeated()
-    if len(copies):
-        name = Counter(names.take(copies)).most_common(1)[0][0]
-        raise DataError(
-            f"Expected a name for each record, got {len(copies):,} that are those of others, such as {name!r}; remove "
-            "the copies, also those in other files, or name records by more columns (identity.key)."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class DatasetListing:
-    """One line of the list of data sets; ``present`` says whether the needed files lie in the data folder."""
+    """One line of the list of data sets; ``present``: the needed files are in the data folder."""
 
     entry: DatasetEntry
     present: bool
@@ -249,7 +238,13 @@ class DatasetDescription:
 
 def list_datasets(data_dir: Path | None = None) -> tuple[DatasetListing, ...]:
     """Every data set the project reads; without a ``data_dir`` only embedded ones are present."""
-    return tuple(DatasetListing(entry=entry, present=_is_present(entry, data_dir)) for entry in REGISTRY.values())
+    return tuple(
+        DatasetListing(
+            entry=entry,
+            present=all(data_dir is not None and find(file, data_dir) is not None for file in entry.needed_files({})),
+        )
+        for entry in REGISTRY.values()
+    )
 
 
 def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
@@ -283,10 +278,6 @@ def _describe_split(name: str, split: Split, dataset: Dataset) -> SplitDescripti
         counts_GC=tuple(tuple(row) for row in counts),
         unlabelled_G=tuple(unlabelled),
     )
-
-
-def _is_present(entry: DatasetEntry, data_dir: Path | None) -> bool:
-    return all(data_dir is not None and find(file, data_dir) is not None for file in entry.needed_files({}))
 
 
 def load_data(
@@ -327,7 +318,17 @@ def load_data(
         return replace(dataset_of(entry.load(request_of(source, entry)), source, entry), source=source)
     parts: dict[Part, Any] = dict(zip(PARTS, (records, private, public, validation, test), strict=True))
     given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}
-    table = _declared(source, list(given))
+    if isinstance(source, Mapping):
+        values, where = _as_text(dict(source)), "declaration"
+    elif isinstance(source, (str, Path)):
+        values, where = read_values(Path(source)), str(source)
+    else:
+        raise DataSettingsError(
+            f"declaration: expected the path of a YAML file or a dictionary, got {type(source).__name__}."
+        )
+    if given:  # tables in memory replace the declared files
+        values["files"] = {part: part for part in given}
+    table = parse_declaration(values, where)
     entry = entry_of(table)
     config = parse_config({"name": table.name, "data_dir": data_dir} | settings, DataConfig)
     beside = None if isinstance(source, Mapping) else Path(source).expanduser().absolute().parent
@@ -358,23 +359,8 @@ def as_table(frame: Any, part: str) -> pa.Table:
         ) from error
 
 
-def _declared(declaration: str | Path | Mapping[str, Any], parts: list[Part]) -> Declaration:
-    """The declaration; of given tables, ``parts`` stand in the place of its files."""
-    if isinstance(declaration, Mapping):
-        values, where = _as_text(dict(declaration)), "declaration"
-    elif isinstance(declaration, (str, Path)):
-        values, where = read_values(Path(declaration)), str(declaration)
-    else:
-        raise DataSettingsError(
-            f"declaration: expected the path of a YAML file or a dictionary, got {type(declaration).__name__}."
-        )
-    if parts:
-        values["files"] = {part: part for part in parts}
-    return parse_declaration(values, where)
-
-
 def _as_text(value: Any) -> Any:
-    """What a YAML file would say: every value as text."""
+    """Every value as the text that a YAML file would hold."""
     if isinstance(value, Mapping):
         return {_as_text(name): _as_text(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -386,7 +372,7 @@ def _as_text(value: Any) -> Any:
 
 TIMEOUT_S = 60.0
 CHUNK_BYTES = 1 << 18
-# Else a server may compress on the way, httpx unpacks, and the bytes are not those of the checksum.
+# Otherwise a server may compress the transfer, httpx unpacks it, and the bytes no longer match the checksum.
 AS_PUBLISHED = {"accept-encoding": "identity"}
 LINES_PER_FILE = 10
 
@@ -396,8 +382,10 @@ def fetch(
 ) -> tuple[Path, ...]:
     """Download what data set ``name`` needs into ``data_dir`` and return the paths of its files.
 
-    A file that is there and undamaged is kept. :class:`DataError` names the address, the file and the folder to put
-    it into where it cannot be downloaded, arrives damaged, or needs a registration (said before anything starts).
+    A file that is there and undamaged is kept. A download goes to a temporary name, its sha256 is compared with the
+    pinned one, and only then it takes its place: a damaged or interrupted download leaves nothing behind.
+    :class:`DataError` names the address, the file and the folder to put it into where it cannot be downloaded, arrives
+    damaged, or needs a registration (reported before anything is downloaded).
     """
     console = console or Console(stderr=True)
     files = find_entry(name).needed_files(options or {})
@@ -467,7 +455,7 @@ def _stream(file: SourceFile, partial: Path, console: Console) -> None:
 
 
 def _extract(file: SourceFile, archive: Path) -> Path:
-    """The wanted member of a downloaded archive, beside it."""
+    """Extract the wanted member of a downloaded archive into the archive's folder."""
     assert file.member is not None
     member = archive.with_name("member")
     try:
@@ -480,7 +468,7 @@ def _extract(file: SourceFile, archive: Path) -> Path:
 
 @contextmanager
 def _progress(name: str, total: int | None, console: Console) -> Iterator[Callable[[int], None]]:
-    """A function that is told of every chunk's bytes, and shows them."""
+    """A function that shows progress when called with the bytes of a chunk: a bar on a terminal, lines in a log."""
     if console.is_terminal:
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         with Progress(*columns, console=console, transient=True) as progress:
@@ -499,3 +487,261 @@ def _progress(name: str, total: int | None, console: Console) -> Iterator[Callab
             console.print(f"{name}: {100 * done // (total or done)} % of {total} bytes", highlight=False)
 
     yield advance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Of the ``rows`` of a column of ``file``: the numbers clipped, missing, and without a declared category."""
+
+    file: str
+    column: str
+    rows: int
+    clipped: int = 0
+    missing: int = 0
+    other: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Result of reading a declaration's files: ``rows`` by file, the ``columns`` that were changed, and all faults."""
+
+    rows: dict[str, int]
+    columns: tuple[Counted, ...]
+    refused: tuple[str, ...]
+
+
+def check_declaration(config: DataConfig) -> Check:
+    """Read all files of the declaration that ``config`` names; :class:`DataSettingsError` where it is wrong itself."""
+    if config.declaration is None:
+        raise DataSettingsError(f"{config.name}: expected a declaration (.yaml) of your own to check.")
+    entry, faults = entry_for(config), TableFaults()
+    try:
+        records = read_records(read_declaration(config.declaration.path), request_of(config, entry), faults)
+        dataset_of(records, config, entry)
+        refused = []
+    except DataError as error:
+        refused = str(error).splitlines()
+    named = {(file, column): None for file, column, _ in faults.counts}
+    columns = tuple(
+        Counted(
+            file=file,
+            column=column,
+            rows=faults.rows[file],
+            **{what: faults.counts[file, column, what] for what in ("clipped", "missing", "other")},
+        )
+        for file, column in named
+    )
+    return Check(rows=dict(faults.rows), columns=columns, refused=tuple(refused))
+
+
+QUESTION = "# ?"
+_MOST_CATEGORIES, _MOST_CODES, _MOST_KEPT = 30, 10, 1000
+_SEPARATORS = (",", ";", "\t", "|")
+_LABELS = re.compile(r"^(label|target|class|outcome|y)$", re.IGNORECASE)
+_GROUPS = re.compile(
+    r"(^|[^a-z])(sex|gender|geschlecht|sexe|sexo|genero|género|race|ethnic\w*|religion|nationality)([^a-z]|$)",
+    re.IGNORECASE,
+)
+_PERSONS = re.compile(r"(patient|person|subject|client|customer|user|member|student)(?!s)", re.IGNORECASE)
+_MARKS = frozenset({"na", "n/a", "nan", "null", "none", "missing", "unknown", "?", "-", "."})
+_LIKE = {"date": re.compile(DATES), "comma": re.compile(COMMAS)}
+_PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """Facts about one column of the public records.
+
+    ``marks`` are the values that often mean a missing one: they do among numbers, but among words they are words.
+    """
+
+    rows: int = 0
+    missing: int = 0
+    values: dict[str, None] = field(default_factory=dict)
+    marks: dict[str, None] = field(default_factory=dict)
+    repeats: bool = False
+    low: float = math.inf
+    high: float = -math.inf
+    is_number: bool = True
+
+    def add(self, text: pa.Array) -> None:
+        present = text.filter(pc.not_equal(text, ""))
+        self.rows += len(text)
+        self.missing += len(text) - len(present)
+        distinct = pc.unique(present).to_pylist()
+        self.repeats |= len(distinct) < len(present) or any(value in self.values for value in distinct)
+        # Bounded: otherwise all values of a column of names would stay in memory.
+        self.values |= dict.fromkeys(distinct[: max(0, _MOST_KEPT - len(self.values))])
+        marks = [value for value in distinct if value.strip().lower() in _MARKS]
+        self.marks |= dict.fromkeys(marks)
+        others = pa.array([value for value in distinct if value not in marks], pa.string())
+        try:
+            numbers = np.array(pc.cast(others, pa.float64()).to_numpy(zero_copy_only=False))
+        except pa.ArrowInvalid:
+            self.is_number = False
+            return
+        if len(numbers):
+            self.low, self.high = min(self.low, float(numbers.min())), max(self.high, float(numbers.max()))
+
+    @property
+    def kind(self) -> str:
+        """The likely kind: `number`, `category`, `name`, `date`, `comma`, `text`, `constant` or `empty`."""
+        if not self.values:
+            return "empty"
+        if len(self.values) == 1:
+            return "constant"
+        plain = self.values.keys() - (self.marks.keys() if self.is_number else ())
+        is_whole = all(re.fullmatch(r"[-+]?\d+", value) for value in plain)
+        if not self.repeats and self.rows > _MOST_CODES and (is_whole or not self.is_number):
+            return "name"
+        if self.is_number and math.isfinite(self.low + self.high):
+            return "number" if len(plain) > (_MOST_CODES if is_whole else 2) else "category"
+        if len(self.values) <= _MOST_CATEGORIES:
+            return "category"
+        return next((kind for kind, like in _LIKE.items() if all(map(like.match, plain - self.marks.keys()))), "text")
+
+
+def draft_declaration(file: Path, public: Path, folder: Path) -> str:
+    """A draft of a declaration from public records: YAML with a comment on each line, questions after ``# ?``.
+
+    Of the private ``file`` nothing but the header is read. Bounds are those of the ``public`` file, rounded outwards,
+    and its categories are listed; both are questions, because private records may hold others. Columns that look like
+    names of records or free text are left out with a remark. Both files are below ``folder``. :class:`DataError` for a
+    file that cannot be read.
+    """
+    # The separator that splits the public header into most fields; none in a file with types.
+    separator = None
+    if public.suffix not in TYPED_SUFFIXES:
+        separator = max(_SEPARATORS, key=lambda each: len(column_names(public, public.name, separator=each)))
+    private_columns = column_names(file, file.name, separator=separator if file.suffix not in TYPED_SUFFIXES else None)
+    seen: dict[str, Seen] = {}
+    for batch in read_batches(public, public.name, separator=separator):
+        for column in batch.column_names:
+            seen.setdefault(column, Seen()).add(text_of(batch[column]))
+    columns = [column for column in private_columns if column in seen]
+    missing = [column for column in private_columns if column not in seen]
+    label, group, person = _roles(private_columns, seen, missing)
+    lines = [
+        f"# Drafted from {public.name}, and the header of {file.name}. Answer every line with `{QUESTION}`, then:",
+        "#   fairpate data check THIS_FILE",
+        f"name: {_name_of(file)}  # of the data set, in commands and in what is published",
+        "kind: table  # a record is a row",
+        f'task: ""  {QUESTION} what the label says, in a few words',
+        "files:",
+        f"  private: {_below(file, folder)}  # what is protected",
+        f"  public: {_below(public, folder)}  # what is not; it needs no label",
+        f"  # test: held_out.csv  {QUESTION} labelled records to measure on; without, no accuracy is claimed",
+    ]
+    if separator not in (None, ","):
+        lines.append(f"separator: {json.dumps(separator)}  # between two fields")
+    lines += [f"# rows: 10000  {QUESTION} about how many private records, if that is public; some methods need it"]
+    lines += _label_lines(label, seen.get(label or ""))
+    lines += _group_lines(group, seen.get(group or ""))
+    lines.append(
+        f"person: {_quoted(person)}  {QUESTION} all rows of one person have one value; the unit of splits"
+        if person
+        else f"# person: patient_id  {QUESTION} the column that is the same in all rows of one person, if there is one"
+    )
+    lines.append("features:  # public constants: from a codebook or a law, never from private records")
+    used = {label, group, person}
+    lines += [line for column in columns if column not in used for line in _feature_lines(column, seen[column])]
+    lines += [f"  # {column}: not in {public.name}, so it is no feature" for column in missing if column not in used]
+    lines += [
+        f"  # {column}: not in {file.name}, so it is no feature" for column in seen if column not in private_columns
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _roles(columns: Sequence[str], seen: dict[str, Seen], missing: Sequence[str]) -> tuple[str | None, ...]:
+    """The columns that may be the label, the group and the person."""
+    categories = [column for column in columns if column in seen and seen[column].kind == "category"]
+    label = next((column for column in columns if _LABELS.match(column)), None)
+    label = label or next(iter(missing), None) or next(iter(reversed(categories)), None)
+    group = next((column for column in categories if _GROUPS.search(column) and column != label), None)
+    person = next((column for column in columns if _PERSONS.search(column) and column not in (label, group)), None)
+    return label, group, person
+
+
+def _label_lines(label: str | None, seen: Seen | None) -> Iterator[str]:
+    if label is None:
+        yield f'label: {{column: label, classes: ["no", "yes"]}}  {QUESTION} which column, and its values'
+        return
+    known = list(seen.values) if seen is not None and 2 <= len(seen.values) <= _MOST_CATEGORIES else []
+    values = _listed(sorted(known) or ["no", "yes"])
+    why = (
+        "is this the label, and are these all its values?"
+        if known
+        else "the label? its values are not in the public file"
+    )
+    yield f"label: {{column: {_quoted(label)}, classes: {values}}}  {QUESTION} {why}"
+
+
+def _group_lines(group: str | None, seen: Seen | None) -> Iterator[str]:
+    if group is None or seen is None:
+        yield f"group: {{column: sex, values: [F, M]}}  {QUESTION} whose fairness counts: which column, and its values"
+        return
+    yield (
+        f"group: {{column: {_quoted(group)}, values: {_listed(sorted(seen.values))}}}  {QUESTION} is this the group "
+        "whose fairness counts, and are these all its values?"
+    )
+
+
+def _feature_lines(column: str, seen: Seen) -> Iterator[str]:
+    name = _quoted(column)
+    if seen.kind == "number":
+        low, high = outwards(seen.low, seen.high)
+        missing = f", missing: {_number((low + high) / 2)}" if seen.missing or seen.marks else ""
+        missing += f", unknown: {_listed(seen.marks)}" if seen.marks else ""
+        asks = "the least and the greatest that there can be?" + " and for a missing one?" * bool(missing)
+        yield f"  {name}: {{bounds: [{_number(low)}, {_number(high)}]{missing}}}  {QUESTION} {asks}"
+    elif seen.kind == "category":
+        missing = ", missing: unknown" if seen.missing else ""
+        numeric = " or a number, with bounds?" if seen.is_number else ""
+        asks = f"all values? others are an error, unless `other: true`.{numeric}"
+        yield f"  {name}: {{categories: {_listed(sorted(seen.values))}{missing}}}  {QUESTION} {asks}"
+    else:
+        remark = {
+            "name": "left out: another value in each row. If it names records: `identity: {key: COLUMN}`",
+            "date": "left out: dates. To use them, write what counts of them as a number, such as the year",
+            "comma": "left out: numbers with commas. To use them, write a decimal point, and nothing between thousands",
+            "text": f"left out: free text, or more than {_MOST_CATEGORIES} values",
+            "constant": "left out: one value in all public records",
+            "empty": "left out: empty in all public records",
+        }[seen.kind]
+        yield f"  # {column}: {remark.replace('COLUMN', _quoted(column))}"
+
+
+def outwards(low: float, high: float) -> tuple[float, float]:
+    """Bounds that contain ``low`` and ``high``, rounded outwards to the second digit of their distance."""
+    width = high - low or abs(high) or 1.0
+    step = 10.0 ** (math.floor(math.log10(width)) - 1)
+    return float(_number(math.floor(low / step) * step)), float(_number(math.ceil(high / step) * step))
+
+
+def _number(value: float) -> str:
+    return f"{value:.10g}"
+
+
+def _listed(values: Sequence[str] | dict[str, None]) -> str:
+    return f"[{', '.join(map(_quoted, values))}]"
+
+
+def _quoted(text: str | None) -> str:
+    """The text, quoted where YAML would read it as something else."""
+    assert text is not None
+    return text if _PLAIN.match(text) and text == text.strip() else json.dumps(text, ensure_ascii=False)
+
+
+def _name_of(file: Path) -> str:
+    name = re.sub(r"\W+", "_", file.name.partition(".")[0].lower()).strip("_")
+    return name if re.match("[a-z]", name) else f"data_{name}"
+
+
+def _below(path: Path, folder: Path) -> str:
+    try:
+        return _quoted(path.absolute().relative_to(folder.absolute()).as_posix())
+    except ValueError:
+        raise DataSettingsError(
+            f"{path}: expected a file below {folder.absolute()}, where the declaration will lie; give -o in a folder "
+            "above both files."
+        ) from None

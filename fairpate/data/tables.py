@@ -1,22 +1,17 @@
-"""Reads tables in any supported format, encodes them by their declaration, and says what is wrong with a row.
+"""Read tables in any supported format, encode them by their declaration, and report every fault of their rows.
 
-What of a file cannot be read as declared: counted by column while it is read, and told all at once.
+**Reading.** Nothing is guessed: every field of delimited text stays text, trimmed, until a declaration gives its
+meaning. Parquet and Arrow files have types; values that are not numbers there become the text that a delimited file
+would have. Ragged rows and unreadable bytes are refused. Only one batch is in memory at a time.
 
-The messages show a few of the values and are for those who may see the records; so are the counts of what was clipped,
-missing or of no declared category.
+**Encoding.** One-hot coding and scaling use nothing but a declaration, so no statistic of private records enters a
+feature, and a record's features do not depend on other records. A number beyond its bounds is clipped to them; a value
+without a declared meaning is a fault.
 
-Tables of publishers and users, by the batch: text trimmed, typed numbers as they are.
+**Faults** are counted by column while a file is read, and reported together. The messages show a few of the values and
+are for those who may see the records; so are the counts of values clipped, missing or of no declared category.
 
-Nothing is guessed: every field of delimited text stays text until a declaration says what it means. Parquet and Arrow
-files have types; what is no number there becomes the text that a delimited file would have. Ragged rows and unreadable
-bytes are refused. A batch is all that is in memory.
-
-From a publisher's columns to features and codes, by declared public constants only.
-
-One-hot and scaling use nothing but a declaration, so no statistic of private records enters a feature, and a record's
-features do not depend on the records beside it. A number beyond its bounds is clipped to them; a value without a
-declared meaning is a fault (:mod:`fairpate.data.tables`). A column is text, or numbers where its file has
-types. Shapes: N records, F features.
+Shapes: N records, F features.
 """
 
 from __future__ import annotations
@@ -53,7 +48,7 @@ _SHOWN, _LENGTH = 3, 40
 
 
 @dataclass(kw_only=True)
-class Fault:
+class ColumnFault:
     """One kind of fault in one column of a file."""
 
     met: str = "none"
@@ -61,10 +56,10 @@ class Fault:
     values: dict[str, None] = field(default_factory=dict)
 
     def add(self, rows: int, values: Iterable[str]) -> None:
-        """So many more rows, with these values among them."""
+        """Count ``rows`` more rows, with ``values`` among them."""
         self.rows += rows
         for value in values:
-            # One more than is shown, which tells that there are others.
+            # One more than is shown: its presence adds "..." to the message.
             if len(self.values) > _SHOWN:
                 return
             self.values.setdefault(value if len(value) <= _LENGTH else f"{value[:_LENGTH]}...")
@@ -76,13 +71,13 @@ class Fault:
 
 
 @dataclass(kw_only=True)
-class Faults:
-    """All faults of a data set, in the order in which they were met.
+class TableFaults:
+    """All faults of a data set, in the order in which they were found.
 
-    ``counts`` of rows by file, column and what a declaration made of them; ``rows`` by file.
+    ``counts``: rows by file, column, and `clipped`, `missing` or `other`. ``rows``: rows read by file.
     """
 
-    found: dict[tuple[str, str, str, str], Fault] = field(default_factory=dict)
+    found: dict[tuple[str, str, str, str], ColumnFault] = field(default_factory=dict)
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
 
@@ -97,20 +92,20 @@ class Faults:
         values: Iterable[str] = (),
         met: str = "none",
     ) -> None:
-        """``rows`` rows of ``column`` are not as ``expected``: ``values`` are among them, or without any, ``met``."""
+        """Add ``rows`` rows of ``column`` that are not as ``expected``; the message shows ``values``, else ``met``."""
         if rows:
-            self.found.setdefault((file, column, expected, remedy), Fault(met=met)).add(rows, values)
+            self.found.setdefault((file, column, expected, remedy), ColumnFault(met=met)).add(rows, values)
 
     @property
     def lines(self) -> list[str]:
-        """A line for each."""
+        """A line of text for each fault."""
         return [
             f"{file}: column {column}: expected {expected}, got {fault}; {remedy}."
             for (file, column, expected, remedy), fault in self.found.items()
         ]
 
     def require_none(self) -> None:
-        """:class:`DataError` with every fault."""
+        """:class:`DataError` with a line for every fault."""
         if self.found:
             raise DataError("\n".join(self.lines))
 
@@ -129,12 +124,11 @@ def read_batches(
     comment: str = "",
     wanted: Sequence[str] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of the file at ``path``, batch by batch; Parquet, Feather and Arrow are known by their endings.
+    """The rows of the file at ``path``, batch by batch; its suffix decides between Parquet, Feather, Arrow and text.
 
-    Otherwise it is delimited text, perhaps gzipped: ``columns`` names the fields where there is no header line,
-    ``separator`` null is a tab in .tsv files and else a comma, and a first line that begins with ``comment`` is
-    skipped. ``wanted``: other columns are left out, where all of these are there. :class:`DataError` as
-    :func:`read_table`.
+    Delimited text may be gzipped: ``columns`` names the fields of a file without a header line, ``separator`` None is
+    a tab in .tsv files and else a comma, and a first line that begins with ``comment`` is skipped. Files with types are
+    read without the columns that are not ``wanted``. :class:`DataError` as :func:`read_table`.
     """
     if path.suffix in TYPED_SUFFIXES:
         yield from _typed_batches(path, name, wanted)
@@ -196,7 +190,7 @@ def _text_batches(
     comment: str = "",
     told: Callable[[], object] = tuple,
 ) -> Iterator[pa.Table]:
-    """``told`` is called after each batch."""
+    """The batches of delimited text; ``told`` is called after each for progress."""
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     if comment and stream.peek(len(comment)).startswith(comment.encode()):
         stream.readline()
@@ -207,7 +201,7 @@ def _text_batches(
             pa.PythonFile(stream, mode="r"),
             read_options=arrow_csv.ReadOptions(column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False),
             parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            # An empty field stays empty text: what it means is for the declaration to say.
+            # An empty field stays empty text: only the declaration knows its meaning.
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=False
             ),
@@ -226,8 +220,8 @@ def _text_batches(
 
 
 def _read_header(stream: IO[bytes], name: str, separator: str) -> list[str]:
-    """The fields of the first line, which quotes may extend over several."""
-    # By the line, so that the stream stands at the first row afterwards. A byte-order mark is no part of a name.
+    """The fields of the header, which quotes may extend over several lines."""
+    # Read line by line, so that the stream is at the first row afterwards. A byte-order mark is not part of a name.
     lines = (line.decode("utf-8-sig") for line in iter(stream.readline, b""))
     try:
         first = next(csv.reader(lines, delimiter=separator, strict=False), None)
@@ -267,7 +261,7 @@ def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
 
 
 def _plain(values: pa.Array, column: str, name: str) -> pa.Array:
-    """Numbers as they are; everything else as the text that a delimited file has."""
+    """Numbers and lists of numbers unchanged; everything else as the text that a delimited file has."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     kind = values.type
@@ -287,22 +281,22 @@ def _plain(values: pa.Array, column: str, name: str) -> pa.Array:
 
 
 def is_vectors(kind: pa.DataType) -> bool:
-    """Whether each cell is a list of numbers."""
+    """True if each cell is a list of numbers."""
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     return bool(is_list) and bool(pa.types.is_integer(kind.value_type) or pa.types.is_floating(kind.value_type))
 
 
 def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict[str, int]) -> Iterator[pa.Table]:
-    """The batches of the file at ``path``, with the rows of its .npy file as columns; ``sizes`` by column."""
+    """Add the rows of the .npy file next to ``path`` to its batches, as columns of ``sizes`` numbers each."""
     if not sizes:
         yield from batches
         return
     beside = path.with_name(path.name.partition(".")[0] + ".npy")
     try:
-        # A pickle would run code of whoever wrote the file.
+        # A pickle in the file would run its author's code.
         array = np.load(beside, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{beside.name}: no readable array beside {name} ({error}); put it there.") from error
+        raise DataError(f"{beside.name}: no readable array next to {name} ({error}); put it there.") from error
     start, wanted = 0, sum(sizes.values())
     if array.ndim != 2 or array.shape[1] != wanted or array.dtype.kind not in "fiu":
         raise DataError(f"{beside.name}: expected numbers (rows, {wanted}), got {array.dtype} {array.shape}.")
@@ -327,7 +321,7 @@ def text_of(values: Any) -> pa.Array:
     if not pa.types.is_floating(values.type):
         return pc.fill_null(values.cast(pa.string()), "")
     text = pc.if_else(pc.fill_null(pc.is_finite(values), False), values.cast(pa.string()), "")
-    # Whole numbers as an integer's column has them, not as 1.2e+10: a name is the same in either.
+    # Whole numbers as in an integer column, not as 1.2e+10: a record has the same name in files of either type.
     is_whole = pc.and_(pc.equal(pc.round(values), values), pc.less(pc.abs(values), 2.0**53))
     whole = pc.if_else(pc.fill_null(is_whole, False), values, None).cast(pa.int64())
     return pc.coalesce(whole.cast(pa.string()), text)
@@ -372,13 +366,13 @@ DATES = r"^(\d{4}-\d{2}-\d{2}([ T].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4})$"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells:
+class ColumnCells:
     """One column of some rows of ``file``; ``values`` are text without nulls, or numbers."""
 
     file: str
     column: str
     values: pa.Array
-    faults: Faults
+    faults: TableFaults
 
     @property
     def text(self) -> pa.Array:
@@ -386,7 +380,7 @@ class Cells:
         return text_of(self.values)
 
     def count(self, what: str, rows_N: Mask) -> None:
-        """Note for how many rows that was so."""
+        """Count the rows that were ``what``: clipped, missing or other."""
         if number := int(rows_N.sum()):
             self.faults.counts[self.file, self.column, what] += number
 
@@ -400,13 +394,13 @@ class Cells:
             )
 
 
-def cells(table: pa.Table, column: str, file: str, faults: Faults) -> Cells:
+def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> ColumnCells:
     """The column of ``table``; :class:`DataError` where there is none."""
-    return Cells(file=file, column=column, values=column_of(table, column, file), faults=faults)
+    return ColumnCells(file=file, column=column, values=column_of(table, column, file), faults=faults)
 
 
 def encode(
-    table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: Faults
+    table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults
 ) -> tuple[FloatArray, tuple[str, ...]]:
     """Features (N, F) and their names, column by column in the order of ``features``."""
     blocks: list[FloatArray] = []
@@ -424,8 +418,8 @@ def encode(
     return np.concatenate(blocks, axis=1), tuple(names)
 
 
-def codes_of(found: Cells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
-    """The coded column as int64; ``may_lack``: a missing value is -1 and no fault. ``what`` names a code."""
+def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
+    """The coded column as int64; with ``may_lack`` a missing value is -1. ``what`` is class or group, for messages."""
     meanings = [(meaning, code) for code, each in enumerate(coding.meanings.values()) for meaning in each]
     published = {meaning.value: code for meaning, code in meanings if meaning.value is not None}
     if published:
@@ -451,15 +445,15 @@ def codes_of(found: Cells, coding: Coding, what: str, *, may_lack: bool = False)
 
 def codes(table: pa.Table, column: str, meanings: Mapping[str, int], file: str) -> Tensor:
     """The column as int64 codes; :class:`DataError` for a value without a declared meaning."""
-    found = cells(table, column, file, Faults())
+    found = cells(table, column, file, TableFaults())
     codes_N, known_N = _codes(found, meanings)
     found.require(known_N, expected="a declared value", remedy=f"declared: {', '.join(meanings)}")
     found.faults.require_none()
     return torch.from_numpy(codes_N)
 
 
-def numbers(found: Cells, unknown: Sequence[str] = ()) -> Floats:
-    """The column as finite numbers, nan where a value is missing; text that is no number is a fault, and nan."""
+def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
+    """The column as finite numbers, NaN where a value is missing; other text is a fault, and NaN."""
     meant_N = [number for value in unknown if (number := _number(value)) is not None]
     if not pa.types.is_string(found.values.type):
         values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -482,8 +476,8 @@ def numbers(found: Cells, unknown: Sequence[str] = ()) -> Floats:
     return np.where(right_N & ~np.isin(values_N, meant_N), values_N, np.nan)
 
 
-def _codes(found: Cells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
-    """A code per row, -1 without one; and where there is one."""
+def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
+    """A code per row, -1 without one, and a mask of the rows that have one."""
     text = found.text
     if not pa.types.is_string(found.values.type):  # a file with types knows no 1.0 beside 1
         published = {_canonical(value): code for value, code in published.items()}
@@ -493,7 +487,7 @@ def _codes(found: Cells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
     return code_of_place[pc.fill_null(place, len(published)).to_numpy(zero_copy_only=False)], known_N
 
 
-def _encode_number(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
+def _encode_number(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
     values_N = numbers(found, feature.unknown)
     assert feature.bounds is not None
     ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
@@ -510,7 +504,7 @@ def _encode_number(found: Cells, feature: Feature) -> tuple[FloatArray, list[str
     return block, [found.column, f"{found.column}=missing"]
 
 
-def _encode_vector(found: Cells, size: int) -> tuple[FloatArray, list[str]]:
+def _encode_vector(found: ColumnCells, size: int) -> tuple[FloatArray, list[str]]:
     values, names = found.values, [f"{found.column}[{place}]" for place in range(size)]
     if not is_vectors(values.type):
         found.faults.add(
@@ -543,7 +537,7 @@ def _encode_vector(found: Cells, size: int) -> tuple[FloatArray, list[str]]:
     return block, names
 
 
-def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
+def _encode_category(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
     names, places = feature.own_categories, feature.places
     none = len(names)  # a row of zeros
     if feature.may_be_missing:
@@ -553,7 +547,7 @@ def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[s
     codes_N, known_N = _codes(found, places)
     if "" not in places:
         _require_present(found)
-        # One fault: an empty cell is told as missing, and not as undeclared besides.
+        # One fault only: an empty cell is reported as missing, not also as undeclared.
         known_N |= _is_empty(found)
     if not feature.other:
         declared = ", ".join(value or "(empty)" for value in feature.categories)
@@ -566,24 +560,24 @@ def _encode_category(found: Cells, feature: Feature) -> tuple[FloatArray, list[s
     return rows[np.where(codes_N < 0, undeclared, codes_N)], [f"{found.column}={name}" for name in names]
 
 
-def _encode_bands(found: Cells, feature: Feature) -> tuple[FloatArray, list[str]]:
+def _encode_bands(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
     values_N, starts = numbers(found), np.array(list(feature.bands.values()))
     _require_present(found)
     found.require(
         ~(values_N < starts[0]), expected=f"codes >= {starts[0]:g}", remedy="declare a band for it, or correct it"
     )
-    # What is no number, or below the first band, is a fault already: any place will do.
+    # NaN, and codes below the first band, are faults already: any band will do.
     place_N = np.maximum(np.searchsorted(starts, values_N, side="right") - 1, 0)
     rows = np.eye(len(starts), dtype=np.float32)
     return rows[place_N], [f"{found.column}={band}" for band in feature.bands]
 
 
-def _require_present(found: Cells) -> None:
+def _require_present(found: ColumnCells) -> None:
     remedy = "declare what an empty cell counts as with `missing`, or correct it"
     found.require(~_is_empty(found), expected="a value", remedy=remedy, shown=False)
 
 
-def _is_empty(found: Cells) -> Mask:
+def _is_empty(found: ColumnCells) -> Mask:
     return _mask(pc.equal(found.text, ""))
 
 
@@ -592,15 +586,15 @@ def _mask(flags: pa.Array) -> Mask:
 
 
 def _canonical(text: str) -> str:
-    """The text of the same number in a file with types."""
+    """The text that the same number has in a file with types."""
     number = _number(text)
     return text if number is None else str(pa.scalar(number).cast(pa.string()).as_py())
 
 
 def _number(text: str | None) -> float | None:
-    """The finite number that Arrow reads in ``text``, else null."""
+    """The finite number that Arrow reads in ``text``, else None."""
     try:
-        # Not `float`, which also reads 1_000: a value counts the same whether its column was cast as a whole or not.
+        # Not `float`, which also reads 1_000: a value must mean the same where its whole column is cast at once.
         number: float = pc.cast(pa.scalar(text), pa.float64()).as_py()
     except pa.ArrowInvalid:
         return None

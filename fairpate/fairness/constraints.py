@@ -1,6 +1,4 @@
-"""Constraints on rates of a classifier's predictions, and the constraints that have a name.
-
-Generalised rate constraints: bounds on weighted sums of prediction rates over unions of cells.
+"""Rate constraints: bounds on weighted sums of a classifier's prediction rates over unions of cells.
 
 RaCO-DP's form ("Private Rate-Constrained Optimization with Applications to Fair Learning", equation 6): a public rule
 puts every record into one cell of a partition, and with P_k(S) the mean predicted probability of class k on the
@@ -8,21 +6,17 @@ records S
 
     Gamma_j = sum over terms (I, a) of constraint j, over classes k:  a_k P_k(union of the cells in I)  <=  bound_j
 
-All that a constraint needs of the records is one histogram: the predicted probability mass by cell and class. A term
-may also be divided by the number of all records instead of its own, which makes it linear in the histogram and lets
-precision be bounded. Values are taken of any histogram, exact or noisy; a rate without records is NaN unless a floor
-for sizes is given. The constraints that have a name are made by :mod:`fairpate.fairness.constraints`; any other
-is stated by hand, and :func:`combined` joins both.
+A constraint needs one histogram of the records: the predicted probability mass by cell and class. A term may also be
+divided by the number of all records instead of its own, which makes it linear in the histogram and lets precision be
+bounded. Values are computed from any histogram, exact or noisy; a rate without records is NaN unless a floor for sizes
+is given. The last part makes the constraints that have a name, for any number of groups and labels; others are stated
+by hand, and :func:`combined` joins both. Named gaps are signed and against all other groups together, as in FairPATE
+and RaCO-DP (appendix A); error rates are levels, of one class or of each.
+
+Deviation from the paper: precision, which is not a rate of a fixed set of records, is bounded as a linear function of
+the histogram.
 
 Not known here: models, noise, multipliers' updates. Shapes: N records, Q cells, C classes, J constraints, U unions.
-
-The rate constraints that have a name, by groups and labels of any number.
-
-Gaps are signed and against all other groups together, as in FairPATE and RaCO-DP ("Private Rate-Constrained
-Optimization with Applications to Fair Learning", appendix A); error rates are levels, of one class or of each.
-
-Deviation from the paper: precision, which is no rate of a fixed set of records, is bounded as a linear function of the
-histogram.
 """
 
 from __future__ import annotations
@@ -77,7 +71,7 @@ class Partition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Term:
+class RateTerm:
     """A weighted sum of the rates of one union of cells: one weight per predicted class.
 
     ``of_all``: the mass is divided by the number of all records, not by that of the union.
@@ -93,7 +87,7 @@ class RateConstraint:
     """``sum of terms <= bound``; ``name`` says what is bounded."""
 
     name: str
-    terms: tuple[Term, ...]
+    terms: tuple[RateTerm, ...]
     bound: float
 
 
@@ -101,8 +95,8 @@ class RateConstraint:
 class RateConstraints:
     """Constraints over one partition, checked.
 
-    ValueError for a constraint without terms, a term without cells (a rate of nobody), a cell that the partition does
-    not have, weights that are not one finite number per class, and a bound that no predictions keep.
+    ValueError for a constraint without terms, a term without cells, a cell that the partition does not have, weights
+    that are not one finite number per class, and a bound that no predictions can keep.
     """
 
     partition: Partition
@@ -123,7 +117,7 @@ class RateConstraints:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each constraint bounds, in order."""
+        """The names of the constraints, in order."""
         return tuple(constraint.name for constraint in self.constraints)
 
     @cached_property
@@ -144,10 +138,12 @@ class RateConstraints:
     ) -> FloatArray:
         """Gamma of a histogram, shape (J,); a union smaller than ``size_floor`` counts as that large.
 
-        ``num_records`` is what terms ``of_all`` are divided by; None: the histogram's total. Without a floor NaN where
-        a union is empty.
+        Terms ``of_all`` are divided by ``num_records``, or with None by the histogram's total. Without a floor the
+        value is NaN where a union is empty.
         """
-        sizes_U = self._sizes(histogram_QC, size_floor, num_records)
+        # The floor also covers a noisy size, which may be negative.
+        sizes_U = np.maximum(self._members_UQ @ histogram_QC.sum(axis=1), size_floor)
+        sizes_U = np.where(self._of_all_U, histogram_QC.sum() if num_records is None else num_records, sizes_U)
         rates_UC = divide(self._members_UQ @ histogram_QC, sizes_U[:, None])
         # A union that a constraint does not use may be empty, and 0 times NaN is NaN.
         unused_JUC = self._weights_JUC == 0
@@ -167,12 +163,6 @@ class RateConstraints:
         is_small_U = (self._members_UQ @ histogram_QC.sum(axis=1) < size_floor) & ~self._of_all_U
         rests_JU = (self._weights_JUC != 0).any(axis=2)
         return tuple(np.array(self.names)[(rests_JU & is_small_U).any(axis=1)].tolist())
-
-    def _sizes(self, histogram_QC: FloatArray, size_floor: float, num_records: float | None) -> FloatArray:
-        # A noisy size may be negative.
-        sizes_U = np.maximum(self._members_UQ @ histogram_QC.sum(axis=1), size_floor)
-        total = histogram_QC.sum() if num_records is None else num_records
-        return np.where(self._of_all_U, total, sizes_U)
 
     @cached_property
     def _unions(self) -> tuple[tuple[tuple[int, ...], bool], ...]:
@@ -199,7 +189,7 @@ class RateConstraints:
 
     @cached_property
     def _least_values_J(self) -> FloatArray:
-        """What each constraint is at least, whatever is predicted; unions that overlap are taken as if they did not."""
+        """A lower bound on each constraint for any predictions; overlapping unions are treated as disjoint."""
         least_JU = self._weights_JUC.min(axis=2)
         # A share of all records may be 0; a rate gives all of its weight to some class.
         least_J: FloatArray = np.where(self._of_all_U, np.minimum(least_JU, 0.0), least_JU).sum(axis=1)
@@ -274,7 +264,21 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     if len(classes) != 1:
         raise ValueError(f"Expected parts over the same number of classes, got {sorted(classes)}.")
     partition = Partition(num_labels=labels, num_groups=groups)
-    constraints = [_refined(each, part.partition, partition) for part in parts for each in part.constraints]
+    constraints = []
+    for part in parts:
+        coarse = part.partition
+        # The cells of the common partition inside each cell of this part's.
+        inside: dict[int, list[int]] = {cell: [] for cell in range(coarse.num_cells)}
+        for label in range(labels):
+            for group in range(groups):
+                here = coarse.cell(label=label % coarse.num_labels, group=group % coarse.num_groups)
+                inside[here].append(partition.cell(label=label, group=group))
+        for constraint in part.constraints:
+            terms = [
+                replace(term, cells=tuple(fine for cell in term.cells for fine in inside[cell]))
+                for term in constraint.terms
+            ]
+            constraints.append(replace(constraint, terms=tuple(terms)))
     return RateConstraints(partition=partition, num_classes=classes.pop(), constraints=tuple(constraints))
 
 
@@ -284,18 +288,7 @@ def _common(counts: set[int], what: str) -> int:
     return max(counts, default=1)
 
 
-def _refined(constraint: RateConstraint, coarse: Partition, fine: Partition) -> RateConstraint:
-    """The same constraint over cells of a finer partition."""
-    inside: dict[int, list[int]] = {cell: [] for cell in range(coarse.num_cells)}
-    for label in range(fine.num_labels):
-        for group in range(fine.num_groups):
-            here = coarse.cell(label=label % coarse.num_labels, group=group % coarse.num_groups)
-            inside[here].append(fine.cell(label=label, group=group))
-    terms = [replace(term, cells=tuple(c for cell in term.cells for c in inside[cell])) for term in constraint.terms]
-    return replace(constraint, terms=tuple(terms))
-
-
-def _union(term: Term) -> tuple[tuple[int, ...], bool]:
+def _union(term: RateTerm) -> tuple[tuple[int, ...], bool]:
     return tuple(sorted(set(term.cells))), term.of_all
 
 
@@ -344,7 +337,7 @@ def false_negative_rate(*, num_classes: int, bound: float, label: int | None = 1
 
     def constraint(c: int) -> RateConstraint:
         missed = tuple(1.0 - weight for weight in _at(c, num_classes))
-        return RateConstraint(name=f"fnr(label={c})", terms=(Term(cells=(c,), weights=missed),), bound=bound)
+        return RateConstraint(name=f"fnr(label={c})", terms=(RateTerm(cells=(c,), weights=missed),), bound=bound)
 
     return _by_label(num_classes, label, constraint)
 
@@ -353,7 +346,7 @@ def false_positive_rate(*, num_classes: int, bound: float, label: int | None = 1
     """P[predicted ``label`` | another true label] <= bound. Of every class where ``label`` is None."""
 
     def constraint(c: int) -> RateConstraint:
-        term = Term(cells=_others(c, num_classes), weights=_at(c, num_classes))
+        term = RateTerm(cells=_others(c, num_classes), weights=_at(c, num_classes))
         return RateConstraint(name=f"fpr(label={c})", terms=(term,), bound=bound)
 
     return _by_label(num_classes, label, constraint)
@@ -373,8 +366,8 @@ def false_discovery_rate(*, num_classes: int, bound: float, label: int | None = 
         # mistaken / (mistaken + right) <= bound, multiplied by its denominator, which is never negative.
         mistaken, right = _at(c, num_classes, 1 - bound), _at(c, num_classes, -bound)
         terms = (
-            Term(cells=_others(c, num_classes), weights=mistaken, of_all=True),
-            Term(cells=(c,), weights=right, of_all=True),
+            RateTerm(cells=_others(c, num_classes), weights=mistaken, of_all=True),
+            RateTerm(cells=(c,), weights=right, of_all=True),
         )
         return RateConstraint(name=f"fdr(label={c}) <= {bound:g}", terms=terms, bound=0.0)
 
@@ -408,11 +401,16 @@ def _gaps(
     """One constraint for each case: its words, a true label, a group, and the predicted class."""
     if not bound >= 0:
         raise ValueError(f"Expected bound >= 0: the largest signed gap between groups is never negative, got {bound}.")
-    constraints = tuple(
-        RateConstraint(name=f"{name}({words})", terms=_against_rest(partition, y, z, k, num_classes), bound=bound)
-        for words, y, z, k in cases
-    )
-    return RateConstraints(partition=partition, num_classes=num_classes, constraints=constraints)
+    constraints = []
+    for words, label, group, k in cases:
+        own = (partition.cell(label=label, group=group),)
+        rest = tuple(partition.cell(label=label, group=z) for z in range(partition.num_groups) if z != group)
+        terms = (
+            RateTerm(cells=own, weights=_at(k, num_classes)),
+            RateTerm(cells=rest, weights=_at(k, num_classes, -1.0)),
+        )
+        constraints.append(RateConstraint(name=f"{name}({words})", terms=terms, bound=bound))
+    return RateConstraints(partition=partition, num_classes=num_classes, constraints=tuple(constraints))
 
 
 def _by_label(num_classes: int, label: int | None, constraint: Callable[[int], RateConstraint]) -> RateConstraints:
@@ -426,14 +424,6 @@ def _by_label(num_classes: int, label: int | None, constraint: Callable[[int], R
 
 def _others(label: int, num_classes: int) -> tuple[int, ...]:
     return tuple(y for y in range(num_classes) if y != label)
-
-
-def _against_rest(partition: Partition, label: int, group: int, k: int, num_classes: int) -> tuple[Term, Term]:
-    rest = tuple(partition.cell(label=label, group=z) for z in range(partition.num_groups) if z != group)
-    return (
-        Term(cells=(partition.cell(label=label, group=group),), weights=_at(k, num_classes)),
-        Term(cells=rest, weights=_at(k, num_classes, -1.0)),
-    )
 
 
 def _at(label: int, num_classes: int, weight: float = 1.0) -> tuple[float, ...]:

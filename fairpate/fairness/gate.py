@@ -1,6 +1,4 @@
-"""The demographic-parity gate, which accepts or rejects one label at a time, and the same over streams of records.
-
-The demographic-parity gate: may this label be released for this group, given what was released before?
+"""The demographic-parity gate: may this label be released for this group, given what was released before?
 
 One rule serves three places: CF-GNMax while it answers (FairPATE, Algorithm 1), P_pre in front of a student
 (Algorithm 3) and IDP3 behind one (Algorithm 2). The gate sees released labels and public groups only, so each of
@@ -18,10 +16,8 @@ the decimal that ``max_disparity`` prints: at 0.1 a gap of exactly 1/10 is refus
 larger. Shapes: G groups, C classes, N records in stream order; ``counts_GC[z, k]`` counts the labels k released to
 group z.
 
-The demographic-parity gate over many streams side by side: what :func:`filter_stream` says of each, step by step.
-
-For resampling, where thousands of streams of one length pass fresh gates. Margins are compared in whole numbers, as in
-:mod:`fairpate.fairness.gate`. Shapes: R streams, N labels of each, G groups, C classes.
+:func:`filter_streams` decides for many streams at once what :func:`filter_stream` decides for one: resampling passes
+thousands of streams of one length through fresh gates. R is the number of streams.
 """
 
 from __future__ import annotations
@@ -62,7 +58,7 @@ class DemographicParityGate:
 
     @property
     def counts_GC(self) -> IntArray:
-        """How often each label was released to each group: a read-only copy."""
+        """The number of labels released by group and label: a read-only copy."""
         counts_GC = np.array(self._rows, dtype=np.int64)
         counts_GC.flags.writeable = False
         return counts_GC
@@ -92,7 +88,7 @@ class DemographicParityGate:
             raise IndexError(f"Expected 0 <= label < {len(self._label_sizes)}, got {label}.")
         rule, hits, size = self.rule, self._rows[group][label], self._group_sizes[group]
         rest = self._total - size
-        # With nobody to compare with a gap is undefined; refusing then would leave every group waiting for another.
+        # Without another group's answers a gap is undefined; refusing then would leave every group waiting for another.
         if rest == 0 or self._is_cold(group, label):
             return True
         if self._margin is None:
@@ -119,7 +115,7 @@ class DemographicParityGate:
         return answers < self.rule.min_count
 
     def _is_below(self, hits: int, size: int, other_hits: int, other_size: int) -> bool:
-        """Whether hits / size - other_hits / other_size stays strictly below the margin."""
+        """True if hits / size - other_hits / other_size is strictly below the margin."""
         assert self._margin is not None
         numerator, denominator = self._margin
         # Cross-multiplied: whole numbers compare exactly where quotients would round.
@@ -145,7 +141,7 @@ def as_decimal(margin: float) -> Fraction:
 
 
 Mask = npt.NDArray[np.bool_]
-_LARGEST = 2**62  # the difference of two such products is in int64 too
+_LARGEST = 2**62  # the difference of two products below this fits int64
 
 
 def filter_streams(
@@ -155,7 +151,7 @@ def filter_streams(
     num_streams, length = labels_RN.shape
     margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity)
     if margin is not None and (length + 1) ** 2 * max(margin.as_integer_ratio()) >= _LARGEST:
-        # Products that int64 does not hold.
+        # Products that int64 does not hold: Python's integers do.
         rows = [
             filter_stream(labels, groups, rule=rule, num_groups=num_groups, num_classes=num_classes)
             for labels, groups in zip(labels_RN, groups_RN, strict=True)
@@ -170,7 +166,7 @@ def filter_streams(
 
 
 class _Gates:
-    """R gates that have each seen as many offers."""
+    """R gates, each of which has seen the same number of labels."""
 
     def __init__(self, rule: GateRule, margin: Fraction | None, num_streams: int, num_groups: int, num_classes: int):
         self._rule, self._margin = rule, margin
@@ -179,11 +175,11 @@ class _Gates:
         self._sizes_RG = np.zeros((num_streams, num_groups), dtype=np.int64)
 
     def admit(self, group_R: IntArray, label_R: IntArray) -> Mask:
-        """Whether each accepts its label; what is accepted is counted."""
+        """Decide on one label per gate, count the accepted ones, and return which were accepted."""
         rows_R = self._rows_R
         hits_R, size_R = self._counts_RGC[rows_R, group_R, label_R], self._sizes_RG[rows_R, group_R]
         total_R = self._sizes_RG.sum(axis=1)
-        # Nobody else has an answer, or the cold start: accepted whatever the gap.
+        # No other group has an answer, or cold start: accepted at any gap.
         accepted_R = (total_R == size_R) | self._is_cold(hits_R, size_R)
         if self._margin is not None:
             accepted_R |= self._keeps_margin(group_R, label_R, hits_R + 1, size_R + 1, total_R)

@@ -1,28 +1,29 @@
-"""How a published student treats the groups of the *private* population, from a noisy table and public records alone.
+"""A published student on the groups of the *private* population, estimated from a noisy table and public records.
 
-The table holds, for every group z and label y, the noisy sum S[z, y] of what its private records voted: vectors phi(x),
-or for counts the unit vector of a record's cell. How many of them a student predicts j is estimated by
+The table holds, for every group z and label y, the noisy sum S[z, y] of its private records' votes: vectors phi(x), or
+for counts the unit vector of a record's cell. The number of them for which a student predicts j is estimated by
 
     J[z, y, j] = <beta[z, y, j], S[z, y]>
 
-where beta is the regression of "x is predicted j" on phi(x) over the public records of group z, each with the weight
-p(y | x): how likely the release finds its label y (regression estimators of surveys: Deville and Sarndal 1992). Of
-counts it is the weighted share of j in the cell. Rates and gaps are ratios of such sums. All is post-processing.
+where beta is the regression of "x is predicted j" on phi(x) over the public records of group z, each weighted by
+p(y | x), the probability that the release gives x the label y (regression estimators of surveys: Deville and Sarndal
+1992). For counts it is the weighted share of j in the cell. Rates and gaps are ratios of such sums. All is
+post-processing.
 
-**Assumption.** Over the private records of a group and label, what the regression leaves of a prediction is nothing on
-average, as it is over the public records of that group under these weights. In cells: a private record is predicted
-like the public records of its cell and group, each as far as it may have that label. Where a group has no public record
-in a cell, those of all groups stand for it, and where there is none at all, the label's average: each fit is drawn to
-the coarser one by one record's worth.
+**Assumption.** Over the private records of a group and label, the residual of the regression is 0 on average, as it is
+over the public records of that group under these weights. In cells: a private record is predicted like the public
+records of its cell and group, weighted by their probability of that label. Where a group has no public record in a
+cell, those of all groups are used, and where there is none at all, the label's average: each fit is shrunk towards the
+coarser one with the weight of one record.
 
-**Errors** that the intervals cover: the release's noise, ``sigma^2 |beta|^2``; that public records are a sample, by the
-influence of each on J (linearisation); and that the private records are one, by what the regression leaves. Not
-covered: a false assumption. A largest gap lies in its interval when all differences lie in simultaneous ones, so at
-least as often as these do.
+**Errors** that the intervals cover: the release's noise, ``sigma^2 |beta|^2``; the sampling of public records, by the
+influence of each on J (linearisation); and the sampling of private records, by the residuals. Not covered: a false
+assumption. A largest gap is inside its interval whenever all differences are inside simultaneous ones, so at least as
+often as these are.
 
 A student that had learned from this very noise would fit it and look better than it is. So the table is thinned into
-two of independent noise (Leiner et al. 2023, arXiv 2112.11079): the student learns from one, the other is kept for the
-estimate.
+two with independent noise (Leiner et al. 2023, arXiv 2112.11079): the student learns from one, the other is kept for
+the estimate.
 
 Shapes: M public records, W numbers per vote, G groups, Y labels, J outcomes (Y predictions, and perhaps a refusal), R
 draws of the error.
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fairpate.fairness.rates import Cell, FloatArray, IndexArray, Metric, RateEvents, divide, located
+from fairpate.fairness.rates import FloatArray, GroupCell, IndexArray, Metric, RateEvents, divide, located
 from fairpate.types import IntArray
 
 TAUGHT_NOISE, KEPT_NOISE = math.sqrt(1.5), math.sqrt(3.0)  # variance 1, and 1 / 2 or 2 by thinning
@@ -67,8 +68,8 @@ class TableByGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicRecords:
-    """What public records would vote, their groups, how likely each label is, and 0/1 whether an outcome is theirs."""
+class LabelledRecords:
+    """Public records with their votes, groups, probabilities of each label, and outcomes as 0 or 1."""
 
     votes_MW: FloatArray
     groups_M: IndexArray
@@ -78,14 +79,14 @@ class PublicRecords:
 
 @dataclass(frozen=True, kw_only=True)
 class Population:
-    """Private records by group, label and outcome (G, Y, J), and draws of what they may be instead (R, G, Y, J)."""
+    """Estimated counts by group, label and outcome (G, Y, J), and draws that contain their error (R, G, Y, J)."""
 
     joint_GYJ: FloatArray
     draws_RGYJ: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimate:
+class PopulationEstimate:
     """A number with its interval; NaN where it is undefined."""
 
     value: float
@@ -94,22 +95,27 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GapEstimate(Estimate):
-    """A largest difference, the cell that attains it, and how many rates had too few records for the noise."""
+class GapEstimate(PopulationEstimate):
+    """A largest difference, the cell that attains it, and the number of rates with too few records for the noise."""
 
-    where: Cell | None
+    where: GroupCell | None
     n_undefined: int
 
 
 def estimated_population(
-    table: TableByGroup, public: PublicRecords, *, generator: np.random.Generator, num_draws: int = 2000
+    table: TableByGroup, public: LabelledRecords, *, generator: np.random.Generator, num_draws: int = 2000
 ) -> Population:
-    """The estimate and its error; NaN for a group without public records, of which nothing can be said."""
+    """The estimate and its error; NaN for a group without public records, on which there is no information."""
     num_groups, num_labels, _ = table.sums_GYW.shape
     num_outcomes = public.outcome_MJ.shape[1]
     joint_GYJ = np.full((num_groups, num_labels, num_outcomes), np.nan)
     draws_RGYJ = np.full((num_draws, *joint_GYJ.shape), np.nan)
-    coarse = [_over_all_groups(table.one_W, public, label) for label in range(num_labels)]
+    # Fits over all groups, shrunk towards the label's average; each group's fit is then shrunk towards them.
+    coarse = []
+    for label in range(num_labels):
+        weights_M = np.maximum(public.likely_MY[:, label], _LEAST_LIKELY)
+        average_WJ = np.outer(table.one_W, weights_M @ public.outcome_MJ / weights_M.sum())
+        coarse.append(_Fit.of(public.votes_MW, weights_M, public.outcome_MJ, average_WJ))
     for group in range(num_groups):
         (rows,) = (public.groups_M == group).nonzero()
         if not len(rows):
@@ -130,13 +136,16 @@ def estimated_population(
 
 def estimated_rates(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95
-) -> list[list[Estimate]]:
+) -> list[list[PopulationEstimate]]:
     """Every rate by event and group with an interval of its own, cut to 0 and 1; undefined for too few records."""
     hits_EG, sizes_EG, hits_REG, sizes_REG = _large_enough(events, joint_GYC, draws_RGYC)
     value_EG, rates_REG = divide(hits_EG, sizes_EG), divide(hits_REG, sizes_REG)
     low_EG, high_EG = np.quantile(rates_REG, [(1 - level) / 2, (1 + level) / 2], axis=0)
     ends = (np.clip(values, 0, 1).tolist() for values in (value_EG, low_EG, high_EG))
-    return [[Estimate(value=v, low=a, high=b) for v, a, b in zip(*row, strict=True)] for row in zip(*ends, strict=True)]
+    return [
+        [PopulationEstimate(value=v, low=a, high=b) for v, a, b in zip(*row, strict=True)]
+        for row in zip(*ends, strict=True)
+    ]
 
 
 def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95) -> GapEstimate:
@@ -160,8 +169,8 @@ def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray,
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
-    """Of one group and label: outcomes, the influence of every public record on them, and the other errors."""
+class _GroupPart:
+    """Outcomes of one group and label, the influence of every public record on them, and the other errors."""
 
     joint_J: FloatArray
     influence_MJ: FloatArray
@@ -170,9 +179,9 @@ class _Part:
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """A ridge regression of outcomes on votes, drawn to coarser coefficients.
+    """A ridge regression of outcomes on votes, shrunk towards coarser coefficients.
 
-    ``residual_MJ`` are those of fits without the record itself: a fit of few records would seem too good.
+    ``residual_MJ`` are leave-one-out residuals: those of a fit to few records would be too small.
     """
 
     beta_WJ: FloatArray
@@ -192,24 +201,18 @@ class _Fit:
         return cls(
             beta_WJ=coarse_WJ + fitted_WJ,
             gram_WW=gram_WW,
-            # Over 1 - leverage: what the fit without this record leaves, without fitting again.
+            # Divided by 1 - leverage: the residual of the fit without this record, without fitting again.
             residual_MJ=(left_MJ - votes_MW @ fitted_WJ) / (1 - leverage_M)[:, None],
             weights_M=weights_M,
         )
 
 
-def _over_all_groups(one_W: FloatArray, public: PublicRecords, label: int) -> _Fit:
-    weights_M = np.maximum(public.likely_MY[:, label], _LEAST_LIKELY)
-    average_J = weights_M @ public.outcome_MJ / weights_M.sum()
-    return _Fit.of(public.votes_MW, weights_M, public.outcome_MJ, np.outer(one_W, average_J))
-
-
 def _of_group(
-    table: TableByGroup, public: PublicRecords, rows: IndexArray, all_groups: _Fit, group: int, label: int
-) -> _Part:
+    table: TableByGroup, public: LabelledRecords, rows: IndexArray, all_groups: _Fit, group: int, label: int
+) -> _GroupPart:
     votes_MW, sum_W = public.votes_MW, table.sums_GYW[group, label]
     own = _Fit.of(votes_MW[rows], all_groups.weights_M[rows], public.outcome_MJ[rows], all_groups.beta_WJ)
-    # The derivative of J by a record's outcome: through the group's own fit, and through the one it is drawn to.
+    # The derivative of J by a record's outcome: through the group's own fit, and through the coarser one.
     direct_W = np.linalg.solve(own.gram_WW, sum_W)
     drawn_W = _RIDGE * np.linalg.solve(all_groups.gram_WW, direct_W)
     influence_MJ = (all_groups.weights_M * (votes_MW @ drawn_W))[:, None] * all_groups.residual_MJ
@@ -217,7 +220,7 @@ def _of_group(
     # A noisy count may be negative, a variance may not.
     count = max(float(table.one_W @ sum_W), 0.0)
     left_JJ = (own.residual_MJ * own.weights_M[:, None]).T @ own.residual_MJ / own.weights_M.sum()
-    return _Part(
+    return _GroupPart(
         joint_J=sum_W @ own.beta_WJ,
         influence_MJ=influence_MJ,
         covariance_JJ=table.stddev**2 * own.beta_WJ.T @ own.beta_WJ + count * left_JJ,
@@ -227,11 +230,11 @@ def _of_group(
 def _large_enough(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Hits and sizes, and those of the draws, where a size stands out of its error; elsewhere nothing."""
+    """Hits and sizes, and those of the draws; 0 where a size is not significantly above 0."""
     found, drawn = events(joint_GYC), events(draws_RGYC)
     error_EG = np.sqrt(np.square(drawn.sizes_EG - found.sizes_EG).mean(axis=0))
     is_known_EG = found.sizes_EG > _LEAST_STDDEVS * error_EG
-    # Sizes of 0, from which `divide` makes undefined rates, as it does of groups that nobody is in.
+    # `divide` turns sizes of 0 into undefined rates, as for groups without records.
     kept = (
         np.where(is_known_EG, values, 0.0) for values in (found.hits_EG, found.sizes_EG, drawn.hits_EG, drawn.sizes_EG)
     )

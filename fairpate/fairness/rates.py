@@ -1,39 +1,28 @@
 """Rates per group, the gaps between them, and the notions of fairness that name them.
 
-Rates by group, all read from one contingency table.
+**One table.** Every metric is a function of the prediction mass by group z, true label y and predicted label k. A hard
+label puts mass 1 on its class; a probabilistic prediction spreads it. So hard labels, probabilities and mixtures are
+treated alike, and a bootstrap evaluates every replicate at once. A rate with an empty denominator is NaN, never 0, and
+no denominator carries a small constant: an empty group has no rate. Rates are over answered records.
 
-Every metric of ``fairpate.fairness.rates`` is a function of how much prediction mass falls on group z, true label y
-and predicted label k. A hard label puts mass 1 on its class; a probabilistic prediction spreads it. A rate with an
-empty denominator is NaN, never 0, and no denominator carries a small constant: an empty group has no rate.
+**Metrics.** A metric is a set of events (a prediction, given a condition) times a comparison of groups (one against the
+rest, pairwise, against all), and its value is the largest difference, with the cell that attains it. Definitions:
+FairPATE eq. 1 and RaCO-DP (one against the rest), DP-FERMI eqs. 2, 10 and 11 and its ERMI. A cell without records is
+left out and counted; NaN remains when no two groups can be compared. A maximum over noisy cells is biased upwards: read
+it together with its smallest cell. Intervals are bootstrap percentiles over the evaluated records, or over their
+persons where these are named (:func:`bootstrap_interval`).
 
-Shapes: G groups, Y true labels, C predicted classes, N records, R bootstrap replicates. Y equals C, or is 1 when
-true labels are not known. A leading ``...`` stands for any number of replicates.
+**Notions.** A notion is a metric with a name and words of its own, listed in one table for metrics, columns, demands,
+cards, pages and figures. Four compare groups, and their value is a gap: 0 is equal treatment. Three bound how often a
+prediction is wrong over all groups, and their value is that rate; RaCO-DP (appendix A.2) calls them constraints of
+performance. With two classes the second is the positive one, to which equal opportunity and the error rates refer; with
+more, each class is compared with all others, and the worst one counts. With more than two groups demographic parity
+compares each with all others together, as FairPATE and RaCO-DP do, and the other gaps the two groups that are furthest
+apart.
 
-Fairness metrics: the largest difference between groups, and the cell that attains it.
-
-A metric is a set of events (what is predicted, given what) times a comparison of groups (one against the rest,
-pairwise, against everyone). One table of prediction mass feeds them all, so hard labels, probabilities and mixtures are
-treated alike, and a bootstrap evaluates every replicate at once.
-
-Definitions: FairPATE eq. 1 and RaCO-DP (one against the rest), DP-FERMI eqs. 2, 10 and 11 and its ERMI. A cell without
-records is left out and counted; NaN remains when no two groups can be compared. A maximum over noisy cells is biased
-upwards: read it beside its smallest cell.
-
-Shapes: as in ``fairpate.fairness.rates``, and E events: ``hits_EG / sizes_EG`` is the rate of an event in a group.
-
-What fair may mean: one table of notions, from which metrics, columns, demands, cards, pages and figures follow.
-
-A notion is a reading of one contingency table (:mod:`fairpate.fairness.rates`) with a name and words of its own. Four
-compare groups, and their value is a gap: 0 is equal treatment. Three bound how often a prediction is wrong, whomever it
-is about, and their value is that rate; RaCO-DP (appendix A.2) calls them constraints of performance.
-
-Rates are over answered records: where a reject option answers nobody of a cell, the cell has no rate. A value is NaN,
-never 0, where no two groups can be compared, or where no rate has a record. Intervals are bootstrap percentiles over
-the evaluated records, or over their persons where these are named (:func:`fairpate.fairness.rates.bootstrap_interval`).
-
-With two classes the second is the positive one, whose rate equal opportunity and the error rates are about; with more
-every class is, against all others, and the worst one counts. With more than two groups demographic parity compares each
-with all others together, as FairPATE and RaCO-DP do, and the other gaps the two groups that are furthest apart.
+Shapes: G groups, Y true labels, C predicted classes, N records, R bootstrap replicates, E events: ``hits_EG /
+sizes_EG`` is the rate of an event in a group. Y equals C, or is 1 when true labels are not known. A leading ``...``
+means any number of replicates.
 """
 
 from __future__ import annotations
@@ -94,8 +83,9 @@ def resampled_tables(
 ) -> FloatArray:
     """``joint_table`` of ``num_replicates`` bootstrap samples of the answered records: shape (R, G, Y, C).
 
-    Hard labels are resampled as one multinomial of the table, which is the same distribution. ``persons_N`` says whose
-    each record is: whole persons are drawn then, because their records are alike and would make intervals too narrow.
+    Hard labels are resampled as one multinomial of the table, which is the same distribution. ``persons_N`` names the
+    person of each record: whole persons are drawn then, because the records of one are alike and drawing records would
+    make intervals too narrow.
     """
     groups, labels, mass_NC = _answered_records(
         predictions, groups_N, labels_N, answered_N, num_groups=num_groups, num_classes=num_classes
@@ -105,12 +95,17 @@ def resampled_tables(
     if len(groups) == 0:
         return np.zeros(shape)
     if persons_N is not None:
-        # Persons of whom every record was refused are not drawn: a replicate has as many answered ones as the sample.
+        # Persons without an answered record are not drawn: a replicate has as many answered persons as the sample.
         kept = slice(None) if answered_N is None else np.asarray(answered_N, dtype=np.bool_)
         names, person_N = np.unique(np.asarray(persons_N)[kept], return_inverse=True)
         tables_P = np.zeros((len(names), *shape[1:]))
         np.add.at(tables_P, (person_N, groups, labels), mass_NC)
-        return _resample_persons(tables_P, generator, num_replicates).reshape(shape)
+        even_P = np.full(len(names), 1 / len(names))
+        sums = [
+            generator.multinomial(len(names), even_P, size=len(chunk)) @ tables_P.reshape(len(names), -1)
+            for chunk in np.array_split(range(num_replicates), -(-num_replicates // _REPLICATES_PER_CHUNK))
+        ]
+        return np.concatenate(sums).reshape(shape)
     if np.asarray(predictions).ndim == 1:
         # A hard label is its cell and nothing else: records drawn evenly are one multinomial over cells.
         joint_GYC = np.zeros(shape[1:])
@@ -129,7 +124,7 @@ def resampled_tables(
 def cumulative_tables(
     labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, num_groups: int, num_classes: int
 ) -> FloatArray:
-    """The table after each released label of a stream, shape (N, G, 1, C): for a gap's course and its maximum."""
+    """The table after each released label of a stream, shape (N, G, 1, C), to follow a gap over the stream."""
     groups, _, mass_NC = _answered_records(
         labels_N, groups_N, None, None, num_groups=num_groups, num_classes=num_classes
     )
@@ -139,13 +134,13 @@ def cumulative_tables(
 
 
 def group_rates(joint_GYC: FloatArray) -> FloatArray:
-    """r(z, k): how often group z is predicted k. Shape (..., G, C)."""
+    """r(z, k), the share of group z that is predicted k. Shape (..., G, C)."""
     counts_GC = joint_GYC.sum(axis=-2)
     return divide(counts_GC, counts_GC.sum(axis=-1, keepdims=True))
 
 
 def conditional_rates(joint_GYC: FloatArray) -> FloatArray:
-    """r(z, k | y): how often group z is predicted k when its true label is y. Shape (..., G, Y, C)."""
+    """r(z, k | y), the share of group z with true label y that is predicted k. Shape (..., G, Y, C)."""
     return divide(joint_GYC, joint_GYC.sum(axis=-1, keepdims=True))
 
 
@@ -214,16 +209,6 @@ def _mass(predicted: npt.NDArray[np.generic], num_classes: int) -> FloatArray:
     return mass_NC
 
 
-def _resample_persons(tables_P: FloatArray, generator: np.random.Generator, num_replicates: int) -> FloatArray:
-    """Sums of as many tables as there are persons, drawn evenly: (R, cells)."""
-    even_P = np.full(len(tables_P), 1 / len(tables_P))
-    chunks = [
-        generator.multinomial(len(tables_P), even_P, size=len(chunk)) @ tables_P.reshape(len(tables_P), -1)
-        for chunk in np.array_split(range(num_replicates), -(-num_replicates // _REPLICATES_PER_CHUNK))
-    ]
-    return np.concatenate(chunks)
-
-
 def _resample_mass(
     cells_N: IndexArray, mass_NC: FloatArray, num_cells: int, generator: np.random.Generator, num_replicates: int
 ) -> FloatArray:
@@ -242,13 +227,12 @@ ErrorRate = Literal["fnr", "fpr", "fdr"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
-    """Where a metric attains its value. ``None`` stands for every group, and for no condition.
+class GroupCell:
+    """The cell in which a metric attains its value. ``None`` means every group, or no condition.
 
-    ``label`` is the predicted label (None for a rate that is about no single one, such as accuracy), or the one that is
-    missed when ``label_is`` is False;
-    ``given_label`` the true label conditioned on, or the one excluded when ``given_is`` is False.
-    ``other_group`` is set by pairwise comparisons.
+    ``label`` is the predicted label (None for a rate over all labels, such as accuracy), or the one that is missed when
+    ``label_is`` is False; ``given_label`` is the true label conditioned on, or the one excluded when ``given_is`` is
+    False. ``other_group`` is set by pairwise comparisons.
     """
 
     group: int | None = None
@@ -261,7 +245,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class WorstCase:
-    """The largest value over the defined cells, NaN when there is none.
+    """The largest value over the defined cells, or NaN.
 
     ``n_undefined`` counts the rates left out: without records, or without another group to compare with.
     ``min_cell_size`` is the number of records in the smallest cell that took part (0 when none did); ``where`` is the
@@ -271,7 +255,7 @@ class WorstCase:
     value: float
     n_undefined: int
     min_cell_size: int
-    where: Cell | None
+    where: GroupCell | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +275,7 @@ class Events:
 
     hits_EG: FloatArray
     sizes_EG: FloatArray
-    cells: Sequence[Cell]
+    cells: Sequence[GroupCell]
 
 
 RateEvents = Callable[[FloatArray], Events]
@@ -307,7 +291,18 @@ class Metric:
 
     def __call__(self, joint_GYC: FloatArray) -> WorstCase:
         """The worst case of one table of shape (G, Y, C)."""
-        return _worst_case(self.events(joint_GYC), self.compare)
+        events = self.events(joint_GYC)
+        differences = self.compare(events.hits_EG, events.sizes_EG)
+        # A level needs records alone; a comparison needs another group with records as well.
+        took_part_EG = events.sizes_EG > 0 if self.compare is level else _comparable(events.sizes_EG)
+        value = float(_nan_max(differences.reshape(1, -1))[0])
+        sizes = events.sizes_EG[took_part_EG]
+        return WorstCase(
+            value=value,
+            n_undefined=int((~took_part_EG).sum()),
+            min_cell_size=round(sizes.min()) if sizes.size else 0,
+            where=None if math.isnan(value) else located(differences, events.cells),
+        )
 
     def values(self, joint_RGYC: FloatArray) -> FloatArray:
         """The value alone for every replicate, shape (R,); NaN where undefined."""
@@ -342,7 +337,7 @@ def predicted(joint_GYC: FloatArray) -> Events:
     counts_GC = joint_GYC.sum(axis=-2)
     hits_EG = counts_GC.swapaxes(-1, -2)
     sizes_EG = np.broadcast_to(counts_GC.sum(axis=-1)[..., None, :], hits_EG.shape)
-    return Events(hits_EG=hits_EG, sizes_EG=sizes_EG, cells=[Cell(label=k) for k in range(counts_GC.shape[-1])])
+    return Events(hits_EG=hits_EG, sizes_EG=sizes_EG, cells=[GroupCell(label=k) for k in range(counts_GC.shape[-1])])
 
 
 def predicted_given_label(joint_GYC: FloatArray) -> Events:
@@ -355,7 +350,7 @@ def predicted_given_label(joint_GYC: FloatArray) -> Events:
     return Events(
         hits_EG=by_event.reshape(*batch, -1, by_event.shape[-1]),
         sizes_EG=sizes.reshape(*batch, -1, by_event.shape[-1]),
-        cells=[Cell(label=k, given_label=y) for y in range(num_classes) for k in range(num_classes)],
+        cells=[GroupCell(label=k, given_label=y) for y in range(num_classes) for k in range(num_classes)],
     )
 
 
@@ -370,7 +365,7 @@ def found_or_mistaken(joint_GYC: FloatArray) -> Events:
     return Events(
         hits_EG=np.concatenate([right_CG, predicted_CG - right_CG], axis=-2),
         sizes_EG=np.concatenate([true_YG, size_1G - true_YG], axis=-2),
-        cells=[Cell(label=k, given_label=k, given_is=given) for given in (True, False) for k in labels],
+        cells=[GroupCell(label=k, given_label=k, given_is=given) for given in (True, False) for k in labels],
     )
 
 
@@ -379,7 +374,7 @@ def correct(joint_GYC: FloatArray) -> Events:
     _require_labels(joint_GYC)
     right_1G = _diagonal(joint_GYC).sum(axis=-2, keepdims=True)
     sizes_1G = joint_GYC.sum(axis=(-2, -1))[..., None, :]
-    return Events(hits_EG=right_1G, sizes_EG=sizes_1G, cells=[Cell()])
+    return Events(hits_EG=right_1G, sizes_EG=sizes_1G, cells=[GroupCell()])
 
 
 def one_vs_rest(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
@@ -417,7 +412,7 @@ accuracy_parity = Metric(events=correct, compare=pairwise)
 
 
 def _found(joint_GYC: FloatArray) -> Events:
-    """Of the positive classes, predicted when true."""
+    """Events that a positive class is predicted where it is true."""
     return _select(found_or_mistaken(joint_GYC), _positive_classes(joint_GYC))
 
 
@@ -445,7 +440,7 @@ def ermi(joint_GYC: FloatArray) -> float:
     if (share_G > 0).sum() < 2:
         return math.nan
     ratio_GC = divide(divide(counts_GC, counts_GC.sum()) ** 2, np.outer(share_G, share_C))
-    # What nobody is in, or nobody is predicted, is NaN here and adds nothing.
+    # Groups without records, and classes that are never predicted, are NaN here and add nothing.
     return float(np.nansum(ratio_GC) - 1)
 
 
@@ -461,21 +456,7 @@ def ermi_given_label(joint_GYC: FloatArray) -> float:
     return float(divide(within_Y[defined_Y] @ size_Y[defined_Y], size_Y[defined_Y].sum()))
 
 
-def _worst_case(events: Events, compare: _Comparison) -> WorstCase:
-    differences = compare(events.hits_EG, events.sizes_EG)
-    # A level needs records alone; a comparison another group with records as well.
-    took_part_EG = events.sizes_EG > 0 if compare is level else _comparable(events.sizes_EG)
-    value = float(_nan_max(differences.reshape(1, -1))[0])
-    sizes = events.sizes_EG[took_part_EG]
-    return WorstCase(
-        value=value,
-        n_undefined=int((~took_part_EG).sum()),
-        min_cell_size=round(sizes.min()) if sizes.size else 0,
-        where=None if math.isnan(value) else located(differences, events.cells),
-    )
-
-
-def located(differences: FloatArray, cells: Sequence[Cell]) -> Cell:
+def located(differences: FloatArray, cells: Sequence[GroupCell]) -> GroupCell:
     """The cell of the largest of ``differences``, which a comparison gave."""
     event, *groups = map(int, np.unravel_index(np.nanargmax(differences), differences.shape))
     if differences.shape[1] == 1:  # a rate of everyone
@@ -490,7 +471,7 @@ def _comparable(sizes_EG: FloatArray) -> npt.NDArray[np.bool_]:
 
 
 def _nan_max(values_RD: FloatArray) -> FloatArray:
-    # np.nanmax would warn of a replicate where nothing is defined.
+    # np.nanmax would warn about a replicate without a defined value.
     largest_R = np.where(np.isnan(values_RD), -np.inf, values_RD).max(axis=1)
     return np.where(np.isneginf(largest_R), np.nan, largest_R)
 
@@ -523,7 +504,7 @@ def _errors(kind: ErrorRate, joint_GYC: FloatArray) -> Events:
         # All true-positive rates stand first, then the false-positive ones.
         return _select(rates, [num_classes + c for c in labels])
     found = _select(rates, labels)
-    cells = [Cell(label=c) if kind == "fdr" else Cell(label=c, given_label=c, label_is=False) for c in labels]
+    cells = [GroupCell(label=c) if kind == "fdr" else GroupCell(label=c, given_label=c, label_is=False) for c in labels]
     return Events(hits_EG=found.sizes_EG - found.hits_EG, sizes_EG=found.sizes_EG, cells=cells)
 
 

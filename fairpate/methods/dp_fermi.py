@@ -53,7 +53,7 @@ Group shares enter every step. They are declared, or released once under a noise
 Deviations from the paper and its code:
 - The paper calibrates two streams of noise to the whole budget each; here they share it.
 - Its amplification by sampling where batches show, and its claim for whole records while the loss has no noise, do not
-  hold. ``noise_rule`` ``as_in_paper`` takes its closed form for the noise; the price stays the accountant's.
+  hold. benchmarks/reproductions/dp_fermi_noise.py prices its closed form for the noise.
 - Its matrix step carries lambda with noise for lambda = 1; here the rate of W stands for the product. In its listing
   theta's noise is multiplied by lambda and covers the fairness term alone; here it is on the sum of clipped gradients.
 - Sums are divided by the expected size L where the listing divides by the size of the batch.
@@ -68,7 +68,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -82,8 +82,14 @@ from fairpate.methods import dp_sgd
 from fairpate.methods.base import Progress, Stream, Trained, Training
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import FloatArray, require_codes
-from fairpate.nn.models import scale_bytes
-from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness, PrivateSteps, PrivateTraining
+from fairpate.nn.private_fit import (
+    GaussianNoise,
+    Plan,
+    PrivateRandomness,
+    PrivateSteps,
+    PrivateTraining,
+    Sampler,
+)
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.events import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
@@ -225,99 +231,93 @@ class FermiLoss:
         return gradient_BC.add_(probability_BC).sub_(targets[:, : outputs.shape[1]])
 
 
-class FermiTraining(PrivateTraining):
-    """Hides whole records: a record's loss and its pull are clipped as one.
+def fermi_training(
+    model: nn.Module,
+    x: Tensor,
+    targets: Tensor,
+    game: MatrixGame,
+    steps: PrivateSteps,
+    *,
+    matrix_noise_multiplier: float,
+    matrix_learning_rate: float,
+    randomness: PrivateRandomness,
+    person_N: Tensor | None = None,
+    events: tuple[Event, ...] = (),
+) -> PrivateTraining:
+    """Mode ``all``: hides whole records, or persons; a record's loss and its pull are clipped as one.
 
-    Or whole persons, by their average gradient, and by their average prediction in the sums of the matrices.
-
-    ``targets`` are :func:`watched_targets`.
-    ``matrix_noise_multiplier`` and ``steps.noise_multiplier`` are standard deviations over what one record may add to
-    the two sums. ValueError for a model whose layers have no gradients in closed form.
+    ``targets`` are :func:`watched_targets`. ``matrix_noise_multiplier`` and ``steps.noise_multiplier`` are standard
+    deviations over what one record may add to the two sums; of a person, the average gradient and the average
+    prediction are added. ValueError for a model whose layers have no gradients in closed form.
     """
+    noise, stddev = GaussianNoise(randomness), matrix_noise_multiplier * game.record_sensitivity
+    rate = matrix_learning_rate / steps.expected_batch_size
 
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        targets: Tensor,
-        game: MatrixGame,
-        steps: PrivateSteps,
-        *,
-        matrix_noise_multiplier: float,
-        matrix_learning_rate: float,
-        randomness: PrivateRandomness,
-        loss: FermiLoss | None = None,
-        person_N: Tensor | None = None,
-    ) -> None:
-        loss = loss or FermiLoss(game.pull_KC, observe=self._observe)
-        super().__init__(model, x, targets, loss, steps, randomness=randomness, person_N=person_N)
-        if self._clipper.engine == "functional":
-            raise ValueError(
-                "Expected a model whose layers all have gradients in closed form, such as a CNN or an MLP."
-            )
-        self._game, self._matrix_noise = game, GaussianNoise(randomness)
-        self._matrix_stddev = matrix_noise_multiplier * self._matrix_sensitivity
-        self._matrix_learning_rate = matrix_learning_rate / steps.expected_batch_size
+    def observe(probability_BC: Tensor, targets_BK: Tensor) -> None:
+        share_B = training.clipper.share_B
+        game.observe(probability_BC if share_B is None else probability_BC * share_B[:, None], targets_BK)
 
-    def _observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
-        share_B = self._clipper.share_B
-        self._game.observe(probability_BC if share_B is None else probability_BC * share_B[:, None], targets_BK)
-
-    @property
-    def _matrix_sensitivity(self) -> float:
-        return self._game.record_sensitivity
-
-    def step(self) -> None:
-        """Descend with the old matrices, then let them ascend from the old model's predictions."""
-        super().step()
-        self._game.ascend(self._matrix_noise, stddev=self._matrix_stddev, learning_rate=self._matrix_learning_rate)
+    plan = Plan(
+        # Descend with the old matrices, then let them ascend from the old model's predictions.
+        release_more=lambda: game.ascend(noise, stddev=stddev, learning_rate=rate),
+        events=events,
+    )
+    loss = FermiLoss(game.pull_KC, observe=observe)
+    training = PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
+    return _require_closed_forms(training)
 
 
-class GroupFermiTraining(FermiTraining):
-    """Hides the group alone: noise covers what depends on it, a clipped part of each record's gradient, and no more.
+def group_fermi_training(
+    model: nn.Module,
+    x: Tensor,
+    targets: Tensor,
+    game: MatrixGame,
+    steps: PrivateSteps,
+    *,
+    matrix_noise_multiplier: float,
+    matrix_learning_rate: float,
+    randomness: PrivateRandomness,
+    sampler: Sampler | None = None,
+    events: tuple[Event, ...] = (),
+) -> PrivateTraining:
+    """The other modes: hide the group alone, with noise on the clipped part of each gradient that depends on it.
 
     Multipliers are over what another group may move: 2 ``clip_norm`` and :attr:`MatrixGame.group_sensitivity`.
-    ``batches`` replaces secret Poisson samples.
+    ``sampler`` replaces secret Poisson samples. Arguments and errors otherwise as :func:`fermi_training`.
     """
+    noise, stddev = GaussianNoise(randomness), matrix_noise_multiplier * game.group_sensitivity
+    rate = matrix_learning_rate / steps.expected_batch_size
+    common = FermiLoss(game.common_pull_KC, observe=game.observe)
 
-    def __init__(
-        self, model: nn.Module, x: Tensor, targets: Tensor, game: MatrixGame, steps: PrivateSteps, **options: Any
-    ) -> None:
-        batches: Batches | None = options.pop("batches", None)
-        own = FermiLoss(game.own_pull_KC, reads_labels=False)
-        super().__init__(model, x, targets, game, steps, loss=own, **options)
-        self._common = FermiLoss(game.common_pull_KC, observe=game.observe)
-        self._drawn: Batches = self._batches if batches is None else batches
-
-    @property
-    def _matrix_sensitivity(self) -> float:
-        return self._game.group_sensitivity
-
-    def step(self) -> None:
-        """As the parent's, from two gradients of the same batch."""
-        steps, rows = self._steps, self._drawn.next().to(self._x.device)
-        batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
-        targets = self._targets.index_select(0, rows)
-        sums = self._clipper.sum(batch, targets).gradients
-        # Another group replaces a clipped part by another one: twice the clip norm.
-        self._noise.add_to(sums, 2 * steps.noise_multiplier * steps.clip_norm)
-        size = steps.max_records or max(1, len(rows))
-        for part, part_targets in zip(batch.split(size), targets.split(size), strict=True):
+    def add_common(sums: list[Tensor], x: Tensor, targets: Tensor) -> None:
+        size = steps.max_records or max(1, len(x))
+        for part, part_targets in zip(x.split(size), targets.split(size), strict=True):
             if len(part):
                 # Neither clipped nor noisy: the common part of the pull is the same for every group.
-                loss = self._common(self._model(part), part_targets).sum()
-                torch._foreach_add_(sums, torch.autograd.grad(loss, self.parameters))
-        self._update(sums)
-        self._game.ascend(self._matrix_noise, stddev=self._matrix_stddev, learning_rate=self._matrix_learning_rate)
-        self._game.split_pulls()
+                loss = common(model(part), part_targets).sum()
+                torch._foreach_add_(sums, torch.autograd.grad(loss, training.parameters))
+
+    def ascend() -> None:
+        game.ascend(noise, stddev=stddev, learning_rate=rate)
+        game.split_pulls()
+
+    plan = Plan(
+        sampler=sampler,
+        # Another group replaces a clipped part by another one: twice the clip norm.
+        reach=2.0,
+        add_unprotected=add_common,
+        release_more=ascend,
+        events=events,
+    )
+    own = FermiLoss(game.own_pull_KC, reads_labels=False)
+    training = PrivateTraining(model, x, targets, own, steps, randomness=randomness, plan=plan)
+    return _require_closed_forms(training)
 
 
-class Batches(Protocol):
-    """One batch of rows after another."""
-
-    def next(self) -> Tensor:
-        """``int64``."""
-        ...
+def _require_closed_forms(training: PrivateTraining) -> PrivateTraining:
+    if training.clipper.engine == "functional":
+        raise ValueError("Expected a model whose layers all have gradients in closed form, such as a CNN or an MLP.")
+    return training
 
 
 class PublicPartitions:
@@ -340,7 +340,7 @@ def default_radius(num_classes: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cells:
+class GameCells:
     """The event and the group of each record as one code (N,), event times groups plus group; Q for no event."""
 
     cells_N: Tensor
@@ -354,7 +354,7 @@ class Cells:
         return self.num_events * self.num_groups
 
     @classmethod
-    def of(cls, y: Tensor, groups: Tensor, *, config: DpFermiConfig, num_classes: int, num_groups: int) -> Cells:
+    def of(cls, y: Tensor, groups: Tensor, *, config: DpFermiConfig, num_classes: int, num_groups: int) -> GameCells:
         """ValueError for labels, groups or a positive label out of range, for lengths that differ, for one group."""
         require_codes("labels", y.cpu().numpy(), num_classes)
         require_codes("groups", groups.cpu().numpy(), num_groups)
@@ -396,7 +396,7 @@ class Shares:
 
 
 def release_shares(
-    cells: Cells,
+    cells: GameCells,
     config: DpFermiConfig,
     *,
     relation: Relation,
@@ -481,22 +481,15 @@ class DpFermiConfig(Section):
     share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records or persons.")
     min_share: float = Field(0.01, gt=0, lt=1, description="Smaller released shares are raised to it.")
     averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
-    noise_rule: Literal["accounted", "as_in_paper"] = Field(
-        "accounted", description="as_in_paper: the paper's closed form, which costs more than the target."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FermiSteps:
-    """``steps`` with theta's noise, W's ``matrix_noise_multiplier``, and the ``event`` that all of them are.
-
-    ``epsilon_as_in_paper`` is what the paper would claim for them, where its noise was asked for.
-    """
+    """``steps`` with theta's noise, W's ``matrix_noise_multiplier``, and the ``event`` that all of them are."""
 
     steps: PrivateSteps
     matrix_noise_multiplier: float
     event: Event
-    epsilon_as_in_paper: float | None = None
 
 
 def calibrated_steps(
@@ -504,15 +497,9 @@ def calibrated_steps(
 ) -> FermiSteps:
     """The steps that ``config`` and ``base`` mean, with the least noise that keeps them within ``target``.
 
-    What the release of shares costs is set aside. ``noise_rule`` ``as_in_paper`` takes the paper's noise instead,
-    whatever it costs. ValueError for a target out of reach, or one that the paper's formula is not meant for.
+    What the release of shares costs is set aside. ValueError for a target out of reach.
     """
     plan = _plan(config, base, num_records=num_records)
-    if config.noise_rule == "as_in_paper":
-        # Two releases of one multiplier are one release of it over sqrt(2).
-        joint = published_noise_multiplier(target, plan) / math.sqrt(2)
-        steps = _with_noise(plan, config, base, target, joint, ratio=1.0)
-        return replace(steps, epsilon_as_in_paper=target.epsilon)
 
     def steps_of(joint: float) -> FermiSteps:
         return _with_noise(plan, config, base, target, joint, ratio=config.matrix_noise_ratio)
@@ -530,22 +517,6 @@ def calibrated_steps(
     return steps_of(joint)
 
 
-def published_noise_multiplier(target: PrivacyTarget, steps: PrivateSteps) -> float:
-    """The paper's noise of *each* of its two streams over a sum's sensitivity: q sqrt(2 T ln(1 / delta)) / epsilon.
-
-    Its closed form is sigma^2 = 2 (m / n)^2 T S^2 ln(1 / delta) / epsilon^2 for a sensitivity S. ValueError outside the
-    range that its theorem states.
-    """
-    log_inverse = math.log(1 / target.delta)
-    least_steps = target.epsilon / (2 * steps.sampling_rate) ** 2
-    if target.epsilon > 2 * log_inverse or steps.num_steps < least_steps:
-        raise ValueError(
-            f"Expected epsilon <= {2 * log_inverse:.3g} and at least {math.ceil(least_steps)} steps for noise_rule "
-            f"as_in_paper, got {target.epsilon} and {steps.num_steps}."
-        )
-    return steps.sampling_rate * math.sqrt(2 * steps.num_steps * log_inverse) / target.epsilon
-
-
 @dataclass(frozen=True, kw_only=True)
 class FermiTrained(Trained):
     """With the shares (E, G) that were declared or released."""
@@ -557,7 +528,7 @@ def train(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    cells: Cells,
+    cells: GameCells,
     steps: FermiSteps,
     config: DpFermiConfig,
     *,
@@ -570,7 +541,7 @@ def train(
     """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
 
     ``person_N``, in mode ``all`` alone, numbers whose the records are. ``generator`` drives dropout and public batches;
-    secret samples and noise come from ``randomness``. Errors as :class:`fairpate.methods.dp_fermi.FermiTraining`.
+    secret samples and noise come from ``randomness``. Errors as :func:`fermi_training`.
     """
     game = MatrixGame(
         shares.shares_EG,
@@ -580,26 +551,26 @@ def train(
         device=x.device,
     )
     targets = watched_targets(y, cells.cells_N, num_classes=cells.num_classes, num_cells=cells.num_cells)
+    events = (steps.event, *shares.events)
     options: dict[str, Any] = {
         "matrix_noise_multiplier": steps.matrix_noise_multiplier,
         "matrix_learning_rate": config.matrix_learning_rate,
         "randomness": randomness,
+        "events": events if person_N is None else tuple(of_unit(event, "person") for event in events),
     }
     if config.mode == "all":
-        training = FermiTraining(model, x, targets, game, steps.steps, person_N=person_N, **options)
+        training = fermi_training(model, x, targets, game, steps.steps, person_N=person_N, **options)
     else:
+        sampler = None
         if config.mode == "sens_public_batches":
-            options["batches"] = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
-        training = GroupFermiTraining(model, x, targets, game, steps.steps, **options)
-    events = (steps.event, *shares.events)
-    training.run(generator=generator, averaged_share=config.averaged_share, on_progress=on_progress)
+            sampler = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
+        training = group_fermi_training(model, x, targets, game, steps.steps, sampler=sampler, **options)
     return FermiTrained(
         model=model,
         shares_EG=shares.shares_EG,
-        events=events if person_N is None else tuple(of_unit(event, "person") for event in events),
+        events=training.run(generator=generator, averaged_share=config.averaged_share, on_progress=on_progress),
         noise=randomness.label,
         remarks=shares.remarks,
-        epsilon_as_in_paper=steps.epsilon_as_in_paper,
     )
 
 
@@ -680,7 +651,7 @@ class DpFermi(DpSgdFamily):
         # Modes that hide the attribute count records, whoever they belong to.
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected)
-        cells = Cells.of(
+        cells = GameCells.of(
             private.y, private.z, config=settings, num_classes=dataset.num_classes, num_groups=dataset.num_groups
         )
         planned = (steps.event, *share_events(settings, self.target.record_relation))

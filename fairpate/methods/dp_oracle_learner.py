@@ -74,10 +74,8 @@ cell's feature sum, so those sums alone, released once, answer every round; only
 the leading principal directions of X, which are public. With ``every_round`` and all directions it is the paper's.
 
 Deviations from the paper:
-- Its accounting, ``noise_rule`` as_in_paper: epsilon' = epsilon / (4 sqrt(T ln(1 / delta))) of a round holds the
-  first term of advanced composition at epsilon / 2; the second, left out, exceeds the rest for large epsilon. Noise
-  scales and costs use exact cell shares, which are private: nothing is guaranteed, the accountant says inf, and
-  ``epsilon_as_in_paper`` is the paper's number.
+- The rounds are composed by the accountant, and prices use released sizes. The paper's rule for the noise of a round
+  and its private cell shares guarantee nothing: benchmarks/reproductions/oracle_as_in_paper.py.
 - The auditor releases counts over public sizes rather than rates, whose denominators are private too.
 - Demographic parity and equal opportunity beside equalized odds; several groups against a reference.
 - T, eta and B are settings: eta and T of the paper are reconstructed from a damaged text. ``num_rounds=None`` takes the
@@ -104,7 +102,7 @@ from pydantic import Field
 from scipy.linalg import cho_factor, cho_solve
 from torch import Tensor
 
-from fairpate.config import ConfigError, Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
+from fairpate.config import Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
 from fairpate.later import sklearn
 from fairpate.methods.base import AttributeMethod, Progress, Trained, Training
 from fairpate.methods.parity import NO_EVENT, Cells, FloatArray, ParityConfig, require_shares
@@ -415,11 +413,6 @@ def _cost(rule_J: list[int], counts_YJ: list[list[int]], difference_Y: list[Frac
     return total
 
 
-def published_round_epsilon(*, epsilon: float, delta: float, num_rounds: int) -> float:
-    """The paper's epsilon' of each of its 2 T releases."""
-    return epsilon / (4 * math.sqrt(num_rounds * math.log(1 / delta)))
-
-
 def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
     """The most that X' C1 changes in L1 with one z: ``norms_E`` are the largest L1 norms of a record per event."""
     return float(((prices_GE.max(axis=0) - prices_GE.min(axis=0)) * norms_E).max())
@@ -541,32 +534,6 @@ def of_groups(setting: Setting) -> Sides:
     )
 
 
-def as_in_paper(setting: Setting) -> Sides:
-    """Every round, in all directions; exact shares in costs and noise scales, which they are no cover for."""
-    features, cells, target, source = setting.features, setting.cells, setting.target, setting.source
-    regression = Regression(features, cells, ridge=setting.config.ridge, num_directions=None)
-    count, num_rounds = len(features), setting.rules.num_rounds
-    shares_GE, sums_GED = cells.counts() / count, cells.sums(regression.components)
-    smallest = float(shares_GE.min())
-    if not smallest * count > 1:
-        raise ValueError("Expected more than one record in every cell, as the paper's noise does; merge groups.")
-    epsilon = published_round_epsilon(epsilon=target.epsilon, delta=target.delta, num_rounds=num_rounds)
-    feature_reach = 2 * float(regression.norms_E.max()) * setting.config.dual_bound / smallest
-    rate_reach = 2 * cells.num_groups / (count * smallest - 1)
-
-    def answer(prices_GE: FloatArray) -> FloatArray:
-        priced_D = np.tensordot(prices_GE, sums_GED, axes=2)
-        noisy_D = add_laplace(priced_D, l1_sensitivity=feature_reach, epsilon=epsilon, source=source)
-        return regression.coefficients(noisy_D)
-
-    def violations(coefficients_D: FloatArray) -> FloatArray:
-        exact = setting.violations(cells.rates(features @ coefficients_D < 0))
-        return add_laplace(exact, l1_sensitivity=rate_reach, epsilon=epsilon, source=source)
-
-    # Exact shares are used unreleased: the accountant hears that nothing is guaranteed.
-    return Sides(answer, violations, shares_GE, (PureReleases(count=1, epsilon=math.inf),), epsilon)
-
-
 def nu_before_play(
     rules: GameRules,
     *,
@@ -626,9 +593,6 @@ class DpOracleLearnerConfig(ParityConfig):
     feature_share: float = Field(0.45, gt=0, lt=1, description="Of epsilon, for the feature sums of `once`.")
     min_share: float = Field(0.01, gt=0, lt=1, description="Least released share of a cell; fewer is an error.")
     failure_probability: float = Field(0.05, gt=0, lt=1, description="beta of the paper's T.")
-    noise_rule: Literal["accounted", "as_in_paper"] = Field(
-        "accounted", description="as_in_paper: the paper's noise and epsilon; nothing is guaranteed."
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -669,11 +633,10 @@ def train(
         raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
     rules = _rules(config, target, num_records=len(features), num_features=features.shape[1], num_groups=num_groups)
     by_group = config.rules == "by_group"
-    build = as_in_paper if config.noise_rule == "as_in_paper" else of_groups if by_group else composed
     setting = Setting(
         features=features, cells=cells, config=config, target=target, rules=rules, source=source, admit=admit
     )
-    sides = build(setting)
+    sides = of_groups(setting) if by_group else composed(setting)
     played = play(rules, sides.shares_GE, answer=sides.answer, violations=sides.violations, on_round=on_progress)
     answers = np.stack(played.answers)
     coefficients_RD = plain_rule(features, cells, ridge=config.ridge)[None] if by_group else answers
@@ -688,7 +651,6 @@ def train(
         mean_multipliers=played.mean_multipliers,
         shares_GE=sides.shares_GE,
         round_epsilon=sides.round_epsilon,
-        epsilon_as_in_paper=target.epsilon if config.noise_rule == "as_in_paper" else None,
     )
 
 
@@ -744,31 +706,22 @@ class OracleLearner(AttributeMethod):
     student: PublishedConfig = PublishedConfig(model=LINEAR)
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
-    @property
-    def is_private(self) -> bool:
-        """The paper's noise depends on private counts: it guarantees nothing."""
-        return super().is_private and self.dp_oracle_learner.noise_rule != "as_in_paper"
-
     def check(self) -> None:
-        """ConfigError for another relation, a published model that is not linear, and noise that is of linear rules."""
-        section = self.dp_oracle_learner
-        if section.rules == "by_group" and section.noise_rule == "as_in_paper":
-            raise ConfigError("dp_oracle_learner.noise_rule: as_in_paper has linear rules; set rules=linear.")
+        """ConfigError for another relation and for a published model that is not linear."""
         super().check()
         self.require_linear_mixture()
 
     @property
     def unread(self) -> dict[str, str]:
-        """What other rules, releases and noises have."""
-        settings = self.dp_oracle_learner
-        by_group, as_in_paper = settings.rules == "by_group", settings.noise_rule == "as_in_paper"
+        """Fields that only other rules or releases read."""
+        settings, prefix = self.dp_oracle_learner, "dp_oracle_learner."
         causes = (
-            (settings.release == "every_round", "release", ("feature_share",)),
-            (by_group, "rules", ("feature_share", "num_directions", "release")),
-            (as_in_paper, "noise_rule", ("feature_share", "num_directions", "release", "frequency_share", "min_share")),
+            dict.fromkeys([f"{prefix}feature_share"], f"{prefix}release") if settings.release == "every_round" else {}
         )
-        prefix = "dp_oracle_learner."
-        return {prefix + field: prefix + cause for holds, cause, fields in causes if holds for field in fields}
+        if settings.rules == "by_group":
+            fields = ("feature_share", "num_directions", "release")
+            causes |= {prefix + field: f"{prefix}rules" for field in fields}
+        return causes
 
     @property
     def learns_two_classes(self) -> bool:

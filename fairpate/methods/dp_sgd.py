@@ -51,7 +51,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -73,8 +73,15 @@ from fairpate.methods.base import (
 from fairpate.nn.fit import contrast, dpfr_gradient, fit, group_batches
 from fairpate.nn.layers import DenseChain
 from fairpate.nn.models import memory_format_for, scale_bytes
-from fairpate.nn.per_example import CrossEntropy
-from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining, PublicGradient, ShiftedTraining
+from fairpate.nn.per_example import CrossEntropy, GradientClipper
+from fairpate.nn.private_fit import (
+    Plan,
+    PrivateRandomness,
+    PrivateSteps,
+    PrivateTraining,
+    PublicGradient,
+    ShiftedClipper,
+)
 from fairpate.privacy.accountant import noise_multiplier_for
 from fairpate.privacy.events import PoissonGaussians
 from fairpate.types import Relation
@@ -200,21 +207,34 @@ def train_dp_sgd(
     gradient ``before_clipping``; neither changes the events. Errors as
     :class:`fairpate.nn.private_fit.PrivateTraining`.
     """
-    loss = CrossEntropy()
-    # Shifted by a public vector a gradient has another norm, so each has to be formed before it is clipped.
-    kind = ShiftedTraining if public_gradient is not None and before_clipping else PrivateTraining
-    options: dict[str, Any] = {"public_gradient": public_gradient, "person_N": person_N}
-    training = kind(model, x, y, loss, steps, randomness=randomness, **options)
-    training.run(generator=generator, on_progress=on_progress)
-    # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
-    event = PoissonGaussians(
-        count=steps.num_steps,
-        noise_multiplier=steps.noise_multiplier,
-        sampling_rate=steps.sampling_rate,
-        unit="record" if person_N is None else "person",
-        relation=relation,
+    shifted = public_gradient is not None and before_clipping
+    plan = Plan(
+        # Shifted by a public vector a gradient has another norm, so each has to be formed before it is clipped.
+        clipper=partial(ShiftedClipper, public_gradient=public_gradient) if shifted else GradientClipper,
+        # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
+        events=(
+            PoissonGaussians(
+                count=steps.num_steps,
+                noise_multiplier=steps.noise_multiplier,
+                sampling_rate=steps.sampling_rate,
+                unit="record" if person_N is None else "person",
+                relation=relation,
+            ),
+        ),
     )
-    return Trained(model=model, events=(event,), noise=randomness.label)
+    training = PrivateTraining(
+        model,
+        x,
+        y,
+        CrossEntropy(),
+        steps,
+        randomness=randomness,
+        public_gradient=None if shifted else public_gradient,
+        person_N=person_N,
+        plan=plan,
+    )
+    events = training.run(generator=generator, on_progress=on_progress)
+    return Trained(model=model, events=events, noise=randomness.label)
 
 
 class DpSgdFamily(PrivateMethod):

@@ -54,7 +54,7 @@ one group to another, which moves a violation by at most C_d sqrt(1 / n~_i^2 + 1
 C_p |mu_i / n~_i - mu_j / n~_j| over the batch's share of the records. Batches of an epoch are a public partition, so a
 record enters one gradient per epoch; on secret Poisson samples the mixture bound applies.
 
-Deviations from the paper, which is kept in :mod:`fairpate.methods.f_ld`:
+Deviations from the paper (benchmarks/reproductions/pf_ld_as_in_paper.py runs it as printed):
 - Sizes are released or declared. The paper's are private, and with them its sensitivities are too small.
 - The sign is that of a violation released with its sign; the paper's code takes the exact one for free.
 - Clipping acts on population and group alike. On the group alone it makes a violation of its own.
@@ -63,22 +63,6 @@ Deviations from the paper, which is kept in :mod:`fairpate.methods.f_ld`:
 - What F-LD's deviate in.
 
 Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h (see mean_parity).
-
-PF-LD as its paper prints it, for comparison only: nothing here is a guarantee (:mod:`fairpate.methods.f_ld`).
-
-    theta    <- theta - a( grad J(B) + sum_i lambda_i |grad mu(B_P) - clipped grad mu(B_Gi)| + N(0, (s_p D_p)^2 I) )
-    lambda_i <- lambda_i + s( |mu(D_P) - clipped mu(D_Gi)| + N(0, (s_d D_d)^2) )
-    D_p = 2 C_p lambda_max / (min |B_Gi| - 1),   D_d = sqrt(2) C_d / (min |D_Gi| - 1)
-
-Means are over the real, private members of a group, the absolute value is taken of every coordinate, and a batch that
-lacks a group is skipped, as the published code does. Its price, ``T n / |B|`` sampled Gaussians and T plain ones, is
-:func:`epsilon_as_in_paper`. What is wrong with it:
-
-- An attribute that changes alters the sizes of two groups: a gradient moves by up to
-  ``2 C_p lambda_max (1 / |B_Gi| + 1 / (|B_Gj| + 1))``, nearly twice D_p.
-- grad J(B) is released without noise and tells who is in a batch, so sampling amplifies nothing; nor are the batches
-  Poisson samples.
-- The least size and whether a batch is skipped depend on the attributes.
 """
 
 from __future__ import annotations
@@ -93,7 +77,7 @@ import numpy.typing as npt
 import torch
 from pydantic import Field, model_validator
 from scipy.linalg import null_space
-from scipy.optimize import LinearConstraint, brentq, minimize
+from scipy.optimize import LinearConstraint, minimize
 from scipy.special import expit
 from torch import Tensor, nn
 from torch.nn import functional
@@ -114,10 +98,9 @@ from fairpate.methods.base import NO_NOISE, AttributeMethod, Progress, Trained, 
 from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong, require_codes
 from fairpate.nn.fit import LINEAR, Optimizer, batch_bounds, epoch_learning_rate, predict_logits, set_rule
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
-from fairpate.nn.per_example import GradientClipper, GuidedGradients
+from fairpate.nn.per_example import GuidedGradients
 from fairpate.nn.private_fit import GaussianNoise, PoissonBatches, PrivateRandomness
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve, event_rdp
 from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
@@ -537,7 +520,6 @@ class PfLdConfig(FldConfig):
     batches: Literal["public", "poisson"] = Field(
         "public", description="A partition known to everybody, drawn anew for each epoch; or secret samples."
     )
-    form: Literal["corrected", "as_in_paper"] = Field("corrected", description="`as_in_paper` guarantees nothing.")
 
     @model_validator(mode="after")
     def _shares_leave_a_rest(self) -> PfLdConfig:
@@ -769,7 +751,7 @@ def _public_sizes(
 
 
 class PfLd(AttributeMethod):
-    """Within the target for one sensitive attribute; in the paper's form without any guarantee."""
+    """Within the target for one sensitive attribute."""
 
     title: ClassVar[str] = "PF-LD"
     paper: ClassVar[str] = FLd.paper
@@ -778,154 +760,22 @@ class PfLd(AttributeMethod):
     pf_ld: PfLdConfig = PfLdConfig()
 
     @property
-    def is_private(self) -> bool:
-        """The paper's form releases exact violations and undercharges the rest."""
-        return super().is_private and self.pf_ld.form != "as_in_paper"
-
-    @property
     def unread(self) -> dict[str, str]:
-        """What the paper's form does not have, and the release of sizes that are declared."""
-        sizes = ("size_share", "min_group_share")
-        if self.pf_ld.form == "as_in_paper":
-            unread = ("batches", "multipliers", "tolerance", "dual_share", "group_sizes", *sizes)
-            return {f"pf_ld.{field}": "pf_ld.form" for field in unread}
-        return {} if self.pf_ld.group_sizes is None else {f"pf_ld.{field}": "pf_ld.group_sizes" for field in sizes}
+        """Fields of the release of sizes, where sizes are declared."""
+        if self.pf_ld.group_sizes is None:
+            return {}
+        return dict.fromkeys(("pf_ld.size_share", "pf_ld.min_group_share"), "pf_ld.group_sizes")
 
     def train(self, training: Training) -> Trained:
-        """With noise on violations and gradients."""
-
-        config, size = self.pf_ld, len(training.dataset.private)
-        given = arguments(training, groups=True) | {"config": config, "randomness": self.randomness()}
-        given["parity"] = told(parity_of(config, training.dataset), config, training.reporter)
+        config = self.pf_ld
+        parity = told(parity_of(config, training.dataset), config, training.reporter)
+        noise = calibrated_noise(config, self.target, num_records=len(training.dataset.private))
         with training.reporter.stage(self.method) as advance:
-            given["on_progress"] = advance
-            if config.form == "as_in_paper":
-                noise = published_noise(config, self.target, num_records=size)
-                return train_as_in_paper(**given, noise=noise, target=self.target)
-            return train_pf_ld(**given, noise=calibrated_noise(config, self.target, num_records=size))
-
-
-_VIOLATION_TO_GRADIENT = 10.0  # the two noise multipliers of the published code: 50 and 5
-_WIDEST = 1e4
-
-
-def train_as_in_paper(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    groups: Tensor,
-    config: PfLdConfig,
-    noise: PfLdNoise,
-    *,
-    target: PrivacyTarget,
-    parity: MeanParity,
-    randomness: PrivateRandomness,
-    generator: torch.Generator,
-    on_progress: Progress = lambda *_: None,
-) -> Trained:
-    """The printed algorithm, two classes; arguments as :func:`fairpate.methods.f_ld.train_pf_ld`.
-
-    ValueError for more classes and for a group of fewer than two records.
-    """
-    cells = parity.cells(y, groups)
-    sizes_UG = _sizes(parity, cells)
-    normals, descent = GaussianNoise(randomness), Descent(model, x, y, config, generator)
-    # As printed: multipliers only rise, whatever form this package prefers.
-    ascent = Ascent(parity, config.model_copy(update={"multipliers": "absolute", "tolerance": 0.0}))
-    clipper = GradientClipper(model, ValueAlong(parity), clip_norm=config.clip_norm)
-    spread = noise.violation * math.sqrt(2) * config.clip_value / (float(sizes_UG.min()) - 1)
-    for epoch in range(config.warmup_epochs + config.epochs):
-        for rows, _ in descent.batches():
-            batch = descent.features(rows), y[rows], cells[rows]
-            loss = functional.cross_entropy(model(batch[0]), batch[1])
-            gradients = list(torch.autograd.grad(loss, descent.parameters))
-            # Its sensitivity is divided by members less one: of a group with one member in the batch there is none.
-            if ascent.is_active and (least := float(parity.group_sizes(batch[2]).min())) <= 1:
-                continue
-            if ascent.is_active:
-                torch._foreach_add_(gradients, _printed_term(model, clipper, *batch, parity=parity, ascent=ascent))
-                reach = 2 * config.clip_norm * config.max_multiplier / (least - 1)
-                normals.add_to(gradients, noise.gradient * reach)
-            descent.step(gradients, epoch)
-        if epoch >= config.warmup_epochs:
-            clip = config.clip_value
-            exact = measured_violations(model, x, y, cells, parity=parity, sizes_UG=sizes_UG, clip_value=clip)
-            _ascend(ascent, exact, normals, spread)
-        on_progress(epoch + 1, config.warmup_epochs + config.epochs)
-    return Trained(
-        model=model.eval(),
-        events=(AttributeGaussians(count=1, attribute_noise_multiplier=0.0),),
-        noise=randomness.label,
-        remarks=("PF-LD as in the paper: sensitivities and sampling are wrong, so nothing is guaranteed.",),
-        epsilon_as_in_paper=epsilon_as_in_paper(config, noise, num_records=len(x), target_delta=target.delta),
-    )
-
-
-def _sizes(parity: MeanParity, cells: Tensor) -> Tensor:
-    if parity.num_values != 1:
-        raise ValueError(f"Expected 2 classes in the paper's form, got {parity.num_classes}; use form: corrected.")
-    sizes_UG = parity.group_sizes(cells)
-    # Sensitivities are divided by members less one.
-    require_members(sizes_UG - 1)
-    return sizes_UG
-
-
-def _ascend(ascent: Ascent, violations_UGK: Tensor, normals: GaussianNoise, spread: float) -> None:
-    distances_UGK = violations_UGK.abs()
-    normals.add_to([distances_UGK], spread)
-    # Noise can make a distance negative, which none is.
-    ascent.step(distances_UGK.clamp(min=0))
-
-
-def epsilon_as_in_paper(config: PfLdConfig, noise: PfLdNoise, *, num_records: int, target_delta: float) -> float:
-    """What the paper's Lemmas say of a training: no valid price."""
-    num_steps = config.epochs * math.ceil(num_records / config.batch_size)
-    rate = min(1.0, config.batch_size / num_records)
-    sampled = PoissonGaussians(count=num_steps, noise_multiplier=noise.gradient, sampling_rate=rate)
-    plain = AttributeGaussians(count=config.epochs, attribute_noise_multiplier=noise.violation)
-    orders_A = np.asarray(DEFAULT_ORDERS)
-    curve_A = event_rdp(sampled, orders_A) + event_rdp(plain, orders_A)
-    return epsilon_of_curve(curve_A, orders_A, target_delta=target_delta)[0]
-
-
-def published_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: int) -> PfLdNoise:
-    """The noise at which the paper's own price is the target's. ValueError where none is."""
-
-    def noise_at(log_scale: float) -> PfLdNoise:
-        scale = math.exp(log_scale)
-        return PfLdNoise(gradient=scale, violation=_VIOLATION_TO_GRADIENT * scale, size=0.0)
-
-    def excess(log_scale: float) -> float:
-        claimed = epsilon_as_in_paper(config, noise_at(log_scale), num_records=num_records, target_delta=target.delta)
-        return math.log(max(claimed, 1e-12) / target.epsilon)
-
-    low, high = math.log(0.1), math.log(_WIDEST)
-    if not config.epochs or excess(low) <= 0 or excess(high) >= 0:
-        raise ValueError(f"Expected a target epsilon that the paper's noise reaches, got {target.epsilon}.")
-    return noise_at(brentq(excess, low, high, xtol=1e-3))
-
-
-def _printed_term(
-    model: nn.Module,
-    clipper: GradientClipper,
-    x: Tensor,
-    y: Tensor,
-    cells: Tensor,
-    *,
-    parity: MeanParity,
-    ascent: Ascent,
-) -> list[Tensor]:
-    """``sum_i lambda_i |grad mu(B_P) - clipped grad mu(B_Gi)|``, coordinate by coordinate."""
-    total = [torch.zeros_like(p) for p in clipper.parameters]
-    targets = torch.stack([y, torch.ones_like(y)], dim=1).float()
-    populations = parity.populations(y)
-    for u in range(parity.num_populations):
-        mean = parity.values(model(x[populations == u]), y[populations == u]).mean()
-        of_all = torch.autograd.grad(mean, clipper.parameters)
-        for g in range(parity.num_groups):
-            members = cells == u * parity.num_groups + g
-            of_group = clipper.sum(x[members], targets[members]).gradients
-            weight = float(ascent.multipliers_UGK[u, g, 0].abs())
-            for out, whole, part in zip(total, of_all, of_group, strict=True):
-                out += weight * (whole - part / int(members.sum())).abs()
-    return total
+            return train_pf_ld(
+                **arguments(training, groups=True),
+                config=config,
+                noise=noise,
+                parity=parity,
+                randomness=self.randomness(),
+                on_progress=advance,
+            )

@@ -106,7 +106,7 @@ from fairpate.types import (
     strict,
 )
 from fairpate.words import delta_text
-from teachers.ensemble import Pool, PoolError
+from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def collect_vote_batch(
     ray: RayConfig,
     checkpoint_dir: Path | Storage,
     reporter: Reporter,
-    pool: Pool | None = None,
+    pool: BlockPool | None = None,
 ) -> VoteBatch:
     """The votes of all teachers on the queries; those that ``checkpoint_dir`` lacks are trained first. Private.
 

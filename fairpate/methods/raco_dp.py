@@ -84,7 +84,14 @@ from fairpate.methods.base import Progress, Stream, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
 from fairpate.nn.per_example import ClippedSum, GradientClipper, shares_of
-from fairpate.nn.private_fit import GaussianNoise, LaplaceNoise, PrivateRandomness, PrivateSteps, PrivateTraining
+from fairpate.nn.private_fit import (
+    GaussianNoise,
+    LaplaceNoise,
+    Plan,
+    PrivateRandomness,
+    PrivateSteps,
+    PrivateTraining,
+)
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, epsilon_of_curve, least_noise
 from fairpate.privacy.events import Event
@@ -252,51 +259,48 @@ class PricedClipper(GradientClipper):
         return torch.stack(histograms).sum(dim=0)
 
 
-class PricedTraining(PrivateTraining):
-    """Steps on private ``x`` (N, ...), ``labels`` (N,) below ``num_classes`` and ``cells`` (N,) below ``num_cells``.
+def priced_training(
+    model: nn.Module,
+    x: Tensor,
+    labels: Tensor,
+    cells: Tensor,
+    steps: PrivateSteps,
+    *,
+    rows: Rows,
+    num_cells: int,
+    num_classes: int,
+    laplace_scale: float,
+    pricing: Pricing,
+    randomness: PrivateRandomness,
+    histogram_randomness: PrivateRandomness,
+    person_N: Tensor | None = None,
+    size_noise: float | None = None,
+    events: tuple[Event, ...] = (),
+) -> PrivateTraining:
+    """DP-SGD on private ``x`` (N, ...), ``labels`` (N,) and ``cells`` (N,), with a noisy histogram before each sum.
 
     ``pricing`` maps each noisy histogram (Q, K) to prices of that shape. With ``size_noise`` the number of records of
     every cell is released too, under Gaussian noise of that standard deviation, and the histogram is :func:`refined` by
     it. ``histogram_randomness`` is apart from that of sampling and gradients, so that a price of 0 leaves DP-SGD as it
     is, bit for bit.
     """
+    for name, noise in (("laplace_scale", laplace_scale), ("size_noise", size_noise or 0.0)):
+        if not 0 <= noise < math.inf:
+            raise ValueError(f"Expected {name} >= 0 and finite, got {noise}.")
+    laplace, sizes = LaplaceNoise(histogram_randomness, scale=laplace_scale), GaussianNoise(histogram_randomness)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        labels: Tensor,
-        cells: Tensor,
-        steps: PrivateSteps,
-        *,
-        rows: Rows,
-        num_cells: int,
-        num_classes: int,
-        laplace_scale: float,
-        pricing: Pricing,
-        randomness: PrivateRandomness,
-        histogram_randomness: PrivateRandomness,
-        person_N: Tensor | None = None,
-        size_noise: float | None = None,
-    ) -> None:
-        for name, noise in (("laplace_scale", laplace_scale), ("size_noise", size_noise or 0.0)):
-            if not 0 <= noise < math.inf:
-                raise ValueError(f"Expected {name} >= 0 and finite, got {noise}.")
-        loss = PricedLoss(rows, num_cells=num_cells, num_classes=num_classes, release=self._release)
-        super().__init__(model, x, loss.targets(labels, cells), loss, steps, randomness=randomness, person_N=person_N)
-        self._clipper = PricedClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
-        self._pricing, self._laplace = pricing, LaplaceNoise(histogram_randomness, scale=laplace_scale)
-        self._sizes, self._scales = GaussianNoise(histogram_randomness), (laplace_scale, size_noise)
-
-    def _release(self, histogram_QK: Tensor) -> FloatArray:
+    def release(histogram_QK: Tensor) -> FloatArray:
         exact_QK = histogram_QK.numpy(force=True)
-        noisy_QK = exact_QK + self._laplace.take(exact_QK.size).reshape(exact_QK.shape)
-        laplace_scale, size_noise = self._scales
+        noisy_QK = exact_QK + laplace.take(exact_QK.size).reshape(exact_QK.shape)
         if size_noise is not None:
             # Of the exact histogram, under noise of its own: a noisy row's sum has the variance of all its entries.
-            sizes_Q = exact_QK.sum(axis=1, dtype=np.float64) + size_noise * self._sizes.take(len(exact_QK)).numpy()
+            sizes_Q = exact_QK.sum(axis=1, dtype=np.float64) + size_noise * sizes.take(len(exact_QK)).numpy()
             noisy_QK = refined(noisy_QK, sizes_Q, laplace_scale=laplace_scale, size_noise=size_noise)
-        return self._pricing(noisy_QK)
+        return pricing(noisy_QK)
+
+    loss = PricedLoss(rows, num_cells=num_cells, num_classes=num_classes, release=release)
+    targets, plan = loss.targets(labels, cells), Plan(clipper=PricedClipper, events=events)
+    return PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
 
 
 def refined(histogram_QK: FloatArray, sizes_Q: FloatArray, *, laplace_scale: float, size_noise: float) -> FloatArray:
@@ -455,48 +459,6 @@ def split_noise(joint: float, *, histogram_share: float) -> tuple[float, float]:
     return joint / math.sqrt(1 - histogram_share), joint / math.sqrt(histogram_share)
 
 
-def fit(
-    model: nn.Module,
-    x: Tensor,
-    labels: Tensor,
-    cells: Tensor,
-    steps: HistogramSteps,
-    *,
-    rows: Rows,
-    num_cells: int,
-    num_classes: int,
-    pricing: Pricing,
-    randomness: PrivateRandomness,
-    histogram_randomness: PrivateRandomness,
-    generator: torch.Generator,
-    person_N: Tensor | None = None,
-    on_progress: Progress = lambda *_: None,
-) -> None:
-    """Train ``model`` in place on private ``x`` (N, ...), ``labels`` (N,) and ``cells`` (N,), and average its weights.
-
-    ``person_N`` numbers whose the records are. ``generator`` drives dropout alone. The histogram's noise has a
-    randomness of its own, so that prices of 0 are DP-SGD, bit for bit. Errors as
-    :class:`fairpate.methods.raco_dp.PricedTraining`.
-    """
-    training = PricedTraining(
-        model,
-        x,
-        labels,
-        cells,
-        steps.gradient,
-        rows=rows,
-        num_cells=num_cells,
-        num_classes=num_classes,
-        laplace_scale=steps.laplace_scale,
-        size_noise=steps.size_noise,
-        pricing=pricing,
-        randomness=randomness,
-        histogram_randomness=histogram_randomness,
-        person_N=person_N,
-    )
-    training.run(generator=generator, averaged_share=steps.averaged_share, on_progress=on_progress)
-
-
 class RacoDpConfig(NoisyHistogramConfig):
     """RaCO-DP: which rate constraint, how tight, and how its multipliers move."""
 
@@ -579,31 +541,32 @@ def train(
 ) -> RacoTrained:
     """Train ``model`` in place on private ``x`` (N, ...), ``y`` (N,) and ``groups`` (N,), all of them protected.
 
-    ``person_N`` numbers whose the records are, and then persons are protected. Randomness and errors as
-    :func:`fairpate.methods.raco_dp.fit`; also ValueError for labels or groups that the constraints' partition
-    does not have.
+    ``person_N`` gives the number of each record's person, and then persons are protected. ``generator`` drives dropout
+    alone; the histogram's noise has a randomness of its own, so that prices of 0 are DP-SGD, bit for bit. Errors as
+    :func:`priced_training`; also ValueError for labels or groups that the constraints' partition does not have.
     """
     lagrangian = Lagrangian(constraints, config, steps)
     cells_N = constraints.partition.cells(y.cpu().numpy(), groups.cpu().numpy())
-    fit(
+    training = priced_training(
         model,
         x,
         y,
         torch.from_numpy(cells_N).to(y.device),
-        steps,
+        steps.gradient,
         rows=SoftPrediction(config.sharpness, counts_labels=config.counts == "labels"),
         num_cells=constraints.partition.num_cells,
         num_classes=constraints.num_classes,
+        laplace_scale=steps.laplace_scale,
+        size_noise=steps.size_noise,
         pricing=lagrangian,
         randomness=randomness,
         histogram_randomness=histogram_randomness,
-        generator=generator,
         person_N=person_N,
-        on_progress=on_progress,
+        # A person's average row sums to 1 as a record's does: the same event holds for persons.
+        events=(steps.event if person_N is None else replace(steps.event, unit="person"),),
     )
-    # A person's average row sums to 1 as a record's does: the same event holds for persons.
-    event = steps.event if person_N is None else replace(steps.event, unit="person")
-    return RacoTrained(model=model, events=(event,), noise=randomness.label, report=lagrangian.report())
+    events = training.run(generator=generator, averaged_share=steps.averaged_share, on_progress=on_progress)
+    return RacoTrained(model=model, events=events, noise=randomness.label, report=lagrangian.report())
 
 
 class Lagrangian:

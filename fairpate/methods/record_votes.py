@@ -88,7 +88,7 @@ from fairpate.fairness.gate import filter_stream
 from fairpate.fairness.private_population import (
     KEPT_NOISE,
     TAUGHT_NOISE,
-    PublicRecords,
+    LabelledRecords,
     TableByGroup,
     estimated_population,
     thinned,
@@ -310,7 +310,7 @@ class VotesOfRecords(ReleasingMethod):
         predicted = student.predict(public.x, public.z.numpy(), generator=generator)
         # A refusal is one more outcome, beside the classes.
         outcome_M = np.where(predicted.answered, predicted.labels, dataset.num_classes)
-        records = PublicRecords(
+        records = LabelledRecords(
             votes_MW=told.votes_MW,
             groups_M=public.z.numpy(),
             likely_MY=told.likely_MY,

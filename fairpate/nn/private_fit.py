@@ -1,37 +1,19 @@
 """DP-SGD: Poisson batches, clipped per-example gradients, Gaussian noise (Abadi et al. 2016, arXiv 1607.00133).
 
-The mean of the weights that the last steps of a training leave (Polyak and Juditsky 1992).
-
-Where every step's weights are released, or could be, so is their mean: it costs no privacy. It takes out much of a
-step's noise, and of the circling of a game between two players.
-
-DP-SGD: Poisson batches, clipped per-example gradients, Gaussian noise (Abadi et al. 2016, arXiv 1607.00133).
-
 One step is a Gaussian sum over a Poisson sample: every record enters independently with ``sampling_rate``, an empty
 batch included; noise of standard deviation ``noise_multiplier * clip_norm`` is added to the sum of clipped gradients;
-the sum is divided by the constant ``expected_batch_size``, never by the realised one. The caller reports that
-event to the accountant: nothing here knows an epsilon.
+the sum is divided by the constant ``expected_batch_size``, never by the realised one. Where records belong to persons,
+these are sampled, and the average gradient of a person's records is clipped: a person then adds what a record adds
+otherwise.
+
+:class:`PrivateTraining` is the one loop of DP-SGD, FairDP-SGD, DP-FERMI and RaCO-DP. A method gives it a :class:`Plan`:
+how batches are drawn and clipped, what else a step releases, and the events of all steps. Nothing here knows an
+epsilon.
 
 The sample and the noise come from a randomness of their own, apart from the training seed: from the operating system,
 or seeded, and then it is not private. The noise is floating-point, so the guarantee is that of research code.
 
-Where records belong to persons, these are sampled, and the average gradient of a person's records is clipped: a person
-then adds what a record adds otherwise.
-
-A term computed from public records alone may be added to every gradient: it costs no privacy.
-
-Shapes: N records, B records of a batch, P parameters.
-
-DP-SGD in which one public vector is added to every record's gradient *before* it is clipped.
-
-A person's average gradient is shifted as a record's is: the average of the shifted ones is the same.
-
-FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs sums of ``clip(g_i + r)``. Where r is long, a record may have a
-gradient near -r, and closed forms fail: ``|g_i|^2 + 2 <g_i, r> + |r|^2`` loses in ``float32`` what is left of the norm,
-and so does a sum that is put together from multiples of g_i and of r. Every shifted gradient is therefore formed, in
-``float64``, its norm taken and itself scaled and added; noise joins before anything is rounded to ``float32``.
-
-Shapes: B records of a batch, P values of one parameter.
+Shapes: N records, B records of a batch, P parameters or values of one parameter.
 """
 
 from __future__ import annotations
@@ -42,7 +24,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -54,9 +36,16 @@ from fairpate.nn.fit import seeded_dropout
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.per_example import ClippedSum, GradientClipper, PerExampleLoss
 
+if TYPE_CHECKING:
+    from fairpate.privacy.events import Event
+
 
 class TailAverage:
-    """The running mean of some parameters over the last ``share`` of ``num_steps`` steps; 0 keeps the last alone."""
+    """The running mean of some parameters over the last ``share`` of ``num_steps`` steps; 0 keeps the last alone.
+
+    Polyak and Juditsky 1992. Where every step's weights could be released, so could their mean: it costs no privacy,
+    and takes out much of a step's noise and of the circling of a game between two players.
+    """
 
     def __init__(self, parameters: Sequence[Tensor], *, num_steps: int, share: float) -> None:
         if not 0 <= share <= 1:
@@ -68,7 +57,7 @@ class TailAverage:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Take in the parameters as a step left them."""
+        """Count the parameters as a step left them."""
         self._num_seen += 1
         num_taken = self._num_seen - self._to_skip
         if num_taken == 1:
@@ -79,7 +68,7 @@ class TailAverage:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Give the parameters their mean, where any step was taken in."""
+        """Give the parameters their mean, if any step was counted."""
         if self._means:
             torch._foreach_copy_(self._parameters, self._means)
 
@@ -160,12 +149,50 @@ class PrivateSteps:
                 raise ValueError(f"Expected {name} > 0 and finite, got {getattr(self, name)}.")
 
 
-class PrivateTraining:
-    """Trains ``model`` in place; the state that steps hand on.
+class Clipper(Protocol):
+    """Sums the clipped gradients of a batch, those of owners where ``owner_B`` says who has which record."""
 
-    ``x`` (N, ...) holds bytes or floats. ``person_N`` numbers whose the records are, from 0 on; None: each is somebody
-    else's. ``public_gradient(model)`` gives one tensor per trainable parameter, computed from public records only, and
-    is added after the noise. ValueError for a layer that mixes records.
+    parameters: list[Tensor]
+
+    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum: ...
+
+
+class Sampler(Protocol):
+    """Draws one batch after another."""
+
+    def next(self) -> Tensor:
+        """Rows of the next batch, ``int64``."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a method does in its steps, where that differs from DP-SGD.
+
+    ``clipper(model, loss, clip_norm=..., max_records=...)`` makes what sums a batch's gradients. ``sampler`` replaces
+    Poisson samples of records. ``reach`` is how far one protected change moves the clipped sum, in clip norms.
+    ``add_unprotected(sums, x, targets)`` adds, after the noise, what in the batch does not depend on the protected
+    value. ``release_more`` runs after the update: whatever else a step releases. ``events`` are what all steps release
+    together, for the accountant.
+    """
+
+    clipper: Callable[..., Any] = GradientClipper
+    sampler: Sampler | None = None
+    reach: float = 1.0
+    add_unprotected: Callable[[list[Tensor], Tensor, Tensor], None] | None = None
+    release_more: Callable[[], None] | None = None
+    events: tuple[Event, ...] = ()
+
+
+DP_SGD = Plan()
+
+
+class PrivateTraining:
+    """Trains ``model`` in place; holds what steps hand on: momentum, the sampler's and the noise's state.
+
+    ``x`` (N, ...) holds bytes or floats. ``person_N`` gives the number of each record's person, from 0 on; None: every
+    record is a person. ``public_gradient(model)`` gives one tensor per trainable parameter, computed from public
+    records only, and is added after the noise: it costs no privacy. ValueError for a layer that mixes records.
     """
 
     def __init__(
@@ -179,16 +206,17 @@ class PrivateTraining:
         randomness: PrivateRandomness,
         public_gradient: PublicGradient | None = None,
         person_N: Tensor | None = None,
+        plan: Plan = DP_SGD,
     ) -> None:
         if len(x) != len(targets):
             raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
-        self._model, self._x, self._targets, self._steps = model.train(), x, targets, steps
+        self._model, self._x, self._targets, self._steps, self._plan = model.train(), x, targets, steps, plan
         self._public_gradient = public_gradient
         self._memory_format = memory_format_for(x)
         to_memory_format(model, self._memory_format)
-        self._clipper = GradientClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
-        self._velocities = [torch.zeros_like(p) for p in self._clipper.parameters]
-        self._batches = PoissonBatches(len(x), steps.sampling_rate, randomness)
+        self.clipper: Any = plan.clipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
+        self._velocities = [torch.zeros_like(p) for p in self.parameters]
+        self._batches: Sampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness)
         self._persons = None
         if person_N is not None:
             self._persons = PersonBatches(
@@ -199,7 +227,8 @@ class PrivateTraining:
     @property
     def parameters(self) -> list[Tensor]:
         """The trainable parameters."""
-        return self._clipper.parameters
+        found: list[Tensor] = self.clipper.parameters
+        return found
 
     def run(
         self,
@@ -207,8 +236,8 @@ class PrivateTraining:
         generator: torch.Generator | None = None,
         averaged_share: float = 0.0,
         on_progress: Callable[[int, int], None] = lambda *_: None,
-    ) -> None:
-        """All steps; the model is left in evaluation mode.
+    ) -> tuple[Event, ...]:
+        """Take all steps, leave the model in evaluation mode, and return the plan's events.
 
         ``generator`` drives dropout alone. The last ``averaged_share`` of the steps give their mean weights.
         ValueError for weights that are not finite.
@@ -222,36 +251,36 @@ class PrivateTraining:
                 on_progress(step + 1, num_steps)
         average.settle()
         self._model.eval()
+        return self._plan.events
 
     def step(self) -> None:
-        """Sample, clip, add noise, divide, update."""
-        steps, device = self._steps, self._x.device
+        """Sample, clip, add noise, divide, update; then release what else the plan has."""
+        steps, device, plan = self._steps, self._x.device, self._plan
         if self._persons is None:
             rows, owner_B = self._batches.next().to(device), None
         else:
             rows, owner_B = (index.to(device) for index in self._persons.next())
         batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
-        sums = self._clipper.sum(batch, self._targets.index_select(0, rows), owner_B).gradients
+        targets = self._targets.index_select(0, rows)
+        sums: list[Tensor] = self.clipper.sum(batch, targets, owner_B).gradients
         # To an empty sample's zeros as well: that nobody was drawn must not show.
-        self._noise.add_to(sums, steps.noise_multiplier * steps.clip_norm)
-        self._update(sums)
-
-    @torch.no_grad()
-    def _update(self, sums: list[Tensor]) -> None:
-        """The public term joins, and momentum acts, at the scale of sums; the rate then divides by the constant."""
-        steps = self._steps
-        if self._public_gradient is not None:
-            # The update runs without gradients; the public term is one, of the model before it moves.
-            with torch.enable_grad():
-                public = list(self._public_gradient(self._model))
-            torch._foreach_add_(sums, public, alpha=steps.expected_batch_size)
-        # Past sums have their noise already: momentum is post-processing.
-        if steps.momentum:
-            torch._foreach_mul_(self._velocities, steps.momentum)
-            torch._foreach_add_(self._velocities, sums)
-            sums = self._velocities
-        # By the expected size: the realised one depends on who was drawn.
-        torch._foreach_add_(self._clipper.parameters, sums, alpha=-steps.learning_rate / steps.expected_batch_size)
+        self._noise.add_to(sums, plan.reach * steps.noise_multiplier * steps.clip_norm)
+        if plan.add_unprotected is not None:
+            plan.add_unprotected(sums, batch, targets)
+        public = None if self._public_gradient is None else list(self._public_gradient(self._model))
+        with torch.no_grad():
+            if public is not None:
+                # At the scale of sums, which the rate below divides again.
+                torch._foreach_add_(sums, public, alpha=steps.expected_batch_size)
+            # Past sums have their noise already: momentum is post-processing.
+            if steps.momentum:
+                torch._foreach_mul_(self._velocities, steps.momentum)
+                torch._foreach_add_(self._velocities, sums)
+                sums = self._velocities
+            # By the expected size: the realised one depends on who was drawn.
+            torch._foreach_add_(self.parameters, sums, alpha=-steps.learning_rate / steps.expected_batch_size)
+        if plan.release_more is not None:
+            plan.release_more()
 
 
 class PoissonBatches:
@@ -395,25 +424,44 @@ _VALUES_AT_ONCE = 2**24
 class ShiftedClipper(GradientClipper):
     """Sums of ``clip(g_i + shift)``; ``shift`` holds one tensor per trainable parameter, or None for no shift.
 
-    Sums are ``float64``. ``norms_B`` are those of the shifted gradients. Otherwise as :class:`GradientClipper`.
+    ``public_gradient``, where given, sets the shift anew before each sum, from the model as it is then. Of a person,
+    the average gradient is shifted once: the average of shifted ones is the same.
+
+    FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. Where the shift r is long, a record may have a
+    gradient near -r, and closed forms fail: ``|g_i|^2 + 2 <g_i, r> + |r|^2`` loses in ``float32`` what is left of the
+    norm, and so does a sum that is put together from multiples of g_i and of r. Every shifted gradient is therefore
+    formed, in ``float64``, its norm taken and itself scaled and added; noise joins before anything is rounded to
+    ``float32``. ``norms_B`` are those of the shifted gradients. Otherwise as :class:`GradientClipper`.
     """
 
     shift: Sequence[Tensor] | None = None
 
     def __init__(
-        self, model: nn.Module, loss: PerExampleLoss, *, max_records: int | None = None, **options: Any
+        self,
+        model: nn.Module,
+        loss: PerExampleLoss,
+        *,
+        max_records: int | None = None,
+        public_gradient: PublicGradient | None = None,
+        **options: Any,
     ) -> None:
         num_values = sum(p.numel() for p in model.parameters() if p.requires_grad)
         at_once = max(1, _VALUES_AT_ONCE // max(1, num_values))
         super().__init__(
             copy.deepcopy(model).double(), loss, max_records=min(max_records or at_once, at_once), **options
         )
-        self._original = model
+        self._original, self._public_gradient = model, public_gradient
         # What is released belongs to the original; `_trained` stays with the twin.
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        """As the parent's, of the model as it is now."""
+        """Sum as the parent does, for the model as it is now."""
+        if self._public_gradient is not None:
+            self.shift = list(self._public_gradient(self._original))
+            if not all(bool(values.isfinite().all()) for values in self.shift):
+                raise ValueError(
+                    "The public gradient is not finite; lower the learning rate, or the regulariser's weight."
+                )
         # The twin in double precision follows the model that the steps move.
         self._model.load_state_dict(self._original.state_dict())
         self._model.train(self._original.training)
@@ -424,29 +472,3 @@ class ShiftedClipper(GradientClipper):
         if self.shift is not None:
             rows = [values + part.double().flatten() for values, part in zip(rows, self.shift, strict=True)]
         return self._clipped_rows(rows)
-
-
-class ShiftedTraining(PrivateTraining):
-    """:class:`PrivateTraining` with ``public_gradient`` added to every record's gradient before it is clipped."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        x: Tensor,
-        targets: Tensor,
-        loss: PerExampleLoss,
-        steps: PrivateSteps,
-        *,
-        public_gradient: PublicGradient,
-        **options: Any,
-    ) -> None:
-        super().__init__(model, x, targets, loss, steps, **options)
-        self._shifted = ShiftedClipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
-        self._clipper, self._shift = self._shifted, public_gradient
-
-    def step(self) -> None:
-        """As the parent's, with the public gradient of the model as it is now."""
-        self._shifted.shift = list(self._shift(self._model))
-        if not all(bool(values.isfinite().all()) for values in self._shifted.shift):
-            raise ValueError("The public gradient is not finite; lower the learning rate, or the regulariser's weight.")
-        super().step()

@@ -1,1 +1,1 @@
-"""What a release costs and how its noise is drawn: numpy, scipy and dp-accounting alone."""
+"""Privacy costs of releases and exact noise, with numpy, scipy and dp-accounting alone."""

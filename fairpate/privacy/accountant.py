@@ -1,60 +1,17 @@
-"""The one place that prices events: Renyi curves and loss distributions in, (epsilon, delta), filters and noise out.
+"""Price what was done: events in; Renyi curves, loss distributions and (epsilon, delta) out.
 
-From a Renyi curve to (epsilon, delta). Shapes: A orders.
+A mechanism never states its own epsilon. It reports events, each with the unit it protects and the neighbouring
+relation; this module composes their costs and converts them. There are two currencies, each with one registry of
+prices per event type: Renyi curves (:func:`event_rdp`), added order by order, and privacy loss distributions
+(:func:`event_pld`), which are tighter but not known for every event. Events under different units or relations are
+never added. Costs that depend on private votes are private themselves: ``rdp`` and ``epsilon`` refuse events that hold
+votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
 
-``improved`` is Canonne, Kamath and Steinke 2020, Proposition 12, by dp_accounting; ``classic`` is Mironov 2017,
-Proposition 3: valid, looser.
+The module reads from single steps to whole runs: conversion of a curve (Canonne, Kamath and Steinke 2020, Proposition
+12; Mironov 2017, Proposition 3), amplification by Poisson sampling, prices of events, filters that say when adaptive
+queries must stop, and the search for the least noise that meets a target.
 
-Renyi cost of a mechanism on a Poisson sample: every record enters independently with one probability.
-
-For a mechanism whose worst pair of output distributions is mirror symmetric (Gaussian and Laplace noise, products of
-them) the cost at a whole order is the binomial mixture of its moments (Mironov, Talwar and Zhang 2019, arXiv
-1908.10530; Zhu and Wang 2019, Theorem 6). Mechanisms on the *same* sample multiply their moments first and are then
-amplified once. Between whole orders the chord of (alpha - 1) R, which is convex in alpha, is an upper bound; beyond
-``_LARGEST_MIXTURE`` the two-point mixture is one.
-
-Relation: add or remove one record. Nothing here holds for shuffled or fixed-size batches.
-
-Shapes: A orders; K moments.
-
-The one place that prices what was done: events in, an epsilon out.
-
-A mechanism never states its own epsilon. It reports events, each naming the unit it protects and the neighbouring
-relation; this module composes what they cost and converts it to (epsilon, delta). There are two currencies, each with
-one registry of prices per event type: Renyi curves (:func:`event_rdp`), added order by order and converted in
-:mod:`fairpate.privacy.accountant`, and privacy loss distributions (:func:`event_pld`), tighter, which not every event
-has. Events under different units or relations are never added.
-
-Prices that depend on private votes are themselves private, so they answer to other names: ``rdp`` and ``epsilon``
-refuse events that hold votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
-
-Not known here: where events come from, how they are stored, what a budget is, how much noise would meet one
-(:mod:`fairpate.privacy.accountant`).
-
-When to stop: how much may be spent so that what was asked adaptively still converts to (epsilon, delta).
-
-At one order fixed in advance, charges may be chosen in view of all past answers: while their sum stays within a limit,
-everything released is Renyi private at that order with that limit (the Renyi filter of Feldman and Zrnic 2021, arXiv
-2008.11193, Section 4; Lecuyer 2021, arXiv 2103.01379). "Some order of a grid is within its limit" is not that
-statement: which order survives may then depend on answers, and up to as many deltas add up as there are orders.
-
-One case makes the grid sound, and it is the one of a ledger whose mechanism cannot change: every charge is the same
-curve or nothing. After n charges the total is n times that curve, so the order that admits most of them is known before
-the first, the filter at that order alone decides, and looking at all orders says the same thing.
-
-A limit on releases of any kind (:class:`AdaptiveLimit`) has no such case. It holds the one order at which a Gaussian
-mechanism has the most room, a function of epsilon and delta alone. Of the room that a Gaussian-DP filter (Smith and
-Thakurta 2022, arXiv 2210.17520) has for Gaussians, it keeps 71 to 94 % between epsilon .01 and 20 and delta 1e-10 and
-1e-4.
-
-Charges must not depend on private values: a filter cannot fix a stop that votes decide. Not known here: what is
-charged, ledgers, queries, what a release costs that was fixed beforehand.
-
-How much noise a target needs: one search, in which the accountant prices what is planned.
-
-What is planned is a function from a noise to events, such that more noise never costs more. The search knows nothing
-else about them, so that a method with several noises scales them by one factor, and one that has spent something
-already lists it among the events.
+Not known here: where events come from, how they are stored, which budget a run has. Shapes: A orders, K moments.
 """
 
 from __future__ import annotations
@@ -90,40 +47,39 @@ Conversion = Literal["improved", "classic"]
 def epsilon_of_curve(
     rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float, conversion: Conversion = "improved"
 ) -> tuple[float, float]:
-    """(epsilon, best order) of a given Renyi curve. ValueError for a NaN or negative cost or a bad delta."""
+    """(epsilon, best order) of a given Renyi curve. ValueError for a NaN or negative cost or a bad delta.
+
+    ``improved`` is Canonne, Kamath and Steinke 2020, Proposition 12, by dp_accounting; ``classic`` is Mironov 2017,
+    Proposition 3: valid, looser.
+    """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
     costs, orders = np.asarray(rdp_A, dtype=np.float64), np.asarray(orders_A, dtype=np.float64)
     if not np.all(costs >= 0):
         raise ValueError("Expected a Renyi curve without NaN or negative values.")
-    if conversion == "improved":
-        near_A = _best_orders(costs, orders, target_delta)
-        value, order = dp_accounting.rdp.compute_epsilon(orders[near_A].tolist(), costs[near_A].tolist(), target_delta)
-        return float(value), float(order)
     if conversion == "classic":
         # A Renyi divergence of 0 means equal distributions, which cost no epsilon and no delta.
         epsilon_A = np.where(costs == 0, 0.0, costs - math.log(target_delta) / (orders - 1))
         best = int(np.argmin(epsilon_A))
         return float(epsilon_A[best]), float(orders[best])
-    raise ValueError(f"Expected conversion 'improved' or 'classic', got {conversion!r}.")
-
-
-def _best_orders(costs_A: FloatArray, orders_A: FloatArray, target_delta: float) -> npt.NDArray[np.bool_]:
-    """The orders whose epsilons are the least but for rounding, so that dp_accounting converts a few, not hundreds."""
+    if conversion != "improved":
+        raise ValueError(f"Expected conversion 'improved' or 'classic', got {conversion!r}.")
+    # dp_accounting converts order by order in Python: only the orders within rounding of the least epsilon go there.
     with np.errstate(divide="ignore", invalid="ignore"):
-        epsilon_A = costs_A + np.log1p(-1 / orders_A) - np.log(target_delta * orders_A) / (orders_A - 1)
-    # As there: orders near 1 are left out, and so little divergence is covered by delta alone.
-    epsilon_A = np.where(orders_A > 1.01, epsilon_A, math.inf)
-    epsilon_A = np.where(target_delta**2 + np.expm1(-costs_A) > 0, 0.0, epsilon_A)
+        epsilon_A = costs + np.log1p(-1 / orders) - np.log(target_delta * orders) / (orders - 1)
+    # As in dp_accounting: orders near 1 are left out, and a divergence this small is covered by delta alone.
+    epsilon_A = np.where(orders > 1.01, epsilon_A, math.inf)
+    epsilon_A = np.where(target_delta**2 + np.expm1(-costs) > 0, 0.0, epsilon_A)
     least = epsilon_A.min()
-    # Far wider than the rounding between two ways to write the formula, so that the best order there is kept here.
-    near_A: npt.NDArray[np.bool_] = epsilon_A <= least + 1e-9 * max(1.0, abs(least))
-    return near_A
+    # Far wider than the rounding between two ways to write the formula, so that dp_accounting's best order is kept.
+    near_A = epsilon_A <= least + 1e-9 * max(1.0, abs(least))
+    value, order = dp_accounting.rdp.compute_epsilon(orders[near_A].tolist(), costs[near_A].tolist(), target_delta)
+    return float(value), float(order)
 
 
 LogMoments = Callable[[FloatArray], FloatArray]
 
-# A mixture has as many terms as its order.
+# A mixture has as many terms as its order: above this one the bound by two terms is used.
 _LARGEST_MIXTURE = 1024
 
 
@@ -150,12 +106,20 @@ def laplace_log_moments(scale: float) -> LogMoments:
 
 
 def combined_log_moments(*mechanisms: LogMoments) -> LogMoments:
-    """The moments of several mechanisms that read the same sample: their product."""
+    """The moments of several mechanisms that read the same sample: their product, amplified once and not one by one."""
     return lambda k_K: np.sum([log_moments(k_K) for log_moments in mechanisms], axis=0)
 
 
 def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
-    """RDP of one step on a Poisson sample, shape (A,). ValueError for an order <= 1 or a rate outside [0, 1]."""
+    """RDP of one step on a Poisson sample, shape (A,). ValueError for an order <= 1 or a rate outside [0, 1].
+
+    Every record enters independently with probability ``sampling_rate``; the relation is adding or removing one.
+    Nothing here holds for shuffled or fixed-size batches. For a mechanism whose worst pair of output distributions is
+    mirror symmetric (Gaussian and Laplace noise, products of them) the cost at a whole order is the binomial mixture of
+    its moments (Mironov, Talwar and Zhang 2019, arXiv 1908.10530; Zhu and Wang 2019, Theorem 6). Between whole orders
+    the chord of (alpha - 1) R, which is convex in alpha, is an upper bound; beyond order 1024 the mixture of the two
+    extreme terms is one.
+    """
     if not 0 <= sampling_rate <= 1:
         raise ValueError(f"Expected 0 <= sampling_rate <= 1, got {sampling_rate}.")
     orders = np.asarray(orders_A, dtype=np.float64)
@@ -191,7 +155,7 @@ def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[i
     if sampling_rate == 1:
         return [0.0 if order == 1 else float(log_moments(np.array([float(order)]))[0]) for order in orders]
     log_in, log_out = math.log(sampling_rate), math.log1p(-sampling_rate)
-    # Every mixture takes the first of these terms: they are made once for all orders.
+    # The mixture of each order uses the first of these terms: they are computed once for all orders.
     k_K = np.arange(min(max(orders, default=1), _LARGEST_MIXTURE) + 1, dtype=np.float64)
     in_K, out_K, moments_K = k_K * log_in, k_K * log_out, log_moments(k_K)
 
@@ -210,7 +174,7 @@ def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[i
 def _log_sum(terms_K: FloatArray) -> float:
     """ln of the sum of exponentials, at least 0; scipy's logsumexp to the digit, without its checks.
 
-    They cost ten times as much, and a calibration makes thousands.
+    The checks cost ten times as much as the sum, and one calibration takes thousands of sums.
     """
     shift = terms_K.max()
     largest_K = terms_K == shift
@@ -308,7 +272,7 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
 def event_kinds() -> dict[str, type]:
     """The event types that have a price, by name, as far as their modules are imported; refinements included."""
     found = [kind for kind in event_rdp.registry if kind is not object]
-    for kind in found:  # grows meanwhile
+    for kind in found:  # the list grows while it is read, so that subclasses of subclasses are found
         found += kind.__subclasses__()
     return {kind.__name__: kind for kind in found}
 
@@ -317,7 +281,7 @@ def rdp(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAULT_ORDERS) -> Fl
     """The composed Renyi curve of data-independent events, shape (A,); no events cost 0.
 
     ValueError for mixed units or relations, for a price that is NaN or negative, for an event that holds private
-    votes; TypeError for an event nobody prices.
+    votes; TypeError for an event type without a registered price.
     """
     _require_data_independent(events)
     return rdp_data_dependent(events, orders_A)
@@ -347,7 +311,7 @@ def rdp_of_each_data_dependent(event: Any, orders_A: FloatArray) -> FloatArray: 
 
 
 def prices_each(event: Any) -> bool:
-    """Whether :func:`rdp_of_each_data_dependent` knows this type of event."""
+    """True if :func:`rdp_of_each_data_dependent` has a price for this type of event."""
     known = rdp_of_each_data_dependent
     return known.dispatch(type(event)) is not known.dispatch(object)
 
@@ -366,8 +330,7 @@ def epsilon(
 ) -> EpsilonAtDelta:
     """The smallest epsilon at ``target_delta`` that the composed curve gives; may be published.
 
-    ``orders_A`` None takes the default grid. ``conversion``
-    ``classic`` is RDP + ln(1/delta) / (alpha - 1) (Mironov 2017, Proposition 3): valid, looser. Errors as ``rdp``, and
+    ``orders_A`` None takes the default grid; ``conversion`` is that of :func:`epsilon_of_curve`. Errors as ``rdp``, and
     ValueError unless 0 < target_delta < 1.
     """
     _require_data_independent(events)
@@ -419,7 +382,7 @@ def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
 
 
 def has_loss_distributions(events: Sequence[Event]) -> bool:
-    """Whether every one of ``events`` has a loss distribution, so that :func:`epsilon_pld` can price them."""
+    """True if every event has a loss distribution, so that :func:`epsilon_pld` can price them."""
     nobody = event_pld.dispatch(object)
     return all(event_pld.dispatch(type(event)) is not nobody for event in events)
 
@@ -427,13 +390,13 @@ def has_loss_distributions(events: Sequence[Event]) -> bool:
 def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float | None = None) -> float:
     """The epsilon of the composed loss distributions (tighter than Renyi), for either relation; may be published.
 
-    Never below the truth, and with ``interval`` None at most 1 % above it. ``interval``: of the grid that losses are
-    rounded to, on the safe side: each release adds about interval^2 / 12. None takes 1e-4, and 1e-5 of an epsilon above
-    10, which a finer grid hardly lowers, and less where that would add more than a fifth of a percent. ``inf`` for an
-    event without noise. Below a delta of 1e-20, where the masses left out of distributions are not proven to be
-    negligible, the epsilon is that of Renyi curves. ValueError where there is none then, for mixed units or relations,
-    for events that hold private votes and unless 0 < target_delta < 1; TypeError for an event without a loss
-    distribution.
+    Never below the truth, and with ``interval`` None at most 1 % above it. ``interval`` is the step of the grid that
+    losses are rounded up to: each release adds about interval^2 / 12. None chooses it: 1e-4, or 1e-5 times an epsilon
+    above 10, which a finer grid hardly lowers, and less where that would add more than a fifth of a percent. Returns
+    ``inf`` for an event without noise. Below a delta of 1e-20, where the masses left out of distributions are not
+    proven to be negligible, the epsilon is that of Renyi curves. ValueError where there are no such curves, for mixed
+    units or relations, for events that hold private votes and unless 0 < target_delta < 1; TypeError for an event
+    without a loss distribution.
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
@@ -451,7 +414,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
             ) from error
     if interval is not None:
         return _epsilon_pld(tuple(events), target_delta, interval)[0]
-    # Each grid is fine enough to say how fine the next must be; all give upper bounds.
+    # Start coarse: each grid gives an upper bound, and tells how fine the next one has to be.
     interval = _COARSEST_INTERVAL
     while True:
         found, excess = _epsilon_pld(tuple(events), target_delta, interval)
@@ -484,9 +447,9 @@ def epsilon_of(events: Sequence[Event], *, target_delta: float, accounting: Acco
 
 
 def least_epsilon(events: Sequence[Event], *, target_delta: float) -> float:
-    """The least of the bounds that there are: Renyi curves, and loss distributions where every event has one.
+    """The least of the available bounds: Renyi curves, and loss distributions where every event has one.
 
-    All hold for any data, so that taking the least tells nothing. Errors as :func:`epsilon`.
+    Each bound holds for any data, so that choosing the least reveals nothing. Errors as :func:`epsilon`.
     """
     by_curves = epsilon(events, target_delta=target_delta).epsilon
     if not events or not has_loss_distributions(events):
@@ -504,7 +467,7 @@ def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict
 
 
 def _repeated(count: int, single_A: FloatArray) -> FloatArray:
-    """``count`` times one curve; nothing done costs nothing, even where one would cost infinity."""
+    """``count`` times one curve; a count of 0 costs 0 even where one release costs infinity."""
     return count * single_A if count else np.zeros_like(single_A)
 
 
@@ -543,9 +506,17 @@ _UNLIMITED = 2.0**62
 class RenyiFilter:
     """Admits charges while the total converts to at most ``target_epsilon`` at ``target_delta``.
 
-    Sound for adaptively submitted queries if every charge is the same curve or zero, or if ``orders_A`` is a single
-    order; see the module. ``orders_A``: distinct orders > 1, kept as a tuple. ValueError for a negative or undefined
-    ``target_epsilon``, unless 0 < target_delta < 1, and for orders that are not finite or not above 1.
+    At one order fixed in advance, charges may be chosen in view of all past answers: while their sum stays within a
+    limit, everything released is Renyi private at that order with that limit (the Renyi filter of Feldman and Zrnic
+    2021, arXiv 2008.11193, Section 4; Lecuyer 2021, arXiv 2103.01379). With several orders, "some order is within its
+    limit" is a weaker statement: which order survives may depend on answers, and up to as many deltas add up as there
+    are orders. The grid is sound in one case, that of a ledger whose mechanism cannot change: every charge is the same
+    curve or zero. After n charges the total is n times that curve, so the order that admits most of them is known
+    before the first, and looking at all orders gives the same answer as looking at that one.
+
+    Charges must not depend on private values: a filter cannot repair a stop that votes decide. ``orders_A``: distinct
+    orders > 1, kept as a tuple. ValueError for a negative or undefined ``target_epsilon``, unless 0 < target_delta < 1,
+    and for orders that are not finite or not above 1.
     """
 
     target_epsilon: float
@@ -581,7 +552,7 @@ class RenyiFilter:
         return limit_A
 
     def admits(self, spent_rdp_A: npt.ArrayLike, next_rdp_A: npt.ArrayLike) -> bool:
-        """Whether some order is within its limit after ``next_rdp_A`` as well, both of shape (A,).
+        """True if some order is still within its limit after ``next_rdp_A``; both curves have shape (A,).
 
         ValueError for a cost that is NaN, negative or of another shape.
         """
@@ -589,7 +560,7 @@ class RenyiFilter:
         return bool(np.any(total_A <= self.limit_A))
 
     def max_queries(self, rdp_per_query_A: npt.ArrayLike) -> int:
-        """How many equal charges are admitted from nothing; ``sys.maxsize`` where they cost nothing.
+        """The number of equal charges that an unused filter admits; ``sys.maxsize`` where each costs 0.
 
         Errors as :meth:`admits`.
         """
@@ -602,7 +573,7 @@ class RenyiFilter:
 
     def _most_queries(self, rdp_per_query_A: npt.ArrayLike) -> npt.NDArray[np.int64]:
         cost_A = self._checked("rdp_per_query_A", rdp_per_query_A)
-        # A charge that costs nothing fits infinitely often.
+        # A charge of 0 fits infinitely often.
         with np.errstate(divide="ignore", over="ignore"):
             most_A = np.minimum(np.floor(self.limit_A / cost_A), _UNLIMITED)
         # A quotient that was rounded up would admit one charge too many. Capped costs, as 0 times inf is NaN.
@@ -620,9 +591,12 @@ class RenyiFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveLimit:
-    """A limit of ``epsilon`` at ``delta`` on releases, each of which may be chosen in view of all earlier ones.
+    """A limit of ``epsilon`` at ``delta`` on releases of any kind, where each may depend on all earlier ones.
 
-    A Renyi filter at one order of ``DEFAULT_ORDERS``, over which all curves are given. Errors as :class:`RenyiFilter`.
+    A Renyi filter at one order of ``DEFAULT_ORDERS``, over which all curves are given: the order at which a Gaussian
+    mechanism has the most room, a function of epsilon and delta alone. Of the room that a Gaussian-DP filter (Smith and
+    Thakurta 2022, arXiv 2210.17520) has for Gaussians, it keeps 71 to 94 % between epsilon .01 and 20 and delta 1e-10
+    and 1e-4. Errors as :class:`RenyiFilter`.
     """
 
     epsilon: float
@@ -630,7 +604,7 @@ class AdaptiveLimit:
 
     @cached_property
     def place(self) -> int:
-        """The place of the limit's order in ``DEFAULT_ORDERS``: where a curve that is linear in it has most room."""
+        """Index of the limit's order in ``DEFAULT_ORDERS``: there a curve that is linear in the order has most room."""
         return int(np.argmax(self._limit_A / np.array(DEFAULT_ORDERS)))
 
     @property
@@ -640,11 +614,11 @@ class AdaptiveLimit:
 
     @property
     def budget(self) -> float:
-        """The Renyi divergence of that order which all releases together may have."""
+        """The Renyi divergence at that order that all releases together may reach."""
         return float(self._limit_A[self.place])
 
     def admits(self, rdp_A: FloatArray) -> bool:
-        """Whether releases whose curves add up to ``rdp_A`` are within the limit; NaN is not."""
+        """True if releases with the total curve ``rdp_A`` are within the limit; NaN never is."""
         return bool(rdp_A[self.place] <= self.budget)
 
     @cached_property
@@ -653,13 +627,13 @@ class AdaptiveLimit:
 
 
 def least_adaptive_limit(rdp_A: FloatArray, *, delta: float) -> float:
-    """The least epsilon, to a thousandth, whose :class:`AdaptiveLimit` admits ``rdp_A``; ``inf`` where none does.
+    """The least epsilon, to a thousandth, at which an :class:`AdaptiveLimit` admits ``rdp_A``; ``inf`` where none does.
 
-    No simultaneous bound: a limit that is chosen after the releases was not fixed before them.
+    An estimate for adaptive releases and not a guarantee, which needs a limit that was fixed before them.
     """
     if not rdp_A.any():
         return 0.0
-    # The largest limits count at the least order.
+    # The largest limits are counted at the least order: an infinite cost there is admitted by none.
     if not np.isfinite(rdp_A[0]):
         return math.inf
     # No order converts to less than the best one. Step by step and not by bisection: where a limit's order falls to the
@@ -672,7 +646,7 @@ def least_adaptive_limit(rdp_A: FloatArray, *, delta: float) -> float:
 
 EventsOfNoise = Callable[[float], Sequence[Event]]
 _SMALLEST_NOISE, _LARGEST_NOISE = 1e-3, 2.0**14
-# A stride aims a factor short of the target: pricing with far too little noise is what takes long.
+# A step towards less noise aims a factor short of the target, because pricing far too little noise is slow.
 _LARGEST_STRIDE, _CAREFUL = 64.0, 4.0
 
 
@@ -685,13 +659,13 @@ def least_noise(
     tolerance: float = 1e-3,
     largest_noise: float = _LARGEST_NOISE,
 ) -> float:
-    """The least noise, up to ``tolerance`` of it and from above, at which ``events_of`` it stay within the target.
+    """The least noise at which ``events_of(noise)`` stay within the target, rounded up by at most ``tolerance`` of it.
 
-    None above ``largest_noise`` is tried. ValueError for an infinite target, and for one that no noise reaches, such as
-    one that other events among them already exceed; errors as
-    :func:`fairpate.privacy.accountant.epsilon_of`.
+    More noise must never cost more. Nothing else is assumed about the events: a method with several noises scales them
+    by one factor, and one that has already spent something lists it among the events. No noise above ``largest_noise``
+    is tried. ValueError for an infinite target and for one that no noise reaches, such as one that fixed events already
+    exceed; other errors as :func:`epsilon_of`.
     """
-
     if target_epsilon == math.inf:
         raise ValueError("Expected a finite target_epsilon, got inf: there is no least noise; give a number.")
 
@@ -701,10 +675,12 @@ def least_noise(
     low, high = _bracket(spent, target_epsilon, largest_noise)
     if low == high:
         return high
-    ends = {math.log(noise): noise for noise in (low, high)}  # spent already, and not quite exp(log(noise))
+    # The ends have been priced (and cached) as they are; exp(log(noise)) would differ in the last digit.
+    ends = {math.log(noise): noise for noise in (low, high)}
 
     def excess(log_noise: float) -> float:
-        # Epsilon falls about as the inverse of the noise: nearly a line in logarithms. Clipped, as it may be 0 or inf.
+        # Epsilon falls about as the inverse of the noise: nearly a line in logarithms. Clipped, because it may be 0 or
+        # inf.
         noise = ends.get(log_noise) or math.exp(log_noise)
         return math.log(min(max(spent(noise) / target_epsilon, 1e-9), 1e9))
 
@@ -716,9 +692,9 @@ def least_noise(
 
 
 def _bracket(spent: Callable[[float], float], target_epsilon: float, largest_noise: float) -> tuple[float, float]:
-    """Noises below and above the one looked for; equal where even the smallest is enough.
+    """Two noises with the least one between them; equal where even the smallest noise is enough.
 
-    From above, where loss distributions are quick to compose: with much noise, epsilon falls about as its inverse.
+    Starts from much noise, where loss distributions are quick to compose and epsilon falls about as the inverse.
     """
     high = largest_noise
     cost = spent(high)

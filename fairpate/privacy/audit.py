@@ -1,18 +1,17 @@
-"""What an attacker who saw releases proves about epsilon, at a level of confidence.
+"""Audits: lower bounds on epsilon, at a level of confidence, from what an attacker sees of releases.
 
 **One run.** Steinke, Nasr and Jagielski 2023 ("Privacy Auditing with One (1) Training Run", arXiv 2305.08846, Theorem
 5.2): M canaries enter the data or not, each by a fair coin of its own; the run's output gives every canary a score; an
-attacker who guesses the coins, for as many canaries as it likes, is right about no more of them than randomised
-response at epsilon would allow, up to a term in delta. Too many right guesses refute the epsilon. How many guesses are
-made must be settled before the coins are seen.
+attacker who guesses the coins, for any number of canaries, is right about no more of them than randomised response at
+epsilon would allow, up to a term in delta. Too many right guesses refute the epsilon. The number of guesses must be
+fixed before the coins are seen.
 
 **Many releases.** Where one release is cheap it is repeated, of data with the canary and of data without it. Whether a
-score reaches a threshold tells the two apart, and an (epsilon, delta) mechanism bounds how well: P[reached with] <=
+score reaches a threshold distinguishes the two, and an (epsilon, delta) mechanism bounds how well: P[reached with] <=
 e^epsilon P[reached without] + delta, the same for the complement, and for both with the two exchanged (Kairouz, Oh and
-Viswanath 2015, arXiv 1311.0776). The probabilities lie in intervals of Clopper and Pearson.
+Viswanath 2015, arXiv 1311.0776). The probabilities are bounded by Clopper-Pearson intervals.
 
-The attacker may be as bad as it likes: a low bound proves nothing, a bound above the claim proves a fault. Where scores
-come from is not known here.
+Any attacker may be used: a low bound proves nothing, a bound above the claim proves a fault. Scores are made elsewhere.
 
 Shapes: M canaries; R releases with the canary, S without; T thresholds.
 """
@@ -27,14 +26,13 @@ import numpy.typing as npt
 import scipy
 
 FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 _LARGEST_EPSILON = 1e3
 _TOLERANCE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """How one run's guesses turned out: ``num_correct`` of ``num_guesses``, made about ``num_canaries``."""
+    """The outcome of one run's guesses: ``num_correct`` of ``num_guesses`` are right, out of ``num_canaries``."""
 
     num_canaries: int
     num_guesses: int
@@ -63,7 +61,7 @@ def guess(scores_M: npt.ArrayLike, included_M: npt.ArrayLike, *, num_guessed_in:
         raise ValueError(
             f"Expected at most {len(scores)} guesses, one per canary, got {num_guessed_in} and {num_guessed_out}."
         )
-    # Ties are decided by position, without a look at the coins.
+    # Ties are broken by position: the coins must not decide which canaries are guessed.
     ascending = included[np.argsort(scores, kind="stable")]
     num_correct = ascending[len(scores) - num_guessed_in :].sum() + (~ascending[:num_guessed_out]).sum()
     return Guesses(num_canaries=len(scores), num_guesses=num_guessed_in + num_guessed_out, num_correct=int(num_correct))
@@ -108,7 +106,7 @@ def epsilon_lower_bound(guesses: Guesses, *, delta: float, confidence: float = 0
     while high - low > _TOLERANCE:
         middle = (low + high) / 2
         low, high = (middle, high) if is_refuted(middle) else (low, middle)
-    # The lower end, which was refuted itself.
+    # The lower end: it was refuted itself, the upper one was not.
     return low
 
 
@@ -117,9 +115,9 @@ def epsilon_of_best_threshold(
 ) -> float:
     """The epsilon up to which every (epsilon, delta) claim is refuted by scores of releases with and without a canary.
 
-    Scores are independent. Every other one chooses the threshold and the side, the rest is counted. A
-    mechanism that keeps its claim exceeds it here with probability at most 1 - ``confidence``. ValueError for fewer
-    than two scores a side, for NaN, and unless 0 <= delta <= 1 and 0 < confidence < 1.
+    Scores must be independent. Half of them choose the threshold and the side, the other half is counted. A mechanism
+    that keeps its claim exceeds it here with probability at most 1 - ``confidence``. ValueError for fewer than two
+    scores a side, for NaN, and unless 0 <= delta <= 1 and 0 < confidence < 1.
     """
     if not 0 <= delta <= 1 or not 0 < confidence < 1:
         raise ValueError(f"Expected 0 <= delta <= 1 and 0 < confidence < 1, got {delta} and {confidence}.")
@@ -127,20 +125,16 @@ def epsilon_of_best_threshold(
     if any(scores.ndim != 1 or len(scores) < 2 or np.isnan(scores).any() for scores in sides):
         raise ValueError("Expected two scores or more of releases with and without the canary, and no NaN.")
     chosen, counted = ([np.sort(scores[half::2]) for scores in sides] for half in (0, 1))
-    thresholds_T = _thresholds(np.sort(np.concatenate(chosen)))
-    # At a level that holds for all thresholds at once, or chance in the tails would choose.
+    ascending = np.sort(np.concatenate(chosen))
+    # A few of the scores, close together at both ends, where the rare outcomes lie.
+    ranks = np.unique(np.geomspace(1, len(ascending), 200).astype(np.int64))
+    thresholds_T: FloatArray = np.unique(ascending[np.concatenate([ranks - 1, len(ascending) - ranks])])
+    # At a level that holds for all thresholds at once: otherwise chance in the tails would choose the threshold.
     for_all = 1 - (1 - confidence) / (4 * len(thresholds_T))
     promising_4T = _bounds(chosen[0], chosen[1], thresholds_T, delta=delta, confidence=for_all)
     test, threshold = np.unravel_index(promising_4T.argmax(), promising_4T.shape)
     found_4T = _bounds(counted[0], counted[1], thresholds_T[[threshold]], delta=delta, confidence=confidence)
     return max(0.0, float(found_4T[test, 0]))
-
-
-def _thresholds(scores: FloatArray) -> FloatArray:
-    """Some of the ascending ``scores``, close together at both ends, where the rare outcomes lie."""
-    ranks = np.unique(np.geomspace(1, len(scores), 200).astype(np.int64))
-    thresholds: FloatArray = np.unique(scores[np.concatenate([ranks - 1, len(scores) - ranks])])
-    return thresholds
 
 
 def _bounds(
@@ -159,7 +153,7 @@ def _bounds(
         for likely, rare in ((0, 1), (1, 0)):
             low = scipy.stats.beta.ppf(level, reached[likely], totals[likely] - reached[likely] + 1)
             high = scipy.stats.beta.ppf(1 - level, reached[rare] + 1, totals[rare] - reached[rare])
-            # Beta distributions without a parameter stand for none reached, and for all.
+            # Clopper-Pearson limits of 0 and of all successes have no beta distribution: they are 0 and 1.
             low = np.where(reached[likely] == 0, 0.0, low)
             high = np.where(reached[rare] == totals[rare], 1.0, high)
             with np.errstate(divide="ignore"):

@@ -1,20 +1,13 @@
-"""Discrete Gaussian noise, sampled exactly (Canonne, Kamath and Steinke 2020), with its masses and tails in log space.
-
-Discrete Gaussian noise, sampled exactly.
+"""Discrete Gaussian noise, sampled exactly, and its masses and tails in log space.
 
 The discrete Gaussian N_Z(0, s^2) puts mass proportional to exp(-x^2 / (2 s^2)) on every integer x. One sample at a
 time follows Canonne, Kamath and Steinke 2020 (arXiv 2004.00010, Algorithms 1 to 3): rational arithmetic on uniform
 integers. Many at a time invert the distribution function: the first 64 binary digits of a uniform real number decide,
 unless they are also those of a cut between two values, and then further digits are drawn. Cuts are exact to the last
-digit, so neither way does a rounded real number ever decide an outcome. ``s`` is read as the exact rational value of
+digit. So neither way does a rounded real number ever decide an outcome. ``s`` is read as the exact rational value of
 the float that was given.
 
 This module knows nothing of votes, thresholds or privacy costs.
-
-Masses and tail probabilities of the discrete Gaussian, and of the difference of two, accurate in log space.
-
-N_Z(0, s^2) puts mass proportional to exp(-x^2 / (2 s^2)) on every integer x; :mod:`fairpate.privacy.discrete_gaussian`
-draws from it. This module knows nothing of votes, thresholds or privacy costs.
 """
 
 from __future__ import annotations
@@ -43,7 +36,7 @@ SEEDED = "seeded: not private"
 
 
 class RandomSource(Protocol):
-    """Uniform integers: all that exact sampling asks for."""
+    """Uniform integers: exact sampling needs nothing else."""
 
     def randbelow(self, n: int) -> int:
         """One integer, uniform on 0 .. n - 1; n >= 1 may exceed 64 bits."""
@@ -51,7 +44,7 @@ class RandomSource(Protocol):
 
 
 class NoiseSource(RandomSource, Protocol):
-    """A source that states in ``label`` whether its noise protects anyone, and gives every release its own stream."""
+    """A source that states in ``label`` whether its noise is private, and gives every release its own stream."""
 
     @property
     def label(self) -> str:
@@ -59,7 +52,7 @@ class NoiseSource(RandomSource, Protocol):
         ...
 
     def derive(self, *parts: str | int) -> NoiseSource:
-        """The source for the release that ``parts`` identify, whatever was drawn before."""
+        """The source for the release that ``parts`` identify, independent of earlier draws."""
         ...
 
     def words(self, keys: Sequence[str], count: int) -> WordArray:
@@ -88,8 +81,8 @@ class OsEntropy:
 class SeededSource:
     """Reproducible, not private: for experiments and tests.
 
-    ``derive(query, attempt)`` depends on the seed and on those parts alone, so a query's noise is the same in
-    whatever order, process or resumption it is asked.
+    ``derive(query, attempt)`` depends on the seed and on those parts alone, so a query's noise is the same in any
+    order, in any process and after resuming.
     """
 
     label = SEEDED
@@ -108,7 +101,7 @@ class SeededSource:
 
     def words(self, keys: Sequence[str], count: int) -> WordArray:
         """Words that depend on the seed and on each key alone, shape (len(keys), count)."""
-        # Apart from the streams of `derive`, from one of which a tie of the same release may be broken.
+        # The suffix keeps these words independent of `derive`, which may break a tie of the same release.
         streams = b"".join(hashlib.shake_256(self._digest((key, "words")).digest()).digest(8 * count) for key in keys)
         # Little-endian on every machine, so that a seed means the same noise everywhere.
         return np.frombuffer(streams, dtype="<u8").astype(np.uint64, copy=False).reshape(len(keys), count)
@@ -212,7 +205,7 @@ def discrete_gaussians(stddev: float, words: WordArray, source: RandomSource) ->
     return drawn
 
 
-# Its table has about a hundred thousand exact cuts.
+# The widest noise drawn from a table, which then has about a hundred thousand exact cuts.
 _WIDEST_TABLE = 2.0**12
 
 
@@ -245,7 +238,17 @@ def _bounded_cuts(stddev: float, num_digits: int, precision: int) -> tuple[int, 
     """``exact_cuts`` from masses that are right to 2^-precision; None where that leaves a digit open."""
     # From here on a mass is below 2^-precision.
     reach = math.ceil(stddev * math.sqrt(2 * math.log(2) * precision)) + 2
-    half = _fixed_point_masses(stddev, reach, precision)
+    twice_variance = 2 * Fraction(stddev) ** 2
+    # log10(2) < 1/3: these decimal digits hold `precision` binary ones, with 20 to spare.
+    context = decimal.Context(prec=precision // 3 + 20, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
+    unit = decimal.Decimal(2**precision)
+    # exp(-x^2 / (2 stddev^2)) 2^precision for x = 0 .. reach, each within one unit.
+    half = []
+    for x in range(reach + 1):
+        exponent = context.divide(
+            decimal.Decimal(-(x**2) * twice_variance.denominator), decimal.Decimal(twice_variance.numerator)
+        )
+        half.append(int(context.multiply(context.exp(exponent), unit)))
     masses = [*half[:0:-1], *half]
     # Each mass may be off by one unit, and all that is left out on one side together by less than ``reach`` units.
     error = len(masses) + 2 * reach
@@ -263,23 +266,8 @@ def _bounded_cuts(stddev: float, num_digits: int, precision: int) -> tuple[int, 
     return -reach, cuts
 
 
-def _fixed_point_masses(stddev: float, reach: int, precision: int) -> list[int]:
-    """exp(-x^2 / (2 stddev^2)) 2^precision for x = 0 .. reach, each within one unit."""
-    twice_variance = 2 * Fraction(stddev) ** 2
-    # log10(2) < 1/3: these decimal digits hold `precision` binary ones, with 20 to spare.
-    context = decimal.Context(prec=precision // 3 + 20, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
-    unit = decimal.Decimal(2**precision)
-    masses = []
-    for x in range(reach + 1):
-        exponent = context.divide(
-            decimal.Decimal(-(x**2) * twice_variance.denominator), decimal.Decimal(twice_variance.numerator)
-        )
-        masses.append(int(context.multiply(context.exp(exponent), unit)))
-    return masses
-
-
 def require_positive_stddev(stddev: float) -> None:
-    """ValueError for a width that no distribution has."""
+    """ValueError unless ``stddev`` is positive and finite."""
     if not 0 < stddev < math.inf:
         raise ValueError(f"Expected 0 < stddev < inf, got {stddev}.")
 
@@ -301,14 +289,14 @@ def log_difference_survival_table(stddev: float, max_gap: int) -> FloatArray:
 
 
 def log_masses(stddev: float) -> tuple[IntArray, FloatArray]:
-    """All x that N_Z(0, stddev^2) may be said to take, ascending, and ln P[N = x]."""
+    """All values x of N_Z(0, stddev^2) within 14 standard deviations, ascending, and ln P[N = x]."""
     require_positive_stddev(stddev)
     values = np.arange(-_margin(stddev), _margin(stddev) + 1)
     return values, -(values.astype(np.float64) ** 2) / (2 * stddev**2) - _log_lattice_sum(math.sqrt(2) * stddev, 0.0)
 
 
 def log_difference_masses(stddev: float) -> tuple[IntArray, FloatArray]:
-    """All d that the difference of two such variables may be said to take, ascending, and ln P[N_a - N_b = d]."""
+    """All values d of the difference of two such variables within that range, ascending, and ln P[N_a - N_b = d]."""
     require_positive_stddev(stddev)
     values = np.arange(-2 * _margin(stddev), 2 * _margin(stddev) + 1)
     log_lattice_sums = np.array([_log_lattice_sum(stddev, offset) for offset in (0.0, 0.5)])[values % 2]
@@ -318,7 +306,7 @@ def log_difference_masses(stddev: float) -> tuple[IntArray, FloatArray]:
 
 
 def log_survival_and_complement(stddev: float, at_V: npt.NDArray[np.int64]) -> tuple[FloatArray, FloatArray]:
-    """ln P[N >= t] and ln P[N < t] for integers t of either sign; neither is taken as 1 minus a rounded other."""
+    """ln P[N >= t] and ln P[N < t] for integers t of either sign; the smaller is never 1 minus a rounded number."""
     # By symmetry P[N < t] = P[N >= 1 - t]; of t and 1 - t exactly one is positive and has the smaller tail.
     upper_V = np.maximum(at_V, 1 - at_V)
     small_V = log_survival_table(stddev, int(upper_V.max(initial=1)))[upper_V]

@@ -1,6 +1,6 @@
-"""What touches private data: events, each with the unit it protects and the neighbouring relation.
+"""Events: everything that touches private data, each with the unit it protects and the neighbouring relation.
 
-:mod:`fairpate.privacy.accountant` prices them, and those of other modules of this package.
+:mod:`fairpate.privacy.accountant` prices these, and the events of other modules of this package.
 """
 
 from __future__ import annotations
@@ -18,27 +18,30 @@ class Event(Protocol):
 
     @property
     def unit(self) -> Unit:
-        """Whose change the price covers: a ``record``, all records of a ``person``, or a ``sensitive attribute``."""
+        """The unit whose change the price covers: ``record``, all records of a ``person``, ``sensitive attribute``."""
         ...
 
     @property
     def relation(self) -> Relation:
-        """How neighbouring data sets differ in that unit."""
+        """The difference between neighbouring data sets: one unit added or removed, or replaced."""
         ...
 
     @property
     def noun(self) -> str:
-        """What one of them is called, on every page; what stands before `` of `` takes the s."""
+        """Singular name of the event for pages and statements; the words before `` of `` take the plural s."""
         ...
 
     @property
     def data_dependent(self) -> bool:
-        """Whether the price is computed from private values and must stay with the operator."""
+        """True if the price is computed from private values and must stay with the operator."""
         ...
 
 
 class SpentError(ValueError):
-    """What a release told ends the work, and whoever reads why has seen it: ``events`` are spent under ``noise``."""
+    """An error that depends on a release: it ends the work, its message reveals the release, and ``events`` are spent.
+
+    ``noise`` is the label of the noise source.
+    """
 
     def __init__(self, cause: ValueError, events: Sequence[Event], noise: str) -> None:
         super().__init__(str(cause))
@@ -47,7 +50,7 @@ class SpentError(ValueError):
 
 @contextmanager
 def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
-    """SpentError for a ValueError from what follows on the release of ``events``."""
+    """Turn a ValueError raised after the release of ``events`` into a SpentError, so that they are still charged."""
     try:
         yield
     except ValueError as error:
@@ -65,7 +68,7 @@ class TeacherEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdChecks(TeacherEvent):
-    """``count`` noisy comparisons of the largest vote count with a finite threshold, whatever their outcome."""
+    """``count`` noisy comparisons of the largest vote count with a finite threshold, passed or not."""
 
     noun: ClassVar[str] = "noisy count of teachers who agree"
     count: int
@@ -77,7 +80,7 @@ class ThresholdChecks(TeacherEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyArgmaxes(TeacherEvent):
-    """``count`` noisy argmaxes that ran, whatever became of their labels.
+    """``count`` noisy argmaxes that ran, including those with labels that were withheld.
 
     With ``ThresholdChecks``, the realised charges of confident queries: sound as what a filter with a limit fixed in
     advance has spent, since each step's charge is known before it runs.
@@ -152,7 +155,7 @@ def _require_count(count: int) -> None:
 
 
 def of_unit(event: Any, unit: Unit) -> Any:
-    """The same event, priced alike, where all that a ``unit`` holds stands where one record stood.
+    """The same event at the same price, with ``unit`` (such as a person) in place of a record.
 
     TypeError for an event that is priced for one unit alone.
     """

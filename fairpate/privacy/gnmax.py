@@ -1,29 +1,20 @@
-"""Renyi cost of noisy plurality votes (Papernot et al. 2018): GNMax, its confidence threshold, and both as one
-mechanism.
-
-Renyi moments behind ``gnmax``: Theorem 6 and the joint moment of threshold and argmax, many histograms at once.
-
-A cost R at order alpha is handled through its moment e^((alpha - 1) R), or, at orders where that may overflow a float,
-through the moment's logarithm, the exponent. Orders here are increasing. This module knows nothing of votes, noise
-tails or validation.
-
-Shapes: U distinct (largest count, log_q) pairs, V distinct largest counts, S the two neighbouring counts v - 1 and
-v + 1, A orders, K chunks, B rows of one chunk, R the leading orders at which Theorem 6 has a say about them.
-
-Renyi cost of noisy plurality votes: GNMax, its confidence threshold, and the two as one mechanism.
+"""Renyi cost of noisy plurality votes: GNMax, its confidence threshold, and the two as one mechanism.
 
 ``log_q`` and Theorem 6 are from Papernot et al. 2018 ("Scalable Private Learning with PATE", arXiv 1802.08908). The
 joint cost of a confident query is exact in its first step: whether the threshold is passed is one bit, so its
 divergence is that of two Bernoulli variables, and the noisy argmax is charged inside the branch where it runs.
 
 Every cost here but the two ``data_independent`` ones is computed from private votes, is itself private, and stays with
-the operator. A neighbour moves one teacher's vote: one count falls by one, another rises by one.
+the operator. A neighbour moves one teacher's vote: one count falls by one, another rises by one. Noise may be
+continuous (``tail="gaussian"``) or discrete (``tail="discrete"``); Theorem 6 needs only the Renyi bound of the noise,
+which both share, and the probability of leaving the plurality.
 
-Both noises may be continuous (``tail="gaussian"``) or discrete (``tail="discrete"``); Theorem 6 needs only the Renyi
-bound of the noise, which both share, and the probability of leaving the plurality. This module knows nothing of
-fairness, of delta, or of how many queries a budget allows.
+The first half computes moments for many histograms at once. A cost R at order alpha is handled through its moment
+e^((alpha - 1) R), or, at orders where that may overflow a float, through the moment's logarithm, the exponent. Orders
+are increasing there. Not known here: fairness, delta, how many queries a budget allows.
 
-Shapes: Q queries, C classes, A orders; U, V, B, R as in ``_moments``.
+Shapes: Q queries, C classes, A orders, U distinct (largest count, log_q) pairs, V distinct largest counts, S the two
+neighbouring counts v - 1 and v + 1, K chunks, B rows of one chunk, R the leading orders that Theorem 6 can lower.
 """
 
 from __future__ import annotations
@@ -45,7 +36,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 MAX_EXPONENT = 600.0  # moments up to e^600 are handled as numbers, greater ones by their logarithm
-NEVER = -1e300  # stands for ln 0 where an infinity would meet another: costs come out as exactly 0
+NEVER = -1e300  # in place of ln 0, where inf - inf would be NaN: costs come out as exactly 0
 _CHUNK_ROWS = 128
 _BLOCK_ROWS = 512
 _RUN_START = 4  # evenly spaced orders that are exponentiated before factors take over
@@ -53,7 +44,7 @@ _RUN_START = 4  # evenly spaced orders that are exponentiated before factors tak
 
 @dataclass(frozen=True)
 class DistinctHistograms:
-    """What a query's cost depends on, once each: grouped by largest count, within a group by log_q.
+    """The distinct (largest count, log_q) pairs on which costs depend, grouped by largest count, then by log_q.
 
     Chunks (K) are runs of U that share a largest count, few enough rows each to stay in the processor's cache.
     """
@@ -78,17 +69,13 @@ class DistinctHistograms:
         inverse_Q = np.empty(len(order_Q), dtype=np.int64)
         inverse_Q[order_Q] = np.cumsum(is_first_Q) - 1
         starts_V = np.flatnonzero(opens_group_Q[first_U])
-        group_K, starts_K = _chunks(starts_V, len(first_U))
+        # Cut every group into chunks: the group each belongs to and the row it starts at.
+        num_chunks_V = -(-np.diff(starts_V, append=len(first_U)) // _CHUNK_ROWS)
+        group_K = np.repeat(np.arange(len(starts_V)), num_chunks_V)
+        position_K = np.arange(len(group_K)) - np.repeat(np.cumsum(num_chunks_V) - num_chunks_V, num_chunks_V)
+        starts_K = starts_V[group_K] + _CHUNK_ROWS * position_K
         counts_U = np.diff(first_U, append=len(order_Q)).astype(np.float64)
         return cls(largest_Q[first_U[starts_V]], log_q_Q[first_U], counts_U, inverse_Q, group_K, starts_K)
-
-
-def _chunks(starts_V: IntArray, num_rows: int) -> tuple[IntArray, IntArray]:
-    """Cut every group into chunks: the group each belongs to and the row it starts at."""
-    num_chunks_V = -(-np.diff(starts_V, append=num_rows) // _CHUNK_ROWS)
-    group_K = np.repeat(np.arange(len(starts_V)), num_chunks_V)
-    position_K = np.arange(len(group_K)) - np.repeat(np.cumsum(num_chunks_V) - num_chunks_V, num_chunks_V)
-    return group_K, starts_V[group_K] + _CHUNK_ROWS * position_K
 
 
 @dataclass(frozen=True)
@@ -219,7 +206,7 @@ class ThresholdBit:
 
 @dataclass(frozen=True)
 class JointPricing:
-    """Both steps together at some of the orders, tabulated for the threshold bit per distinct v.
+    """The joint cost of both steps at some of the orders, with the threshold bit tabulated per distinct v.
 
     The joint moment is yes * (moment of the argmax) + no, with yes = p(v)^alpha p(w)^(1 - alpha) and no alike for
     1 - p. It is convex in p(w), and p(v) lies between p(v - 1) and p(v + 1): so w = v is never the largest, and only
@@ -269,7 +256,7 @@ class JointPricing:
             exponent_UA[rows, : moment_BR.shape[1]] = self._exponents(moment_BR)
 
     def _reach(self) -> IntArray:
-        """How many of the orders Theorem 6 can lower, per chunk."""
+        """The number of leading orders that Theorem 6 can lower, per chunk."""
         limit_K = np.maximum.reduceat(self.argmax.limit_U, self.distinct.starts_K)
         return np.searchsorted(self.orders_A, limit_K)
 
@@ -278,8 +265,12 @@ class JointPricing:
         starts_K = self.distinct.starts_K
         stops_K = starts_K + np.diff(starts_K, append=len(self.distinct.log_q_U))
         table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, reach_K], axis=1)[reach_K > 0]
+        if not len(table_K4):
+            return
+        # Runs of chunks that together span about ``_BLOCK_ROWS`` rows: one matrix product each.
+        block_K = (table_K4[:, 1] - table_K4[0, 1]) // _BLOCK_ROWS
         with np.errstate(over="ignore"):  # a moment beyond any float is above the data-independent one
-            for block_K4 in _blocks(table_K4):
+            for block_K4 in np.split(table_K4, np.flatnonzero(np.diff(block_K)) + 1):
                 first, last, reach = block_K4[0, 1], block_K4[-1, 2], block_K4[:, 3].max()
                 moment_BA = self.argmax.moments(
                     slice(first, last), self.powers_LA[:, :reach], self.runs, self.independent_A[:reach], logs=self.logs
@@ -309,18 +300,17 @@ class JointPricing:
         if self.logs:
             weighted_R: FloatArray = counts_B @ moment_BR
             return weighted_R
+        # The logarithm of products of as many rows as a float can hold takes far fewer logarithms than rows.
+        # Not below e: moments of about 1 have a logarithm of about 0, which cannot be divided by.
+        rows_per_product = max(1, int(MAX_EXPONENT / math.log(max(float(moment_BR.max()), math.e))))
+        sum_R = np.zeros(moment_BR.shape[1])
+        for first in range(0, len(moment_BR), rows_per_product):
+            sum_R += np.log(np.multiply.reduce(moment_BR[first : first + rows_per_product], axis=0))
         # Each row once as a factor and its repetitions as a weight: a moment to that power might overflow.
-        sum_R, repeated_B = _sum_of_logs(moment_BR), counts_B > 1
+        repeated_B = counts_B > 1
         if repeated_B.any():
             sum_R += (counts_B[repeated_B] - 1) @ np.log(moment_BR[repeated_B])
         return sum_R
-
-
-def _blocks(table_K4: IntArray) -> Iterator[IntArray]:
-    """Runs of chunks (group, start, stop, reach) that together span about ``_BLOCK_ROWS`` rows."""
-    if len(table_K4):
-        block_K = (table_K4[:, 1] - table_K4[0, 1]) // _BLOCK_ROWS
-        yield from np.split(table_K4, np.flatnonzero(np.diff(block_K)) + 1)
 
 
 def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatArray) -> FloatArray:
@@ -328,16 +318,6 @@ def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatA
     below: FloatArray = np.logaddexp(log_yes_S[0] + exponent, log_no_S[0])
     larger: FloatArray = np.maximum(below, np.logaddexp(log_yes_S[1] + exponent, log_no_S[1]))
     return larger
-
-
-def _sum_of_logs(values_BR: FloatArray) -> FloatArray:
-    """The sum of logarithms down each column, shape (R,): as logarithms of as few products as a float can hold."""
-    # Not below e: moments of about 1 have a logarithm of about 0, which cannot be divided by.
-    rows_per_product = max(1, int(MAX_EXPONENT / math.log(max(float(values_BR.max()), math.e))))
-    total_R = np.zeros(values_BR.shape[1])
-    for first in range(0, len(values_BR), rows_per_product):
-        total_R += np.log(np.multiply.reduce(values_BR[first : first + rows_per_product], axis=0))
-    return total_R
 
 
 def pricings(
@@ -380,7 +360,9 @@ def gnmax_rdp(log_q_Q: npt.ArrayLike, *, noise_stddev_votes: float, orders_A: np
     alpha / noise_stddev_votes^2; ``-inf`` costs 0. ValueError for an order <= 1, a positive or undefined ``log_q_Q``.
     """
     _require_positive("noise_stddev_votes", noise_stddev_votes)
-    orders, log_qs = _checked_orders(orders_A), _checked_log_q(log_q_Q)
+    orders, log_qs = _checked_orders(orders_A), np.asarray(log_q_Q, dtype=np.float64)
+    if log_qs.ndim != 1 or not np.all(log_qs <= 0):
+        raise ValueError("Expected log_q_Q to be a vector of logarithms of probabilities (<= 0, not NaN).")
     distinct_U, inverse_Q = np.unique(log_qs, return_inverse=True) if len(log_qs) > 1 else (log_qs, slice(None))
     return TheoremSix.prepare(distinct_U, noise_stddev_votes**2).rdp(orders)[inverse_Q]
 
@@ -427,8 +409,8 @@ def confident_gnmax_rdp(
         max over w = v - 1, v, v + 1 of  ln( p(v)^a p(w)^(1-a) e^((a-1) g) + (1-p(v))^a (1-p(w))^(1-a) ) / (a - 1)
 
     Never above ``confident_gnmax_rdp_data_independent``, nor above threshold and argmax priced apart.
-    ``threshold=-inf`` is GNMax alone, ``threshold=inf`` costs 0. Covers every query submitted, answered or not,
-    whatever becomes of its label. Errors as ``log_q`` and ``threshold_rdp``.
+    ``threshold=-inf`` is GNMax alone, ``threshold=inf`` costs 0. Covers every query submitted, whether it is answered
+    and its label used or not. Errors as ``log_q`` and ``threshold_rdp``.
     """
     query = _ConfidentQuery(threshold, threshold_stddev_votes, noise_stddev_votes, tail)
     orders, original_A = _increasing(_checked_orders(orders_A))
@@ -442,7 +424,7 @@ def confident_gnmax_rdp(
             pricing.write_exponents(exponent_UA[:, columns])
         exponent_UA /= orders - 1
         rdp_QA = exponent_UA[distinct.inverse_Q]
-    # The joint cost never exceeds it: only rounding does.
+    # The joint cost never exceeds the data-independent one: only rounding does.
     np.minimum(rdp_QA, query.data_independent_rdp(orders), out=rdp_QA)
     return rdp_QA if original_A is None else rdp_QA[:, original_A]
 
@@ -636,13 +618,6 @@ def _increasing(orders_A: FloatArray) -> tuple[FloatArray, IntArray | None]:
         return orders_A, None
     increasing_A = np.argsort(orders_A)
     return orders_A[increasing_A], np.argsort(increasing_A)
-
-
-def _checked_log_q(log_q_Q: npt.ArrayLike) -> FloatArray:
-    log_qs = np.asarray(log_q_Q, dtype=np.float64)
-    if log_qs.ndim != 1 or not np.all(log_qs <= 0):
-        raise ValueError("Expected log_q_Q to be a vector of logarithms of probabilities (<= 0, not NaN).")
-    return log_qs
 
 
 def _check_threshold(threshold: float, threshold_stddev: float, tail: Tail) -> None:

@@ -1,10 +1,10 @@
 """Pure differential privacy: exact Laplace noise, randomised response, the exponential mechanism, and what they cost.
 
-**Price.** One release of either kind is epsilon-DP. What is known besides shortens its composition:
+**Price.** One release of either kind is epsilon-DP. Two further facts give tighter compositions:
 
 - Any epsilon-DP release is a post-processing of randomised response between two values (Kairouz, Oh and Viswanath 2015,
   arXiv 1311.0776): :class:`PureReleases`.
-- A vector moved by at most s in L1 under independent Laplace noise of scale 1 loses no more than one number moved by s:
+- A vector moved by at most s in L1 under independent Laplace noise of scale 1 costs no more than one number moved by s:
   :class:`LaplaceReleases`. The hockey-stick divergence of a move by a is 1 - exp((e - a) / 2) for ``|e| <= a``; that of
   two numbers moved by a <= b is 1 - exp((e - a - b) / 2) (1 + a / 2) for ``|e| <= b - a``, and
   1 - u (1 + (a + b - e) / 4) with u = exp((e - a - b) / 2) up to e = a + b, both below the divergence of one move by
@@ -14,9 +14,9 @@
 **Exactness.** :func:`add_laplace` rounds to a grid 2^24 times finer than the sensitivity and adds a discrete Laplace
 variable sampled from uniform integers (Canonne, Kamath and Steinke 2020, Algorithm 2). The noise is scaled for three
 grid units per coordinate more than the sensitivity: one for rounding, one for floating-point error in the values, one
-because a discrete Laplace of step h loses as much as a continuous one moved by 2 ln cosh(h / 2) more.
+because a discrete Laplace of step h costs as much as a continuous one moved by 2 ln cosh(h / 2) more.
 
-Not known here: what is released, and to whom. Shapes: A orders, N records.
+Not known here: what is released. Shapes: A orders, N records.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _STEPS_PER_RELEASE, _TOLERANCE = 20, 1e-3  # of the search for an epsilon per re
 
 @dataclass(frozen=True, kw_only=True)
 class PureReleases:
-    """``count`` releases, each ``epsilon``-DP for one ``unit`` under ``relation``: whatever the mechanism.
+    """``count`` releases by any mechanism, each ``epsilon``-DP for one ``unit`` under ``relation``.
 
     ``epsilon`` may be ``inf``: nothing is guaranteed.
     """
@@ -78,7 +78,7 @@ class LaplaceReleases(PureReleases):
 
 @event_rdp.register
 def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
-    """Of randomised response between two values."""
+    # The price of randomised response between two values, of which any epsilon-DP release is a post-processing.
     if not event.count or not math.isfinite(event.epsilon):
         return np.full(len(orders_A), math.inf if event.count else 0.0)
     log_moment_A = np.logaddexp(orders_A * event.epsilon, (1 - orders_A) * event.epsilon)
@@ -91,7 +91,7 @@ def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
 
 @event_rdp.register
 def _(event: LaplaceReleases, orders_A: FloatArray) -> FloatArray:
-    """Mironov 2017 (arXiv 1702.07476), Proposition 6."""
+    # Mironov 2017 (arXiv 1702.07476), Proposition 6.
     if not event.count or not math.isfinite(event.epsilon):
         return np.full(len(orders_A), math.inf if event.count else 0.0)
     forth_A = np.log(orders_A / (2 * orders_A - 1)) + (orders_A - 1) * event.epsilon
@@ -103,7 +103,6 @@ def _(event: LaplaceReleases, orders_A: FloatArray) -> FloatArray:
 
 @event_pld.register
 def _(event: PureReleases, interval: float) -> LossDistribution | None:
-    """Of randomised response between two values."""
     if not event.count or not event.epsilon:
         return nothing(interval)
     if math.isinf(event.epsilon):
@@ -139,16 +138,15 @@ def release_epsilon_for(
 ) -> float:
     """The epsilon of one release such that ``count`` of each of ``kinds`` and ``others`` stay within the target.
 
-    From below, up to a thousandth; ``inf`` for a target of ``inf``. Never less than what plain sums leave. ValueError
-    where ``others`` leave nothing.
+    Rounded down by at most a thousandth; ``inf`` for a target of ``inf``. Never less than plain addition allows.
+    ValueError where ``others`` use up the target.
     """
     if math.isinf(target_epsilon):
         return math.inf
     low = (target_epsilon - pure_epsilon(others)) / (count * len(kinds))
     if not low > 0:
         raise ValueError(f"Expected target_epsilon > {pure_epsilon(others):g}, got {target_epsilon:g}; raise it.")
-    # The search uses a coarse grid for speed; the one by which runs are priced, which is wider for a large epsilon, has
-    # the last word below.
+    # The search uses a coarse grid for speed; the result is then checked on the grid by which runs are priced.
     coarse = max(DEFAULT_INTERVAL, low / _STEPS_PER_RELEASE)
 
     def fits(epsilon: float, interval: float | None = coarse) -> bool:
@@ -207,11 +205,18 @@ def randomise_response(codes_N: npt.ArrayLike, *, num_values: int, epsilon: floa
         return codes.astype(np.int64)
     # The float's exact value, so that no rounding decides who answers what.
     exponent = Fraction(epsilon)
-    return np.array([_respond(int(code), num_values, exponent, source) for code in codes], dtype=np.int64)
+    responses_N = np.empty(len(codes), dtype=np.int64)
+    for place, code in enumerate(codes.tolist()):
+        while True:
+            candidate = source.randbelow(num_values)
+            if candidate == code or bernoulli_exp(exponent.numerator, exponent.denominator, source):
+                break
+        responses_N[place] = candidate
+    return responses_N
 
 
 def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: float, source: RandomSource) -> int:
-    """A place in ``costs``, with odds exp(-``epsilon`` cost / (2 ``sensitivity``)); exact.
+    """An index into ``costs``, drawn with odds exp(-``epsilon`` cost / (2 ``sensitivity``)); exact.
 
     The exponential mechanism (McSherry and Talwar 2007), by rejection: a uniform place is accepted with its odds to the
     cheapest. ``sensitivity``: the most that one unit changes any cost. ``epsilon`` inf, or sensitivity 0, gives the
@@ -233,10 +238,3 @@ def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: f
 def keep_probability(epsilon: float, num_values: int) -> float:
     """P[the reported value is the true one] under :func:`randomise_response`."""
     return 1 / (1 + (num_values - 1) * math.exp(-epsilon))
-
-
-def _respond(code: int, num_values: int, epsilon: Fraction, source: RandomSource) -> int:
-    while True:
-        candidate = source.randbelow(num_values)
-        if candidate == code or bernoulli_exp(epsilon.numerator, epsilon.denominator, source):
-            return candidate

@@ -1,35 +1,8 @@
-"""Privacy loss distributions on a grid, rounded to the safe side: built from hockey-stick divergences and composed.
+"""Privacy loss distributions on a grid, rounded to the safe side: made from hockey-stick divergences and composed.
 
-Privacy loss distributions on a grid, rounded to the safe side: made from a divergence, composed, and read off.
-
-**Made.** A mechanism's loss distribution is known where its hockey-stick divergence D is: the masses that have D's
-values at all points of the grid, and lie above it between them, are the pessimistic connect-the-dots rule (Doroshenko
-et al. 2022, arXiv 2207.04380, Algorithm 1). What is given is the excess X(e) = D(e) - max(0, 1 - exp(e)) over what no
-loss at all has: it vanishes on both sides, so that its second differences keep their digits where D is nearly 1.
-
-**Composed.** Losses of independent releases add up, and their distributions are convolved by Fourier transforms, whose
-rounding is relative to the *largest* masses: without more, a small delta would drown in it. So every distribution is
-tilted first: masses m(l) exp(t l) / M(t), with t chosen for the delta or the epsilon that is asked for, move the losses
-that decide it into the middle. The sum's masses are P(s) = P_t(s) exp(ln M(t) - t s), where M multiplies.
-
-**Never below the truth.** What is added to the result:
-
-- The transforms' rounding. Each output of a fast transform of length N sums its inputs along one path each of log2 N
-  butterflies, so that it is wrong by at most c u log2 N times the sum of their absolute values (Higham 2002, Accuracy
-  and Stability of Numerical Algorithms, section 24.1; c is 4.3 for radix 2, below 8 for 3 and 5, and 10 here). A power
-  of n is wrong by n times the error of its base and 3 u n of its own (Brent, Percival and Zimmermann 2007: a product by
-  sqrt(5) u). The sum over the frequencies bounds the error of every mass, and each gets it added.
-- Wrap-around. A transform's window holds all but 1e-15 of the tilted sum on either side (Chernoff's bound). What lies
-  outside is added to masses inside, never taken from them; all above the window counts as infinite too, by its bound.
-- The rounding of tilting, of sums and of exponentials, as a factor on delta.
-
-None stands for the loss distribution of what guarantees nothing. Not known here: mechanisms, events, units, who is
-protected. Shapes: L losses of one release, S of a sum.
-
-Hockey-stick divergences of noise, and of noise on a Poisson sample: where loss distributions come from.
-
-A mechanism whose divergence D is known on *all* records, at thresholds of any sign, is put on a Poisson sample here. A
-sample of rate r has for adding and for removing a record
+**Divergences.** The last part gives those of Gaussian and Laplace noise. A mechanism with a known divergence D on *all*
+records, at thresholds of any sign, is put on a Poisson sample there. A sample of rate r has for removing and for adding
+a record
 
     removing:  r D(ln((e^eps - 1 + r) / r))                                for e^eps > 1 - r, else 1 - e^eps
     adding:    (1 - (1 - r) e^eps) D(ln(r e^eps / (1 - (1 - r) e^eps)))    for e^eps < 1 / (1 - r), else 0
@@ -37,7 +10,29 @@ sample of rate r has for adding and for removing a record
 Both are non-negative multiples of D, so that a base which dominates gives a sample that does. Replacing a record of a
 sample has a worst pair of its own (:func:`_replacing`).
 
-Not known here: events, units, who is protected.
+**From a divergence to losses.** The masses that have D's values at all points of the grid, and lie above it between
+them, are the pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1). It is given the
+excess X(e) = D(e) - max(0, 1 - exp(e)) over a release without any loss: X vanishes on both sides, so that its second
+differences keep their digits where D is nearly 1.
+
+**Composition.** Losses of independent releases add up, and their distributions are convolved by Fourier transforms,
+with a rounding error relative to the *largest* masses: a small delta would drown in it. So every distribution is
+tilted first: masses m(l) exp(t l) / M(t), with t chosen for the delta or the epsilon that is asked for, move the losses
+that decide it into the middle. The sum's masses are P(s) = P_t(s) exp(ln M(t) - t s), where M multiplies.
+
+**Never below the truth.** Three bounds are added to the result:
+
+- The transforms' rounding. Each output of a fast transform of length N sums its inputs along one path each of log2 N
+  butterflies, so that it is wrong by at most c u log2 N times the sum of their absolute values (Higham 2002, Accuracy
+  and Stability of Numerical Algorithms, section 24.1; c is 4.3 for radix 2, below 8 for 3 and 5, and 10 here). A power
+  of n is wrong by n times the error of its base and 3 u n of its own (Brent, Percival and Zimmermann 2007: a product by
+  sqrt(5) u). The sum over the frequencies bounds the error of every mass, and each gets it added.
+- Wrap-around. A transform's window holds all but 1e-15 of the tilted sum on either side (Chernoff's bound). Masses
+  outside are added to masses inside, never taken from them; all above the window counts as infinite too, by its bound.
+- The rounding of tilting, of sums and of exponentials, as a factor on delta.
+
+None in place of a loss distribution means no guarantee. Not known here: mechanisms, events, units, who is protected.
+Shapes: L losses of one release, S of a sum.
 """
 
 from __future__ import annotations
@@ -85,7 +80,7 @@ class Losses:
         return self.interval * np.arange(self.lowest, self.lowest + len(self.masses_L), dtype=np.float64)
 
     def without_top(self, mass: float) -> Losses:
-        """The same, where the largest losses of at most ``mass`` together count as infinite."""
+        """The same losses with the largest ones, of at most ``mass`` together, counted as infinite."""
         kept = int(np.searchsorted(np.cumsum(self.masses_L[::-1]), mass, side="right"))
         if not 0 < kept < len(self.masses_L):
             return self
@@ -93,7 +88,7 @@ class Losses:
         return replace(self, masses_L=self.masses_L[:-kept], infinite=infinite)
 
     def with_chance(self, share: float) -> Losses:
-        """This loss with probability ``share``, else none."""
+        """The loss of a release that happens with probability ``share`` and otherwise loses nothing."""
         lowest, end = min(self.lowest, 0), max(self.lowest + len(self.masses_L), 1)
         masses = np.zeros(end - lowest)
         masses[self.lowest - lowest :][: len(self.masses_L)] = share * self.masses_L
@@ -102,7 +97,7 @@ class Losses:
 
 
 Sum = tuple[tuple[Losses, int], ...]
-"""Independent losses on one grid, each so many times."""
+"""Independent losses on one grid, each with its number of repetitions."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +109,12 @@ class LossDistribution:
 
     def delta_at(self, epsilon: float) -> float:
         """The larger divergence at one threshold of any sign."""
-        return max(_delta_at(losses, epsilon) for losses in self.directions)
+        deltas = []
+        for losses in self.directions:
+            tilt = _tilt(losses, lambda t, _, mean: mean - epsilon - 1 / t - 1 / (t + 1))
+            # Without a tilt rounding is smaller where epsilon lies in the middle already.
+            deltas.append(min(_Tail.of(losses, each).delta_at(epsilon) for each in {tilt, 0.0}))
+        return max(deltas)
 
     @property
     def directions(self) -> tuple[Sum, ...]:
@@ -122,7 +122,7 @@ class LossDistribution:
         return (self.removing,) if self.adding is self.removing else (self.removing, self.adding)
 
     def each(self, done: Callable[[Losses, int], tuple[Losses, int]]) -> LossDistribution:
-        """``done`` to all losses and their counts."""
+        """Apply ``done`` to all losses and their counts."""
         found = [tuple(done(*part) for part in direction) for direction in self.directions]
         return LossDistribution(removing=found[0], adding=found[-1])
 
@@ -195,32 +195,31 @@ def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | Non
 
 
 def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution:
-    """One release ``base`` with probability ``share``, else nothing, and everybody sees which: a bound by convexity."""
+    """One release ``base`` with probability ``share``, else nothing, and it shows which: a bound by convexity."""
     assert all(count == 1 for direction in base.directions for _, count in direction)
     assert all(len(direction) == 1 for direction in base.directions)
     return base.each(lambda losses, count: (losses.with_chance(share), count))
 
 
 def epsilon_at(distribution: LossDistribution | None, target_delta: float) -> float:
-    """The least epsilon, from 0 on, at which the divergence is proven to be at most ``target_delta``; ``inf`` where
-    there is none."""
+    """The least epsilon >= 0 at which the divergence is proven to be at most ``target_delta``, or ``inf``."""
     return epsilon_and_excess(distribution, target_delta)[0]
 
 
 def epsilon_and_excess(distribution: LossDistribution | None, target_delta: float) -> tuple[float, float]:
-    """:func:`epsilon_at`, and how much of it the grid adds, about."""
+    """:func:`epsilon_at`, and an estimate of the part of it that rounding to the grid adds."""
     if distribution is None:
         return math.inf, 0.0
     return max(_epsilon_at(losses, target_delta) for losses in distribution.directions)
 
 
 def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
-    # Losses of a mass far below delta may be so large that a tilt would move them, and not those that decide, into the
-    # middle.
+    # Losses of a mass far below delta may be so large that a tilt would move them into the middle, in place of those
+    # that decide.
     beyond = _LITTLE * delta / sum(count for _, count in losses)
     losses = tuple((part.without_top(beyond), count) for part, count in losses)
-    # Where the integrand of delta(eps) = 1 / (2 pi i) integral M(t) exp(-t eps) / (t (t + 1)) dt is flat, and is about
-    # delta.
+    # The saddle point, where the integrand of delta(eps) = 1 / (2 pi i) integral M(t) exp(-t eps) / (t (t + 1)) dt is
+    # flat and about delta.
     tilt = _tilt(losses, lambda t, log_moment, mean: t * mean - log_moment + math.log(delta * t * (t + 1)) - 2)
     best = (math.inf, 0.0)
     while True:
@@ -232,11 +231,6 @@ def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
         if not tilt or not (is_lowest or (is_less and tail.rounding_at(found) > _LITTLE * delta)):
             return best
         tilt = tilt / 2 if tilt * losses[0][0].interval > 1e-6 else 0.0
-
-
-def _delta_at(losses: Sum, epsilon: float) -> float:
-    tilt = _tilt(losses, lambda t, _, mean: mean - epsilon - 1 / t - 1 / (t + 1))
-    return min(_Tail.of(losses, each).delta_at(epsilon) for each in {tilt, 0.0})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -300,7 +294,7 @@ class _Tail:
         )
 
     def delta_at(self, epsilon: float) -> float:
-        """No less than the divergence at one threshold of any sign."""
+        """An upper bound on the divergence at one threshold of any sign."""
         losses_S = self.interval * np.arange(self.first, self.first + len(self.tilted_S), dtype=np.float64)
         if epsilon < losses_S[0] and self.tilt:
             return 1.0  # what lies below the window may weigh most
@@ -312,14 +306,14 @@ class _Tail:
         return min(1.0, self.infinite + below + lost * math.exp(min(self.log_scale - self.tilt * epsilon, 700.0)))
 
     def rounding_at(self, epsilon: float) -> float:
-        """About how much of the divergence at ``epsilon`` is the bound on the transforms' rounding."""
+        """An estimate of the part of the divergence at ``epsilon`` that bounds the transforms' rounding."""
         if not self.tilt or not math.isfinite(epsilon):
             return math.inf
         scale = math.exp(min(self.log_scale - self.tilt * epsilon, 700.0))
         return self.error * scale / (self.interval * self.tilt * (self.tilt + 1))
 
     def epsilon_at(self, delta: float) -> tuple[float, bool]:
-        """No less than the epsilon at ``delta``, and whether it is the lowest that this tail can say."""
+        """An upper bound on the epsilon at ``delta``, and whether it is the lowest that this tail can give."""
         start = max(0, -self.first)
         if self.infinite > delta or start >= len(self.tilted_S):
             return (math.inf if self.infinite > delta else 0.0), False
@@ -352,7 +346,7 @@ class _Tail:
 
 
 def _window(tilted: Sequence[tuple[FloatArray, int]]) -> tuple[int, int]:
-    """First and last place of the sum, outside of which Chernoff's bound leaves e^``_LOG_TAIL`` on either side."""
+    """First and last place of the sum such that Chernoff's bound leaves e^``_LOG_TAIL`` outside on either side."""
     places = [np.arange(len(masses_L), dtype=np.float64) for masses_L, _ in tilted]
     means = [float(np.dot(masses_L, places_L)) for (masses_L, _), places_L in zip(tilted, places, strict=True)]
     centred = [places_L - mean for places_L, mean in zip(places, means, strict=True)]
@@ -408,7 +402,7 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
 
 
 def _multiply_by_power(product: npt.NDArray[np.complex128], base: npt.NDArray[np.complex128], count: int) -> None:
-    """Multiply ``product`` by ``base`` to the power of ``count``, by squares."""
+    """Multiply ``product`` by ``base`` to the power of ``count``, in place, by repeated squaring of ``base``."""
     while True:
         if count % 2:
             product *= base
@@ -419,8 +413,15 @@ def _multiply_by_power(product: npt.NDArray[np.complex128], base: npt.NDArray[np
 
 
 def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
-    """About the t >= 0 at which ``excess`` of t, ln M(t) and the tilted mean rises to 0, of losses in coarse bins."""
-    bins = [(*_binned(part), count) for part, count in losses]
+    """An approximation of the t >= 0 at which ``excess`` of t, ln M(t) and the tilted mean rises to 0."""
+    # ln of the masses of coarse bins, none of them empty, and the mean loss of each: a rough tilt is enough.
+    bins = []
+    for part, count in losses:
+        starts = np.arange(0, len(part.masses_L), -(-len(part.masses_L) // _BINS))
+        masses = np.add.reduceat(part.masses_L, starts)
+        sums = np.add.reduceat(part.masses_L * part.values_L, starts)
+        kept = masses > 0
+        bins.append((np.log(masses[kept]), sums[kept] / masses[kept], count))
 
     def at(log_t: float) -> float:
         tilt, log_moment, mean = math.exp(log_t), 0.0, 0.0
@@ -444,15 +445,6 @@ def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
     return math.exp(scipy.optimize.brentq(at, low, high, xtol=1e-3))
 
 
-def _binned(losses: Losses) -> tuple[FloatArray, FloatArray]:
-    """ln of the masses of coarse bins, none of them empty, and the mean loss of each."""
-    starts = np.arange(0, len(losses.masses_L), -(-len(losses.masses_L) // _BINS))
-    masses = np.add.reduceat(losses.masses_L, starts)
-    sums = np.add.reduceat(losses.masses_L * losses.values_L, starts)
-    kept = masses > 0
-    return np.log(masses[kept]), sums[kept] / masses[kept]
-
-
 def _from_above(values_S: FloatArray) -> FloatArray:
     """The sums of each value and all after it, the smallest first."""
     return np.cumsum(values_S[::-1])[::-1]
@@ -466,7 +458,7 @@ class WorstPair(Protocol):
 
     @property
     def largest_loss(self) -> float:
-        """Beyond it there is no mass to speak of."""
+        """The largest loss with a mass that matters: less than 1e-33 lies beyond."""
         ...
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
@@ -482,7 +474,7 @@ class Gaussian:
 
     @property
     def largest_loss(self) -> float:
-        """Beyond it there is no mass to speak of."""
+        """The largest loss with a mass that matters: less than 1e-33 lies beyond."""
         return (0.5 / self.noise_multiplier + _MOST_DEVIATIONS) / self.noise_multiplier
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
@@ -502,7 +494,7 @@ class Laplace:
 
     @property
     def largest_loss(self) -> float:
-        """There is none beyond."""
+        """The largest loss there is."""
         return 1 / self.scale
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
@@ -522,7 +514,7 @@ class GaussianAndLaplace:
 
     @property
     def largest_loss(self) -> float:
-        """Beyond it there is no mass to speak of."""
+        """The largest loss with a mass that matters: less than 1e-33 lies beyond."""
         return 1 / self.laplace_scale + Gaussian(noise_multiplier=self.noise_multiplier).largest_loss
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
@@ -547,13 +539,13 @@ class GaussianAndLaplace:
 
 
 def _rounding(terms: FloatArray, deviations: FloatArray | float, exponents: FloatArray) -> FloatArray:
-    """More than rounding takes off a difference of ``terms``: exponentials of ``exponents``, and tails at so many
-    ``deviations``, whose logarithms are about half the square."""
+    """A bound on the rounding error of a difference of ``terms``, for terms that are exponentials of ``exponents`` and
+    Gaussian tails at ``deviations``, with logarithms of about half their squares."""
     return 4 * UNIT * terms * (16 + deviations**2 + exponents)
 
 
 def gaussians(count: int, noise_multiplier: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution | None:
-    """``count`` Gaussian releases of sensitivity 1, which are as telling as one with less noise."""
+    """``count`` Gaussian releases of sensitivity 1, which cost as much as one with sqrt(count) times less noise."""
     if not count or not noise_multiplier:
         return None if count else nothing(interval)
     return unsampled(Gaussian(noise_multiplier=noise_multiplier / math.sqrt(count)), interval=interval)
@@ -587,7 +579,7 @@ def unsampled(base: WorstPair, *, interval: float = DEFAULT_INTERVAL) -> LossDis
 def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
     """``base`` on a Poisson sample, for adding or removing a record.
 
-    What is used of it holds for any mechanism whose mirror image has the same losses.
+    Holds for any mechanism that loses as much when mirrored.
     """
     if sampling_rate == 1:
         return unsampled(base, interval=interval)
@@ -626,7 +618,7 @@ def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
 
 
 def _replacing(noise_multiplier: float, rate: float, interval: float) -> LossDistribution:
-    """One Gaussian sum over a Poisson sample in which a record stands for another, which moves the sum the other way.
+    """One Gaussian sum over a Poisson sample in which a record is replaced by one that moves the sum the other way.
 
     The pair is (1 - r) N(0, s^2) + r N(1, s^2) against its mirror image, as dp_accounting takes it. The loss at output
     x is eps where x = s^2 (eps / 2 + asinh(a sinh(eps / 2))), with a = (1 - r) / r e^(1 / (2 s^2)).
@@ -651,7 +643,7 @@ def _replacing(noise_multiplier: float, rate: float, interval: float) -> LossDis
         deviations = (np.abs(output) + 1) / noise_multiplier
         return seen - mirrored + _rounding(seen + mirrored, deviations, np.abs(epsilons))
 
-    # The loss at the largest output that there is mass to speak of.
+    # The loss at the largest output with a mass that matters.
     most = 1 + _MOST_DEVIATIONS * noise_multiplier
     against, for_it = (np.logaddexp(log_out, log_in + (2 * move * most - 1) / (2 * variance)) for move in (-1, 1))
     highest = math.ceil((for_it - against) / interval) + 1

@@ -1,58 +1,35 @@
-"""Events of single mechanisms with their prices, and how events are stored and read again.
+"""Events of single mechanisms with their prices; events stored, read again, merged and moved to other units.
 
-What one step of fair private training costs when it releases more than a gradient, or protects less than a record.
+Prices, Renyi curves and loss distributions alike, are registered with :mod:`fairpate.privacy.accountant` here.
 
-Events beyond a Gaussian sum on a Poisson sample. A Gaussian and a Laplace release on the *same* Poisson sample:
-composed first and amplified once. Gaussians that hide a sensitive attribute alone, on batches that everybody knows. And
-the same on secret Poisson batches whose other content is not hidden: whether a record is in the batch may show, so
-there is no amplification beyond the mixture of "in" and "out" (joint convexity).
+**Steps of training.** A Gaussian and a Laplace release on the *same* Poisson sample are composed first and amplified
+once. Gaussians that protect a sensitive attribute alone may be on public batches, or on secret Poisson batches with
+other content that is not protected: then an attacker may see whether the record is in the batch, so there is no
+amplification beyond the mixture of "in" and "out" (joint convexity).
 
-Both their prices, Renyi curves and loss distributions, are registered with the accountant here.
-
-Not known here: who trains, what is protected by what. Shapes: A orders.
-
-What it costs when records vote themselves, with exact discrete Gaussian noise on whole numbers.
-
-Three releases. A **table of counts** to which every record adds one vote, in one cell: a record moves one count by one.
-A **table of sums** to which it adds a vector of whole numbers, whose L2 norm is bounded. And the counts of the
-**nearest neighbours** of a query in a fresh Poisson sample of the records (Private-kNN: Zhu, Yu, Chandraker and Wang,
-CVPR 2020): a sampled record that is near enters, the farthest leaves, and two counts move by one each; the largest
-count, which a confidence check may look at first, moves by at most one.
+**Records that vote themselves**, with exact discrete Gaussian noise on whole numbers. A **table of counts**: every
+record adds one vote, in one cell, and moves one count by one. A **table of sums**: every record adds a vector of whole
+numbers of bounded L2 norm. The counts of the **nearest neighbours** of a query in a fresh Poisson sample of the records
+(Private-kNN: Zhu, Yu, Chandraker and Wang, CVPR 2020): a sampled record that is near enters, the farthest leaves, and
+two counts move by one each; the largest count, which a confidence check may look at first, moves by at most one.
 
 Noise on the integers is not continuous noise, so each pair of output distributions is taken as it is. With u the noise
 of a count, the loss of a move by one is (1 + 2 u) / (2 s^2); that of two moves, up and down, depends on the difference
 d of the two noises alone: it is (d + 1) / s^2. Added to the check's it lies on two lattices. Fewer moves are a marginal
 of more.
 
-A vector's loss is a sum over as many lattices as it has lengths, and is bounded instead by a continuous Gaussian's.
-Noise N_Z(0, s^2) is, up to a factor, what is left of N(0, s^2 - t^2) when every coordinate x is replaced by an integer
-k with probability in proportion to exp(-(k - x)^2 / (2 t^2)): that product of densities integrates to a multiple of
-exp(-k^2 / (2 s^2)), and the sum that it is divided by depends on x by 2 exp(-2 pi^2 t^2) of itself at most (Poisson
-summation), at t = 3 by 1e-77 per coordinate, far below what a float resolves. Replacing reads the noisy sum alone, so
-it is post-processing, of a Gaussian release of multiplier sqrt(s^2 - t^2) / norm.
+A vector's loss is a sum over as many lattices as it has lengths, and is bounded by that of a continuous Gaussian
+instead. Noise N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an
+integer k with probability in proportion to exp(-(k - x)^2 / (2 t^2)): that product of densities integrates to a
+multiple of exp(-k^2 / (2 s^2)), and the sum that it is divided by depends on x by 2 exp(-2 pi^2 t^2) of itself at most
+(Poisson summation), at t = 3 by 1e-77 per coordinate, far below what a float resolves. Replacing reads the noisy sum
+alone, so it is post-processing, of a Gaussian release of multiplier sqrt(s^2 - t^2) / norm.
 
 Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any sample
 of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never exceed the
 continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
 
-Relation: add or remove one record, or one person who adds no more than that. Not known here: who is near, what the
-counts are used for.
-
-What the published PATE and FairPATE code counts for its queries: for comparison with what the accountant says.
-
-Events as plain values: how statements, receipts and the odometer hold them, and how they are read again.
-
-What a release that protects persons guarantees for one record: the person may stay while a record of theirs goes.
-
-Then a person's part of what is released is replaced by another one: an average of clipped gradients turns by up to
-twice the bound, a vote moves from one cell to another. A replaced part is two steps, one that takes it out and one that
-puts the other in, and Renyi curves of neighbours join by the weak triangle inequality (Mironov 2017, arXiv:1702.07476,
-proposition 11, p = q = 2):
-
-    D_a(P || Q) <= (a - 1/2) / (a - 1) D_2a(P || R) + D_(2a - 1)(R || Q).
-
-A Gaussian's curve, linear in a, comes out four times as high, as it does where its sensitivity doubles. Teachers need
-none of this: all records of a person reach one teacher, who has one vote with or without any of them.
+Not known here: training, distances between records, the use of counts. Shapes: A orders, Q queries, C classes.
 """
 
 from __future__ import annotations
@@ -67,15 +44,17 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.privacy import accountant, gnmax, loss_distributions
+from fairpate.privacy import accountant, gnmax
 from fairpate.privacy.accountant import DEFAULT_ORDERS, FloatArray, event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event, TeacherEvent, of_unit
 from fairpate.privacy.loss_distributions import (
     UNIT,
+    GaussianAndLaplace,
     LossDistribution,
     add_split,
     gaussians,
+    mixed_with_nothing,
     nothing,
     on_poisson_sample,
     poisson_gaussians,
@@ -87,14 +66,14 @@ from fairpate.types import Relation, Unit
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeQueries(ConfidentGnmaxQueries):
-    """Confident-GNMax queries where only the teachers' sensitive attributes are hidden; priced as the parent."""
+    """Confident-GNMax queries that protect only the teachers' sensitive attributes; priced as the parent."""
 
     unit: Unit = "sensitive attribute"
     relation: ClassVar[Relation] = "replace one"
 
 
 def of_teachers(event: Event, unit: Unit) -> Event:
-    """``event`` of teachers of whom one ``unit`` touches one; where attributes alone are hidden, one is replaced."""
+    """``event`` of teachers for ``unit``, of which each touches one teacher; a sensitive attribute is replaced."""
     if unit != "sensitive attribute":
         found: Event = of_unit(event, unit)
         return found
@@ -126,8 +105,6 @@ class PoissonGaussianLaplaces:
 
 @dataclass(frozen=True, kw_only=True)
 class _AttributeEvent:
-    """What hides one record's sensitive attribute."""
-
     noun: ClassVar[str] = "attribute-level Gaussian sum"
     unit: ClassVar[Unit] = "sensitive attribute"
     relation: ClassVar[Relation] = "replace one"
@@ -138,7 +115,7 @@ class _AttributeEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeGaussians(_AttributeEvent):
-    """``count`` Gaussian releases that hide one record's sensitive attribute; all else about the records is public.
+    """``count`` Gaussian releases that protect one record's sensitive attribute; all else about records is public.
 
     ``attribute_noise_multiplier``: standard deviation over the L2 distance that a change of one attribute may make.
     """
@@ -149,7 +126,7 @@ class AttributeGaussians(_AttributeEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class SecretBatchAttributeGaussians(_AttributeEvent):
-    """``count`` such releases on fresh secret Poisson batches, of whose members the step may tell all but that."""
+    """``count`` such releases on fresh secret Poisson batches; all but the attribute of their members may show."""
 
     sampling_rate: float
 
@@ -198,27 +175,23 @@ def _(event: SecretBatchAttributeGaussians, orders_A: FloatArray) -> FloatArray:
 @event_pld.register
 def _(event: PoissonGaussianLaplaces, interval: float) -> LossDistribution | None:
     if not event.count or not event.gradient_noise_multiplier or not event.laplace_scale:
-        return None if event.count else loss_distributions.nothing(interval)
-    base = loss_distributions.GaussianAndLaplace(
-        noise_multiplier=event.gradient_noise_multiplier, laplace_scale=event.laplace_scale
-    )
-    step = loss_distributions.on_poisson_sample(base, sampling_rate=event.sampling_rate, interval=interval)
-    return loss_distributions.repeated(step, event.count)
+        return None if event.count else nothing(interval)
+    base = GaussianAndLaplace(noise_multiplier=event.gradient_noise_multiplier, laplace_scale=event.laplace_scale)
+    return repeated(on_poisson_sample(base, sampling_rate=event.sampling_rate, interval=interval), event.count)
 
 
 @event_pld.register
 def _(event: AttributeGaussians, interval: float) -> LossDistribution | None:
-    return loss_distributions.gaussians(event.count, event.attribute_noise_multiplier, interval=interval)
+    return gaussians(event.count, event.attribute_noise_multiplier, interval=interval)
 
 
 @event_pld.register
 def _(event: SecretBatchAttributeGaussians, interval: float) -> LossDistribution | None:
     # One step: each is mixed with nothing before steps are composed.
-    inside = loss_distributions.gaussians(min(event.count, 1), event.attribute_noise_multiplier, interval=interval)
+    inside = gaussians(min(event.count, 1), event.attribute_noise_multiplier, interval=interval)
     if not event.count or inside is None:
         return inside
-    step = loss_distributions.mixed_with_nothing(inside, event.sampling_rate)
-    return loss_distributions.repeated(step, event.count)
+    return repeated(mixed_with_nothing(inside, event.sampling_rate), event.count)
 
 
 def _gaussian_rdp(count: int, noise_multiplier: float, orders_A: FloatArray) -> FloatArray:
@@ -235,7 +208,7 @@ def _require(count: int, sampling_rate: float, *noises: float) -> None:
 
 
 _LOG_NO_MASS = math.log(1e-33)
-_ROUNDING = 3.0  # t above
+_ROUNDING = 3.0  # t of the module's docstring: standard deviation of the rounding to whole numbers
 _MOST_ATOMS, _MOST_STEPS = 2**20, 2**13
 
 
@@ -280,7 +253,7 @@ class VoteSums(_RecordsVote):
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourVotes(_RecordsVote):
-    """``count`` queries, each answered by the nearest of a sample of its own, a unit once: all noisy counts, or less.
+    """``count`` queries, each a noisy count of votes of the nearest records in a fresh sample, one vote a unit.
 
     ``threshold_stddev_votes``: noise of a check on the largest count of the same sample; None: no check.
     """
@@ -303,7 +276,7 @@ class AtomicLoss:
 
     @property
     def largest_loss(self) -> float:
-        """Beyond it there is no mass to speak of."""
+        """The largest loss with a mass that matters: less than 1e-33 lies beyond."""
         mass_from, _ = self._tails
         return float(self.losses[np.searchsorted(-mass_from[:-1], -_LOG_NO_MASS) - 1])
 
@@ -314,14 +287,14 @@ class AtomicLoss:
         with np.errstate(divide="ignore"):
             # As a share of the moved tail, in log space: the difference of two tiny tails would cancel.
             share = -np.expm1(np.minimum(epsilons + unmoved[first] - moved[first], 0.0))
-        # Each of the sums rounds, by some units in the last place of a logarithm.
+        # A bound on the rounding of the sums: a few units in the last place of a logarithm each.
         share += 8 * UNIT * len(self.losses) * (1 + np.abs(moved[first]))
         total: FloatArray = np.where(first < len(self.losses), np.exp(moved[first]) * np.minimum(share, 1.0), 0.0)
         return total
 
     @cached_property
     def _tails(self) -> tuple[FloatArray, FloatArray]:
-        """ln of the mass from each loss on, moved and unmoved; the last entry, past all of them, stands for none."""
+        """ln of the mass from each loss on, moved and unmoved; the last entry, past all losses, is a placeholder."""
         # From the right and in log space: what decides a small delta are the smallest masses.
         moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
         unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
@@ -347,7 +320,7 @@ def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
 # Keyed by identity: the arguments come out of the caches above, where equal noises are one object.
 @lru_cache(maxsize=4)
 def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
-    """Two independent releases of the same records; with much noise, their losses rounded up to a grid."""
+    """Two independent releases of the same records; with much noise, their losses are rounded up to a grid."""
     if len(first.losses) * len(second.losses) > _MOST_ATOMS:
         return _both_on_grid(first, second)
     losses = np.add.outer(first.losses, second.losses).ravel()
@@ -357,7 +330,7 @@ def both(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
 
 
 def _both_on_grid(first: AtomicLoss, second: AtomicLoss) -> AtomicLoss:
-    """The same with every loss split between two points of a grid: a pair that dominates, on a sample too."""
+    """:func:`both` with every loss split between two points of a grid: a pair that dominates, on a sample too."""
     step = (max(first.losses[-1], second.losses[-1]) - min(first.losses[0], second.losses[0])) / _MOST_STEPS
     lowest, masses = 0, np.ones(1)
     for part in (first, second):
@@ -423,7 +396,7 @@ def _(event: NeighbourVotes, interval: float) -> LossDistribution | None:
 
 def _precision(event: NeighbourVotes) -> float:
     """The squared L2 move over the noise's variance, of the counts and the check together."""
-    # The counts' noise stands twice, as two of them move.
+    # The counts' noise is listed twice, because two of them move.
     stddevs = (event.noise_stddev_votes, event.noise_stddev_votes, event.threshold_stddev_votes)
     return math.fsum(1 / stddev**2 if stddev else math.inf for stddev in stddevs if stddev is not None)
 
@@ -476,17 +449,26 @@ def event_json(event: Event) -> dict[str, Any]:
 
 
 def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
-    """The event of :func:`event_json`; without a kind, as statements hold it, that of its fields and ``unit``."""
+    """The event of :func:`event_json`. Statements hold no kind: then the fields and ``unit`` decide which it is."""
     kinds = accountant.event_kinds()
-    rest = {name: _number(value) for name, value in values.items() if name not in ("kind", "noun")}
+    # Strict JSON has no infinity: it is written as a word.
+    rest = {
+        name: float(value) if value in ("inf", "-inf") else value
+        for name, value in values.items()
+        if name not in ("kind", "noun")
+    }
     if "kind" not in values:
-        rest = {name: _not_finite(name) if value is None else value for name, value in rest.items()}
+        # Statements write null for infinity. A threshold of 0 costs what any finite one does.
+        rest = {
+            name: value if value is not None else 0.0 if name == "threshold" else math.inf
+            for name, value in rest.items()
+        }
         names = set(rest)
         # Earlier events had no field for the unit that most are priced for.
         found = [kind for kind in kinds.values() if {column.name for column in fields(kind)} ^ names <= {"unit"}]
         of_unit = [kind for kind in found if unit is None or getattr(kind, "unit", unit) == unit]
         found = of_unit or [kind for kind in found if rest.get("unit") == unit]
-        # A kind and its refinement look alike: the first costs at least as much.
+        # A kind and its subclass have the same fields: the parent costs at least as much.
         found = [kind for kind in found if not any(kind is not other and issubclass(kind, other) for other in found)]
         if len(found) != 1:
             raise ValueError(f"no event has the fields {sorted(names)} and unit {unit}.")
@@ -498,23 +480,13 @@ def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
     return named
 
 
-def _number(value: Any) -> Any:
-    """Infinities come as words."""
-    return float(value) if value in ("inf", "-inf") else value
-
-
-def _not_finite(name: str) -> float:
-    """What null stands for in a statement; a threshold of 0 costs what any finite one does."""
-    return 0.0 if name == "threshold" else math.inf
-
-
 def merged(events: Sequence[Event]) -> tuple[Event, ...]:
     """The same events, equal ones counted together."""
     return _events_of(_counts(events))
 
 
 def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
-    """Each event as often as it is in ``events`` or in ``others``, whichever has more of it."""
+    """The union of two lists of events: each event with the larger of its two counts."""
     return _events_of(_counts(events) | _counts(others))
 
 
@@ -541,7 +513,18 @@ def _events_of(counts: Counter[Event]) -> tuple[Event, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordWithinPerson:
-    """``by_person``, an event priced for adding or removing a person, for one record of theirs."""
+    """``by_person``, an event priced for adding or removing a person, for one record of theirs.
+
+    The person may stay while one of their records goes. Then the person's part of the release is replaced by another:
+    an average of clipped gradients turns by up to twice the bound, a vote moves from one cell to another. A replaced
+    part is two steps, one that takes it out and one that puts the other in, and Renyi curves of neighbours join by the
+    weak triangle inequality (Mironov 2017, arXiv:1702.07476, proposition 11, p = q = 2):
+
+        D_a(P || Q) <= (a - 1/2) / (a - 1) D_2a(P || R) + D_(2a - 1)(R || Q).
+
+    A Gaussian's curve, linear in a, comes out four times as high, as it does where its sensitivity doubles. Teachers
+    need none of this: all records of a person reach one teacher, who has one vote with or without any of them.
+    """
 
     by_person: Event
     unit: ClassVar[Unit] = "record"
@@ -557,10 +540,10 @@ def _(event: RecordWithinPerson, orders_A: npt.NDArray[np.float64]) -> npt.NDArr
 
 
 def of_a_record(event: Any) -> Any:
-    """What counts for one record of an event that is priced per person; TypeError as :func:`of_unit`.
+    """The event that covers one record, from an event priced per person; TypeError as :func:`of_unit`.
 
-    Where one is replaced, the event is as it is: a record that another of the same person replaces replaces the person.
-    One that another person's replaces changes two persons, which is not covered.
+    Under the relation "replace one" the event stays as it is: replacing a record of a person by another of theirs is
+    one way to replace the person. Replacing it by another person's record changes two persons and is not covered.
     """
     if isinstance(event, TeacherEvent | SmoothRelease) or event.relation != "add or remove one":
         return of_unit(event, "record")

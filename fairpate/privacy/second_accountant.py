@@ -1,22 +1,16 @@
 """An accountant that shares no code with the one that prices runs, for tests and ``fairpate verify``.
 
-Worst pairs of output distributions, straight from the definitions of mechanisms, as masses on points.
-
-Part of :mod:`fairpate.privacy.second_accountant`, so nothing of this package is imported. A pair says what one release
-may look like with one unit and without it. Losses ln(with / without) are put on a grid so that the masses of both
-distributions are kept, which makes the pair easier to tell apart, never harder. Shapes: K points of a pair.
-
-A second opinion on epsilon: an accountant that shares nothing with the one that prices runs.
-
-It reads events as plain values, as a statement holds them, and imports nothing of this package but
-:mod:`fairpate.privacy.second_accountant`. Of every kind of event it knows the definition: the worst pair of output
-distributions with and without one unit. Releases are composed by multiplying Fourier transforms of their losses on a
-grid, and epsilon is read off. Adding and removing a unit are two directions; the larger epsilon counts.
+It reads events as plain values, as a statement holds them, and imports nothing of this package. It knows the definition
+of every kind of event: the worst pair of output distributions with and without one unit, as masses on points. Losses
+ln(with / without) are put on a grid so that the masses of both distributions are kept, which makes the pair easier to
+distinguish, never harder. Releases are composed by multiplying Fourier transforms of their losses, and epsilon is read
+off. Adding and removing a unit are two directions; the larger epsilon counts.
 
 Votes of teachers and of records have discrete Gaussian noise, which is taken as it is. Only a release of smooth
-sensitivity has no single worst pair: with one of them, Renyi divergences are maximised over all that smoothness allows,
-and the rest counts as Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5 and 12). Sums of weighted votes are
-taken by the rounding argument of :mod:`fairpate.privacy.mechanism_events`: that theorem is shared, the numbers are not.
+sensitivity has no single worst pair: with one of them, Renyi divergences are maximised over all pairs that smoothness
+allows, and the rest counts as Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5 and 12). Sums of weighted
+votes use the rounding argument of :mod:`fairpate.privacy.mechanism_events`: that theorem is shared, the numbers are
+not.
 
 Shapes: K points of a pair, M points of the grid, A orders.
 """
@@ -41,7 +35,7 @@ _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e6  # less is taken for none; more would need
 
 
 class NotRecomputedError(Exception):
-    """Events of which no independent price is known here; the message says which, and why."""
+    """Some events have no independent price here; the message says which, and why."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +46,7 @@ class Pair:
     without_K: FloatArray
 
     def mirrored(self) -> Pair:
-        """The other direction."""
+        """The pair for the other direction: the unit removed for added, added for removed."""
         return Pair(self.without_K, self.with_K)
 
 
@@ -65,7 +59,7 @@ def gaussian(stddev: float) -> Pair | None:
 
 
 def sampled_replacement(stddev: float, rate: float) -> Pair | None:
-    """A normal sum over a Poisson sample that, if one unit is in it, holds 1 in its place, or -1."""
+    """A normal sum over a Poisson sample: the unit adds 1 if it is sampled, the one that replaces it adds -1."""
     if not _is_noise(stddev):
         return None
     points = _points(stddev, -1.0, 1.0)
@@ -90,7 +84,7 @@ def laplace(scale_inverse: float) -> Pair | None:
 
 
 def two_answers(epsilon: float) -> Pair | None:
-    """Randomised response between two values: the most telling release of pure differential privacy."""
+    """Randomised response between two values: the worst case of all epsilon-DP releases."""
     if not epsilon < 1 / _LEAST_NOISE:
         return None
     true, false = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
@@ -108,12 +102,12 @@ def discrete_gaussian(stddev: float) -> Pair | None:
 
 
 def on_sample(pair: Pair | None, rate: float) -> Pair | None:
-    """The same where the unit is in a secret Poisson sample with probability ``rate``."""
+    """The pair where the unit is in a secret Poisson sample with probability ``rate``."""
     return None if pair is None else Pair(_mixed(pair.without_K, pair.with_K, rate), pair.without_K)
 
 
 def on_visible_sample(pair: Pair | None, rate: float) -> Pair | None:
-    """The same where everybody may see whether the unit is in the sample; out of it, nothing is told."""
+    """The pair where an attacker may see whether the unit is in the sample; outside of it, nothing is released."""
     if pair is None or rate == 1:
         return pair
     inside, outside = math.log(rate), math.log1p(-rate)
@@ -125,7 +119,8 @@ def together(*pairs: Pair | None) -> Pair | None:
     found = [pair for pair in pairs if pair is not None]
     if len(found) < len(pairs):
         return None
-    # Every factor, and every product again: a pair has thousands of points, and a product as many as all pairs of them.
+    # Every factor and product is made coarse: a pair has thousands of points, and a product the product of their
+    # numbers.
     total, *others = (_coarse(pair) for pair in found)
     for other in others:
         total = _coarse(
@@ -172,7 +167,7 @@ def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
     # What underflows is left out: what a pair lacks of 1 is taken off delta where pairs are composed.
     losses, masses = losses[kept], masses[kept]
     below = np.floor(losses / step)
-    # So much upwards that both sums stay: of the masses, and of masses times exp(-loss), which are those without.
+    # The upper share keeps both sums: of the masses, and of masses times exp(-loss), the masses without the unit.
     up = np.clip(np.expm1(below * step - losses) / math.expm1(-step), 0.0, 1.0)
     first = int(below.min())
     places: IntArray = (below - first).astype(np.int64)
@@ -182,7 +177,7 @@ def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
 
 
 def _coarse(pair: Pair) -> Pair:
-    """A pair of few points that is at least as easy to tell apart."""
+    """A pair of few points that is at least as easy to distinguish."""
     losses = pair.with_K - pair.without_K
     if len(losses) <= _FACTOR_POINTS:
         return pair
@@ -196,7 +191,7 @@ def _coarse(pair: Pair) -> Pair:
 Events = Sequence[Mapping[str, Any]]
 
 LEAST_DELTA = 1e-9
-"""Below it, the rounding of Fourier transforms would decide."""
+"""Below this delta the rounding of Fourier transforms would decide."""
 _LEAST_GRID, _LARGEST_GRID, _POINTS_PER_SPREAD = 2**15, 2**21, 32
 _LOG_LOST = -41.0  # of the composed loss, what may lie outside the grid
 _ROUNDING = 3.0  # standard deviation of the rounding of weighted sums
@@ -205,7 +200,7 @@ _TEACHERS = ("ThresholdChecks", "NoisyArgmaxes", "ConfidentGnmaxQueries", "Attri
 
 @dataclass(frozen=True)
 class Kind:
-    """How one kind of event is composed, and what it protects. None: its ``unit`` or ``relation`` field says it."""
+    """The pairs of one kind of event, and its unit and relation; None where the event's own field gives them."""
 
     pairs: Callable[[Mapping[str, Any]], list[tuple[Pair | None, int]]]
     unit: str | None = None
@@ -221,12 +216,21 @@ def guarantee_of(event: Mapping[str, Any]) -> tuple[Any, Any]:
 def recomputed_epsilon(events: Events, *, delta: float) -> float:
     """The epsilon of all ``events`` together at ``delta``; ``inf`` where one has no noise.
 
-    NotRecomputedError for events that have no independent price; KeyError or ValueError for values that are none.
+    NotRecomputedError for events that have no independent price; KeyError or ValueError for fields that are missing or
+    not valid.
     """
     if not LEAST_DELTA <= delta < 1:
         raise NotRecomputedError(f"delta {delta:g} is below {LEAST_DELTA:g}, where floats no longer decide")
     for event in events:
-        _require_valid(event)
+        _kind(event)  # for its error
+        numbers = {name: event[name] for name in event if name not in ("kind", "noun", "unit", "relation", "threshold")}
+        for name, value in numbers.items():
+            if value is None and name == "threshold_stddev_votes":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float | str) or not float(value) >= 0:
+                raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
+        if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
+            raise ValueError(f"{event['kind']}: expected a whole count and 0 < sampling_rate <= 1")
     if any(event["kind"] == "SmoothRelease" for event in events):
         return _renyi_epsilon(events, delta)
     parts = [part for event in events for part in _kind(event).pairs(event) if part[1]]
@@ -234,8 +238,11 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
     if len(pairs) < len(parts):
         return math.inf
     both = (pairs, [(pair.mirrored(), count) for pair, count in pairs])
-    # Both are bounds. Sums of pure guarantees may be less than what a grid and its lost masses come to.
-    return min(_sum_of_pure(events), max(_composed_epsilon(direction, delta) for direction in both))
+    composed = max(_composed_epsilon(direction, delta) for direction in both)
+    if not all(event["kind"] in ("PureReleases", "LaplaceReleases") for event in events):
+        return composed
+    # Guarantees of pure differential privacy may also just add up. The grid and its lost masses may come to more.
+    return min(composed, math.fsum(event["count"] * float(event["epsilon"]) for event in events if event["count"]))
 
 
 def _kind(event: Mapping[str, Any]) -> Kind:
@@ -245,20 +252,8 @@ def _kind(event: Mapping[str, Any]) -> Kind:
     return kind
 
 
-def _require_valid(event: Mapping[str, Any]) -> None:
-    _kind(event)
-    numbers = {name: event[name] for name in event if name not in ("kind", "noun", "unit", "relation", "threshold")}
-    for name, value in numbers.items():
-        if value is None and name == "threshold_stddev_votes":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float | str) or not float(value) >= 0:
-            raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
-    if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
-        raise ValueError(f"{event['kind']}: expected a whole count and 0 < sampling_rate <= 1")
-
-
 def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
-    """Of losses ln(with / without): all ``parts``, each so many times."""
+    """The epsilon in one direction of all ``parts``, each with its number of repetitions."""
     if not parts:
         return 0.0
     low, high = _range(parts)
@@ -282,26 +277,24 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
 
 
 def _range(parts: list[tuple[Pair, int]]) -> tuple[float, float]:
-    """Where the composed loss lies but for a mass that does not count, by Chernoff's bound."""
+    """The interval of the composed loss, but for a mass of e^``_LOG_LOST`` on either side, by Chernoff's bound."""
     ends = []
     for sign in (-1, 1):
         bounds = []
         # A bound at every rate: the choice of rates decides how tight the range is, never whether it holds.
         for rate in np.geomspace(1e-4, 1e4, 81):
-            moments = (count * np.logaddexp.reduce(_tilted(pair, sign * rate)) for pair, count in parts)
+            # ln E[exp(rate loss)], in log space: the exponentials may overflow.
+            moments = (
+                count * np.logaddexp.reduce(pair.with_K + sign * rate * (pair.with_K - pair.without_K))
+                for pair, count in parts
+            )
             bounds.append((math.fsum(map(float, moments)) - _LOG_LOST) / rate)
         ends.append(sign * min(bounds))
     return min(ends[0], 0.0), max(ends[1], 0.0)
 
 
-def _tilted(pair: Pair, rate: float) -> FloatArray:
-    # Logarithms: their exponentials add up to E[exp(rate loss)] with the unit, from which Chernoff's bound is made.
-    found: FloatArray = pair.with_K + rate * (pair.with_K - pair.without_K)
-    return found
-
-
 def _grid(parts: list[tuple[Pair, int]], low: float, high: float, margin: int) -> tuple[int, float]:
-    """Points and step: fine for the least spread of one release, as far as the largest grid allows; two margins."""
+    """Number of points and step of the grid: fine for the least spread of a release, if the largest grid allows."""
     spreads = []
     for pair, _ in parts:
         losses, masses = pair.with_K - pair.without_K, np.exp(pair.with_K)
@@ -317,7 +310,7 @@ def _epsilon_at(losses: FloatArray, masses: FloatArray, delta: float) -> float:
     """The least epsilon >= 0 at which the sum of masses times (1 - exp(epsilon - loss))_+ is at most ``delta``."""
     step = losses[1] - losses[0]
     losses, masses = losses[losses > 0], masses[losses > 0]
-    # Nothing of delta is left once it has paid for the mass outside the grid.
+    # The mass outside the grid uses up all of delta.
     if delta <= 0:
         return math.inf
     above = np.cumsum(masses[::-1])[::-1]
@@ -331,18 +324,11 @@ def _epsilon_at(losses: FloatArray, masses: FloatArray, delta: float) -> float:
     return float(np.clip(losses[j] + within, max(losses[j] - step, 0.0), losses[j]))
 
 
-def _sum_of_pure(events: Events) -> float:
-    """Guarantees of pure differential privacy may just add up; ``inf`` unless all are."""
-    if not all(event["kind"] in ("PureReleases", "LaplaceReleases") for event in events):
-        return math.inf
-    return math.fsum(event["count"] * float(event["epsilon"]) for event in events if event["count"])
-
-
 def _renyi_epsilon(events: Events, delta: float) -> float:
-    """With a release of smooth sensitivity: Renyi curves on a fine grid of orders, and the improved conversion."""
+    """The epsilon of events with a release of smooth sensitivity: Renyi curves on a fine grid of orders, converted."""
     others = [event for event in events if event["kind"] != "SmoothRelease"]
     if unknown := {event["kind"] for event in others} - set(_TEACHERS):
-        raise NotRecomputedError(f"{', '.join(sorted(unknown))} beside SmoothRelease: no independent Renyi curve")
+        raise NotRecomputedError(f"{', '.join(sorted(unknown))} with SmoothRelease: no independent Renyi curve")
     orders = 1 + np.geomspace(1e-3, 1e5, 4001)
     costs = sum((_smooth_curve(event, orders) for event in events if event["kind"] == "SmoothRelease"), 0 * orders)
     for count, stddev in (part for event in others for part in _noises(event) if part[0]):
@@ -366,7 +352,7 @@ def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
 
 
 def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Numbers with noise that one teacher's vote moves by one each: how many, and the noise's deviation."""
+    """Numbers of counts with noise, each moved by one by one teacher's vote, with the noise's standard deviation."""
     count, kind = event["count"], event["kind"]
     if kind == "ThresholdChecks":
         return [(count, float(event["threshold_stddev_votes"]))]

@@ -1,24 +1,4 @@
-"""A data-dependent cost of votes that may be published: smooth sensitivity of the cost, and noise scaled to it.
-
-A price of votes that may be published: how it is released, what the release itself costs, and what it says.
-
-The data-dependent price and its smooth sensitivity S are computed by ``fairpate.privacy.smooth_sensitivity``; both are
-private.
-
-**What the noise costs.** Noise of stddev s times the smooth sensitivity S is priced by the exact divergence between
-Gaussians whose centres differ by at most S and S' and whose scales differ by a factor up to exp(beta). Theorem 23 of
-the paper prices it otherwise, and for orders near 1 / (2 beta) below that divergence.
-
-**What may be published** is in :class:`SanitisedRdp`: an unbiased estimate, no upper bound. S itself is private, but
-ln S moves by at most beta from record to record: paying for a noisy ln S gives an upper confidence limit. Noise starts
-as an exact discrete Gaussian on a grid of 2^-64 and is scaled in floats, then rounded: sound up to rounding, not exact.
-
-The argmax's cost as a function of ln q, and how one moved vote moves ln q: part of ``smooth_sensitivity``.
-
-Not known here: the threshold, smoothing, releases. Shapes: Q queries, C classes, U distinct vote counts, D distances
-0 .. number of teachers.
-
-Publishing what Confident-GNMax cost on these votes: its Renyi cost at one order, with noise scaled to its stability.
+"""Publish what Confident-GNMax cost on given votes: its Renyi cost at one order, with noise scaled to its stability.
 
 The cost of given votes is as private as the votes. Papernot et al. 2018 (arXiv 1802.08908, Section 5.2 and appendices)
 publish it by the smooth sensitivity of Nissim, Raskhodnikova and Smith 2007: a bound on how far one record moves the
@@ -28,21 +8,27 @@ added over queries.
 
 **Which cost.** The sum over queries of threshold bit (Theorem 6 on two outcomes) and noisy argmax (Theorem 6), each
 charged for every query submitted: valid by composition, since withholding an argmax that ran is post-processing, and
-looser than the joint cost ``gnmax.confident_gnmax_rdp``, whose smooth sensitivity nobody has worked out. Both are the
-cost of queries that were fixed in advance; where later queries were chosen in view of answers the sum is an estimate.
+looser than the joint cost ``gnmax.confident_gnmax_rdp``, which has no known smooth sensitivity. Both are the cost of
+queries that were fixed in advance; where later queries were chosen in view of answers the sum is an estimate.
 
 **Which tail.** With ``tail="discrete"`` the tail of a difference of two discrete Gaussians is bounded by a continuous
 one moved by less than a vote. The bound keeps the continuous form in which every step below is proved.
 
 **Argmax.** With x the gap between two counts over 2 sigma, one moved vote changes x by at most 1 / sigma, so q by no
-more than ``_raised`` and ``_lowered`` say (concavity of the receiver operating curve spreads q evenly over classes).
-Up to q0 the cost depends on q, beyond it does not. If the cost rises on (0, q0) and its growth by one vote rises on
-(0, q1), where one vote leads from q1 to q0, then sensitivity rises up to q1, is at most its plateau on [q1, q0] and
-falls beyond: the largest value within d votes is at the votes that come closest to [q1, q0]. Votes come closest by
-moving one after the other from the largest count to the second (q too small), or back (q too large).
+more than ``raised`` and ``lowered`` of :class:`ArgmaxCurve` say (concavity of the receiver operating curve spreads q
+evenly over classes). Up to q0 the cost depends on q, beyond it does not. If the cost rises on (0, q0) and its growth by
+one vote rises on (0, q1), where one vote leads from q1 to q0, then sensitivity rises up to q1, is at most its plateau
+on [q1, q0] and falls beyond: the largest value within d votes is at the votes that come closest to [q1, q0]. Votes come
+closest by moving one after the other from the largest count to the second (q too small), or back (q too large).
 ``check_monotonicity`` tests the two conditions.
 
-What the noise costs and what may then be said is in ``fairpate.privacy.smooth_sensitivity``.
+**What the noise costs.** Noise of stddev s times the smooth sensitivity S is priced by the exact divergence between
+Gaussians: their centres differ by at most S and S', their scales by a factor up to exp(beta). Theorem 23 of the paper
+prices it otherwise, and for orders near 1 / (2 beta) below that divergence.
+
+**What may be published** is in :class:`SanitisedRdp`: an unbiased estimate, no upper bound. S itself is private, but
+ln S moves by at most beta from record to record: paying for a noisy ln S gives an upper confidence limit. Noise starts
+as an exact discrete Gaussian on a grid of 2^-64 and is scaled in floats, then rounded: sound up to rounding, not exact.
 
 Not known here: ledgers, deltas of a budget, fairness. Shapes: Q queries, C classes, A orders, U distinct vote counts,
 D distances 0 .. number of teachers.
@@ -72,11 +58,11 @@ PUBLISHED_DECIMALS = 6
 
 @dataclass(frozen=True, kw_only=True)
 class SmoothRelease:
-    """How a cost will be published, chosen before any vote is seen; also the accountant's event for having done so.
+    """Parameters for publishing a cost, chosen before any vote is seen; also the accountant's event of publishing it.
 
     ``order``: the Renyi order, 1 < order < 1 / (2 beta). ``beta``: discount per record. ``noise_stddev``: noise in
     multiples of the smooth sensitivity. ``scale_noise_stddev``: noise on ln(smooth sensitivity) in multiples of beta;
-    ``inf``: that is not published.
+    ``inf`` does not publish it.
     """
 
     noun: ClassVar[str] = "release of the data-dependent privacy cost"
@@ -114,7 +100,7 @@ def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
         raise ValueError(f"Expected Renyi orders > 1, got {orders_A!r}.")
     # From that order on the Gaussian of the smaller scale has too light a tail: the moment diverges.
     finite_A = orders * -math.expm1(-2 * release.beta) < 1
-    # Any order with finite logarithms: the result is inf there.
+    # A placeholder with finite logarithms: the result is inf at these orders.
     inner = np.where(finite_A, orders, 1.0)
     shift_A = inner / (2 * release.noise_stddev**2 * (1 - (inner - 1) * math.expm1(2 * release.beta)))
     scale_A = -inner * release.beta - 0.5 * np.log1p(inner * math.expm1(-2 * release.beta))
@@ -124,7 +110,7 @@ def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True)
 class SanitisedRdp:
-    """What may be published of votes' cost at ``release.order``; using it costs ``release_rdp``, whatever it says.
+    """The publishable cost of votes at ``release.order``. Publishing costs ``release_rdp``, for any value of it.
 
     ``rdp``: the cost plus noise of mean 0, possibly negative. ``log_scale``: noisy ln of the smooth sensitivity, None
     unless paid for. ``rdp_data_independent``: the same queries' cost for any votes. ``noise``: label of its source.
@@ -139,7 +125,7 @@ class SanitisedRdp:
     def upper(self, confidence: float) -> float:
         """A limit that the cost exceeds with probability at most 1 - ``confidence`` over the noise drawn.
 
-        Half of that is left to each of the two noises. ValueError where the scale was not paid for.
+        Each of the two noises may fail with half of that. ValueError where the scale was not published.
         """
         if self.log_scale is None:
             raise ValueError("Expected a release with a finite scale_noise_stddev: without it only rdp is known.")
@@ -331,7 +317,7 @@ def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
     return max(offset + UNTIL_ROUNDING, 0.0)
 
 
-_CHECKED_POINTS = 20_001  # what check_monotonicity looks at, below q0 and q1
+_CHECKED_POINTS = 20_001  # of check_monotonicity, below q0 and q1
 _VANISHING = 1e-290  # costs below have no digits left in a float
 
 
@@ -355,7 +341,7 @@ def sanitised_rdp(
     log_scale = None
     if release.scale_noise_stddev < math.inf:
         spread = release.beta * release.scale_noise_stddev * _normal(source)
-        # 0 for all votes of as many teachers or for none, and so public: all lie within the distances looked at.
+        # The scale is 0 for all votes of this many teachers or for none (every distance is covered), and so public.
         log_scale = _published((math.log(scale) if scale else -math.inf) + spread)
     any_votes = gnmax.confident_gnmax_rdp_data_independent(
         threshold=threshold,
@@ -418,7 +404,7 @@ def argmax_sensitivity(
 def threshold_sensitivity(
     votes_QC: npt.ArrayLike, *, threshold: float, threshold_stddev_votes: float, order: float, tail: Tail = "discrete"
 ) -> FloatArray:
-    """The same for the threshold bit's cost, which depends on the largest count alone, shape (Q, D); private."""
+    """:func:`argmax_sensitivity` of the threshold bit, with a cost that the largest count alone decides; private."""
     votes = DistinctVotes.of(votes_QC)
     return _threshold_sensitivity(votes, threshold, threshold_stddev_votes, order, tail)[votes.inverse_Q]
 
@@ -427,7 +413,8 @@ def threshold_sensitivity(
 def check_monotonicity(*, noise_stddev_votes: float, num_classes: int, order: float) -> None:
     """ValueError unless the argmax's cost rises with q up to q0, and its growth by one vote up to q1.
 
-    On a fine grid, down to where the cost vanishes in a float. Whatever the votes, so it may decide what is asked.
+    Tested on a fine grid, down to where the cost vanishes in a float. Independent of votes, so that the result may
+    decide whether to publish.
     """
     if num_classes < 2:
         raise ValueError(f"Expected at least 2 classes, got {num_classes}: one class is always the answer, for free.")
@@ -501,7 +488,7 @@ def _threshold_sensitivity(
 
 
 def _largest_within(values_V: FloatArray, centre: int, reach: int) -> FloatArray:
-    """The largest value at most d places from ``centre``, for d = 0 .. reach."""
+    """The largest value at most d indices from ``centre``, for d = 0 .. reach."""
     below = np.maximum.accumulate(values_V[centre::-1])
     above = np.maximum.accumulate(values_V[centre:])
     distance = np.arange(reach + 1)

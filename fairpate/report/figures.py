@@ -1,33 +1,21 @@
-"""Charts of a comparison, for the page and as vector figures for a paper.
+"""Charts of a comparison: each is drawn once, as a Vega-Lite specification.
 
-How a method looks, on every page and picture the same: shape by family, colour and dash within the family.
+The page embeds a specification and changes its parameters (level of epsilon, hidden methods, frontier only); a paper
+gets the same specification as PDF, SVG or PNG by vl-convert, which needs neither a browser nor a network.
 
-Seven colours are told apart by every kind of colour vision (least CIE76 distance above 25 under normal, protan, deutan
-and tritan vision, on light and on dark ground), and no family has more methods; a hollow mark says that its epsilon
-depends on private votes. Methods of other packages share a family of their own.
+A method looks the same everywhere: shape by family, colour and dash within the family. Seven colours are told apart by
+every kind of colour vision (least CIE76 distance above 25 under normal, protan, deutan and tritan vision, on light and
+dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
 
-Where points are drawn: axes, sizes, what moves apart, and what is joined along epsilon.
-
-A point has four drawn coordinates: the position of its epsilon on a logarithmic axis, disparity, accuracy, coverage.
-Size is coverage, by area. Marks that would cover each other move apart along the horizontal axis, by at most
-``MOST_SHIFT`` thousandths of its length and always the same way; nothing is drawn at random.
+A point has four drawn coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. Size is
+coverage, by area. Marks that would cover each other move apart along the horizontal axis, by at most ``MOST_SHIFT``
+thousandths of its length and always in the same way; nothing is drawn at random.
 
 Shapes: N points, 4 drawn coordinates.
-
-What the frontier's charts share: who is on a frontier, words for numbers, and what the page's script draws.
-
-How pictures for paper look, whatever they show: width, size of text, formats.
-
-The frontier's charts as pictures for paper: the same points, shapes, colours and places as the page, by matplotlib.
-
-One file per data set, privacy class and kind of chart; epsilons of different classes share no picture. Pictures are as
-wide as one or two columns of a journal, and all their text has its font size. Fonts are embedded in PDF as TrueType, as
-journals ask; in SVG, letters are outlines.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import math
@@ -36,18 +24,16 @@ import textwrap
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fairpate.config_reader import settings_read, shared_settings
 from fairpate.fairness.rates import DEFAULT, NOTIONS
-from fairpate.later import matplotlib
 from fairpate.report.frontier import (
     OBJECTIVES,
     Objective,
-    Panel,
     Point,
     PrivacyClass,
     attainment_surface,
@@ -66,40 +52,41 @@ COLOURS = ("#2b4eff", "#b3181c", "#f28e2b", "#4fa37c", "#7b1fa2", "#b99ae0", "#1
 """On light ground: pages by day, and paper."""
 DARK_COLOURS = ("#5cb8ff", "#f55c00", "#ffc185", "#31724b", "#9d4394", "#8d33ff", "#e8ecf0")
 """The same places on dark ground."""
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "2px,2px,8px,2px")
+DASHES = ((1, 0), (4, 2), (1, 1.5), (4, 1.5, 1, 1.5), (8, 3), (8, 2, 1, 2), (2, 2, 8, 2))
+"""Of lines: lengths drawn and left out, in half pixels of a page."""
 
 
 class Shape(NamedTuple):
-    """One shape in every medium: plotly's name, matplotlib's marker, an SVG path in a box of 16."""
+    """A mark: its name, and an SVG path in the square from -1 to 1, as Vega expects it."""
 
-    plotly: str
-    matplotlib: str | tuple[int, Literal[0, 1, 2], int]
+    name: str
     path: str
 
 
 SHAPES = (
-    Shape("circle", "o", "M8 2.4a5.6 5.6 0 1 0 .01 0z"),
-    Shape("square", "s", "M3 3h10v10H3z"),
-    Shape("diamond", "D", "M8 1l7 7-7 7-7-7z"),
-    Shape("triangle-up", "^", "M8 2l6.6 11.4H1.4z"),
-    Shape("triangle-down", "v", "M8 14L1.4 2.6h13.2z"),
-    Shape("star", "*", "M8 1l2.1 4.8 5.2.5-3.9 3.4 1.1 5.1L8 12.1l-4.5 2.7 1.1-5.1L.7 6.3l5.2-.5z"),
-    Shape("cross", "P", "M6 2h4v4h4v4h-4v4H6v-4H2V6h4z"),
-    Shape("x", "X", "M4.5 2L8 5.5 11.5 2 14 4.5 10.5 8l3.5 3.5-2.5 2.5L8 10.5 4.5 14 2 11.5 5.5 8 2 4.5z"),
-    Shape("hexagon", "h", "M8 1.5l5.7 3.2v6.6L8 14.5l-5.7-3.2V4.7z"),
-    Shape("pentagon", "p", "M8 1.5l6.6 4.8-2.5 7.8H3.9L1.4 6.3z"),
-    Shape("triangle-right", ">", "M14 8L2.6 14.6V1.4z"),
-    Shape("triangle-left", "<", "M2 8l11.4-6.6v13.2z"),
-    Shape("diamond-tall", "d", "M8 .8l4.4 7.2L8 15.2 3.6 8z"),
-    Shape("hexagram", (6, 1, 0), "M8 1l2 3.5h4L12 8l2 3.5h-4L8 15l-2-3.5H2L4 8 2 4.5h4z"),
-    Shape("star-diamond", (4, 1, 0), "M8 .5l2 5.5 5.5 2-5.5 2-2 5.5-2-5.5L.5 8 6 6z"),
-    Shape("hexagon2", "H", "M1.5 8l3.2-5.7h6.6L14.5 8l-3.2 5.7H4.7z"),
-    Shape("octagon", "8", "M5.2 1.5h5.6l3.7 3.7v5.6l-3.7 3.7H5.2l-3.7-3.7V5.2z"),
-    Shape("star-square", (4, 1, 45), "M2 2l6 3.2L14 2l-3.2 6L14 14l-6-3.2L2 14l3.2-6z"),
+    Shape("circle", "M0 -.7a.7 .7 0 1 0 .001 0z"),
+    Shape("square", "M-.625 -.625h1.25v1.25H-.625z"),
+    Shape("diamond", "M0 -.875l.875 .875 -.875 .875 -.875 -.875z"),
+    Shape("triangle-up", "M0 -.75l.825 1.425H-.825z"),
+    Shape("triangle-down", "M0 .75L-.825 -.675h1.65z"),
+    Shape("star", "M0-.875l.263.6 .65.062-.487.425 .138.637L0 .512l-.562.338 .138-.637L-.912-.213l.65-.062z"),
+    Shape("cross", "M-.25 -.75h.5v.5h.5v.5h-.5v.5H-.25v-.5H-.75V-.25h.5z"),
+    Shape(
+        "x",
+        "M-.44-.75L0-.31 .44-.75 .75-.44 .31 0 .75.44 .44.75 0 .31-.44.75-.75.44-.31 0-.75-.44z",
+    ),
+    Shape("hexagon", "M0 -.812l.713 .4v.825L0 .812l-.713 -.4V-.412z"),
+    Shape("pentagon", "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z"),
+    Shape("triangle-right", "M.75 0L-.675 .825V-.825z"),
+    Shape("triangle-left", "M-.75 0l1.425 -.825v1.65z"),
+    Shape("diamond-tall", "M0 -.9l.55 .9L0 .9 -.55 0z"),
+    Shape("hexagram", "M0 -.875l.25 .438h.5L.5 0l.25 .438h-.5L0 .875l-.25 -.438H-.75L-.5 0 -.75 -.438h.5z"),
+    Shape("star-diamond", "M0 -.938l.25 .688 .688 .25 -.688 .25 -.25 .688 -.25 -.688L-.938 0 -.25 -.25z"),
+    Shape("hexagon2", "M-.812 0l.4 -.713h.825L.812 0l-.4 .713H-.412z"),
+    Shape("octagon", "M-.35 -.812h.7l.463 .463v.7l-.463 .463H-.35l-.463 -.463V-.35z"),
+    Shape("star-square", "M-.75 -.75l.75 .4L.75 -.75l-.4 .75L.75 .75l-.75 -.4L-.75 .75l.4 -.75z"),
 )
-_SHAPE_OF = {shape.plotly: shape for shape in SHAPES}
-_IN_SPACE = frozenset({"circle", "square", "diamond", "cross", "x"})
-_HOLLOW_IN_SPACE = frozenset({"circle", "square", "diamond"})
+_SHAPE_OF = {shape.name: shape for shape in SHAPES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,24 +138,13 @@ class Look:
 
     @property
     def color(self) -> str:
-        """On light ground."""
+        """Colour on light ground."""
         return COLOURS[self.place]
 
     @property
-    def dash(self) -> str:
-        """Of lines, by plotly's name."""
+    def dash(self) -> tuple[float, ...]:
+        """Dashes of its lines."""
         return DASHES[self.place]
-
-    @property
-    def symbol(self) -> str:
-        """Plotly's name of the mark in a plane."""
-        return self.shape.plotly + ("-open" if self.hollow else "")
-
-    @property
-    def symbol_in_space(self) -> str:
-        """Plotly's name of the mark in three dimensions, where few exist."""
-        name = self.shape.plotly if self.shape.plotly in _IN_SPACE else "x"
-        return f"{name}-open" if self.hollow and name in _HOLLOW_IN_SPACE else name
 
 
 def looks(points: Sequence[Point]) -> dict[str, Look]:
@@ -353,9 +329,13 @@ def extents(drawn_N4: FloatArray, axis: EpsilonAxis) -> list[tuple[float, float]
     for coordinate in (DISPARITY, ACCURACY, COVERAGE):
         values_N = drawn_N4[:, coordinate]
         low, high = (0.0 if coordinate == DISPARITY else float(values_N.min())), float(values_N.max())
-        room = _MARGIN * max(high - low, _LEAST_LENGTH)
-        ends.append((low - room, high + room))
+        ends.append(_with_room(low, high))
     return ends
+
+
+def _with_room(low: float, high: float) -> tuple[float, float]:
+    room = _MARGIN * max(high - low, _LEAST_LENGTH)
+    return low - room, high + room
 
 
 def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tuple[int, int]) -> list[int]:
@@ -434,47 +414,72 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
 
 
 def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) -> dict[str, Any]:
-    """Everything that the page's script draws, as values of strict JSON.
+    """Everything that the page's script shows, as values of strict JSON: charts, and details of points.
 
-    ``points[i]`` is ``points[i]`` here: buttons on the page refer to it by that index. ``notions`` holds what another
-    choice of the disparity changes.
+    ``points[i]`` is ``points[i]`` here: buttons and marks on the page refer to it by that index. ``notions`` holds what
+    another choice of the disparity changes; charts are those of the points' own notion without one.
     """
     series = looks(points)
     names = {name: number for number, name in enumerate(series)}
     read = {id(point): settings_read(point.settings) for point in points}
     shared = {name: shared_settings([read[id(p)] for p in found]) for name, found in by_series(points).items()}
     members = on_frontier(points)
-    panels = by_panel(points)
-    index_of = {id(point): index for index, point in enumerate(points)}
+    seen = [[point.seen_by(notion) for point in points] for notion in notions] or [list(points)]
     data = {
         "points": [
             _plain_point(point, names[point.series], _without(read[id(point)], shared[point.series]))
             | {"front": id(point) in members}
             for point in points
         ],
-        "series": [_plain_look(look, shared[look.series]) for look in series.values()],
-        "panels": [_plain_panel(panel, found, index_of, names) for panel, found in panels.items()],
-        "planes": PLANES,
-        "ink": len(COLOURS) - 1,
+        "series": [
+            {
+                "name": look.series,
+                "path": look.shape.path,
+                "hollow": look.hollow,
+                "place": look.place,
+                "shared": _without(shared[look.series], {}),
+            }
+            for look in series.values()
+        ],
+        "panels": [
+            {"data": panel.data, "privacy": class_label(panel.privacy), "charts": charts}
+            for panel, charts in _page_charts(seen, series).items()
+        ],
+        "config": _config(_PAGE, 12),
         "titles": [*titles(points[0].notion if points else DEFAULT).values()],
-        "notions": [_plain_notion([point.seen_by(notion) for point in points], notion, names) for notion in notions],
+        "notions": [_plain_notion(found, notion) for found, notion in zip(seen, notions, strict=False)],
     }
     plain: dict[str, Any] = strict(data)
     return plain
 
 
-def _plain_notion(points: Sequence[Point], notion: NotionName, names: Mapping[str, int]) -> dict[str, Any]:
-    """Of every point disparity, its words, whether it is on the frontier and undefined; and what panels draw."""
+def _plain_notion(points: Sequence[Point], notion: NotionName) -> dict[str, Any]:
+    """Disparity of every point, its words, whether the point is on the frontier, and in how many runs undefined."""
     members = on_frontier(points)
-    index_of = {id(point): index for index, point in enumerate(points)}
     return {
         "measure": NOTIONS[notion].measure,
         "points": [
             [round(point.value("disparity"), 5), with_spread(point)[0], id(point) in members, point.num_undefined]
             for point in points
         ],
-        "panels": [_drawn_points(found, index_of, names) for found in by_panel(points).values()],
     }
+
+
+def _page_charts(seen: Sequence[Sequence[Point]], known: Mapping[str, Look]) -> dict[Any, list[dict[str, Any]]]:
+    """For each panel and notion: rows to draw, and the specifications that name them."""
+    charts: dict[Any, list[dict[str, Any]]] = {}
+    for points in seen:
+        index_of = {id(point): index for index, point in enumerate(points)}
+        for panel, found in by_panel(points).items():
+            view = PanelView.of(found, known)
+            stairs = {f"stairs{number}": view.stairs(pair) for number, pair in enumerate(PAIRS)}
+            drawn = {
+                "data": {"points": view.rows(index_of), **stairs},
+                "planes": [plane(view, number, _PAGE) for number in range(len(PLANES))],
+                "attained": [attained(view, pair, _PAGE) for pair in PAIRS],
+            }
+            charts.setdefault(panel, []).append(drawn)
+    return charts
 
 
 def _without(settings: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, str]:
@@ -512,59 +517,6 @@ def with_spread(point: Point) -> list[str]:
         for value, spread in zip((error, refused), spreads[1:], strict=True)
     ]
     return [decimal(disparity) + gap, *shares]
-
-
-def _plain_look(look: Look, common: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "name": look.series,
-        "symbol": look.symbol,
-        "space": look.symbol_in_space,
-        "path": look.shape.path,
-        "hollow": look.hollow,
-        "place": look.place,
-        "dash": look.dash,
-        "shared": _without(common, {}),
-    }
-
-
-def _plain_panel(
-    panel: Panel, points: Sequence[Point], index_of: Mapping[int, int], names: Mapping[str, int]
-) -> dict[str, Any]:
-    return {
-        "data": panel.data,
-        "privacy": class_label(panel.privacy),
-        "ticks": epsilon_axis(points).ticks,
-        **_drawn_points(points, index_of, names),
-    }
-
-
-def _drawn_points(points: Sequence[Point], index_of: Mapping[int, int], names: Mapping[str, int]) -> dict[str, Any]:
-    """What the charts of one panel show, of the points with everything defined; ``lines`` by rank among them."""
-    axis, levels, between = epsilon_axis(points), epsilon_levels(points), coverage_range(points)
-    complete, _ = defined(points, OBJECTIVES)
-    drawn_N4 = coordinates(complete, axis)
-    ends = extents(drawn_N4, axis)
-    rank_of = {id(point): rank for rank, point in enumerate(complete)}
-    return {
-        "points": [index_of[id(point)] for point in complete],
-        "positions": [round(position, 4) for position in drawn_N4[:, 0].tolist()],
-        "levels": [level_of(point, levels) for point in complete],
-        "sizes": [round(size_of(1 - point.value("refused"), between), 1) for point in complete],
-        "extents": [[round(end, 5) for end in pair] for pair in ends],
-        "shifts": [shifts(drawn_N4, ends, plane) for plane in PLANES],
-        "lines": [[names[name], [rank_of[id(point)] for point in line]] for name, line in joined(complete).items()],
-        "attainment": [_plain_attainment(sound(points), pair, axis, names) for pair in PAIRS],
-    }
-
-
-def _plain_attainment(
-    points: Sequence[Point], pair: tuple[Objective, Objective], axis: EpsilonAxis, names: Mapping[str, int]
-) -> list[dict[str, Any]]:
-    return [
-        {"series": names[series], "best": best, "median": median, "worst": worst}
-        for series, found in by_series(points).items()
-        for best, median, worst in [attainment(found, pair, axis)]
-    ]
 
 
 def attainment(
@@ -625,68 +577,9 @@ class FigureStyle:
         """Inches."""
         return WIDTHS_IN[self.columns] if self.width_in is None else self.width_in
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Matplotlib's: one font size, embedded fonts, and the same file every time."""
-        sizes = ("font.size", "axes.titlesize", "axes.labelsize", "xtick.labelsize", "ytick.labelsize")
-        return dict.fromkeys((*sizes, "legend.fontsize", "figure.titlesize"), self.font_size) | {
-            "pdf.fonttype": 42,
-            "svg.fonttype": "path",
-            "svg.hashsalt": "fairpate",
-            "text.parse_math": False,  # a name with dollars is no formula
-            "axes.linewidth": 0.6,
-            "grid.color": "#e4e7ea",
-            "grid.linewidth": 0.5,
-        }
-
-
-_DASHES: Mapping[str, Any] = {
-    "solid": "-",
-    "dash": (0, (4, 2)),
-    "dot": (0, (1, 1.5)),
-    "dashdot": (0, (4, 1.5, 1, 1.5)),
-    "longdash": (0, (8, 3)),
-    "longdashdot": (0, (8, 2, 1, 2)),
-    "2px,2px,8px,2px": (0, (2, 2, 8, 2)),
-}
-_INK, _MUTED = COLOURS[-1], "#5b6672"
-_POINTS_PER_PIXEL = 0.42  # a mark on paper is smaller than on a screen
-_PALE = 0.4
-_LETTER = 0.56  # mean width of a letter, in font sizes
-_DPI = 200
-
-
-def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
-    """File names and contents: slices, attainment and frontier of each data set and privacy class, in each format."""
-    style = style or FigureStyle()
-    files: dict[str, bytes] = {}
-    own = looks(points)
-    settings: Any = style.settings
-    with matplotlib.rc_context(settings):
-        for place, found in _places(points).items():
-            for kind, draw in _KINDS.items():
-                pictures = _pictures(draw(_Panel.of(found, own), style), style)
-                files |= {f"{kind}-{place}.{suffix}": content for suffix, content in pictures.items()}
-    return files
-
-
-def slices_picture(points: Sequence[Point]) -> bytes:
-    """The slices of one panel's points, as PNG: what a notebook shows."""
-    style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
-    settings: Any = style.settings
-    with matplotlib.rc_context(settings):
-        return _pictures(_slices(_Panel.of(points, looks(points)), style), style)["png"]
-
-
-def _pictures(figure: matplotlib.figure.Figure, style: FigureStyle) -> dict[str, bytes]:
-    """A figure in each format; laid out once, not again for each file."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    return {suffix: _bytes(figure, suffix) for suffix in style.formats}
-
 
 @dataclass(frozen=True, kw_only=True)
-class _Panel:
+class PanelView:
     """The points of one data set and privacy class, with where they are drawn: of the complete ones (N, 4).
 
     ``between`` is the range of coverage that sizes show.
@@ -702,13 +595,14 @@ class _Panel:
     between: tuple[float, float]
 
     @classmethod
-    def of(cls, points: Sequence[Point], own: Mapping[str, Look]) -> _Panel:
+    def of(cls, points: Sequence[Point], known: Mapping[str, Look]) -> PanelView:
+        """The view of one panel's points; looks are those of ``known``, which may hold more series."""
         axis = epsilon_axis(points)
         complete, _ = defined(points, OBJECTIVES)
         drawn_N4 = coordinates(complete, axis)
         return cls(
             points=points,
-            looks={name: look for name, look in own.items() if name in by_series(points)},
+            looks={name: look for name, look in known.items() if name in by_series(points)},
             axis=axis,
             complete=complete,
             drawn_N4=drawn_N4,
@@ -717,197 +611,348 @@ class _Panel:
             between=coverage_range(points),
         )
 
-    def size(self, point: Point) -> float:
-        """Diameter of a mark in points."""
-        return _POINTS_PER_PIXEL * size_of(1 - point.value("refused"), self.between)
+    def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
+        """A row for each complete point, those on the frontier last, so that they lie above the others.
 
-
-def _slices(panel: _Panel, style: FigureStyle) -> matplotlib.figure.Figure:
-    """Accuracy over epsilon, accuracy over disparity within the middle epsilon, coverage over epsilon."""
-    rows = 1 if style.columns == 2 else 3
-    figure = matplotlib.figure.Figure(
-        figsize=(style.width, _height(panel, style, rows, style.width / (3 if rows == 1 else 1)))
-    )
-    figure.set_layout_engine("constrained")
-    level = middle_level(panel.points)
-    budget = f"ε up to {epsilon_text(epsilon_levels(panel.points)[level])}" if panel.complete else ""
-    for place, (number, title, most) in enumerate(((0, "", None), (1, budget, level), (2, "", None))):
-        axes = figure.add_subplot(rows, 3 if rows == 1 else 1, place + 1)
-        _plane(axes, panel, number, most)
-        if title:
-            axes.set_title(title, loc="left", color=_MUTED)
-    crossed = "; crossed out: degenerate" if any(point.degenerate for point in panel.points) else ""
-    words = f"size: coverage; pale: dominated{crossed}; lines: the most accurate at each ε"
-    _caption(figure, panel, style, words)
-    return figure
-
-
-def _plane(axes: Any, panel: _Panel, number: int, most: int | None) -> None:
-    """One plane; ``most``: only up to this level of epsilon."""
-    across, up = PLANES[number]
-    levels = epsilon_levels(panel.points)
-    low, high = panel.ends[across]
-    moved = shifts(panel.drawn_N4, panel.ends, PLANES[number])
-    places = {
-        id(point): (drawn_4[across] + shift / 1000 * (high - low), drawn_4[up])
-        for point, drawn_4, shift in zip(panel.complete, panel.drawn_N4.tolist(), moved, strict=True)
-    }
-    shown = [point for point in panel.complete if most is None or level_of(point, levels) <= most]
-    for name, line in joined(panel.complete).items() if across == EPSILON else ():
-        look = panel.looks[name]
-        xs, ys = zip(*(places[id(point)] for point in line), strict=True)
-        axes.plot(xs, ys, color=look.color, linestyle=_DASHES[look.dash], linewidth=0.7, alpha=0.6, zorder=2)
-    for name, found in by_series(shown).items():
-        _scatter(axes, panel, found, places, panel.looks[name])
-    _axis(axes.xaxis, panel, across)
-    _axis(axes.yaxis, panel, up)
-    axes.set(xlim=panel.ends[across], ylim=panel.ends[up])
-    axes.grid()
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def _scatter(
-    axes: Any, panel: _Panel, points: Sequence[Point], places: Mapping[int, Sequence[float]], look: Look
-) -> None:
-    """The marks of one series, those on the frontier above; a cross on what is degenerate, whose gap says nothing."""
-    for inside in (False, True):
-        part = [point for point in points if (id(point) in panel.members) == inside]
-        if part:
-            axes.scatter(
-                *zip(*(places[id(point)] for point in part), strict=True),
-                s=[panel.size(point) ** 2 for point in part],
-                zorder=4 if inside else 3,
-                alpha=1.0 if inside else _PALE,
-                **_mark(look),
+        ``i`` index of the point, ``s`` series, ``x0`` and so on its place across in each plane, ``e``, ``d``, ``a`` and
+        ``c`` its coordinates, ``l`` level of epsilon, ``z`` area (``scale`` multiplies diameters), ``f`` on the
+        frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined by a line.
+        """
+        levels = epsilon_levels(self.points)
+        lines = {id(point) for line in joined(self.complete).values() for point in line}
+        moved = [shifts(self.drawn_N4, self.ends, plane) for plane in PLANES]
+        rows = []
+        for rank, (point, drawn_4) in enumerate(zip(self.complete, self.drawn_N4.tolist(), strict=True)):
+            across = {
+                f"x{number}": round(
+                    drawn_4[plane[0]] + moved[number][rank] / 1000 * float(np.diff(self.ends[plane[0]])[0]), 5
+                )
+                for number, plane in enumerate(PLANES)
+            }
+            rows.append(
+                {
+                    "i": (index_of or {}).get(id(point), rank),
+                    "s": point.series,
+                    **across,
+                    **{name: round(value, 5) for name, value in zip(_FIELDS, drawn_4, strict=True)},
+                    "l": level_of(point, levels),
+                    "z": round((scale * size_of(1 - point.value("refused"), self.between)) ** 2, 1),
+                    "f": id(point) in self.members,
+                    "g": bool(point.degenerate),
+                    "h": point.epsilon_is_data_dependent,
+                    "j": id(point) in lines,
+                }
             )
-    crossed = [point for point in points if point.degenerate]
-    if crossed:
-        where = zip(*(places[id(point)] for point in crossed), strict=True)
-        axes.scatter(*where, s=28, marker="x", color=_INK, linewidths=0.6, zorder=5)
+        return sorted(rows, key=lambda row: row["f"])
+
+    def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:
+        """Corners of what the seeds of each series attain: ``k`` is best, median or worst, ``o`` the order."""
+        return [
+            {"s": name, "k": kind, "o": order, "x": x, "y": y}
+            for name, found in by_series(sound(self.points)).items()
+            for kind, corners in zip(("best", "median", "worst"), attainment(found, pair, self.axis), strict=True)
+            for order, (x, y) in enumerate(corners)
+        ]
 
 
-def _mark(look: Look) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class _Medium:
+    """How charts look on a page or on paper; a page's colours are names of its style sheet, which follow its ground."""
+
+    places: tuple[str, ...]
+    ink: str
+    muted: str
+    line: str
+    ground: str
+    scale: float
+    font: str
+
+
+_PAGE = _Medium(
+    places=tuple(f"var(--m{place})" for place in range(len(COLOURS))),
+    ink="var(--ink)",
+    muted="var(--muted)",
+    line="var(--line)",
+    ground="var(--paper)",
+    scale=1.0,
+    font="system-ui, sans-serif",
+)
+_PAPER = _Medium(
+    places=COLOURS,
+    ink=COLOURS[-1],
+    muted="#5b6672",
+    line="#e4e7ea",
+    ground="white",
+    scale=0.42,  # a mark on paper is smaller than on a screen
+    font="Liberation Sans, Arial, Helvetica, sans-serif",
+)
+_FIELDS = "edac"
+_CROSS = "M-.7-.7L.7.7M.7-.7L-.7.7"
+_ALL_LEVELS = 1_000_000
+_PARAMETERS: Mapping[str, Any] = {"level": _ALL_LEVELS, "only": False, "hidden": [], "chosen": ""}
+"""What a page changes in a chart: most level of epsilon, only the frontier, hidden series, the one with its spread."""
+
+
+def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LEVELS) -> dict[str, Any]:
+    """The specification of one plane, over data named ``points``; ``level``: only up to this level of epsilon."""
+    across, up = PLANES[number]
+    place = {
+        "x": _axis(view, across, medium, field=f"x{number}"),
+        "y": _axis(view, up, medium, field=_FIELDS[up]),
+    }
+    series = _series(view.looks, medium)
+    line = {
+        "transform": [{"filter": "datum.j"}],
+        "mark": {"type": "line", "strokeWidth": 1.4 * medium.scale, "opacity": 0.6, "aria": False},
+        "encoding": {**place, "stroke": series["stroke"], "strokeDash": series["strokeDash"], "order": {"field": "l"}},
+    }
+    marks = {
+        "mark": {"type": "point", "tooltip": {"content": "data"}, "cursor": "pointer", "aria": False},
+        "encoding": {
+            **place,
+            **_marks(series, medium),
+            "size": {"field": "z", "type": "quantitative", "scale": None},
+            "opacity": {"condition": {"test": "datum.f", "value": 1}, "value": 0.4},
+        },
+    }
+    # A degenerate predictor is crossed out: its gap says nothing.
+    crossed = {
+        "transform": [{"filter": "datum.g"}],
+        "mark": {
+            "type": "point",
+            "shape": _CROSS,
+            "stroke": medium.ink,
+            "strokeWidth": 1.4 * medium.scale,
+            "aria": False,
+        },
+        "encoding": {**place, "size": {"field": "z", "type": "quantitative", "scale": None}},
+    }
+    shown = "datum.l <= level && (!only || datum.f) && indexof(hidden, datum.s) < 0"
+    layers: list[dict[str, Any]] = [*([line] if across == EPSILON else []), marks, crossed]
+    return _specification("points", shown, layers, level=level)
+
+
+def attained(view: PanelView, pair: tuple[Objective, Objective], medium: _Medium) -> dict[str, Any]:
+    """The specification of what half of the seeds attain, over the stairs of ``pair``."""
+    coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
+    place = {}
+    for objective, channel in zip(pair, "xy", strict=True):
+        # Seeds reach further than the means of configurations do.
+        reached = [row[channel] for row in view.stairs(pair)] or [0.0, 1.0]
+        ends = view.ends[EPSILON] if objective == "epsilon" else _with_room(min(reached), max(reached))
+        place[channel] = _axis(view, coordinate[objective], medium, field=channel, ends=ends)
+    series = _series(view.looks, medium)
+    step: dict[str, Any] = {"type": "line", "interpolate": "step-after", "aria": False}
+    lines = {**place, "stroke": series["stroke"], "order": {"field": "o"}}
+    layers = [
+        {
+            "transform": [{"filter": "datum.k != 'median' && datum.s == chosen"}],
+            "mark": {**step, "strokeWidth": 1.2, "strokeDash": [1, 2], "opacity": 0.75},
+            "encoding": {**lines, "detail": {"field": "k"}},
+        },
+        {
+            "transform": [{"filter": "datum.k == 'median'"}],
+            "mark": {**step, "strokeWidth": 2 * medium.scale},
+            "encoding": {**lines, "strokeDash": series["strokeDash"]},
+        },
+        {
+            "transform": [{"filter": "datum.k == 'median'"}],
+            "mark": {"type": "point", "size": 64 * medium.scale**2, "tooltip": {"content": "data"}, "aria": False},
+            "encoding": {**place, **_marks(series, medium)},
+        },
+    ]
+    return _specification(f"stairs{PAIRS.index(pair)}", "indexof(hidden, datum.s) < 0", layers)
+
+
+def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], **values: Any) -> dict[str, Any]:
+    """Layers over named data, with the parameters that a page may change."""
     return {
-        "marker": look.shape.matplotlib,
-        "facecolors": "none" if look.hollow else look.color,
-        "edgecolors": look.color if look.hollow else "white",
-        "linewidths": 0.9 if look.hollow else 0.3,
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": "container",
+        "height": 270,
+        "autosize": {"type": "fit", "contains": "padding"},
+        "data": {"name": data},
+        "params": [{"name": name, "value": values.get(name, value)} for name, value in _PARAMETERS.items()],
+        "transform": [{"filter": shown}],
+        "layer": list(layers),
     }
 
 
-def _axis(axis: Any, panel: _Panel, coordinate: int) -> None:
-    names = {**titles(panel.points[0].notion)}
-    label = {EPSILON: "ε", DISPARITY: names["disparity"], ACCURACY: names["error"], COVERAGE: names["refused"]}
-    axis.set_label_text(label[coordinate], color=_INK)
-    axis.set_tick_params(color=_MUTED, width=0.5, length=2, pad=2)
+def _series(known: Mapping[str, Look], medium: _Medium) -> dict[str, dict[str, Any]]:
+    """Channels that show a series."""
+    names = list(known)
+
+    def channel(values: Sequence[Any], *, has_legend: bool = True) -> dict[str, Any]:
+        legend = {"title": None, "symbolOpacity": 1, "symbolDash": [1, 0]} if has_legend and medium is _PAPER else None
+        scale = {"domain": names, "range": list(values)}
+        return {"field": "s", "type": "nominal", "scale": scale, "legend": legend}
+
+    colours = [medium.places[look.place] for look in known.values()]
+    dashes = [[2 * medium.scale * length for length in look.dash] for look in known.values()]
+    return {
+        "stroke": channel(colours),
+        "fill": channel(
+            ["transparent" if look.hollow else ink for look, ink in zip(known.values(), colours, strict=True)]
+        ),
+        "shape": channel([look.shape.path for look in known.values()]),
+        "strokeDash": channel(dashes, has_legend=False),
+    }
+
+
+def _marks(series: Mapping[str, Mapping[str, Any]], medium: _Medium) -> dict[str, Any]:
+    """Marks of a series: filled with an outline of the ground's colour, or hollow."""
+    width = math.sqrt(medium.scale)
+    return {
+        "fill": series["fill"],
+        "shape": series["shape"],
+        "stroke": {"condition": {"test": "!datum.h", "value": medium.ground}, **series["stroke"]},
+        "strokeWidth": {"condition": {"test": "datum.h", "value": 1.6 * width}, "value": 0.6 * width},
+    }
+
+
+def _axis(
+    view: PanelView, coordinate: int, medium: _Medium, *, field: str, ends: tuple[float, float] | None = None
+) -> dict[str, Any]:
+    """The channel of one drawn coordinate, over ``ends`` or over the extent of the panel's points."""
+    names = titles(view.points[0].notion)
+    title = ["ε" if medium is _PAPER else names["epsilon"], names["disparity"], names["error"], names["refused"]]
+    axis: dict[str, Any] = {}
     if coordinate == EPSILON:
-        axis.set_ticks([at for at, _ in panel.axis.ticks], [words for _, words in panel.axis.ticks])
+        places, words = zip(*((round(at, 4), label) for at, label in view.axis.ticks), strict=True)
+        axis = {"values": places, "labelExpr": f"{json.dumps(words)}[indexof({json.dumps(places)}, datum.value)]"}
+    elif coordinate != DISPARITY:
+        axis = {"format": ".3~%", "tickCount": 5}
     else:
-        axis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=4))
-    if coordinate in (ACCURACY, COVERAGE):
-        axis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
+        axis = {"tickCount": 5}
+    domain = [round(end, 5) for end in ends or view.ends[coordinate]]
+    scale = {"domain": domain, "zero": False, "nice": False}
+    return {"field": field, "type": "quantitative", "title": title[coordinate], "axis": axis, "scale": scale}
 
 
-def _space(panel: _Panel, style: FigureStyle) -> matplotlib.figure.Figure:
+def _config(medium: _Medium, font_size: float) -> dict[str, Any]:
+    """How all charts of a medium look; one size for all text."""
+    thin = 0.5 if medium is _PAPER else 1.0
+    text = {"labelFontSize": font_size, "titleFontSize": font_size, "labelFontWeight": "normal"}
+    return {
+        "font": medium.font,
+        "background": None if medium is _PAGE else medium.ground,
+        "padding": 4 if medium is _PAGE else 1,
+        "view": {"stroke": None},
+        "axis": {
+            **text,
+            "titleFontWeight": "normal",
+            "labelColor": medium.muted,
+            "titleColor": medium.muted if medium is _PAGE else medium.ink,
+            "domainColor": medium.muted,
+            "tickColor": medium.muted,
+            "tickSize": 3,
+            "gridColor": medium.line,
+            "gridWidth": thin,
+            "domainWidth": thin,
+            "tickWidth": thin,
+        },
+        "legend": {**text, "labelColor": medium.ink, "labelLimit": 0, "orient": "bottom", "symbolSize": 30},
+        "title": {"fontSize": font_size, "fontWeight": "normal", "color": medium.muted, "anchor": "start"},
+    }
+
+
+_LETTER = 0.56  # mean width of a letter, in font sizes
+_DPI = 200
+_POINTS_PER_INCH = 72
+
+
+def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
+    """File names and contents: slices and attainment of each data set and privacy class, in each format."""
+    style = style or FigureStyle()
+    known = looks(points)
+    files: dict[str, bytes] = {}
+    for place, found in _places(points).items():
+        view = PanelView.of(found, known)
+        for kind, draw, widest in (("slices", _slices, math.inf), ("attainment", _attainment, WIDTHS_IN[1])):
+            pictures = _pictures(view, draw(view, style), min(style.width, widest), style)
+            files |= {f"{kind}-{place}.{suffix}": content for suffix, content in pictures.items()}
+    return files
+
+
+def slices_picture(points: Sequence[Point]) -> bytes:
+    """The slices of one panel's points, as PNG: what a notebook shows."""
+    style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
+    view = PanelView.of(points, looks(points))
+    return _pictures(view, _slices(view, style), style.width, style)["png"]
+
+
+def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
+    """Accuracy over epsilon, accuracy over disparity within the middle epsilon, coverage over epsilon."""
+    level = middle_level(view.points)
+    budget = f"ε up to {epsilon_text(epsilon_levels(view.points)[level])}" if view.complete else ""
+    planes = [plane(view, 0, _PAPER), plane(view, 1, _PAPER, level=level), plane(view, 2, _PAPER)]
+    planes[1]["title"] = budget
+    for each in planes:
+        # Parameters of a page are constants here: parts of one picture may not define them again.
+        values = {parameter["name"]: parameter["value"] for parameter in each.pop("params")}
+        each["transform"] = [{"filter": f"datum.l <= {values['level']}"}]
+        del each["autosize"]
+    crossed = "; crossed out: degenerate" if any(point.degenerate for point in view.points) else ""
+    words = f"size: coverage; pale: dominated{crossed}; lines: the most accurate at each ε"
+    return {
+        "title": _caption(view, style, style.width, words),
+        "datasets": {"points": view.rows(scale=_PAPER.scale)},
+        "hconcat" if style.columns == 2 else "vconcat": planes,
+        "spacing": style.font_size,
+    }
+
+
+def _attainment(view: PanelView, style: FigureStyle) -> dict[str, Any]:
+    words = "reached by at least half of the seeds"
+    spec = attained(view, PAIRS[0], _PAPER)
+    del spec["autosize"]
     width = min(style.width, WIDTHS_IN[1])
-    figure = matplotlib.figure.Figure(figsize=(style.width, _height(panel, style, 1, width)), layout="constrained")
-    axes: Any = figure.add_subplot(projection="3d")
-    for name, line in joined(panel.complete).items():
-        axes.plot(*coordinates(line, panel.axis).T[:3], color=panel.looks[name].color, linewidth=0.6, alpha=0.6)
-    for name, found in by_series(panel.complete).items():
-        for inside in (False, True):
-            part = [point for point in found if (id(point) in panel.members) == inside]
-            mark = _mark(panel.looks[name]) | {"alpha": 1.0 if inside else _PALE, "s": 18 if inside else 6}
-            axes.scatter(*coordinates(part, panel.axis).T[:3], depthshade=False, **mark)
-    for axis, coordinate in ((axes.xaxis, EPSILON), (axes.yaxis, DISPARITY), (axes.zaxis, ACCURACY)):
-        _axis(axis, panel, coordinate)
-    axes.set(xlim=panel.ends[EPSILON], ylim=panel.ends[DISPARITY][::-1], zlim=panel.ends[ACCURACY])
-    axes.view_init(elev=22, azim=48)
-    axes.set_box_aspect(None, zoom=0.85)
-    _caption(figure, panel, style, "large: on the frontier")
-    return figure
+    return {**spec, "title": _caption(view, style, width, words), "datasets": {"stairs0": view.stairs(PAIRS[0])}}
 
 
-def _attained(panel: _Panel, style: FigureStyle) -> matplotlib.figure.Figure:
-    width = min(style.width, WIDTHS_IN[1])
-    figure = matplotlib.figure.Figure(figsize=(width, _height(panel, style, 1, width)), layout="constrained")
-    axes = figure.add_subplot()
-    for name, members in by_series(sound(panel.points)).items():
-        _, median, _ = attainment(members, PAIRS[0], panel.axis)
-        if median:
-            _stairs(axes, median, panel.looks[name])
-    _axis(axes.xaxis, panel, EPSILON)
-    _axis(axes.yaxis, panel, ACCURACY)
-    axes.set_xlim(*panel.ends[EPSILON])
-    axes.set_ylabel(TITLES["error"], color=_INK)
-    axes.grid()
-    axes.spines[["top", "right"]].set_visible(False)
-    _caption(figure, panel, style, "reached by at least half of the seeds")
-    return figure
+def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -> list[str]:
+    """Lines with the data set, the guarantee and what marks mean."""
+    has_hollow = any(look.hollow for look in view.looks.values())
+    dagger = "; †, hollow: ε depends on private votes, operator only" if has_hollow else ""
+    seeded = "; noise from a seed: not private" if any(point.is_seeded for point in view.points) else ""
+    where = view.points[0].panel
+    # Fonts that are free to embed lack raised digits: 1e-05, not 10⁻⁵.
+    privacy = f"per {where.privacy.unit}, {where.privacy.relation}, δ = {where.privacy.delta:g}"
+    text = f"{where.data}, ε {privacy}; {words}{dagger}{seeded}"
+    return textwrap.wrap(text, width=int(_POINTS_PER_INCH * width_in / (_LETTER * style.font_size)))
 
 
-_KINDS: Mapping[str, Callable[[_Panel, FigureStyle], matplotlib.figure.Figure]] = {
-    "slices": _slices,
-    "attainment": _attained,
-    "frontier": _space,
-}
+def _pictures(
+    view: PanelView, specification: Mapping[str, Any], width_in: float, style: FigureStyle
+) -> dict[str, bytes]:
+    """A specification in each format, as wide as asked; a unit of the drawing is a point of paper."""
+    import vl_convert
+
+    planes = specification.get("hconcat") or specification.get("vconcat") or [specification]
+    across = len(specification.get("hconcat", [0]))
+    config = _config(_PAPER, style.font_size)
+    longest = max(map(len, view.looks), default=1)
+    width = _POINTS_PER_INCH * width_in
+    config["legend"]["columns"] = max(1, int(width / ((longest * _LETTER + 4) * style.font_size)))
+    # How much room labels take is known once they are drawn, so the planes are fitted in a few rounds.
+    inner = width / across - 5 * style.font_size
+    for _ in range(4):
+        for each in planes:
+            each["width"], each["height"] = round(inner, 2), round(max(0.72 * inner, 60.0), 2)
+        drawing = vl_convert.vegalite_to_svg({**specification, "config": config})
+        missing = width - float(_SVG_WIDTH.findall(drawing)[0][0])
+        if abs(missing) < 0.3 or inner + missing / across < 40:
+            break
+        inner += missing / across
+    make: Mapping[str, Callable[[], bytes]] = {
+        "pdf": lambda: vl_convert.svg_to_pdf(drawing),
+        "svg": lambda: _SVG_WIDTH.sub(r'width="\1pt" height="\2pt"', drawing, count=1).encode(),
+        "png": lambda: vl_convert.svg_to_png(drawing, ppi=_DPI),
+    }
+    return {suffix: make[suffix]() for suffix in style.formats}
 
 
-def _stairs(axes: Any, corners: Sequence[Sequence[float]], look: Look) -> None:
-    axes.step(
-        [x for x, _ in corners],
-        [y for _, y in corners],
-        where="post",
-        color=look.color,
-        linestyle=_DASHES[look.dash],
-        linewidth=1.0,
-        marker=look.shape.matplotlib,
-        markersize=3.5,
-        markerfacecolor="none" if look.hollow else look.color,
-    )
-
-
-def _legend_columns(panel: _Panel, style: FigureStyle, width: float) -> int:
-    """As many as the longest name allows."""
-    longest = max(map(len, panel.looks), default=1)
-    inches = (longest * _LETTER + 4) * style.font_size / 72
-    return max(1, min(len(panel.looks), int(width / inches)))
-
-
-def _height(panel: _Panel, style: FigureStyle, rows: int, plane_width: float) -> float:
-    """Inches: the planes, and a line of text for each row of the legend and of the caption."""
-    lines = -(-len(panel.looks) // _legend_columns(panel, style, style.width)) + 4
-    return rows * max(0.78 * plane_width, 1.4) + lines * 1.6 * style.font_size / 72
-
-
-def _caption(figure: matplotlib.figure.Figure, panel: _Panel, style: FigureStyle, words: str) -> None:
-    """Data set, guarantee and what marks mean above; the methods below."""
-    dagger = (
-        "; †, hollow: ε depends on private votes, operator only" if any(x.hollow for x in panel.looks.values()) else ""
-    )
-    seeded = "; noise from a seed: not private" if any(point.is_seeded for point in panel.points) else ""
-    where = panel.points[0].panel
-    text = f"{where.data}, ε {class_label(where.privacy)}; {words}{dagger}{seeded}"
-    letters = int(72 * figure.get_figwidth() / (_LETTER * style.font_size))
-    figure.suptitle(textwrap.fill(text, width=letters), color=_MUTED, x=0.01, ha="left")
-    handles = [_handle(look) for look in panel.looks.values()]
-    columns = _legend_columns(panel, style, figure.get_figwidth())
-    figure.legend(handles=handles, loc="outside lower left", ncols=columns, frameon=False, handlelength=2.4)
-
-
-def _handle(look: Look) -> matplotlib.lines.Line2D:
-    return matplotlib.lines.Line2D(
-        [],
-        [],
-        color=look.color,
-        linestyle=_DASHES[look.dash],
-        linewidth=0.9,
-        marker=look.shape.matplotlib,
-        markersize=4.5,
-        markerfacecolor="none" if look.hollow else look.color,
-        label=look.series,
-    )
+_SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
 
 
 def _places(points: Sequence[Point]) -> dict[str, list[Point]]:
@@ -920,15 +965,3 @@ def _places(points: Sequence[Point]) -> dict[str, list[Point]]:
         numbered = (f"{name}-{number}" for number in itertools.count(2))
         places[name if name not in places else next(each for each in numbered if each not in places)] = found
     return places
-
-
-def _bytes(figure: matplotlib.figure.Figure, suffix: str) -> bytes:
-    buffer = io.BytesIO()
-    # Without a date the same points give the same file.
-    metadata: Mapping[str, dict[str, Any]] = {
-        "pdf": {"CreationDate": None},
-        "svg": {"Date": None},
-        "png": {"Software": None},
-    }
-    figure.savefig(buffer, format=suffix, dpi=_DPI, metadata=metadata[suffix])
-    return buffer.getvalue()

@@ -28,7 +28,7 @@ How often some point of one series of a panel beats those of another, pair by pa
 
 Shapes: N points of the winner, M of the loser, O objectives.
 
-How much a method's frontier covers: hypervolume with bootstrap intervals, and attainment over seeds.
+How much a method's frontier covers: hypervolume, and attainment over seeds.
 
 Hypervolume (Zitzler and Thiele 1998) is the measure of what the points dominate inside the box below a reference
 point; it grows with every point that nothing dominated before, and no set of points has more of it than a set that
@@ -571,20 +571,6 @@ _BOUNDED: dict[Objective, float] = {"error": 1.0, "refused": 1.0}
 _STEPS = (1.0, 2.0, 5.0, 10.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class VolumeInterval:
-    """A hypervolume as a share of the box between 0 and the reference, with its 95 % percentile interval over seeds.
-
-    ``low`` and ``high`` are NaN where some configuration has a single seed: nothing is known of its spread.
-    """
-
-    value: float
-    low: float
-    high: float
-    num_points: int
-    num_undefined: int
-
-
 def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> float:
     """Measure of the union of the boxes from each point to the reference: exact, for 1 to 4 objectives.
 
@@ -616,46 +602,6 @@ def _round_above(points: Sequence[Point], objective: Objective) -> float:
     power = 10.0 ** math.floor(math.log10(largest))
     # 20 as well: where the logarithm was rounded down, 10 is not above.
     return float(next(step * power for step in (*_STEPS, 20.0) if step * power > largest * (1 + 1e-9)))
-
-
-def volume_interval(
-    points: Sequence[Point],
-    *,
-    reference_O: npt.ArrayLike,
-    generator: np.random.Generator,
-    num_replicates: int = 400,
-) -> VolumeInterval:
-    """Hypervolume of one panel's points with a 95 % percentile bootstrap over seeds.
-
-    A replicate draws seeds with replacement and joins each configuration's runs as ``summary`` does. Configurations
-    with the same seeds share the draw, because a seed is one split and one start for all of them. The interval
-    describes the spread over seeds alone; with few seeds it is too narrow.
-    """
-    require_one_panel(points)
-    have, lacking = defined(points, OBJECTIVES)
-    reference = np.asarray(reference_O, dtype=np.float64)
-    box = float(reference.prod())
-    low = high = math.nan
-    if have and all(len(point.seeds) > 1 for point in have):
-        drawn_RNO = _resampled(have, generator, num_replicates)
-        volumes = [hypervolume(values_NO, reference_O=reference) / box for values_NO in drawn_RNO]
-        low, high = np.quantile(volumes, [0.025, 0.975]).tolist()
-    return VolumeInterval(
-        value=hypervolume(matrix(have, OBJECTIVES), reference_O=reference) / box,
-        low=low,
-        high=high,
-        num_points=len(have),
-        num_undefined=len(lacking),
-    )
-
-
-def _resampled(points: Sequence[Point], generator: np.random.Generator, num_replicates: int) -> FloatArray:
-    """``values_RNO`` of the points over R draws of their seeds."""
-    drawn_RS = {
-        seeds: generator.integers(len(seeds), size=(num_replicates, len(seeds)))
-        for seeds in dict.fromkeys(point.seeds for point in points)
-    }
-    return np.stack([summary(point.values_SO[drawn_RS[point.seeds]]) for point in points], axis=1)
 
 
 def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> FloatArray:

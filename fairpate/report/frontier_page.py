@@ -1,42 +1,24 @@
-"""The page of a comparison: its sentences, its tables, its charts.
+"""The page of a comparison: the best within a budget, charts, choices, who dominates whom, and what failed.
 
-The comparison in sentences, each computed from the rows: who is most accurate, fair and dominant within a budget.
-
-One panel (data set, unit, relation, delta) at a time: guarantees of different kinds are in no sentence together. A
-budget is a level of epsilon, and within it is every configuration that costs no more. Left out of all sentences, and
-counted, are degenerate predictors, undefined values, epsilons that depend on private votes and runs without a finite
-epsilon.
-
-A difference of two means counts beyond one standard error of it: sqrt(s^2/n + t^2/m) for standard deviations s, t over
-n, m seeds. Where one of the configurations has fewer than three seeds, or all seeds of both agree to the last digit,
-next to nothing is known of that error, and neither is called better than the other. A method dominates another within a
-budget when each configuration of the other is dominated by one of its own: nowhere worse in mean, in epsilon's level,
-disparity, accuracy and coverage, and beyond one standard error better in disparity, accuracy or coverage, or at a lower
-level.
-
-What the tables of the frontier's page say: which configuration to choose, who dominates whom, hypervolumes.
-
-Rows and words only; the page's template lays them out.
-
-The comparison as one page: in words, in planes, in space; choices, dominance, hypervolumes, and what failed.
+One panel (data set, unit, relation, delta) at a time, because guarantees of different kinds do not compare. A budget is
+a level of epsilon, and within it is every configuration that costs no more. Degenerate predictors, undefined values,
+epsilons that depend on private votes and runs without a finite epsilon are in no budget, and are counted.
 
 The page is one HTML file with its scripts inside; its content policy forbids every request. What depends on private
 votes is left out of a page to publish, and marked with a dagger and hollow shapes on the operator's; results without
-privacy are left out too, unless the data are public. Each privacy class (unit, relation, delta) has a section of its
-own, because its epsilons share no axis with those of another.
+privacy are left out too, unless the data are public.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs
 
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.report.figures import (
@@ -72,7 +54,6 @@ from fairpate.report.frontier import (
     SelectionRule,
     Setting,
     Threshold,
-    VolumeInterval,
     best_error,
     by_panel,
     by_series,
@@ -83,32 +64,27 @@ from fairpate.report.frontier import (
     left_out_by,
     notions_of,
     points_of,
-    reference_point,
     select,
-    volume_interval,
 )
-from fairpate.report.page import count, counted, epsilon_text, percent, render
+from fairpate.report.page import count, counted, decimal, epsilon_text, percent, render
 from fairpate.types import NotionName
 
-THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _GAP_DIGITS = 3
-"""Round disparities that sentences may name."""
-_NUMERALS = ("no", "one", "two")
-_MOST_BUDGETS, _MOST_NAMES, _MOST_WINNERS = 4, 4, 2
+_MOST_BUDGETS, _MOST_NAMES = 4, 4
 _ROUNDING = 1e-12
-LEAST_SEEDS = 3
-"""Of a configuration that may be called better or worse than another."""
-_MEASURED = [OBJECTIVES.index(name) for name in OBJECTIVES if name != "epsilon"]
-
-Candidates = Mapping[str, Sequence[Point]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What is said of one level of epsilon."""
+    """The best within one level of epsilon: a sentence, and a row of the table for each method.
+
+    A row is the method, its seeds, its highest mean accuracy, its smallest mean gap with the accuracy there; means have
+    their standard errors.
+    """
 
     epsilon: float
-    sentences: tuple[str, ...]
+    sentence: str
+    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,53 +101,45 @@ def findings(points: Sequence[Point]) -> Findings:
     told = [point for point in points if _is_told(point)]
     levels = epsilon_levels(told)
     return Findings(
-        budgets=tuple(
-            Budget(epsilon=levels[number], sentences=tuple(_within(told, levels, number)))
-            for number in _some(len(levels), first=middle_level(told))
-        ),
+        budgets=tuple(_budget(told, levels, number) for number in _some(len(levels), first=middle_level(told))),
         left_out=tuple(_left_out(points)),
         unsaid=(*_underserving(told), *_unmeasured(told)),
     )
+
+
+def _budget(points: Sequence[Point], levels: Sequence[float], number: int) -> Budget:
+    """What is reached by configurations that cost no more than one level."""
+    affordable = [point for point in points if level_of(point, levels) <= number]
+    best, fairest = _most_accurate(affordable), _fairest(affordable)
+    measure = NOTIONS[best.notion].measure
+    rows = []
+    for name, found in by_series(affordable).items():
+        own, own_fairest = _most_accurate(found), _fairest(found)
+        seeds = min(len(point.seeds) for point in (own, own_fairest))
+        gap = decimal(own_fairest.value("disparity")) + _plus_minus(own_fairest, "disparity", 1, decimal)
+        rows.append((name, str(seeds), _accuracy_with_error(own), gap, _accuracy_with_error(own_fairest)))
+    return Budget(
+        epsilon=levels[number],
+        sentence=f"The highest mean accuracy is {best.method}’s, {_accuracy_words(best)}. The smallest mean {measure} "
+        f"is {fairest.method}’s, {_gap(fairest)} at {_accuracy_words(fairest)}.",
+        rows=tuple(rows),
+    )
+
+
+def _accuracy_with_error(point: Point) -> str:
+    return percent(1 - point.value("error")) + _plus_minus(point, "error", 100, "{:.1f}".format)
+
+
+def _plus_minus(point: Point, objective: Objective, unit: float, write: Callable[[float], str]) -> str:
+    """One standard error; nothing for a single seed."""
+    error = float(standard_errors(point)[OBJECTIVES.index(objective)])
+    return "" if math.isnan(error) else f" ± {write(unit * error)}"
 
 
 def standard_errors(point: Point) -> FloatArray:
     """Of each objective's mean over seeds; NaN for a single seed."""
     errors: FloatArray = point.spread_O / math.sqrt(len(point.seeds))
     return errors
-
-
-def is_beyond(better: Point, worse: Point, objective: Objective) -> bool:
-    """Whether ``better`` is less by more than one standard error of the difference; False where that is unknown."""
-    place = OBJECTIVES.index(objective)
-    return bool(worse.mean_O[place] - better.mean_O[place] > _error_of_difference(better, worse, place) + _ROUNDING)
-
-
-def _error_of_difference(one: Point, other: Point, place: int) -> float:
-    """One standard error, NaN where no seed differs from another: a spread of zero was not measured."""
-    error = math.hypot(standard_errors(one)[place], standard_errors(other)[place])
-    return error if error > _ROUNDING else math.nan
-
-
-def dominated(points: Sequence[Point], by: Sequence[Point], levels: Sequence[float]) -> bool:
-    """Whether each of ``points`` is dominated, beyond standard errors, by one of ``by``."""
-    means_N3, errors_N3, level_N = _measured(by, levels)
-    for mean_3, error_3, level in zip(*_measured(points, levels), strict=True):
-        saved_N = level - level_N
-        gain_N3 = mean_3 - means_N3
-        nowhere_worse_N = (saved_N >= 0) & (gain_N3 >= -_ROUNDING).all(axis=1)
-        error_N3 = np.hypot(errors_N3, error_3)
-        # Where no seed differs from another the spread was not measured, and no gain counts.
-        beyond_N = ((error_N3 > _ROUNDING) & (gain_N3 > error_N3 + _ROUNDING)).any(axis=1)
-        if not (nowhere_worse_N & ((saved_N > 0) | beyond_N)).any():
-            return False
-    return True
-
-
-def _measured(points: Sequence[Point], levels: Sequence[float]) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Means and standard errors (N, 3) of all objectives but epsilon, and the number (N,) of epsilon's level."""
-    means_N3 = np.array([point.mean_O[_MEASURED] for point in points])
-    errors_N3 = np.array([standard_errors(point)[_MEASURED] for point in points])
-    return means_N3, errors_N3, np.array([float(level_of(point, levels)) for point in points])
 
 
 def _is_told(point: Point) -> bool:
@@ -185,122 +153,6 @@ def _some(count: int, *, first: int) -> list[int]:
         return []
     others = np.linspace(0, count - 1, min(count, _MOST_BUDGETS)).round().astype(int).tolist()
     return list(dict.fromkeys([first, *others]))
-
-
-def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> list[str]:
-    """The sentences about what costs no more than one level."""
-    affordable = [point for point in points if level_of(point, levels) <= number]
-    methods = by_series(affordable)
-    if len(methods) == 1:
-        return [_of_one(affordable)]
-    fewest = min(len(point.seeds) for point in affordable)
-    if fewest < LEAST_SEEDS:
-        few = f"{_NUMERALS[fewest]} {'seed' if fewest == 1 else 'seeds'} alone"
-        return [*_highest(methods), f"Some have {few}, so no method is called better than another."]
-    return [_accuracy(methods), _fairness(methods), _dominance(methods, levels)]
-
-
-def _of_one(points: Sequence[Point]) -> str:
-    best = _most_accurate(points)
-    measure = NOTIONS[best.notion].measure
-    return (
-        f"{best.method} is the only method: its highest accuracy is {_accuracy_words(best)}, its smallest {measure} "
-        f"{_gap_words(_fairest(points))}."
-    )
-
-
-def _highest(methods: Candidates) -> list[str]:
-    """Means, without a judgement."""
-    best = _most_accurate([point for found in methods.values() for point in found])
-    fairest = _fairest([point for found in methods.values() for point in found])
-    return [
-        f"The highest mean accuracy is {best.method}’s, {_accuracy_words(best)}.",
-        f"The smallest mean {NOTIONS[fairest.notion].measure} is {fairest.method}’s, {_gap_words(fairest)}.",
-    ]
-
-
-def _accuracy(methods: Candidates) -> str:
-    """Who is most accurate, or who is level with the most accurate."""
-    best_of = sorted((_most_accurate(found) for found in methods.values()), key=lambda point: point.value("error"))
-    first, others = best_of[0], best_of[1:]
-    level = [point for point in others if not is_beyond(first, point, "error")]
-    if not level:
-        return f"{first.method} is the most accurate: {_accuracy_words(first)}."
-    within = _within_words(first, level)
-    if len(level) == len(others):
-        return f"In accuracy all are level, within {within}: {first.method} has {_accuracy_words(first)}."
-    names = [f"{point.method} ({_accuracy_words(point)})" for point in (first, *level)]
-    return f"{_listed(names)} are the most accurate, within {within}."
-
-
-def _within_words(first: Point, level: Sequence[Point]) -> str:
-    """What keeps others level with ``first``: one standard error, or that no spread was measured."""
-    place = OBJECTIVES.index("error")
-    if not any(math.isnan(_error_of_difference(first, point, place)) for point in level):
-        return "one standard error"
-    return f"what {counted(min(len(point.seeds) for point in (first, *level)), 'seed')} can tell"
-
-
-def _fairness(methods: Candidates) -> str:
-    """Who stays below the least round disparity that anyone stays below, beyond a standard error."""
-    fairest = _fairest([point for found in methods.values() for point in found])
-    measure = NOTIONS[fairest.notion].measure
-    for threshold in THRESHOLDS:
-        below = {name: kept for name, found in methods.items() if (kept := _below(found, threshold))}
-        if below:
-            return _who_is_below(methods, below, measure, threshold)
-    return f"No method has {_with_article(measure)} below {_short(THRESHOLDS[-1])}."
-
-
-def _who_is_below(methods: Candidates, below: Candidates, measure: str, threshold: float) -> str:
-    limit = f"{_with_article(measure)} below {_short(threshold)}"
-    is_sure = all(name in below or _all_above(found, threshold) for name, found in methods.items())
-    if len(below) == len(methods):
-        fairest = _fairest([point for found in below.values() for point in found])
-        return f"Every method has {limit}; the smallest is {fairest.method}’s, {_gap_words(fairest)}."
-    names = list(below)
-    if len(names) > 1:
-        return f"Only {_listed(names)} have {limit}." if is_sure else f"{_listed(names)} have {limit}."
-    found = _gap_words(_most_accurate(below[names[0]]))
-    return f"{names[0]} {'is the only method with' if is_sure else 'has'} {limit} ({found})."
-
-
-def _below(points: Sequence[Point], threshold: float) -> list[Point]:
-    """As printed too: .0496 is shown as .05, which is not below it."""
-
-    def largest(point: Point) -> float:
-        gap = point.value("disparity")
-        return max(gap, round(gap, _GAP_DIGITS)) + _gap_error(point)
-
-    return [point for point in points if largest(point) < threshold]
-
-
-def _all_above(points: Sequence[Point], threshold: float) -> bool:
-    """Beyond an error that was measured."""
-    return all(
-        _gap_error(point) > _ROUNDING and point.value("disparity") - _gap_error(point) >= threshold for point in points
-    )
-
-
-def _gap_error(point: Point) -> float:
-    return float(standard_errors(point)[OBJECTIVES.index("disparity")])
-
-
-def _dominance(methods: Candidates, levels: Sequence[float]) -> str:
-    """Which methods dominate which, the one that dominates most first."""
-    beaten = {
-        winner: [loser for loser in methods if loser != winner and dominated(methods[loser], methods[winner], levels)]
-        for winner in methods
-    }
-    winners = sorted((name for name in beaten if beaten[name]), key=lambda name: -len(beaten[name]))
-    if not winners:
-        return "No method dominates another."
-    return " ".join(_dominating(name, beaten[name], methods) for name in winners[:_MOST_WINNERS])
-
-
-def _dominating(winner: str, losers: Sequence[str], methods: Candidates) -> str:
-    is_all = len(losers) == len(methods) - 1 > 1
-    return f"{winner} dominates {'every other method' if is_all else _listed(losers)}."
 
 
 def _left_out(points: Sequence[Point]) -> list[str]:
@@ -361,16 +213,8 @@ def _accuracy_words(point: Point) -> str:
     )
 
 
-def _gap_words(point: Point) -> str:
-    return f"{_gap(point)} at {_accuracy_words(point)}"
-
-
 def _gap(point: Point) -> str:
     return _short(round(point.value("disparity"), _GAP_DIGITS))
-
-
-def _with_article(measure: str) -> str:
-    return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure}"
 
 
 def _short(value: float) -> str:
@@ -386,19 +230,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 _PERCENT = "\u00a0%"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Volumes:
-    """Hypervolumes of one panel: up to which corner, and a row of (series, words, interval) each, largest first."""
-
-    corner: str
-    rows: Sequence[tuple[str, str, VolumeInterval]]
-
-    @property
-    def ends(self) -> list[float]:
-        """What a scale has to reach."""
-        return [end for _, _, volume in self.rows for end in (volume.value, volume.high)]
 
 
 def settings_words(notion: NotionName) -> dict[Setting, tuple[str, str]]:
@@ -515,32 +346,6 @@ def epsilons_words(epsilons: Sequence[float]) -> str:
     return f"ε {ends[0]}" if ends[0] == ends[1] else f"ε {ends[0]}–{ends[1]}"
 
 
-def volumes(points: Sequence[Point], *, bootstrap_seed: int, num_replicates: int) -> Volumes:
-    """Hypervolumes of a panel's series with their intervals, of configurations that are not degenerate."""
-    names = titles(points[0].notion)
-    points = sound(points)
-    reference_O = reference_point(points, OBJECTIVES)
-    generator = np.random.default_rng(bootstrap_seed)
-    found = {
-        name: volume_interval(own, reference_O=reference_O, generator=generator, num_replicates=num_replicates)
-        for name, own in by_series(points).items()
-    }
-    ends = [
-        f"{names[name]} {1 - end if name in ('error', 'refused') else end:g}"
-        for name, end in zip(OBJECTIVES, reference_O.tolist(), strict=True)
-    ]
-    rows = [
-        (f"{name}, {counted(volume.num_points, 'point')}", _volume_words(volume), volume)
-        for name, volume in sorted(found.items(), key=lambda item: -item[1].value)
-    ]
-    return Volumes(corner=", ".join(ends), rows=rows)
-
-
-def _volume_words(volume: VolumeInterval) -> str:
-    interval = "one seed" if math.isnan(volume.low) else f"{volume.low:.3f} to {volume.high:.3f}"
-    return f"{volume.value:.3f} ({interval})"
-
-
 _PLANES = ((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage"))
 """What the third plane of a data set shows, by its number among all planes."""
 _MOST_COLUMNS, _MOST_LISTED = 5, 2000
@@ -562,8 +367,6 @@ class FrontierReport:
     publish_unprotected: bool = False
     notion: NotionName = DEFAULT
     rule: SelectionRule = field(default_factory=SelectionRule)
-    num_replicates: int = 400
-    bootstrap_seed: int = 0
 
     @property
     def shown(self) -> list[Row]:
@@ -595,7 +398,7 @@ class FrontierReport:
 
 
 def frontier_report(report: FrontierReport) -> str:
-    """The page, as one HTML document of about 5 MB: most of it is the library that draws."""
+    """The page, as one HTML document of about 1 MB: most of it is the library that draws."""
     points = report.points()
     series = looks(points)
     members = on_frontier(points)
@@ -642,8 +445,19 @@ def frontier_report(report: FrontierReport) -> str:
         failed_words=FAILED,
         left_out=_left_out_rows(report),
         model=script_data(points, notions=notions),
-        plotly=Markup(get_plotlyjs()),  # noqa: S704 - the library's own script
+        library=_library(),
     )
+
+
+_EXPORTED = "window.vegaEmbed = vegaEmbed;"
+
+
+@cache
+def _library() -> Markup:
+    """Vega, Vega-Lite and Vega-Embed as one script without imports; to bundle it takes seconds."""
+    import vl_convert
+
+    return Markup(vl_convert.javascript_bundle(_EXPORTED))  # noqa: S704 - the library's own script
 
 
 def _class_view(
@@ -694,7 +508,6 @@ def _seen_view(report: FrontierReport, points: Sequence[Point], compared: str) -
         "choice_words": " ".join(filter(None, (compared, left_out_words(report.rule, points)))),
         "choices": choices(report.rule, points),
         "dominance": dominance_by_pair(points),
-        "volumes": volumes(points, bootstrap_seed=report.bootstrap_seed, num_replicates=report.num_replicates),
     }
 
 

@@ -349,6 +349,10 @@ class RejectOptionSpread:
         """The largest gap after the cold start."""
         return _spread([order.max_gap for order in self.orders])
 
+    def without_accuracy(self) -> RejectOptionSpread:
+        """The same with every accuracy undefined: where the headline hides its own, small cells follow from these."""
+        return replace(self, orders=tuple(replace(order, accuracy=math.nan) for order in self.orders))
+
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
         spreads = ("accuracy", "coverage", "final_gap", "max_gap")
@@ -947,7 +951,7 @@ def _moves(count_G: rates.FloatArray, most_G: rates.FloatArray) -> rates.FloatAr
     return moves_G
 
 
-def describe_cell(cell: rates.Cell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
+def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
     """A cell in words, such as "predicted 3, given true 5: red against green"; "undefined" for None."""
     if cell is None:
         return "undefined"

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fairpate.fairness import rates as gaps
-from fairpate.fairness.private_population import Estimate, Population, estimated_gap, estimated_rates
+from fairpate.fairness.private_population import Population, PopulationEstimate, estimated_gap, estimated_rates
 from fairpate.fairness.rates import FloatArray
 from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
 from fairpate.report.page import count, counted, decimal, epsilon_text, percent
@@ -46,15 +46,15 @@ class GroupEstimate:
     of each prediction, and of each true label the share that is predicted so."""
 
     name: str
-    records: Estimate
-    coverage: Estimate
-    accuracy: Estimate
-    predicted: tuple[Estimate, ...]
-    found: tuple[Estimate, ...]
+    records: PopulationEstimate
+    coverage: PopulationEstimate
+    accuracy: PopulationEstimate
+    predicted: tuple[PopulationEstimate, ...]
+    found: tuple[PopulationEstimate, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GapBetweenGroups(Estimate):
+class GapBetweenGroups(PopulationEstimate):
     """A largest difference; ``where`` in words, ``n_undefined`` rates of too few records for the noise left out."""
 
     where: str
@@ -135,7 +135,7 @@ def population_words(found: PrivatePopulation) -> str:
     )
 
 
-def range_words(found: Estimate, words: Callable[[float], str]) -> str:
+def range_words(found: PopulationEstimate, words: Callable[[float], str]) -> str:
     """An interval; undefined without one."""
     return "undefined" if math.isnan(found.low) else f"{words(found.low)} to {words(found.high)}"
 
@@ -165,12 +165,12 @@ def _answered(joint_GYJ: FloatArray) -> gaps.Events:
     return gaps.Events(hits_EG=sizes_1G - joint_GYJ[..., -1].sum(axis=-1)[..., None, :], sizes_EG=sizes_1G, cells=[])
 
 
-def _records(population: Population, level: float) -> list[Estimate]:
+def _records(population: Population, level: float) -> list[PopulationEstimate]:
     """Of every group; NaN where nothing is known of it."""
     count_G, count_RG = (joint.sum(axis=(-2, -1)) for joint in (population.joint_GYJ, population.draws_RGYJ))
     low_G, high_G = np.quantile(count_RG, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return [
-        Estimate(value=v, low=a, high=b)
+        PopulationEstimate(value=v, low=a, high=b)
         for v, a, b in zip(count_G.tolist(), low_G.tolist(), high_G.tolist(), strict=True)
     ]
 
@@ -178,9 +178,9 @@ def _records(population: Population, level: float) -> list[Estimate]:
 def _group(values: Mapping[str, Any]) -> GroupEstimate:
     fields = dict(values)
     for name in ("records", "coverage", "accuracy"):
-        fields[name] = Estimate(**_numbers(values[name]))
+        fields[name] = PopulationEstimate(**_numbers(values[name]))
     for name in ("predicted", "found"):
-        fields[name] = tuple(Estimate(**_numbers(each)) for each in values[name])
+        fields[name] = tuple(PopulationEstimate(**_numbers(each)) for each in values[name])
     return GroupEstimate(**fields)
 
 

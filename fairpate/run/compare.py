@@ -72,7 +72,7 @@ from fairpate.run.run import make_release, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver
 from fairpate.terminal import Output, Pace, Reporter, is_live
 from fairpate.types import NotionName, RunRecord, UsageError, UserError, VoteBatch, strict
-from teachers.ensemble import Pool, PoolError
+from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 
 
@@ -159,7 +159,7 @@ def collect_shared_votes(cells: Sequence[Cell], folder: SweepFolder, reporter: R
     return shared
 
 
-def _collect(cell: Cell, folder: SweepFolder, reporter: Reporter, pool: Pool) -> VoteBatch:
+def _collect(cell: Cell, folder: SweepFolder, reporter: Reporter, pool: BlockPool) -> VoteBatch:
     config = _sharing(cell.config)
     assert config is not None
     dataset = load_data(config.data)
@@ -798,7 +798,7 @@ def _named(row: Row) -> dict[str, Any]:
 def write_figures(
     results: Path, *, style: FigureStyle, notion: NotionName = DEFAULT, out: Path | None = None
 ) -> tuple[Path, ...]:
-    """Draw slices, attainment and frontier of every data set and privacy class that ``results`` has.
+    """Draw slices and attainment of every data set and privacy class that ``results`` has.
 
     ``results`` is a results.parquet, or the folder of a sweep. What depends on private votes is in no picture, and of
     an operator's table neither is what has no privacy guarantee. ``out`` None: ``paper`` beside the table. UsageError

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -343,6 +344,8 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
         kept_N=kept,
         least_cell=least_cell,
     )
+    if math.isnan(headline.accuracy) or math.isnan(unrefused.accuracy):
+        spread = spread.without_accuracy()
     return Assessment(
         evaluations={"student with IDP3": headline, "student without refusals": unrefused},
         measured_N=measured,

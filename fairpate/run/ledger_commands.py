@@ -49,8 +49,9 @@ from aggregator.chain import (
 from aggregator.ledger import NO_LIMIT, OwnLimit, read_ledger, replayed
 from aggregator.mechanism import Outcome
 from aggregator.service import auth
-from aggregator.service.auth import OIDC_PREFIX, Role, TokenStore
+from aggregator.service.auth import TokenStore
 from fairpate.config import ConfigError
+from fairpate.http_requests import Role
 from fairpate.methods.label_queries import (
     LedgerPlace,
     choose_queries,
@@ -410,8 +411,7 @@ def describe(root: Path) -> Output:
         known = {"name": token.name, "role": token.role, "made": made, "ends": ends, "ended": not is_good}
         found.append(known | {"limit": own})
     for name in others:
-        role = "by its issuer" if name.startswith(OIDC_PREFIX) else "no token"
-        table.add_row(name, role, "", "", *_limit_words(limits[name]))
+        table.add_row(name, "no token", "", "", *_limit_words(limits[name]))
         found.append({"name": name, "role": None, "made": None, "ends": None, "ended": False, "limit": limits[name]})
     return Output(facts={"tokens": found}, words=table)
 

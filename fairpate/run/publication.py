@@ -266,8 +266,8 @@ def _panel_words(points: Sequence[Point]) -> list[str]:
     if not found.budgets:
         return [f"{of}: no configuration with a finite ε can be compared."]
     first = found.budgets[0]
-    aside = f" Not in these sentences: {'; '.join(found.left_out)}." if found.left_out else ""
-    return [f"{of}, ε up to {epsilon_text(first.epsilon)}: {' '.join(first.sentences)}{aside}"]
+    aside = f" Left out: {'; '.join(found.left_out)}." if found.left_out else ""
+    return [f"{of}, ε up to {epsilon_text(first.epsilon)}: {first.sentence}{aside}"]
 
 
 FORMAT = "fairpate.card/1"

@@ -395,7 +395,6 @@ def statement_of(
         events=tuple(worded(event_json(event)) for event in trained.events),
         queries=trained.queries,
         not_protected=_NOT_PROTECTED.get(cost.unit),
-        epsilon_as_in_paper=trained.epsilon_as_in_paper,
         earlier_releases=None if standing is None else standing.earlier,
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         epsilon_adaptive_with_earlier=None if standing is None else standing.epsilon_adaptive,

@@ -1,13 +1,7 @@
-"""Serves a run's aggregator or student over HTTP, with the settings of its command.
+"""Serve a finished run over HTTP: its aggregator, with teachers that stay, or its published student.
 
-What a service shows of a run: its public records, how one is written down, and the run in public words.
-
-How a service is to be reached, from the options of `fairpate serve`: each is checked before anything starts.
-
-Serving a finished run: its aggregator over HTTP, with teachers that stay, or its published student.
-
-The run's own ledger goes on, under the terms it was made with, so that what `fairpate run` asked is answered again for
-free. Votes the run already collected are read from its table; other records, posted ones included, go to the teachers.
+The run's own ledger continues under the terms it was made with, so that what `fairpate run` asked is answered again for
+free. Votes that the run collected are read from its table; other records, posted ones included, go to the teachers.
 """
 
 from __future__ import annotations
@@ -17,12 +11,10 @@ import math
 import os
 import shlex
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +24,11 @@ from fastapi import FastAPI
 
 from aggregator.budgets import QuotaRule
 from aggregator.ledger import Ledger
-from aggregator.service.auth import OidcConfig, RequestRate, read_tokens
+from aggregator.service.auth import LiveTokens, read_tokens
 from aggregator.service.server import (
-    PREFIX,
     Backend,
-    HttpServer,
-    Runs,
     Service,
-    ServiceError,
     ServiceSettings,
-    TlsFiles,
     check_exposure,
     find_service,
     is_restarted,
@@ -50,10 +37,11 @@ from aggregator.service.server import (
 from aggregator.service.wire import Facts, PublicPool
 from aggregator.session import AggregatorSession
 from fairpate.config import QueriesConfig, RayConfig
-from fairpate.config_reader import parse_config, read_yaml
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.columns import form_of
 from fairpate.data.embedding import Embedding
+from fairpate.http_requests import RequestRate
+from fairpate.http_server import HttpServer, ServiceError, TlsFiles, open_private
 from fairpate.later import torch
 from fairpate.methods.label_queries import choose_queries, ledger_terms, open_ledger, place_of, state_for_service
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
@@ -125,22 +113,31 @@ def service_settings(
     port: int,
     analyst_file: Path | None,
     operator_file: Path | None,
-    daily_quota: float,
+    daily_quota: float = math.inf,
     rate: float = math.inf,
     tls: tuple[Path | None, Path | None] = (None, None),
     log_file: Path | None = None,
     traces: bool = False,
-    oidc: Path | None = None,
 ) -> ServiceSettings:
-    """Where to listen and for whom: tokens of files or the environment, beside the token store of each run.
+    """Check the options of `fairpate serve` before anything starts.
 
-    ``oidc``: a file that names an issuer whose tokens are good besides. TokenError for a bad token, ConfigError for a
-    bad file, ValueError for files of TLS that do not go together, and for a package that is missing.
+    Tokens are those of the files or the environment; an aggregator also takes those of its run's token store.
+    TokenError for a bad token, ValueError for files of TLS that do not belong together, and for a package that is
+    missing.
     """
     if traces:
         require_extra("traces", "--traces")
     tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file)
-    tokens = replace(tokens, oidc=_issuer(oidc))
+    cert, key = tls
+    if (cert is None) != (key is None):
+        raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
+    tls_files = TlsFiles(cert=cert.absolute(), key=key.absolute()) if cert and key else None
+    if log_file is not None:
+        log_file = log_file.absolute()
+        try:
+            open_private(log_file).close()
+        except OSError as error:
+            raise ValueError(f"--log-file: {log_file} cannot be written ({error}); give another file.") from error
     return ServiceSettings(
         host=host,
         port=port,
@@ -148,35 +145,10 @@ def service_settings(
         quota=QuotaRule(max_queries=daily_quota, period_s=_DAY_S),
         # A bucket that holds less than one request would let none in, however long the caller waits.
         rate=RequestRate(per_s=rate, burst=max(1.0, 2 * rate)),
-        tls=_tls_files(*tls),
-        log_file=_writable(log_file),
+        tls=tls_files,
+        log_file=log_file,
         traces=traces,
     )
-
-
-def _issuer(path: Path | None) -> OidcConfig | None:
-    if path is None:
-        return None
-    require_extra("oidc", "--oidc")
-    return parse_config(read_yaml(path), OidcConfig)
-
-
-def _tls_files(cert: Path | None, key: Path | None) -> TlsFiles | None:
-    if cert is None and key is None:
-        return None
-    if cert is None or key is None:
-        raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
-    return TlsFiles(cert=cert.absolute(), key=key.absolute())
-
-
-def _writable(log_file: Path | None) -> Path | None:
-    if log_file is not None:
-        try:
-            log_file.open("a", encoding="utf-8").close()
-        except OSError as error:
-            raise ValueError(f"--log-file: {log_file} cannot be written ({error}); give another file.") from error
-        log_file = log_file.absolute()
-    return log_file
 
 
 _WATCH_INTERVAL_S = 5.0
@@ -184,7 +156,6 @@ _WATCH_TIMEOUT_S = 300.0
 
 Started = Callable[[Sequence[Mapping[str, object]]], object]
 """Told which runs are served where, once they are."""
-_LOOPBACK = "127.0.0.1"
 SPENT = (
     "The budget was planned for the run's own queries: they are answered again, and new ones hardly find room. To "
     "leave room for new ones, run without a target and with aggregator.budget."
@@ -240,8 +211,8 @@ def _queried(run: RunDirectory, config: VotingMethod) -> Dataset:
     return config.queried(as_trained(run, config, named))
 
 
-def serve_aggregators(
-    roots: Sequence[Path],
+def serve_aggregator(
+    root: Path,
     settings: ServiceSettings,
     *,
     data_dir: Path | None,
@@ -250,88 +221,38 @@ def serve_aggregators(
     started: Started = list,
     take_over: bool = False,
 ) -> None:
-    """Serve these runs until interrupted, or leave the services on the cluster at RAY_ADDRESS (``detach``).
+    """Serve the run until interrupted, or leave the service on the cluster at RAY_ADDRESS (``detach``).
 
-    Several runs stand behind one address, each under ``/v1/runs/NAME/``. ``data_dir`` is where the data set's files are
-    now, if not where the runs found them. ``take_over``: from a service elsewhere whose process hangs, or whose node is
-    lost; of a ledger in a database alone. ServiceError, LedgerError or RunDirectoryError where one cannot start or ends
-    for good.
+    ``data_dir`` is where the data set's files are now, if not where the run found them. ``take_over``: from a service
+    elsewhere whose process hangs, or whose node is lost; of a ledger in a database alone. ServiceError, LedgerError or
+    RunDirectoryError where it cannot start or ends for good.
     """
-    for root in roots:
-        check_exposure(_with_tokens_of(RunDirectory(root=root.absolute()), settings))
-    runs = _runs_by_name(roots)
-    if take_over and all(place_of(run).is_in_folder for run, _ in runs.values()):
-        raise UsageError(
-            "--take-over: needs a ledger in a database, and here each is in its run's folder; leave it out."
-        )
-    if data_dir is not None and all(isinstance(config, OwnVotes) for _, config in runs.values()):
+    settings = replace(settings, tokens=replace(settings.tokens, store=RunDirectory(root=root.absolute()).tokens))
+    check_exposure(settings)
+    run, config = _run_with_votes(root)
+    if not isinstance(config, OwnVotes):
+        require_data_by_name(run)
+    is_in_folder = place_of(run).is_in_folder
+    if take_over and is_in_folder:
+        raise UsageError("--take-over: needs a ledger in a database, and here it is in its run's folder; leave it out.")
+    if data_dir is not None and isinstance(config, OwnVotes):
         raise UsageError("--data-dir: not read, for the records are in the file of votes; leave it out.")
-    alone = len(runs) == 1
-    with _ray(next(iter(runs.values()))[1].ray, detach=detach), ExitStack() as held:
-        # Behind a gateway each service is on this node's loopback, and so is the gateway.
-        behind = {
-            name: _with_tokens_of(run, settings) if alone else _behind_gateway(run, settings, held)
-            for name, (run, _) in runs.items()
-        }
-        services = _started_services(runs, behind, settings, data_dir=data_dir, detach=detach, take_over=take_over)
-        urls = {name: settings.url if alone else f"{settings.url}{PREFIX}{name}" for name in runs}
-        for name, (run, config) in runs.items():
-            _announce(run, config, urls[name], say)
-        started([{"run": run.root, "url": urls[name], "detached": detach} for name, (run, _) in runs.items()])
-        if detach:
-            say(f"It stays on the cluster; end it with `fairpate serve {shlex.join(map(str, roots))} --stop`.")
-            return
-        _watch(services)
-
-
-def _started_services(
-    runs: Mapping[str, tuple[RunDirectory, VotingMethod]],
-    behind: Mapping[str, ServiceSettings],
-    settings: ServiceSettings,
-    *,
-    data_dir: Path | None,
-    detach: bool,
-    take_over: bool,
-) -> list[Service]:
-    """The service of each run, as ``behind`` says where, and the gateway of several; all of them or none."""
-    services: list[Service] = []
-    alone, start = len(runs) == 1, partial(start_service, detached=detach)
-    try:
-        for name, (run, config) in runs.items():
-            arguments = (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder(), take_over)
+    with _ray(config.ray, detach=detach):
+        service = start_service(
+            service_name(run),
+            open_backend,
+            (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder(), take_over),
+            settings,
+            detached=detach,
             # A ledger in files belongs to this node's disk, where Ray must start its service again.
-            here = not alone or (detach and place_of(run).is_in_folder)
-            where = _this_node() if here else None
-            services.append(start(service_name(run), open_backend, arguments, behind[name], resources=where))
-        if not alone:
-            ports = Runs(ports={name: place.port for name, place in behind.items()})
-            # It reads no token, and is open to those alone who have one of a run.
-            front = replace(settings, tokens=next(iter(behind.values())).tokens)
-            services.append(start(gateway_name(runs), _opened, (ports,), front, resources=_this_node()))
-    except BaseException:
-        for service in services:
-            service.stop()
-        raise
-    return services
-
-
-def _runs_by_name(roots: Sequence[Path]) -> dict[str, tuple[RunDirectory, VotingMethod]]:
-    """RunFolderError besides where two have one name, under which they would be reached."""
-    found: dict[str, tuple[RunDirectory, VotingMethod]] = {}
-    for root in roots:
-        run, config = _run_with_votes(root)
-        if not isinstance(config, OwnVotes):
-            require_data_by_name(run)
-        name = run.root.absolute().name
-        if name in found:
-            raise RunFolderError(f"{root}: another run given is called {name} too; rename one of the folders.")
-        found[name] = (run, config)
-    return found
-
-
-def _opened(runs: Runs) -> Runs:
-    """Nothing is to be opened for a gateway."""
-    return runs
+            resources=_this_node() if detach and is_in_folder else None,
+        )
+        _announce(run, config, settings.url, say)
+        started([{"run": run.root, "url": settings.url, "detached": detach}])
+        if detach:
+            say(f"It stays on the cluster; end it with `fairpate serve {shlex.quote(str(root))} --stop`.")
+            return
+        _watch(service)
 
 
 def _announce(run: RunDirectory, config: VotingMethod, url: str, say: Callable[[str], None]) -> None:
@@ -350,28 +271,51 @@ def serve_student_of(
     say: Callable[[str], None],
     started: Started = list,
 ) -> None:
-    """Serve the run's published student until interrupted, at the host and port of ``settings``; no other is read.
+    """Serve the run's published student until interrupted.
 
-    ``num_replicas`` copies on Ray Serve; None: one in this process, under the limits of ``settings`` on connections.
-    MissingExtraError if Ray Serve cannot be imported.
+    ``num_replicas`` copies on Ray Serve, which reads host and port of ``settings`` alone; None: one in this process,
+    with tokens, rate, TLS, log and traces. MissingExtraError if Ray Serve cannot be imported, UsageError for a setting
+    that Ray Serve would drop.
     """
     run, config = finished_run(root)
     if not config.is_private:
         raise RunFolderError(
             f"{root}: a run of {config.method}, which has no privacy: its model may not be published; give another run."
         )
+    if num_replicas is not None:
+        _require_plain(settings)
     ray = config.ray if isinstance(config, VotingMethod) else RayConfig()
     with (
         _student_here(run, settings) if num_replicas is None else _student_on_ray(run, settings, ray, num_replicas)
     ) as is_serving:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         say(f"The student of {run.root} is served at {settings.url} (documentation: /docs)")
-        say("It takes no token: everybody who reaches this address may ask it.")
+        if settings.tokens.is_empty:
+            say("It takes no token: everybody who reaches this address may ask it.")
+        else:
+            say("It takes the tokens of both roles, and answers nobody else.")
         started([{"run": run.root, "url": settings.url, "detached": False}])
         with suppress(KeyboardInterrupt):
             while is_serving():
                 time.sleep(_WATCH_INTERVAL_S)
             raise ServiceError(f"{settings.url}: the HTTP server ended by itself. Serve the run again.")
+
+
+def _require_plain(settings: ServiceSettings) -> None:
+    """UsageError for what Ray Serve's own HTTP server would drop."""
+    dropped = {
+        "--tls-cert": settings.tls is not None,
+        "--rate": not math.isinf(settings.rate.per_s),
+        "--log-file": settings.log_file is not None,
+        "--traces": settings.traces,
+        "tokens (a token file, FAIRPATE_ANALYST_TOKEN or FAIRPATE_OPERATOR_TOKEN)": not settings.tokens.is_empty,
+    }
+    for name, is_given in dropped.items():
+        if is_given:
+            raise UsageError(
+                f"--replicas: {name} would not be read by Ray Serve; leave it out and put a proxy in front, or serve "
+                "one copy without --replicas."
+            )
 
 
 @dataclass(frozen=True)
@@ -380,10 +324,11 @@ class _StudentApp:
 
     path: Path
 
-    def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:  # noqa: ARG002 - open, and not traced
+    def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
         from student.server import student_in_one_process
 
-        return student_in_one_process(self.path)
+        tokens = None if settings.tokens.is_empty else LiveTokens(settings.tokens)
+        return student_in_one_process(self.path, tokens=tokens, rate=settings.rate, tracer=tracer)
 
 
 @contextmanager
@@ -419,48 +364,21 @@ def _student_on_ray(
             stop_student()
 
 
-def stop_aggregators(roots: Sequence[Path], *, say: Callable[[str], None]) -> None:
-    """End the services that ``serve_aggregators(detach=True)`` left on the cluster."""
-    runs = _runs_by_name(roots)
-    with _ray(next(iter(runs.values()))[1].ray, detach=True):
-        for root, (run, _) in zip(roots, runs.values(), strict=True):
-            if not _stop(service_name(run)):
-                raise ServiceError(f"{root}: is not served on this cluster; nothing to stop.")
-            say(f"{root} is served no more.")
-        if len(runs) > 1:
-            _stop(gateway_name(runs))
-
-
-def _stop(name: str) -> bool:
-    actor = find_service(name)
-    if actor is not None:
+def stop_aggregator(root: Path, *, say: Callable[[str], None]) -> None:
+    """End the service that ``serve_aggregator(detach=True)`` left on the cluster."""
+    run, config = _run_with_votes(root)
+    with _ray(config.ray, detach=True):
+        name = service_name(run)
+        actor = find_service(name)
+        if actor is None:
+            raise ServiceError(f"{root}: is not served on this cluster; nothing to stop.")
         Service(actor=actor, name=name, url="").stop()
-    return actor is not None
+        say(f"{root} is served no more.")
 
 
 def service_name(run: RunDirectory) -> str:
     """One name per ledger: a second service for the same run is refused."""
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
-
-
-def gateway_name(runs: Mapping[str, tuple[RunDirectory, VotingMethod]]) -> str:
-    """One name for these runs together."""
-    names = " ".join(sorted(service_name(run) for run, _ in runs.values()))
-    return f"gateway-{hashlib.sha256(names.encode()).hexdigest()[:12]}"
-
-
-def _behind_gateway(run: RunDirectory, settings: ServiceSettings, held: ExitStack) -> ServiceSettings:
-    """The same on a free port of loopback, where no TLS is needed, and with the token store of the run."""
-    place = held.enter_context(socket.socket())
-    # Bound, and not listened on, until the service listens: the system gives the port to nobody who asks for any, and
-    # to the service, which asks for this one. Teachers take their time, and Ray takes many ports meanwhile.
-    place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    place.bind((_LOOPBACK, 0))
-    return replace(_with_tokens_of(run, settings), host=_LOOPBACK, port=place.getsockname()[1], tls=None)
-
-
-def _with_tokens_of(run: RunDirectory, settings: ServiceSettings) -> ServiceSettings:
-    return replace(settings, tokens=replace(settings.tokens, store=run.tokens))
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
@@ -490,21 +408,17 @@ def _with_absolute_places(config: VotingMethod, data_dir: Path | None) -> Voting
     return config.model_copy(update={"data": data})
 
 
-def _watch(services: Sequence[Service]) -> None:
+def _watch(service: Service) -> None:
     """Until Ctrl-C or SIGTERM; a restart is waited out, an end for good is an error."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        while True:
-            ended = [service for service in services if not service.is_serving(timeout_s=_WATCH_TIMEOUT_S)]
-            if ended:
-                break
+        while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
             time.sleep(_WATCH_INTERVAL_S)
-        raise ServiceError(f"{ended[0].url}: the HTTP server ended by itself; its log says why. Serve the run again.")
+        raise ServiceError(f"{service.url}: the HTTP server ended by itself; its log says why. Serve the run again.")
     except KeyboardInterrupt:
         return
     finally:
-        for service in services:
-            service.stop()
+        service.stop()
 
 
 def _this_node() -> dict[str, float]:

@@ -13,7 +13,8 @@ from serving import POOL, TERMS, free_port, open_backend
 
 from aggregator.client import AggregatorClient, QueryError, RetryRule
 from aggregator.ledger import Ledger
-from aggregator.service.server import AggregatorActor, ServiceError, ServiceSettings, bind, start_service
+from aggregator.service.server import AggregatorActor, ServiceSettings, start_service
+from fairpate.http_server import ServiceError, bind
 
 cloudpickle.register_pickle_by_value(serving)  # the actor's process does not know this folder
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

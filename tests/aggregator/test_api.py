@@ -217,7 +217,32 @@ def test_each_role_sees_its_own(http):
     assert status("/v1/budget", f"Bearer {ANALYST}") == status("/v1/budget", f"bearer {OPERATOR}") == 200
     assert status("/v1/operator/ledger", f"Bearer {ANALYST}") == 403
     assert status("/v1/operator/ledger", f"Bearer {OPERATOR}") == 200
-    assert [status(path, "") for path in ("/healthz", "/docs", "/openapi.json")] == [200, 200, 200]
+    assert [status(path, "") for path in ("/", "/livez", "/readyz", "/healthz")] == [200] * 4
+    # Both name groups and columns.
+    for path in ("/docs", "/openapi.json"):
+        assert (status(path, ""), status(path, f"Bearer {ANALYST}")) == (401, 200)
+
+
+def test_two_tokens_in_one_request_are_refused(http):
+    both = [("Authorization", f"Bearer {OPERATOR}"), ("Authorization", f"Bearer {ANALYST}")]
+    for path in ("/v1/budget", "/v1/operator/ledger", "/"):
+        refused = httpx.get(f"{http.base_url}{path}", headers=both)
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (400, "Authorization")
+
+
+def test_every_response_is_kept_by_nobody_and_of_its_own_type(http):
+    for answer in (http.get("/v1/budget"), http.get("/livez"), http.get("/v1/no"), httpx.get(f"{http.base_url}/v1/me")):
+        assert answer.headers.get_list("cache-control") == ["no-store"]
+        assert answer.headers.get_list("x-content-type-options") == ["nosniff"]
+        assert "strict-transport-security" not in answer.headers
+    over_tls = http.get("/v1/budget", headers={"X-Forwarded-Proto": "https"})
+    assert "max-age" in over_tls.headers["strict-transport-security"]
+
+
+def test_no_redirect_repeats_the_host_that_was_asked_for(http):
+    answer = http.get("/v1/budget/", headers={"Host": "evil.example"})
+    assert answer.status_code == 404
+    assert "evil.example" not in str(answer.headers) + answer.text
 
 
 def test_without_tokens_a_foreign_host_name_and_an_operator_s_route_are_refused(service):

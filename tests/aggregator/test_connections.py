@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from serving import ANALYST
 
-from aggregator.service.server import ConnectionLimits
+from fairpate.http_server import ConnectionLimits
 
 LIMITS = {"head_timeout_s": 1.0, "body_timeout_s": 1.0, "write_timeout_s": 1.0, "idle_timeout_s": 1.0}
 CLOSED_WITHIN_S = 8.0  # the longest limit, the moment for which a refused caller is listened to, and a busy machine
@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path[:0] = sys.argv[3:]
 from serving import running, tokens_of_both_roles
-from aggregator.service.server import ConnectionLimits
+from fairpate.http_server import ConnectionLimits
 
 limits = ConnectionLimits(**json.loads(sys.argv[2]))
 with running(Path(sys.argv[1]), limits=limits, tokens=tokens_of_both_roles()) as url:
@@ -175,7 +175,7 @@ def test_a_reply_that_nobody_fetches_is_given_up(address):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.settimeout(CLOSED_WITHIN_S)
             connection.connect(address)
-            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(f"GET /openapi.json HTTP/1.1\r\nHost: x\r\n{TOKEN}\r\n".encode())
             deaf.append(connection)
         time.sleep(3)  # longer than the service waits for them
         for connection in deaf:

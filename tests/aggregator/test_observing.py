@@ -24,10 +24,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
 
-from aggregator.service.auth import Buckets, RequestRate
-from aggregator.service.metrics import JsonLines, otlp_tracer, tracer_to
-from aggregator.service.server import TlsFiles
 from aggregator.session import VotesUnavailableError
+from fairpate.http_requests import Buckets, RequestRate
+from fairpate.http_server import JsonLines, TlsFiles, open_private, otlp_tracer, tracer_to
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 
@@ -239,6 +238,31 @@ def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(service, tmp
         httpx.get(f"{url}/livez")
     with pytest.raises(httpx.TransportError):
         httpx.get(f"{url.replace('https', 'http')}/livez")
+
+
+def test_a_new_certificate_is_used_without_a_restart_and_a_bad_one_is_not(service, tmp_path):
+    cert, key = certificate(tmp_path)
+    (tmp_path / "new").mkdir()
+    port = int(service(tls=TlsFiles(cert=cert, key=key)).rpartition(":")[2])
+    first = ssl.get_server_certificate(("localhost", port))
+    new_cert, new_key = certificate(tmp_path / "new")
+    cert.write_bytes(new_cert.read_bytes())  # half of a pair
+    time.sleep(3)
+    assert ssl.get_server_certificate(("localhost", port)) == first
+    key.write_bytes(new_key.read_bytes())
+    deadline_s = time.monotonic() + 10
+    while ssl.get_server_certificate(("localhost", port)) == first:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+    with httpx.Client(verify=ssl.create_default_context(cafile=cert)) as http:
+        answer = http.get(f"https://localhost:{port}/livez")
+    assert "max-age" in answer.headers["strict-transport-security"]
+
+
+def test_a_log_file_is_readable_by_its_owner_alone(tmp_path):
+    path = tmp_path / "new.jsonl"
+    open_private(path).close()
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_files_of_tls_that_cannot_be_used_are_refused_when_they_are_given(tmp_path):

@@ -16,9 +16,10 @@ from serving import POOL, TERMS, ids, open_backend, running, table_votes
 from aggregator.budgets import DAY_S, QuotaExceededError, QuotaRule, Quotas, most_queries, status_of
 from aggregator.ledger import Asked, Asker, Ledger, OwnLimit
 from aggregator.mechanism import Outcome
-from aggregator.service.auth import Caller, TokenBook, added, change, limited
-from aggregator.service.writer import Batcher, Books, Health, Writer
+from aggregator.service.auth import TokenBook, added, change, limited
+from aggregator.service.writer import Batcher, Books, Readiness, Writer
 from aggregator.session import AggregatorSession, OverBudget
+from fairpate.http_requests import Caller
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.events import ConfidentGnmaxQueries
@@ -102,7 +103,7 @@ def test_a_caller_with_a_quota_does_not_pay_for_another_who_has_no_room(path):
     limits = {"alice": OwnLimit(max_queries=0), "bob": OwnLimit(per_day=1)}
     batcher = Batcher(
         writer,
-        Health(writer, voters_answer=lambda: True, try_vote=lambda: None, interval_s=1.0),
+        Readiness(writer, voters_answer=lambda: True, try_vote=lambda: None, interval_s=1.0),
         count_votes=table_votes,
         quotas=Quotas(QuotaRule()),
         answer_step_s=0.0,

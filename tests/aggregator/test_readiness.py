@@ -121,6 +121,34 @@ def test_a_service_whose_ledger_another_took_over_is_not_ready(own_server):
         assert readiness(http)[:2] == (503, ["ledger"])
 
 
+TAKES_OVER = """
+import sys
+
+sys.path[:0] = sys.argv[2:]
+from aggregator.ledger import Ledger
+from serving import TERMS
+
+Ledger(sys.argv[1], TERMS, create=False, take_over=True).close()
+"""
+
+
+def test_a_deposed_writer_does_not_come_back_by_itself(own_server):
+    """Its successor, another process, is gone again: who writes next is the operator's choice."""
+    place = own_server.url("returning")
+    tests = Path(__file__).parents[1]
+    with served(place) as http:
+        assert http.post("/v1/queries", json=ids([1])).status_code == 200
+        subprocess.run([sys.executable, "-c", TAKES_OVER, place, tests, tests.parent], check=True, timeout=60)  # noqa: S603
+        until = time.monotonic() + 6
+        while time.monotonic() < until:
+            assert http.post("/v1/queries", json=ids([20])).status_code == 503
+            time.sleep(0.5)
+        assert readiness(http)[:2] == (503, ["ledger"])
+        assert http.post("/v1/queries", json=ids([1])).status_code == 200, "a stored reply is given"
+    with served(place) as http:
+        assert http.post("/v1/queries", json=ids([20])).status_code == 200
+
+
 WITHOUT_RAY_S_HEAD = """
 import os, sys, time
 from pathlib import Path

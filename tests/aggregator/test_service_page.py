@@ -12,9 +12,10 @@ import pytest
 from browser import barriers, faults, needs_axe, opened_tab
 from serving import ANALYST, OPERATOR, TERMS, free_port, open_backend, tokens_of_both_roles
 
-from aggregator.service.server import HttpServer, ServiceSettings
+from aggregator.service.server import ServiceSettings
 from aggregator.service.wire import Facts, PublicPool
 from fairpate.data.columns import Feature, feature_codes, form_of
+from fairpate.http_server import HttpServer
 from fairpate.types import Budget
 from fairpate.words import delta_text
 
@@ -241,6 +242,7 @@ def test_the_page_and_that_of_the_routes_have_no_barrier(tab, serve, width):
         ask(tab, "0:60")
         tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")
         assert barriers(tab) == []
+    tab.call("Network.setExtraHTTPHeaders", headers={"Authorization": f"Bearer {OPERATOR}"})
     tab.call("Page.navigate", url=f"{url}/docs")
     assert tab.until("location.pathname === '/docs' && document.readyState === 'complete'")
     tab.run("document.querySelectorAll('details').forEach(each => { each.open = true; })")

@@ -1,6 +1,7 @@
 import pytest
 
-from aggregator.service.auth import Caller, TokenError, is_loopback, read_tokens
+from aggregator.service.auth import LiveTokens, TokenError, is_loopback, read_tokens
+from fairpate.http_requests import Caller
 
 ALICE, BOB, ROOT = "a" * 24, "b" * 24, "r" * 32
 ANALYST = Caller(name="alice", role="analyst")
@@ -68,3 +69,26 @@ def test_loopback(host):
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "", "2130706433"])  # noqa: S104
 def test_everything_else_is_not(host):
     assert not is_loopback(host)
+
+
+def test_a_token_file_is_read_again_when_it_changes_and_admits_nobody_once_it_is_damaged(tmp_path):
+    first, second = "first-token-of-the-analysts", "second-token-of-the-analysts"
+    path = tmp_path / "analysts"
+    path.touch(mode=0o600)
+    path.write_text(f"alice {first}\n", encoding="utf-8")
+    tokens = LiveTokens(read_tokens({"FAIRPATE_OPERATOR_TOKEN": "token-of-the-operator-00"}, analyst_file=path))
+    assert tokens.caller(first).name == "alice"
+    for text, names in (
+        (f"alice {first}\nbob {second}\n", ["alice", "bob"]),
+        (f"bob {second}\n", [None, "bob"]),
+        ("short\n", [None, None]),
+        (f"bob {second}\n", [None, "bob"]),
+    ):
+        path.write_text(text, encoding="utf-8")
+        tokens._look_again_s = 0.0
+        found = [tokens.caller(token) for token in (first, second)]
+        assert [caller and caller.name for caller in found] == names
+        assert tokens.caller("token-of-the-operator-00").role == "operator"
+    path.unlink()  # as on another node
+    tokens._look_again_s = 0.0
+    assert tokens.caller(second).name == "bob"

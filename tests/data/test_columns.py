@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 from fairpate.config import Section
 from fairpate.data import DataError
 from fairpate.data.columns import Coding, Feature, Label, Meaning
-from fairpate.data.tables import Cells, Faults, codes, codes_of, encode, numbers, read_table
+from fairpate.data.tables import ColumnCells, TableFaults, codes, codes_of, encode, numbers, read_table
 
 
 def column(*values: Any, kind: Any = None) -> pa.Table:
     return pa.table({"c": pa.array(values, kind or pa.string())})
 
 
-def cells(table: pa.Table) -> Cells:
-    return Cells(file="f.csv", column="c", values=table["c"].combine_chunks(), faults=Faults())
+def cells(table: pa.Table) -> ColumnCells:
+    return ColumnCells(file="f.csv", column="c", values=table["c"].combine_chunks(), faults=TableFaults())
 
 
 def encoded(table: pa.Table, feature: Feature) -> tuple[list[list[float]], tuple[str, ...]]:
-    faults = Faults()
+    faults = TableFaults()
     x, names = encode(table, [("c", feature)], "f.csv", faults)
     faults.require_none()
     return x.tolist(), names
@@ -176,7 +176,7 @@ def test_codes_of_a_publisher_are_as_declared() -> None:
 def test_a_missing_column_names_the_nearest() -> None:
     table = pa.table({"education": ["a"], "age": ["1"]})
     with pytest.raises(DataError, match=r"f\.csv: no column edducation; did you mean education\?"):
-        encode(table, [("edducation", declared(Feature, bounds=[0, 1]))], "f.csv", Faults())
+        encode(table, [("edducation", declared(Feature, bounds=[0, 1]))], "f.csv", TableFaults())
 
 
 def test_classes_are_published_values_in_the_order_of_the_declaration() -> None:

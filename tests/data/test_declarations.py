@@ -13,7 +13,7 @@ import torch
 from fairpate.config import DataConfig
 from fairpate.data import REGISTRY, DataError, Dataset, describe, list_datasets, load_data
 from fairpate.data.columns import Feature, Group, Label, Meaning
-from fairpate.data.dataset import DatasetEntry, Records, Request, SourceFile
+from fairpate.data.dataset import DatasetEntry, LoadedRecords, Request, SourceFile
 from fairpate.data.declaration import Choice, Declaration, Files, Identity, Person, Rule, Trim
 from fairpate.data.pictures import PicturesConfig
 from fairpate.data.registry import CODEBOOKS, Registry, option_showing_attribute
@@ -77,7 +77,7 @@ def entry_in(folder: Path) -> DatasetEntry:
     return Registry(folder)["shop"]
 
 
-def read(folder: Path, **options: Any) -> Records:
+def read(folder: Path, **options: Any) -> LoadedRecords:
     entry = entry_in(folder)
     return entry.load(Request(data_dir=folder, seed=0, options=entry.complete_options(options)))
 

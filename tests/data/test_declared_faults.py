@@ -118,7 +118,7 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
         PUBLIC,
         "visit,patient",
         "visit,visit",
-        ("pool.csv: column visit: stands there twice, with other values; rename one",),
+        ("pool.csv: column visit: is given twice, with other values; rename one",),
     ),
     (PUBLIC, ",ward", ",wards", ("pool.csv: no column ward; did you mean wards?",)),
     (PUBLIC, ",", ";", ("pool.csv: no column visit", "looks like several: declare the `separator`")),

@@ -90,8 +90,8 @@ def beside(folder: Path, form: str = "csv") -> None:
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (None, r"private\.npy: no readable array beside private\.csv"),
-        (b"", r"private\.npy: no readable array beside private\.csv \(No data"),
+        (None, r"private\.npy: no readable array next to private\.csv"),
+        (b"", r"private\.npy: no readable array next to private\.csv \(No data"),
         (np.zeros((6, 3)), r"private\.npy: expected 7 rows, as private\.csv has, got 6"),
         (np.zeros((8, 3)), r"private\.npy: expected 7 rows, as private\.csv has, got 8"),
         (np.zeros((7, 4)), r"private\.npy: expected numbers \(rows, 3\), got float64 \(7, 4\)"),
@@ -125,7 +125,7 @@ def test_an_array_that_does_not_fit_is_refused(array: Any, message: str, tmp_pat
         ("age: {", "age: {array: true, ", r"features\.age: expected array with vector only"),
         ("embedding: {vector: 3}, ", "", r"features: expected a vector with kind: embeddings"),
         ("age: {bounds: [0, 100]}", "age: {vector: 3}", r"column age: expected a list of 3 numbers, .*`array: true`"),
-        ("identity: {key: id}", "identity: {text: embedding}", r"column embedding: a list names no record; declare"),
+        ("identity: {key: id}", "identity: {text: embedding}", r"column embedding: a list cannot name a record; declare"),
     ],
 )
 def test_a_vector_that_is_declared_wrong_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairpate.data.columns import Feature, FormField, feature_codes, form_of
-from fairpate.data.tables import Faults, encode
+from fairpate.data.columns import Feature, RecordField, feature_codes, form_of
+from fairpate.data.tables import TableFaults, encode
 
 FEATURES = [
     ("age", Feature(bounds=(17, 90))),
@@ -24,7 +24,7 @@ FORM = form_of(feature_codes(FEATURES))
 
 def from_file(row):
     table = pa.table({name: pa.array([text]) for name, text in row.items()})
-    faults = Faults()
+    faults = TableFaults()
     found, _ = encode(table, FEATURES, "file", faults)
     faults.require_none()
     return found[0]
@@ -60,11 +60,11 @@ def test_what_means_a_missing_number_is_compared_as_a_number(typed):
 def test_every_column_has_one_input_that_says_what_it_takes():
     fields = {field.name: field for field in FORM.fields}
     assert list(fields) == [name for name, _ in FEATURES]
-    assert fields["age"] == FormField(name="age", low=17, high=90)
-    assert fields["debt"] == FormField(name="debt", low=-5, high=5, is_optional=True)
-    assert fields["work"] == FormField(name="work", choices=("Private", "State", "none given"), is_optional=True)
-    assert fields["city"] == FormField(name="city", choices=("A", "B"), takes_other=True)
-    assert fields["code"] == FormField(name="code", low=0, high=100)
+    assert fields["age"] == RecordField(name="age", low=17, high=90)
+    assert fields["debt"] == RecordField(name="debt", low=-5, high=5, is_optional=True)
+    assert fields["work"] == RecordField(name="work", choices=("Private", "State", "none given"), is_optional=True)
+    assert fields["city"] == RecordField(name="city", choices=("A", "B"), takes_other=True)
+    assert fields["code"] == RecordField(name="code", low=0, high=100)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fairpate.data import Dataset, Split, load_data
 from fairpate.data.dataset import (
     DataError,
     DatasetEntry,
-    Records,
+    LoadedRecords,
     SplitSizes,
     check_persons,
     divide,
@@ -27,12 +27,12 @@ COUNT = 60
 PERSONS = tuple(f"person {place % 17}" for place in range(COUNT))
 
 
-def records(persons: tuple[str, ...] | None = PERSONS, **others: object) -> Records:
+def records(persons: tuple[str, ...] | None = PERSONS, **others: object) -> LoadedRecords:
     codes = torch.arange(COUNT) % 2
     split = Split(
         x=torch.arange(COUNT).float()[:, None], y=codes, z=codes, record_id=tuple(f"record {n}" for n in range(COUNT))
     )
-    return Records(
+    return LoadedRecords(
         kind="tabular",
         records=split,
         label_names=("no", "yes"),

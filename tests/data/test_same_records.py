@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from fairpate.data import REGISTRY, DatasetEntry
-from fairpate.data.dataset import Records, Request, SplitSizes, default_size, divide
+from fairpate.data.dataset import LoadedRecords, Request, SplitSizes, default_size, divide
 
 KEPT = Path(__file__).with_name("same_records.json")
 MADE = ("retired_adult", "folktables")
@@ -111,7 +111,7 @@ def digests(entry: DatasetEntry, options: dict[str, Any], folder: Path) -> dict[
     }
 
 
-def _division(entry: DatasetEntry, found: Records) -> dict[str, Any]:
+def _division(entry: DatasetEntry, found: LoadedRecords) -> dict[str, Any]:
     sizes = SplitSizes(
         num_public=min(entry.num_public, len(found.records) // 4),
         num_validation=min(entry.num_validation, len(found.records) // 8),

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, Split, load_data
-from fairpate.data.dataset import DatasetEntry, Records, SplitSizes, check_members, default_size, divide, origins
+from fairpate.data.dataset import DatasetEntry, LoadedRecords, SplitSizes, check_members, default_size, divide, origins
 from fairpate.types import UserError
 
 SIZES = SplitSizes(num_public=7, num_validation=3, num_test=9)
 
 
-def records_of(names: list[str], **words: object) -> Records:
+def records_of(names: list[str], **words: object) -> LoadedRecords:
     count = len(names)
     split = Split(
         x=torch.arange(count, dtype=torch.float32)[:, None],
@@ -26,7 +26,7 @@ def records_of(names: list[str], **words: object) -> Records:
         z=(torch.arange(count) // 2) % 2,
         record_id=tuple(names),
     )
-    base = Records(
+    base = LoadedRecords(
         kind="tabular", records=split, label_names=("no", "yes"), group_names=("a", "b"), sensitive_attribute="g"
     )
     return replace(base, **words)  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def test_origins_are_respected() -> None:
     assert number["private"] == set(range(60)) - number["public"] - number["validation"]
 
 
-def entry_of(records: Records, *, rows: int, num_test: int | None = None) -> DatasetEntry:
+def entry_of(records: LoadedRecords, *, rows: int, num_test: int | None = None) -> DatasetEntry:
     words = dict.fromkeys(("task", "sensitive", "publisher", "address", "licence"), "")
     sizes = {"num_public": 8, "num_validation": 8, "num_test": num_test}
     return DatasetEntry(name="t", rows=rows, kind="tabular", load=lambda _: records, **sizes, **words)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ import torch
 
 from fairpate.config import DataConfig
 from fairpate.data import DataError, large_arrays, load_data, tables
-from fairpate.data.dataset import Records, Request
+from fairpate.data.dataset import LoadedRecords, Request
 from fairpate.data.declaration import entry_of, read_declaration
 from fairpate.files import CACHE_VARIABLE
 
@@ -96,19 +96,19 @@ FORMS: dict[str, Callable[[Path], str]] = {
 }  # fmt: skip
 
 
-def read(folder: Path, files: str, declaration: str = DECLARATION) -> Records:
+def read(folder: Path, files: str, declaration: str = DECLARATION) -> LoadedRecords:
     (folder / "visits.yaml").write_text(declaration.replace("FILES", files), encoding="utf-8")
     entry = entry_of(read_declaration(folder / "visits.yaml"))
     return entry.load(Request(data_dir=folder, seed=0, options=entry.complete_options({})))
 
 
 @pytest.fixture
-def expected(tmp_path: Path) -> Records:
+def expected(tmp_path: Path) -> LoadedRecords:
     (tmp_path / "csv").mkdir()
     return read(tmp_path / "csv", write_bytes(tmp_path / "csv", "t.csv", as_csv(TABLE)))
 
 
-def require_same(found: Records, expected: Records) -> None:
+def require_same(found: LoadedRecords, expected: LoadedRecords) -> None:
     for name in ("x", "y", "z"):
         assert torch.equal(getattr(found.records, name), getattr(expected.records, name)), name
     assert found.records.record_id == expected.records.record_id
@@ -116,7 +116,7 @@ def require_same(found: Records, expected: Records) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_a_table_gives_the_same_records(form: str, tmp_path: Path, expected: Records) -> None:
+def test_every_form_of_a_table_gives_the_same_records(form: str, tmp_path: Path, expected: LoadedRecords) -> None:
     assert len(expected.records) == COUNT
     require_same(read(tmp_path, FORMS[form](tmp_path)), expected)
 
@@ -133,7 +133,7 @@ def test_other_numbers_are_their_shortest_text() -> None:
     assert tables.text_of(numbers).to_pylist() == ["0.5", "0", "1e-7", "1.152921504606847e+18", "", ""]
 
 
-def test_a_frame_s_own_files_mean_the_same(tmp_path: Path, expected: Records) -> None:
+def test_a_frame_s_own_files_mean_the_same(tmp_path: Path, expected: LoadedRecords) -> None:
     """pandas writes whole numbers beside missing ones as 1.0, and flags with a capital."""
     TABLE.to_pandas().to_csv(tmp_path / "t.csv", index=False)
     TABLE.to_pandas().to_parquet(tmp_path / "t.parquet")
@@ -149,7 +149,7 @@ def test_a_frame_s_own_files_mean_the_same(tmp_path: Path, expected: Records) ->
 
 @pytest.mark.parametrize("form", ["gzip", "parquet"])
 def test_batches_and_a_mapped_file_change_nothing(
-    form: str, tmp_path: Path, expected: Records, monkeypatch: pytest.MonkeyPatch
+    form: str, tmp_path: Path, expected: LoadedRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "_BYTES_AT_ONCE", 512)
     monkeypatch.setattr(tables, "_ROWS_AT_ONCE", 4)
@@ -184,7 +184,7 @@ def test_decimals_are_named_as_the_numbers_they_are() -> None:
     assert batch["id"].to_pylist() == ["1E-10", "0E-10", "20"]
 
 
-def test_a_full_disk_names_the_folder(tmp_path: Path, expected: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_names_the_folder(tmp_path: Path, expected: LoadedRecords, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_arrays, "KEPT_BYTES", 100)
     (tmp_path / "blocked").write_text("no folder")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "blocked" / "cache"))

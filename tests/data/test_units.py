@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from fairpate.data import find_entry, published_pictures
-from fairpate.data.dataset import DataError, Records, Request, SplitSizes, divide
+from fairpate.data.dataset import DataError, LoadedRecords, Request, SplitSizes, divide
 from fairpate.data.declaration import Declaration, read_declaration
 from fairpate.data.registry import CODEBOOKS
 from teachers.ensemble import assign_teachers, shard_key
@@ -155,10 +155,10 @@ def write(path: Path, layout: Layout, rows: list[Row]) -> None:
         writer.writerows(rows)
 
 
-def loader_of(name: str, folder: Path) -> Callable[[list[Row]], Records]:
+def loader_of(name: str, folder: Path) -> Callable[[list[Row]], LoadedRecords]:
     layout, entry = LAYOUTS[name], find_entry(name.partition(" by ")[0].partition(",")[0])
 
-    def load(rows: list[Row]) -> Records:
+    def load(rows: list[Row]) -> LoadedRecords:
         numbered = rows
         if name.startswith("folktables"):  # the publisher's own number keeps persons apart
             numbered = [row | {"SPORDER": str(place)} for place, row in enumerate(rows)]
@@ -170,7 +170,7 @@ def loader_of(name: str, folder: Path) -> Callable[[list[Row]], Records]:
     return load
 
 
-def drawn(records: Records, kept: list[int], *, seed: int) -> tuple[dict[int, str], dict[int, int]]:
+def drawn(records: LoadedRecords, kept: list[int], *, seed: int) -> tuple[dict[int, str], dict[int, int]]:
     """The split of every row, and the teacher of every private one; ``kept`` are the rows of the file."""
     numbers = torch.tensor(kept)[:, None]
     plain = replace(records, records=replace(records.records, x=numbers), pixels=None, origins=None)
@@ -230,14 +230,14 @@ def several_units(layout: Layout) -> list[Row]:
     return [row | {column: str(value)} for value in (1, 3) for row in layout.rows()[:8]]
 
 
-def _first(records: Records, count: int) -> Records:
+def _first(records: LoadedRecords, count: int) -> LoadedRecords:
     return replace(records, records=records.records.take(range(count)))
 
 
 def test_names_of_pictures_do_not_tell_the_group(tmp_path: Path) -> None:
     """Eight pictures of four pairs that have age, gender and date in common; of two fours with only age and date."""
 
-    def load(groups: list[tuple[int, int]], sensitive: str) -> Records:
+    def load(groups: list[tuple[int, int]], sensitive: str) -> LoadedRecords:
         shutil.rmtree(tmp_path / "utkface", ignore_errors=True)
         for place, (gender, race) in enumerate(groups):
             path = tmp_path / "utkface" / "UTKFace" / str(place) / f"30_{gender}_{race}_{place // 4}.jpg"

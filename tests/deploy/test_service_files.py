@@ -13,6 +13,9 @@ import yaml
 from command_lines import check
 from serving import OPERATOR, ids, running, tokens_of_both_roles
 
+from aggregator.budgets import BudgetStatus
+from aggregator.service.metrics import ServiceMetrics
+
 ROOT = Path(__file__).parents[2]
 MONITORING, UNIT = ROOT / "deploy" / "monitoring", ROOT / "deploy" / "fairpate.service"
 METRIC = re.compile(r"\bfairpate_\w+")
@@ -110,6 +113,28 @@ def test_systemd_reads_the_unit_without_a_complaint(tmp_path):
     unit = tmp_path / "fairpate.service"
     unit.write_text(text.replace("User=fairpate", "User=root"), encoding="utf-8")
     assert run("systemd-analyze", "verify", "--man=no", unit) == ""
+
+
+def test_systemd_counts_the_unit_as_little_exposed():
+    told = run("systemd-analyze", "security", "--offline=true", "--no-pager", UNIT)
+    assert float(re.search(r"Overall exposure level for \S+ ([\d.]+)", told)[1].rstrip(".")) < 3.0, told
+
+
+def test_a_ledger_in_a_database_has_no_disk_to_be_alerted_of():
+    """Its disk is the server's: a number for it would be an alert that fires for ever."""
+    seen = {"queries_left": 1, "epsilon_data_dependent": 0.0, "open_reservations": 0, "last_backup_s": None}
+    seen |= {"chain": {"fault": "", "at_s": 0.0}, "groups": [], "health": {"reasons": []}, "disk_free_bytes": None}
+    status = BudgetStatus(
+        kind="query_count",
+        epsilon_limit=None,
+        delta=1e-5,
+        max_queries=10,
+        queries_submitted=0,
+        epsilon_submitted=0.0,
+        closed=False,
+    )
+    assert "disk_free_bytes" not in ServiceMetrics().render_for_operator(status, seen).decode()
+    assert "disk_free_bytes 5.0" in ServiceMetrics().render_for_operator(status, seen | {"disk_free_bytes": 5}).decode()
 
 
 def test_the_container_is_asked_whether_it_is_alive_and_runs_a_command_that_there_is():

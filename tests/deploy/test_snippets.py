@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import sklearn
 
-from aggregator.service.auth import OidcConfig
 from fairpate.config_reader import read_yaml
 from fairpate.data.declaration import read_declaration
 from fairpate.methods.base import configured
@@ -98,7 +97,5 @@ def test_yaml_is_what_its_reader_takes(page, texts, tmp_path) -> None:
             assert parse_sweep(read_yaml(tmp_path / "text.yaml"), folder=tmp_path)
         elif "\nfeatures:" in text:
             assert read_declaration(tmp_path / "text.yaml")
-        elif text.startswith("issuer:"):
-            assert OidcConfig.model_validate(read_yaml(tmp_path / "text.yaml"))
         else:
             assert configured(tmp_path / "text.yaml")

@@ -197,9 +197,9 @@ def test_the_worst_cell_and_the_smallest_are_reported() -> None:
     joint_GYC = np.array([[[3, 1]], [[2, 6]], [[1, 1]], [[0, 0]]], dtype=float)
     worst = rates.dp_pairwise(joint_GYC)
     assert worst == rates.WorstCase(
-        value=0.5, n_undefined=2, min_cell_size=2, where=rates.Cell(group=0, other_group=1, label=0)
+        value=0.5, n_undefined=2, min_cell_size=2, where=rates.GroupCell(group=0, other_group=1, label=0)
     )
-    assert rates.dp_one_vs_rest(joint_GYC).where == rates.Cell(group=0, label=0)
+    assert rates.dp_one_vs_rest(joint_GYC).where == rates.GroupCell(group=0, label=0)
 
 
 def test_undefined_conditional_cells_are_left_out_one_by_one() -> None:
@@ -209,7 +209,7 @@ def test_undefined_conditional_cells_are_left_out_one_by_one() -> None:
     assert worst.value == pytest.approx(1 / 4)
     assert worst.n_undefined == 4
     assert worst.min_cell_size == 4
-    assert worst.where == rates.Cell(group=1, label=0, given_label=0)
+    assert worst.where == rates.GroupCell(group=1, label=0, given_label=0)
 
 
 def literal_error_rates(joint_GYC: np.ndarray, c: int) -> dict[rates.ErrorRate, float | None]:
@@ -246,10 +246,10 @@ def test_false_discovery_is_one_minus_precision_and_the_worst_class_is_named() -
     joint_GYC = np.array([[[3, 0, 1], [0, 1, 3], [0, 0, 4]]], dtype=float)
     missed = rates.error_rate("fnr")(joint_GYC)
     assert (missed.value, missed.min_cell_size) == (pytest.approx(3 / 4), 4)
-    assert missed.where == rates.Cell(label=1, given_label=1, label_is=False)
+    assert missed.where == rates.GroupCell(label=1, given_label=1, label_is=False)
     discovered = rates.error_rate("fdr")(joint_GYC)
     assert (discovered.value, discovered.min_cell_size) == (pytest.approx(1 / 2), 1)
-    assert discovered.where == rates.Cell(label=2)
+    assert discovered.where == rates.GroupCell(label=2)
 
 
 def test_accuracy_parity_equals_fairlearn() -> None:

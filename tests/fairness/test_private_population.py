@@ -14,9 +14,9 @@ from fairpate.fairness import rates as gaps
 from fairpate.fairness.private_population import (
     KEPT_NOISE,
     TAUGHT_NOISE,
-    Estimate,
+    LabelledRecords,
     Population,
-    PublicRecords,
+    PopulationEstimate,
     TableByGroup,
     estimated_gap,
     estimated_population,
@@ -55,8 +55,8 @@ def in_cells(table: FloatArray, stddev: float) -> TableByGroup:
     return TableByGroup(sums_GYW=table, stddev=stddev, one_W=np.ones(table.shape[2]))
 
 
-def public_of(group: np.ndarray, cell: np.ndarray, predicted: np.ndarray, *, width: int = CELLS) -> PublicRecords:
-    return PublicRecords(
+def public_of(group: np.ndarray, cell: np.ndarray, predicted: np.ndarray, *, width: int = CELLS) -> LabelledRecords:
+    return LabelledRecords(
         votes_MW=np.eye(width)[cell],
         groups_M=group,
         likely_MY=np.full((len(group), 2), 0.5),
@@ -88,7 +88,7 @@ def test_vectors_that_say_the_prediction_give_its_rates_exactly() -> None:
     predicted = (votes[:, 0] > 0).astype(int)
     votes = np.column_stack([np.ones(4000), votes, predicted])
     table = np.stack([[votes[(group == z) & (label == y)].sum(axis=0) for y in (0, 1)] for z in (0, 1)])
-    public = PublicRecords(
+    public = LabelledRecords(
         votes_MW=votes[::2],
         groups_M=group[::2],
         likely_MY=draws.random((2000, 2)),
@@ -101,7 +101,7 @@ def test_vectors_that_say_the_prediction_give_its_rates_exactly() -> None:
 
 
 @cache
-def simulated(seed: int, *, claimed: float = 1.0, stddev: float = 45.0) -> list[tuple[float, Estimate]]:
+def simulated(seed: int, *, claimed: float = 1.0, stddev: float = 45.0) -> list[tuple[float, PopulationEstimate]]:
     """True and estimated rates and gaps, where noise of ``stddev`` is said to be ``claimed`` times as wide."""
     group, cell, label, predicted = records(2 * seed, 6000)
     noise = generator(2 * seed + 7).normal(scale=stddev, size=(GROUPS, 2, CELLS))
@@ -113,7 +113,7 @@ def simulated(seed: int, *, claimed: float = 1.0, stddev: float = 45.0) -> list[
     truth = np.zeros((GROUPS, 2, 2))
     np.add.at(truth, (group, label, predicted), 1)
     drawn = found.joint_GYJ, found.draws_RGYJ
-    told: list[tuple[float, Estimate]] = []
+    told: list[tuple[float, PopulationEstimate]] = []
     for events in (gaps.correct, gaps.predicted, gaps.found_or_mistaken):
         exact = events(truth)
         rates = exact.hits_EG / exact.sizes_EG

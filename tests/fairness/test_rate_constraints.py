@@ -18,7 +18,7 @@ from fairpate.fairness.constraints import (
     Pricer,
     RateConstraint,
     RateConstraints,
-    Term,
+    RateTerm,
     combined,
     demographic_parity,
     equal_opportunity,
@@ -135,7 +135,7 @@ def test_an_exact_histogram_above_the_floor_gives_the_exact_values() -> None:
 def test_a_constraint_of_ones_own() -> None:
     """Group 0 is predicted class 2 at least half as often as group 3, by hand: .5 r(3, 2) - r(0, 2) <= 0."""
     partition = Partition(num_groups=NUM_GROUPS)
-    terms = (Term(cells=(3,), weights=(0, 0, 0.5)), Term(cells=(0,), weights=(0, 0, -1)))
+    terms = (RateTerm(cells=(3,), weights=(0, 0, 0.5)), RateTerm(cells=(0,), weights=(0, 0, -1)))
     own = RateConstraints(
         partition=partition,
         num_classes=NUM_CLASSES,
@@ -168,7 +168,7 @@ def test_a_rate_of_nobody_is_undefined_and_one_below_the_floor_is_named() -> Non
 
 
 PARTITION = Partition(num_groups=2)
-TERM = Term(cells=(0,), weights=(0.0, 1.0))
+TERM = RateTerm(cells=(0,), weights=(0.0, 1.0))
 CONSTRAINT = RateConstraint(name="mine", terms=(TERM,), bound=0.1)
 
 

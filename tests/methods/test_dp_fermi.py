@@ -20,10 +20,10 @@ from fairpate.fairness.rates import ermi
 from fairpate.methods import dp_fermi, dp_sgd
 from fairpate.methods.base import Trained, private_randomness
 from fairpate.methods.dp_fermi import (
-    Cells,
     DpFermiConfig,
     FermiLoss,
     FermiSteps,
+    GameCells,
     MatrixGame,
     PublicPartitions,
     Shares,
@@ -36,7 +36,6 @@ from fairpate.nn.fit import hard_disparity, predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.private_fit import GaussianNoise
-from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.events import PoissonGaussians, SpentError
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 
@@ -62,7 +61,7 @@ def run(base: DpSgdConfig = BASE, *, noisy: bool = True, hidden: tuple[int, ...]
     x, y, z = signal_records(800)
     config = DpFermiConfig(**{"averaged_share": 0.0} | settings)
     target = PrivacyTarget(epsilon=3, accounting="rdp")
-    cells = Cells.of(y, z, config=config, num_classes=2, num_groups=2)
+    cells = GameCells.of(y, z, config=config, num_classes=2, num_groups=2)
     steps = dp_fermi.calibrated_steps(config, base, target, num_records=len(x))
     randomness = private_randomness("seeded", 3)
     shares = release_shares(cells, config, relation=target.record_relation, randomness=randomness)
@@ -277,8 +276,8 @@ def test_without_noise_it_is_plain_descent_and_ascent(mode: str, constraint: str
 def test_equalized_odds_of_one_label_is_demographic_parity() -> None:
     _, y, z = signal_records(30)
     config = DpFermiConfig(constraint="equalized_odds")
-    one = Cells.of(torch.zeros_like(y), z, config=config, num_classes=1, num_groups=2)
-    parity = Cells.of(y, z, config=DpFermiConfig(), num_classes=2, num_groups=2)
+    one = GameCells.of(torch.zeros_like(y), z, config=config, num_classes=1, num_groups=2)
+    parity = GameCells.of(y, z, config=DpFermiConfig(), num_classes=2, num_groups=2)
     assert torch.equal(one.cells_N, parity.cells_N)
     assert one.num_events == parity.num_events == 1
 
@@ -286,8 +285,8 @@ def test_equalized_odds_of_one_label_is_demographic_parity() -> None:
 def test_cells_of_each_constraint() -> None:
     y, z = torch.tensor([0, 1, 2, 1]), torch.tensor([2, 0, 1, 1])
 
-    def cells(**settings: Any) -> Cells:
-        return Cells.of(y, z, config=DpFermiConfig(**settings), num_classes=3, num_groups=3)
+    def cells(**settings: Any) -> GameCells:
+        return GameCells.of(y, z, config=DpFermiConfig(**settings), num_classes=3, num_groups=3)
 
     assert cells().cells_N.tolist() == [2, 0, 1, 1]
     assert cells(constraint="equalized_odds").cells_N.tolist() == [2, 3, 7, 4]
@@ -321,7 +320,7 @@ def test_all_that_was_released_stays_within_the_target(mode: str, accounting: An
     config = DpFermiConfig(mode=mode)
     steps = dp_fermi.calibrated_steps(config, BASE, target, num_records=800)
     _, y, z = signal_records(800)
-    cells = Cells.of(y, z, config=config, num_classes=2, num_groups=2)
+    cells = GameCells.of(y, z, config=config, num_classes=2, num_groups=2)
     shares = release_shares(cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0))
     cost = priced([steps.event, *shares.events], target)
     assert 1.98 < cost.epsilon <= 2
@@ -360,27 +359,9 @@ def test_replacing_a_record_takes_more_noise() -> None:
     assert 1.9 < cost.epsilon < 2
 
 
-def test_the_published_noise_costs_what_the_sheet_says() -> None:
-    """Adult at epsilon 1 (n = 36631, batch 1024, 7200 steps): one stream 0.852, both 1.227, by loss distributions."""
-    target = PrivacyTarget(epsilon=1, delta=36631**-2)
-    base = DpSgdConfig(epochs=7200 * 1024 / 36631, batch_size=1024)
-    config = DpFermiConfig(noise_rule="as_in_paper", shares=((0.3, 0.7),))
-    steps = dp_fermi.calibrated_steps(config, base, target, num_records=36631)
-    one = PoissonGaussians(
-        count=7200, noise_multiplier=steps.steps.noise_multiplier, sampling_rate=steps.steps.sampling_rate
-    )
-    assert steps.steps.num_steps in (7200, 7201)
-    assert steps.matrix_noise_multiplier == pytest.approx(steps.steps.noise_multiplier)
-    assert epsilon_pld([one], target_delta=target.delta) == pytest.approx(0.852, rel=2e-3)
-    assert priced([steps.event], target).epsilon == pytest.approx(1.227, rel=2e-3)
-    assert steps.epsilon_as_in_paper == 1
-    with pytest.raises(ValueError, match="as_in_paper"):
-        dp_fermi.calibrated_steps(config, BASE, PrivacyTarget(epsilon=200), num_records=800)
-
-
 def counted_shares(config: DpFermiConfig, counts: tuple[int, ...], seed: int = 0) -> Shares:
     z = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    cells = Cells.of(torch.zeros_like(z), z, config=config, num_classes=2, num_groups=len(counts))
+    cells = GameCells.of(torch.zeros_like(z), z, config=config, num_classes=2, num_groups=len(counts))
     return release_shares(cells, config, relation="add or remove one", randomness=private_randomness("seeded", seed))
 
 
@@ -426,9 +407,9 @@ def test_an_event_without_records_and_bad_codes_are_refused() -> None:
         counted_shares(DpFermiConfig(), (30,))
     y = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="groups to be codes from 0 to 1"):
-        Cells.of(y, torch.tensor([0, 1, 2, 0]), config=DpFermiConfig(), num_classes=2, num_groups=2)
+        GameCells.of(y, torch.tensor([0, 1, 2, 0]), config=DpFermiConfig(), num_classes=2, num_groups=2)
     with pytest.raises(ValueError, match="one group per label"):
-        Cells.of(y, y[:3], config=DpFermiConfig(), num_classes=2, num_groups=2)
+        GameCells.of(y, y[:3], config=DpFermiConfig(), num_classes=2, num_groups=2)
 
 
 def test_a_target_that_the_shares_alone_exceed_is_out_of_reach() -> None:
@@ -462,7 +443,7 @@ def test_images_many_classes_and_groups(mode: str) -> None:
     steps = dp_fermi.calibrated_steps(config, base, PrivacyTarget(epsilon=8, accounting="rdp"), num_records=40)
     model = build_model(ModelConfig(name="lenet"), input_shape=(2, 28, 28), num_classes=5, generator_seed=0)
     before = weights(model)
-    cells = Cells.of(y, z, config=config, num_classes=5, num_groups=3)
+    cells = GameCells.of(y, z, config=config, num_classes=5, num_groups=3)
     randomness = private_randomness("seeded", 0)
     shares = release_shares(cells, config, relation="add or remove one", randomness=randomness)
     dp_fermi.train(model, x, y, cells, steps, config, shares=shares, randomness=randomness, generator=generator)
@@ -502,7 +483,7 @@ def test_shares_count_every_person_once_in_all() -> None:
     groups, labels = torch.tensor([0, 0, 1, 1, 1, 1, 0]), torch.tensor([1, 1, 1, 0, 1, 1, 1])
     persons = torch.tensor([0, 1, 1, 2, 2, 2, 2])
     config = DpFermiConfig(constraint="equal_opportunity", share_noise=1e-9)
-    cells = Cells.of(labels, groups, config=config, num_classes=2, num_groups=2)
+    cells = GameCells.of(labels, groups, config=config, num_classes=2, num_groups=2)
     shares = release_shares(
         cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0), person_N=persons
     )

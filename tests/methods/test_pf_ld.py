@@ -23,7 +23,7 @@ from fairpate.methods.f_ld import FldConfig, PfLdConfig, PfLdNoise, Released
 from fairpate.methods.parity import UNKNOWN, MeanConstraint, MeanParity, ValueAlong
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GuidedGradients
-from fairpate.nn.private_fit import OsRandomness, SeededRandomness
+from fairpate.nn.private_fit import SeededRandomness
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 
@@ -291,40 +291,6 @@ def test_secret_batches_are_charged_step_by_step_by_the_mixture_bound() -> None:
     assert 0.99 < cost <= 1.0
 
 
-def test_the_papers_example_is_claimed_at_2_and_costs_11() -> None:
-    config = PfLdConfig(epochs=100, batch_size=500)
-    noise = PfLdNoise(gradient=5.0, violation=50.0, size=0.0)
-    claimed = f_ld.epsilon_as_in_paper(config, noise, num_records=10_000, target_delta=1e-5)
-    assert claimed == pytest.approx(2.15, abs=0.005)
-    whole_orders = [float(order) for order in range(2, 257)]
-    duals = AttributeGaussians(count=100, attribute_noise_multiplier=50.0)
-    for gradients, expected in (
-        (AttributeGaussians(count=100, attribute_noise_multiplier=5.0), 10.86),
-        (SecretBatchAttributeGaussians(count=2000, attribute_noise_multiplier=5.0, sampling_rate=0.05), 11.22),
-    ):
-        cost = accountant.epsilon([gradients, duals], target_delta=1e-5, orders_A=whole_orders)
-        assert cost.epsilon == pytest.approx(expected, abs=0.005)
-
-
-def test_the_printed_form_promises_nothing_and_says_what_its_paper_would() -> None:
-    config = PfLdConfig(form="as_in_paper", epochs=4, warmup_epochs=1, batch_size=64)
-    target, model, data = PrivacyTarget(epsilon=3.0), network(), records(256, groups=2)
-    noise = f_ld.published_noise(config, target, num_records=256)
-    done = f_ld.train_as_in_paper(
-        model,
-        *data,
-        config,
-        noise,
-        target=target,
-        parity=MeanParity(constraint="demographic_parity", num_groups=2, num_classes=2),
-        randomness=OsRandomness(),
-        generator=torch.Generator().manual_seed(0),
-    )
-    assert priced(done.events, target).epsilon == math.inf
-    assert done.epsilon_as_in_paper == pytest.approx(3.0, rel=0.01)
-    assert not np.array_equal(weights(model), weights(network()))
-
-
 @pytest.mark.parametrize("batches", ["public", "poisson"])
 def test_the_noise_of_a_gradient_is_multiplier_times_sensitivity(batches: str) -> None:
     """One step of plain descent by 1 on one batch: what differs from a silent step is the noise of every weight."""
@@ -459,12 +425,6 @@ def test_bad_input_names_the_field_and_the_remedy() -> None:
         MeanParity(constraint="demographic_parity", num_groups=1, num_classes=2)
     with pytest.raises(ValueError, match=r"dual_share \+ size_share < 1"):
         PfLdConfig(dual_share=0.6, size_share=0.5)
-    with pytest.raises(ValueError, match="2 classes in the paper's form"):
-        f_ld.train_as_in_paper(
-            network(3), x, y, z, PfLdConfig(), SILENT, target=PrivacyTarget(), randomness=OsRandomness(),
-            parity=MeanParity(constraint="demographic_parity", num_groups=2, num_classes=3),
-            generator=torch.Generator(),
-        )  # fmt: skip
 
 
 def test_estimators_are_clonable_and_state_their_unit() -> None:

@@ -19,7 +19,7 @@ from fairpate.fairness.constraints import (
     Partition,
     RateConstraint,
     RateConstraints,
-    Term,
+    RateTerm,
     demographic_parity,
 )
 from fairpate.methods import dp_sgd, raco_dp
@@ -261,7 +261,7 @@ def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
     np.testing.assert_array_equal(named.predict_proba(x), given.predict_proba(x))
     assert named.privacy_.unit == "record"
     assert named.privacy_.epsilon <= 3.0
-    term = Term(cells=(0,), weights=(0.0, -1.0))
+    term = RateTerm(cells=(0,), weights=(0.0, -1.0))
     own = RateConstraints(
         partition=Partition(num_groups=2),
         num_classes=2,

@@ -17,7 +17,7 @@ from fairpate.estimators import FairClassifier
 from fairpate.methods import raco_dp
 from fairpate.methods.base import configured, private_randomness
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.raco_dp import HistogramSteps, PricedTraining, RacoDpConfig, SoftPrediction, refined
+from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, SoftPrediction, priced_training, refined
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import PrivateSteps
 from fairpate.privacy import accountant
@@ -141,7 +141,7 @@ def released(scale: float, size_noise: float | None, *, count: int, drop: int = 
         return np.zeros_like(histogram)
 
     steps = planned(noise=0.0, scale=scale, size_noise=size_noise, rate=1.0).gradient
-    training = PricedTraining(
+    training = priced_training(
         build_model(ModelConfig(name="logistic"), input_shape=(3,), num_classes=CLASSES, generator_seed=0),
         x,
         torch.zeros(size, dtype=torch.long),

@@ -15,10 +15,9 @@ import torch
 from parity_data import records
 from priced import priced
 
-from fairpate.config import ConfigError, PrivacyTarget
+from fairpate.config import PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.methods import dp_oracle_learner
-from fairpate.methods.base import configured
 from fairpate.methods.dp_oracle_learner import (
     RULES_KJ,
     DpOracleLearnerConfig,
@@ -234,7 +233,7 @@ def test_the_papers_rounds_know_the_size_of_the_class() -> None:
     assert found > 10
 
 
-def test_prediction_needs_the_group_and_the_papers_noise_is_of_linear_rules() -> None:
+def test_prediction_needs_the_group() -> None:
     names, groups = np.array(["no", "yes"])[Y.numpy()], np.array(["a", "b"])[Z.numpy()]
     settings = {"rules": "by_group", "num_rounds": 10, "constraint": "equal_false_positives"}
     estimator = FairClassifier(
@@ -246,8 +245,3 @@ def test_prediction_needs_the_group_and_the_papers_noise_is_of_linear_rules() ->
     assert torch.from_numpy(probabilities).sum(dim=1).allclose(torch.ones(len(X)), atol=1e-5)
     with pytest.raises(ValueError, match="sensitive_features"):
         estimator.predict(X.numpy())
-    config = configured(
-        {"dp_oracle_learner": {"rules": "by_group", "noise_rule": "as_in_paper"}}, method="dp_oracle_learner"
-    )
-    with pytest.raises(ConfigError, match="as_in_paper has linear rules; set rules=linear"):
-        config.check()

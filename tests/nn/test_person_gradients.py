@@ -17,8 +17,8 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.methods.dp_fermi import FermiTraining, MatrixGame, watched_targets
-from fairpate.methods.raco_dp import PricedClipper, PricedLoss, PricedTraining, SoftPrediction
+from fairpate.methods.dp_fermi import MatrixGame, fermi_training, watched_targets
+from fairpate.methods.raco_dp import PricedClipper, PricedLoss, SoftPrediction, priced_training
 from fairpate.nn.per_example import CrossEntropy, GradientClipper, part_bounds
 from fairpate.nn.private_fit import PersonBatches, PrivateSteps, PrivateTraining, SeededRandomness, ShiftedClipper
 
@@ -234,7 +234,7 @@ def test_a_histogram_is_released_once_a_step_also_for_nobody() -> None:
         releases.append(noisy_QK)
         return np.zeros((NUM_CELLS, NUM_CLASSES))
 
-    training = PricedTraining(
+    training = priced_training(
         made("chain"), x, y, torch.zeros(11, dtype=torch.int64), steps(sampling_rate=1e-9),
         rows=SoftPrediction(), num_cells=NUM_CELLS, num_classes=NUM_CLASSES, laplace_scale=1.0, pricing=pricing,
         randomness=SeededRandomness(0), histogram_randomness=SeededRandomness(1), person_N=OWNERS,
@@ -255,7 +255,7 @@ def test_no_person_moves_the_gradient_of_the_matrices_by_more_than_a_record_may(
         game = MatrixGame(shares, num_classes=3, weight=1.0, radius=radius)
         matrix = np.array([[[1.0, -2.0, 0.5], [0.3, 0.1, -1.0]]])
         game.move_to(matrix)
-        training = FermiTraining(
+        training = fermi_training(
             made("chain"), x[kept], targets[kept], game, steps(max_records=max_records, noise_multiplier=0.0),
             matrix_noise_multiplier=0.0, matrix_learning_rate=0.0, randomness=SeededRandomness(0),
             person_N=torch.unique_consecutive(OWNERS[kept], return_inverse=True)[1],

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig
-from fairpate.methods.raco_dp import PricedClipper, PricedLoss, PricedTraining, SoftPrediction
+from fairpate.methods.raco_dp import PricedClipper, PricedLoss, SoftPrediction, priced_training
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
-from fairpate.nn.private_fit import LaplaceNoise, PrivateSteps, SeededRandomness
+from fairpate.nn.private_fit import LaplaceNoise, PrivateSteps, PrivateTraining, SeededRandomness
 
 NUM_CELLS, NUM_CLASSES = 4, 3
 GENERATOR = torch.Generator().manual_seed(0)
@@ -130,7 +130,7 @@ def test_an_empty_batch_releases_noise_all_the_same() -> None:
 
     network = model("chain")
     before = [p.detach().clone() for p in network.parameters()]
-    training = priced_training(network, pricing, laplace_scale=3.0, sampling_rate=1e-12, noise_multiplier=1.0)
+    training = trainer(network, pricing, laplace_scale=3.0, sampling_rate=1e-12, noise_multiplier=1.0)
     for _ in range(700):
         training.step()
     noise = np.array(seen)
@@ -160,14 +160,14 @@ def test_noise_is_never_handed_out_twice() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="one cell per label"):
-        priced_training(model("chain"), lambda h: h, cells=CELLS[1:])
+        trainer(model("chain"), lambda h: h, cells=CELLS[1:])
     with pytest.raises(ValueError, match="laplace_scale >= 0"):
-        priced_training(model("chain"), lambda h: h, laplace_scale=-1.0)
+        trainer(model("chain"), lambda h: h, laplace_scale=-1.0)
     with pytest.raises(ValueError, match="sharpness > 0"):
         SoftPrediction(0.0)
 
 
-def priced_training(
+def trainer(
     network: nn.Module,
     pricing: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]],
     *,
@@ -175,7 +175,7 @@ def priced_training(
     laplace_scale: float = 1.0,
     sampling_rate: float = 0.5,
     noise_multiplier: float = 0.0,
-) -> PricedTraining:
+) -> PrivateTraining:
     steps = PrivateSteps(
         num_steps=1,
         sampling_rate=sampling_rate,
@@ -184,7 +184,7 @@ def priced_training(
         noise_multiplier=noise_multiplier,
         learning_rate=0.1,
     )
-    return PricedTraining(
+    return priced_training(
         network,
         X,
         LABELS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.nn.per_example import CrossEntropy
-from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness, ShiftedClipper, ShiftedTraining
+from fairpate.nn.private_fit import Plan, PrivateSteps, PrivateTraining, SeededRandomness, ShiftedClipper
 
 CLIP_NORM = 0.7
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -154,6 +155,13 @@ def test_one_record_moves_the_sum_by_at_most_the_clip_norm_however_large_the_shi
     assert length([a - b for a, b in zip(with_all, without, strict=True)]) <= CLIP_NORM * (1 + 1e-12)
 
 
+def quarter(model: nn.Module) -> list[Tensor]:
+    return [torch.full_like(p, 0.25) for p in model.parameters()]
+
+
+SHIFTED = partial(ShiftedClipper, public_gradient=quarter)
+
+
 def test_noise_joins_before_anything_is_rounded_and_the_model_keeps_its_precision() -> None:
     torch.manual_seed(0)
     model, (x, y) = MODELS["dense"](), batch(30)
@@ -166,18 +174,12 @@ def test_noise_joins_before_anything_is_rounded_and_the_model_keeps_its_precisio
         learning_rate=0.1,
         momentum=0.5,
     )
-    training = ShiftedTraining(
-        model,
-        x,
-        y,
-        CrossEntropy(),
-        steps,
-        randomness=SeededRandomness(0),
-        public_gradient=lambda m: [torch.full_like(p, 0.25) for p in m.parameters()],
+    training = PrivateTraining(
+        model, x, y, CrossEntropy(), steps, randomness=SeededRandomness(0), plan=Plan(clipper=SHIFTED)
     )
     before = [p.detach().clone() for p in model.parameters()]
     training.step()
-    assert training._clipper.sum(x, y).gradients[0].dtype == torch.float64
+    assert training.clipper.sum(x, y).gradients[0].dtype == torch.float64
     training.step()
     assert all(
         p.dtype == torch.float32 and not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True)
@@ -188,7 +190,7 @@ def test_without_clipping_the_shift_counts_once_per_sampled_record() -> None:
     """Before clipping it is added |B| times and divided by L; after the noise it is added once."""
     x, y = batch(30)
 
-    def step(training: type[PrivateTraining]) -> Tensor:
+    def step(**options: Any) -> Tensor:
         torch.manual_seed(0)
         model = MODELS["dense"]()
         steps = PrivateSteps(
@@ -199,18 +201,10 @@ def test_without_clipping_the_shift_counts_once_per_sampled_record() -> None:
             noise_multiplier=0.0,
             learning_rate=1.0,
         )
-        training(
-            model,
-            x,
-            y,
-            CrossEntropy(),
-            steps,
-            randomness=SeededRandomness(5),
-            public_gradient=lambda m: [torch.full_like(p, 0.25) for p in m.parameters()],
-        ).step()
+        PrivateTraining(model, x, y, CrossEntropy(), steps, randomness=SeededRandomness(5), **options).step()
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
-    ratio = 1 - (step(ShiftedTraining) - step(PrivateTraining)) / 0.25  # |B| / L
+    ratio = 1 - (step(plan=Plan(clipper=SHIFTED)) - step(public_gradient=quarter)) / 0.25  # |B| / L
     torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio), atol=1e-4, rtol=0)
     assert (15 * ratio.mean()).item() == pytest.approx(round(15 * ratio.mean().item()), abs=1e-3)
     assert ratio.mean() != 1

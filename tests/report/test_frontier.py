@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +26,6 @@ from fairpate.report.frontier import (
     reference_point,
     sets_by_seed,
     settings_of,
-    volume_interval,
 )
 
 # Few distinct values, so that ties are common.
@@ -254,56 +252,6 @@ def test_epsilons_that_promise_the_same_are_the_same():
     assert [point.method for point in found.members] == ["dp_fermi", "dp_sgd"]
     beaten = {(d.winner, d.loser) for d in dominance(points_of([calibrated, better, cheaper])) if d.num_dominated}
     assert beaten == {("dp_fermi", "pate"), ("dp_sgd", "pate")}
-
-
-def test_the_interval_covers_what_resampling_seeds_can_reach():
-    steady = [run_record("a", seed=seed, accuracy=0.5, disparity=0.5, epsilon=1.0) for seed in range(3)]
-    reference_O = [2.0, 1.0, 1.0, 1.0]
-    found = volume_interval(points_of(steady), reference_O=reference_O, generator=np.random.default_rng(0))
-    # A box of (2 - 1) * .5 * .5 * 1 in one of volume 2.
-    assert found.value == found.low == found.high == pytest.approx(0.125)
-    loose = [run_record("a", seed=s, accuracy=a, disparity=0.5, epsilon=1.0) for s, a in enumerate([0.2, 0.8])]
-    found = volume_interval(points_of(loose), reference_O=reference_O, generator=np.random.default_rng(0))
-    # Both draws the bad seed, or both the good one, each one time in four.
-    assert (found.low, found.value, found.high) == pytest.approx((0.05, 0.125, 0.2))
-    single = volume_interval(points_of(loose[:1]), reference_O=reference_O, generator=np.random.default_rng(0))
-    assert math.isnan(single.low)
-    assert math.isnan(single.high)
-
-
-def test_configurations_with_the_same_seeds_are_drawn_together():
-    # One configuration is good on seed 0, the other on seed 1: the best of both is .8, .5, .5 or .8, and never .2.
-    runs = [
-        run_record("a", seed=seed, accuracy=accuracy, disparity=0.5, epsilon=1.0, config={"good": good})
-        for good in (0, 1)
-        for seed, accuracy in ((good, 0.8), (1 - good, 0.2))
-    ]
-    reference_O = [2.0, 1.0, 1.0, 1.0]
-    found = volume_interval(points_of(runs), reference_O=reference_O, generator=np.random.default_rng(0))
-    assert (found.low, found.high) == pytest.approx((0.25 * 0.5, 0.25 * 0.8))
-    others = [replace(run, seed=run.seed + 5, config={"good": 2}, accuracy=0.2) for run in runs[:2]]
-    found = volume_interval(points_of(runs + others), reference_O=reference_O, generator=np.random.default_rng(0))
-    assert (found.low, found.high) == pytest.approx((0.25 * 0.5, 0.25 * 0.8))
-
-
-def test_the_interval_is_that_of_every_configuration_though_some_are_never_drawn():
-    random = np.random.default_rng(1)
-    runs = [
-        run_record("a", seed=seed, accuracy=a + random.normal(0, 0.03), disparity=d, epsilon=e, config={"e": e, "d": d})
-        for e, a in ((0.5, 0.6), (1.0, 0.7), (2.0, 0.8))
-        for d in (0.1, 0.2, 0.4)
-        for seed in range(4)
-    ]
-    points = points_of(runs)
-    reference_O = reference_point(points, OBJECTIVES)
-    found = volume_interval(points, reference_O=reference_O, generator=np.random.default_rng(2), num_replicates=300)
-    drawn = np.random.default_rng(3)
-    volumes = []
-    for _ in range(300):
-        seeds = drawn.integers(4, size=4)
-        rows = [p.values_SO[seeds].mean(axis=0) for p in points]
-        volumes.append(hypervolume(rows, reference_O=reference_O) / reference_O.prod())
-    np.testing.assert_allclose([found.low, found.high], np.quantile(volumes, [0.025, 0.975]), atol=0.004)
 
 
 def test_the_reference_is_a_round_number_above_every_point():

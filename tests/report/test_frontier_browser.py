@@ -18,7 +18,7 @@ def tab(tmp_path_factory):
 
 
 def page(path, rows, **options):
-    report = FrontierReport(title="Two data sets", rows=rows, num_replicates=20, **options)
+    report = FrontierReport(title="Two data sets", rows=rows, **options)
     path.write_text(frontier_report(report), encoding="utf-8")
     return path.as_uri()
 
@@ -29,7 +29,7 @@ def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(t
     for width in (360, 1280):
         tab.open(f"{address}#all", width=width, height=800)
         charts = tab.run("document.querySelectorAll('[data-chart]').length")
-        assert tab.run("document.querySelectorAll('.plot .main-svg, .plot canvas').length") >= charts
+        assert tab.run("document.querySelectorAll('.plot svg.marks').length") >= charts
         assert tab.run("document.documentElement.scrollWidth") <= width
         wider = "[...document.querySelectorAll('.plot')].filter(p => p.clientWidth > innerWidth).length"
         assert tab.run(wider) == 0
@@ -37,7 +37,7 @@ def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(t
         assert not tab.run(f"[...document.querySelectorAll('tr.setting')].some({cut})")
         assert faults(tab) == []
     at = tab.run(
-        "(() => { const mark = document.querySelector('.plot.plane .points path'); mark.scrollIntoView({block: "
+        "(() => { const mark = document.querySelector('.plot.planes .mark-symbol path'); mark.scrollIntoView({block: "
         "'center'}); const box = mark.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height "
         "/ 2]; })()"
     )
@@ -46,8 +46,7 @@ def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(t
     shown = tab.run("document.getElementById('point').innerText")
     assert "fairpate run" in shown
     assert "target.epsilon" in shown
-    assert tab.run("document.querySelectorAll('.plot.space canvas').length") == 2
-    traces = "document.querySelector('.plot.space').data.length"
+    traces = "document.querySelectorAll('.plot.planes .mark-symbol path').length"
     drawn = tab.run(traces)
     tab.run("document.querySelector('.keys button').click()")
     assert tab.until(f"{traces} < {drawn}", seconds=20)
@@ -68,20 +67,18 @@ def test_the_details_of_a_point_hold_its_remarks(tab, tmp_path, comparison):
 
 
 def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
-    """On a narrow screen, where space waits: to draw it again and again is most of the time."""
     address = page(tmp_path / "report.html", comparison())
     tab.open(f"{address}#all", width=500, height=800)
-    assert tab.run("document.querySelector('.plot.space').checkVisibility()") is False
-    marks = "document.querySelector('.plot.plane').querySelectorAll('.points path').length"
+    marks = "document.querySelector('.plot.planes').querySelectorAll('.mark-symbol path').length"
     everything = tab.run(marks)
     tab.run("document.querySelector('.keys button').click()")
     assert tab.until(f"{marks} < {everything}", seconds=10)
     tab.run("document.querySelector('.keys button').click()")
     assert tab.until(f"{marks} === {everything}", seconds=10)
-    disparity = "document.querySelectorAll('.plot.plane')[1]"
-    title = f"{disparity}.querySelector('.xtitle').textContent"
-    assert tab.run(title) == "demographic-parity gap"
-    heights = f"[...{disparity}.querySelectorAll('.points path')].map(p => p.getBoundingClientRect().x).join()"
+    disparity = "document.querySelectorAll('.plot.planes')[1]"
+    title = f"[...{disparity}.querySelectorAll('.role-axis-title')].map(t => t.textContent).join()"
+    assert tab.run(title) == "demographic-parity gap,accuracy"
+    heights = f"[...{disparity}.querySelectorAll('.mark-symbol path')].map(p => p.getBoundingClientRect().x).join()"
     settings = "[...document.querySelectorAll('tr.setting small')]"
     shown = f"{settings}.filter(words => words.checkVisibility()).map(words => words.innerText).join()"
     before = tab.run(heights)
@@ -90,22 +87,22 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
         "(() => { const notion = document.getElementById('notion'); notion.value = '1'; "
         "notion.dispatchEvent(new Event('change')); })()"
     )
-    assert tab.until(f"{title} === 'equalized-odds gap'", seconds=10)
+    assert tab.until(f"{title} === 'equalized-odds gap,accuracy'", seconds=10)
     assert tab.until(f"{heights} !== '{before}'", seconds=10)
     assert "smallest equalized-odds gap" in tab.run(shown)
     assert "smallest demographic-parity gap" not in tab.run(shown)
     tab.run(
-        "(() => { const plane = document.querySelector('select[data-sets=plane]'); plane.value = '4'; "
-        "plane.dispatchEvent(new Event('change')); })()"
+        "(() => { const plane = document.querySelector('select[data-charts=\"2\"]'); plane.value = '4'; "
+        "plane.dispatchEvent(new Event('input')); })()"
     )
-    third = "document.querySelectorAll('.plot.plane')[2].querySelector('.xtitle').textContent"
+    third = "document.querySelectorAll('.plot.planes')[2].querySelector('.role-axis-title').textContent"
     assert tab.until(f"{third} === 'coverage'", seconds=10)
-    assert tab.run(title) == "equalized-odds gap"
-    shown = f"{disparity}.querySelectorAll('.points path').length"
+    assert tab.run(title) == "equalized-odds gap,accuracy"
+    shown = f"{disparity}.querySelectorAll('.mark-symbol path').length"
     within = tab.run(shown)
     tab.run(
-        "(() => { const level = document.querySelector('select[data-sets=level]'); level.value = '0'; "
-        "level.dispatchEvent(new Event('change')); })()"
+        "(() => { const level = document.querySelector('[data-sets=level]'); level.value = '0'; "
+        "level.dispatchEvent(new Event('input')); })()"
     )
     assert tab.until(f"{shown} < {within}", seconds=10)
     tab.run("document.querySelector('button.name').click()")
@@ -113,29 +110,9 @@ def test_controls_change_what_is_drawn(tab, tmp_path, comparison):
     assert faults(tab) == []
 
 
-@pytest.mark.slow  # that it waits is seen above, and that it is drawn on a desk
-def test_space_waits_on_a_phone_and_is_drawn_upright_within_the_screen(tab, tmp_path, comparison):
-    address = page(tmp_path / "report.html", comparison())
-    tab.open(f"{address}#all", width=390, height=800)
-    space = "document.querySelector('.plot.space')"
-    assert tab.run(f"{space}.checkVisibility()") is False
-    assert tab.run(
-        "document.querySelector('.plot.plane').compareDocumentPosition(document.querySelector('.plot.space')) & "
-        "Node.DOCUMENT_POSITION_FOLLOWING"
-    ), "planes come first"
-    tab.run("document.querySelector('[data-draw]').click()")
-    assert tab.until(f"{space}.querySelector('canvas')", seconds=20)
-    assert tab.run("document.documentElement.scrollWidth") <= 390
-    assert tab.run(f"{space}.getBoundingClientRect().right") <= 390
-    scene = f"{space}._fullLayout.scene"
-    assert tab.run(f"[{scene}.camera.up.z, {scene}.dragmode].join()") == "1,turntable"
-    assert tab.run("document.querySelector('[data-draw]').checkVisibility()") is False
-    assert faults(tab) == []
-
-
 @pytest.mark.slow
 def test_long_names_and_many_guarantees_fit(tab, tmp_path, comparison):
-    """A name of 80 letters on a phone; six guarantees, of which four are drawn in space at once."""
+    """A name of 80 letters on a phone; six guarantees."""
     first = comparison()[0]
     name = f"package.module:{'Method' * 11}"
     named = replace(first, method=name, record=replace(first.record, method=name))
@@ -143,28 +120,7 @@ def test_long_names_and_many_guarantees_fit(tab, tmp_path, comparison):
     assert tab.run("document.documentElement.scrollWidth") == 390
     deltas = [replace(first, record=replace(first.record, delta=10.0**-power)) for power in range(4, 10)]
     tab.open(f"{page(tmp_path / 'report.html', deltas)}#all", width=1280, height=800)
-    assert (
-        tab.run("[...document.querySelectorAll('.plot.space')].map(p => p.checkVisibility())")
-        == [True] * 4 + [False] * 2
-    )
-    assert tab.run("document.querySelectorAll('[data-draw]:not([hidden])').length") == 2
-    assert faults(tab) == []
-
-
-@pytest.mark.slow
-def test_of_many_points_those_under_others_are_left_out_and_counted(tab, tmp_path, comparison):
-    """2,000 points of one method: a hundred accuracies at one epsilon, each of twenty configurations."""
-    first = comparison()[0]
-    rows = []
-    for number in range(2000):
-        config = first.config | {"number": number}
-        record = replace(first.record, config=config, accuracy=0.5 + 0.004 * (number % 100), disparity=0.1)
-        rows.append(replace(first, digest=str(number), config=config, record=record))
-    tab.open(f"{page(tmp_path / 'report.html', rows)}#all", width=1280, height=800)
-    marks = tab.run("document.querySelectorAll('.plot.plane')[0].querySelectorAll('.points path').length")
-    assert 40 <= marks <= 110
-    words = f"{2000 - marks} of 2000 points lie under others of their method and are not drawn."
-    assert words in tab.run("document.querySelector('.planes .card').innerText")
+    assert tab.run("document.querySelectorAll('.plot.planes').length") == 18
     assert faults(tab) == []
 
 

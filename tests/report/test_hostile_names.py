@@ -166,7 +166,7 @@ def frontier(name: str, *, for_operator: bool) -> str:
         for r in records
     ]
     rows.append(Row(method=name, data=name, seed=9, config={}, error=name, has_guarantee=True, **fields))
-    return frontier_report(FrontierReport(title=name, rows=rows, num_replicates=5, for_operator=for_operator))
+    return frontier_report(FrontierReport(title=name, rows=rows, for_operator=for_operator))
 
 
 def service(name: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fairpate.fairness.rates import Cell
+from fairpate.fairness.rates import GroupCell
 from fairpate.report.metrics import Evaluation, describe_cell, evaluate
 
 LABELS = [0, 1, 0, 1, 1, 1, 0, 0]
@@ -283,11 +283,11 @@ def test_json_survives_a_round_trip() -> None:
 
 def test_cells_are_told_in_words() -> None:
     names = {"group_names": ["red", "green"], "class_names": ["no", "yes"]}
-    assert describe_cell(Cell(group=0, other_group=1, label=1), **names) == "predicted yes: red against green"
-    missed = Cell(group=1, label=1, given_label=0, given_is=False)
+    assert describe_cell(GroupCell(group=0, other_group=1, label=1), **names) == "predicted yes: red against green"
+    missed = GroupCell(group=1, label=1, given_label=0, given_is=False)
     assert describe_cell(missed, **names) == "predicted yes, given true not no: green"
-    assert describe_cell(Cell(group=0, other_group=1), **names) == "correct: red against green"
-    assert describe_cell(Cell(label=1), **names) == "predicted yes"
+    assert describe_cell(GroupCell(group=0, other_group=1), **names) == "correct: red against green"
+    assert describe_cell(GroupCell(label=1), **names) == "predicted yes"
 
 
 def test_an_interval_holds_the_gap_that_it_is_of():

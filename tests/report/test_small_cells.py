@@ -10,15 +10,19 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from report_pages import GUARANTEE
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from fairpate.report.metrics import Evaluation, evaluate, shown_records
 from fairpate.report.records import fairness_of, verdict
+from fairpate.run.learn import assess
+from fairpate.types import GateRule
 
 LEAST = 10
 FEWEST = 4
@@ -133,6 +137,28 @@ def test_a_model_of_few_errors_shows_no_accuracy_where_a_class_is_small() -> Non
     found = evaluation([[[80, 0], [0, 4]], [[70, 0], [0, 90]]])
     assert np.isnan([found.accuracy, found.majority_accuracy, found.gaps["false_negative_rate"].value]).all()
     assert found.disparity == pytest.approx(90 / 160 - 4 / 84)
+
+
+@pytest.mark.parametrize("errors", [0, 30])
+def test_no_order_shows_an_accuracy_that_the_headline_hides(errors: int) -> None:
+    """A student that may refuse and is always right: how many women are of class 1 follows from its accuracy."""
+    table = np.array([[[80 - errors, errors], [0, 4]], [[70, 0], [0, 90]]])
+    groups, labels, predicted = (np.repeat(place, table.ravel()) for place in np.indices(table.shape).reshape(3, -1))
+    answered = np.ones(len(groups), dtype=bool)
+    prediction = SimpleNamespace(labels=predicted, answered=answered, probabilities_NC=np.eye(2)[predicted])
+    student: Any = SimpleNamespace(
+        card=SimpleNamespace(idp3=GateRule(max_disparity=0.9, min_count=1000), is_randomised=False),
+        predict=lambda *_, **__: prediction,
+    )
+    test = SimpleNamespace(x=None, y=torch.tensor(labels), z=torch.tensor(groups), person_N=None)
+    test = type("Split", (SimpleNamespace,), {"__len__": lambda self: len(self.y)})(**vars(test))
+    dataset: Any = SimpleNamespace(
+        test=test, label_names=("no", "yes"), group_names=GROUPS[:2], num_groups=2, num_classes=2
+    )
+    metrics = assess(student, dataset, seed=0, least_cell=LEAST).to_json()
+    shown = [metrics["accuracy"], *(metrics["orders"]["accuracy"][name] for name in ("mean", "low", "high"))]
+    shown += [order["accuracy"] for order in metrics["orders"]["orders"]]
+    assert {value is None for value in shown} == {errors == 0}
 
 
 def test_a_small_class_of_one_group_hides_the_class_counts_of_all() -> None:

@@ -32,7 +32,6 @@ REFUSING = (
     ["method=f_ld"],
     ["method=covariance_constraint"],
     ["method=pf_ld"],
-    ["method=pf_ld", "pf_ld.form=as_in_paper"],
     ["method=sf_pate"],
     ["method=sf_pate", "sf_pate.variant=sf_t"],
     ["method=dp_postprocessing"],

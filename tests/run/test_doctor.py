@@ -53,7 +53,6 @@ def test_an_extra_that_is_not_installed_says_how_to_install_it(fairpate, monkeyp
     ("extra", "package", "module"),
     [
         ("serve", "grpc", "ray.serve"),
-        ("oidc", "joserfc", "joserfc"),
         ("postgresql", "psycopg", "psycopg"),
         ("onnx", "onnxscript", "onnxscript"),
         ("traces", "opentelemetry", "opentelemetry.sdk"),

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import hashlib
 import io
-import os
 import stat
 from pathlib import Path
 
@@ -222,16 +221,6 @@ def test_every_configuration_that_is_offered_is_valid_for_every_method(path):
         assert configured(path, method=method).data == named.data
 
 
-@pytest.mark.skipif("FAIRPATE_DATA" not in os.environ, reason="FAIRPATE_DATA is not set: a data set of two classes")
-def test_a_printed_form_publishes_nothing(tmp_path):
-    bank = ("data.name=bank", "data.num_public=100", "data.options={}")
-    folder = train(tmp_path / "run", "pf_ld", "pf_ld.form=as_in_paper", *bank)
-    assert not (folder.root / "public").exists()
-    statement = read_json(folder.statement)
-    assert statement["epsilon"] is None
-    assert statement["epsilon_as_in_paper"] > 0
-
-
 def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
     def digest(method, **sections):
         return config_digest(configured(sections, method=method))
@@ -253,7 +242,6 @@ def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
         ("sf_pate", {"sf_pate": {"variant": "sf_t"}}, "teachers.fit={epochs: 3}", "sf_pate.variant=sf_t"),
         ("dp_fermi", {}, "dp_fermi.positive_label=0", "dp_fermi.constraint=demographic_parity"),
         ("dp_fermi", {"dp_fermi": {"shares": [[0.5, 0.5]]}}, "dp_fermi.share_noise=3", "dp_fermi.shares=[[0.5, 0.5]]"),
-        ("pf_ld", {"pf_ld": {"form": "as_in_paper"}}, "pf_ld.batches=poisson", "pf_ld.form=as_in_paper"),
         ("pf_ld", {"pf_ld": {"group_sizes": [1, 2]}}, "pf_ld.size_share=0.1", "pf_ld.group_sizes=[1.0, 2.0]"),
         (
             "dp_oracle_learner",

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairpate.data.declaration import read_declaration
-from fairpate.data.draft import outwards
+from fairpate.data.registry import outwards
 from fairpate.types import READING_TELLS
 
 HEADER = "id;patient;age;weight;ward;sex;note;again"

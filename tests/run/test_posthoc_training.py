@@ -96,14 +96,6 @@ def test_a_private_base_protects_the_record(digits: Dataset, tmp_path: Path) -> 
     assert statement["epsilon"] <= 4
 
 
-def test_the_printed_oracle_learner_promises_nothing(digits: Dataset, tmp_path: Path) -> None:
-    statement = read_json(
-        train(tmp_path / digits.name, "dp_oracle_learner", "dp_oracle_learner.noise_rule=as_in_paper").statement
-    )
-    assert statement["epsilon"] is None
-    assert statement["epsilon_as_in_paper"] == 2
-
-
 def test_the_reject_option_draws_labels_and_refuses_some(digits: Dataset, tmp_path: Path) -> None:
     run = train(tmp_path / digits.name, "dp_postprocessing", "student.idp3={max_disparity: 0.02, min_count: 5}")
     metrics = read_json(run.metrics)

@@ -287,5 +287,5 @@ def test_pages_are_made_of_what_is_listed() -> None:
         *("epsilon_course_Q", "outcomes", "answered_GC"),
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {
-        *("title", "rows", "for_operator", "publish_unprotected", "rule", "num_replicates", "bootstrap_seed", "notion")
+        *("title", "rows", "for_operator", "publish_unprotected", "rule", "notion")
     }

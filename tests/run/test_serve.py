@@ -21,9 +21,10 @@ from page_references import References
 
 from aggregator.chain import ledger_files
 from aggregator.ledger import Ledger
-from aggregator.service.server import HttpServer, Service, ServiceSettings
+from aggregator.service.server import Service, ServiceSettings
 from aggregator.session import VotesUnavailableError
 from fairpate.data import load_data
+from fairpate.http_server import HttpServer
 from fairpate.methods.label_queries import VoteCounter, ledger_terms
 from fairpate.run import serve
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels, read_votes
@@ -297,10 +298,54 @@ def test_the_operator_hears_what_the_statement_lacks_and_that_a_target_leaves_no
     settings = service_settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
     said: list[str] = []
     told: list[object] = []
-    serve.serve_aggregators([run.root], settings, data_dir=None, detach=False, say=said.append, started=told.extend)
+    serve.serve_aggregator(run.root, settings, data_dir=None, detach=False, say=said.append, started=told.extend)
     assert told == [{"run": run.root, "url": "http://127.0.0.1:1", "detached": False}]
     assert f"{run.statement} with `fairpate report {run.root}`" in said[1]
     assert said[2:] == [serve.SPENT]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--rate", "5"], "--rate"),
+        (["--log-file", "log.jsonl"], "--log-file"),
+        ([], "FAIRPATE_ANALYST_TOKEN"),
+    ],
+)
+def test_what_ray_serve_would_drop_is_refused(fairpate, small_config, tmp_path, monkeypatch, option, words):
+    run = run_method(
+        small_config(tmp_path / "run", "dp_sgd.epochs=0.5", "target.accounting=rdp", method="dp_sgd"),
+        Reporter(quiet=True),
+    )
+    monkeypatch.chdir(tmp_path)
+    if not option:
+        monkeypatch.setenv("FAIRPATE_ANALYST_TOKEN", "a-token-of-the-analysts-of-the-tests")
+    code, _, errors = fairpate("serve", run.root, "--student", "--replicas", "2", *option)
+    assert code == 2
+    assert "--replicas" in errors
+    assert words in errors
+
+
+def test_a_student_asks_for_the_tokens_of_the_environment(small_config, tmp_path, monkeypatch, caplog):
+    run = run_method(
+        small_config(tmp_path / "run", "dp_sgd.epochs=0.5", "target.accounting=rdp", method="dp_sgd"),
+        Reporter(quiet=True),
+    )
+    token = "a-token-of-the-analysts-of-the-tests"  # noqa: S105
+    monkeypatch.setenv("FAIRPATE_ANALYST_TOKEN", token)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    settings = service_settings(host="127.0.0.1", port=port, analyst_file=None, operator_file=None)
+    said = []
+    caplog.set_level("INFO", "fairpate.requests")
+    with serve._student_here(run, settings):
+        for headers in ({}, {"Authorization": f"Bearer {token}"}):
+            said.append(httpx.get(f"{settings.url}/v1/student", headers=headers))
+        assert [answer.status_code for answer in said] == [401, 200]
+        assert said[1].headers["cache-control"] == "no-store"
+        assert httpx.get(f"{settings.url}/readyz").json() == {"status": "ok", "reasons": []}
+    told = [record for record in caplog.records if record.name == "fairpate.requests"]
+    assert [record.caller for record in told if record.route == "/v1/student"] == ["analyst-1"]
 
 
 def test_what_protects_nobody_by_design_is_not_served(fairpate, small_config, tmp_path):

@@ -170,7 +170,7 @@ def test_teachers_that_were_not_kept_are_not_served(tmp_path: Path, monkeypatch:
     run = run_method(configured(tmp_path / "run", "sf_pate.variant=sf_t"), Reporter(quiet=True))
     settings = service_settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
     with pytest.raises(RunFolderError, match="whose teachers were not kept"):
-        serve.serve_aggregators([run.root], settings, data_dir=None, detach=False, say=print)
+        serve.serve_aggregator(run.root, settings, data_dir=None, detach=False, say=print)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from serving import TERMS
 
 from aggregator.ledger import Ledger, OwnLimit
-from aggregator.service.auth import name_of, read_store, token_digest
+from aggregator.service.auth import read_store, token_digest
 from fairpate.run.context import RunDirectory
 
 
@@ -94,19 +94,11 @@ def test_tokens_are_listed_while_the_ledger_cannot_be_read(fairpate, run):
     assert fairpate("tokens", "add", str(run.root), "bob", "--queries", "5")[0] == 1, "which might replace a limit"
 
 
-def test_a_subject_of_an_issuer_has_a_limit_without_a_token_here(fairpate, run):
-    name = name_of("https://login.example", "alice")
-    assert fairpate("tokens", "limit", str(run.root), name, "--queries", "3")[0] == 0
-    assert read_store(run.tokens).limits == {name: OwnLimit(max_queries=3)}
-    assert name in fairpate("tokens", "list", str(run.root))[1].replace("\n", "")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["add", "RUN", "two words"], "expected a name"),
         (["add", "RUN", "local"], "give another name"),
-        (["add", "RUN", "oidc-alice"], "give another name"),
         (["add", "RUN", "alice", "--epsilon", "-1"], "0 < epsilon"),
         (["add", "RUN", "alice", "--expires", "soon"], "30d or 12h"),
         (["add", "RUN", "alice", "--expires", "999999999d"], "30d or 12h"),

@@ -22,7 +22,7 @@ from fairpate.run.learn import recorded_data
 from fairpate.run.plan import profile_of_run
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
-from fairpate.run.serve import serve_aggregators, service_settings
+from fairpate.run.serve import serve_aggregator, service_settings
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
 
@@ -198,7 +198,7 @@ def test_nothing_reloads_by_name_what_was_given(tmp_path: Path, finished: Any) -
     listen = service_settings(host="127.0.0.1", port=8517, analyst_file=None, operator_file=None, daily_quota=1.0)
     for again in (
         lambda: run_method(config, QUIET),
-        lambda: serve_aggregators([run.root], listen, data_dir=None, detach=False, say=print),
+        lambda: serve_aggregator(run.root, listen, data_dir=None, detach=False, say=print),
         lambda: profile_of_run(run, "color_digits"),
     ):
         with pytest.raises(RunDirectoryError, match="given from Python"):

@@ -18,7 +18,8 @@ from small_runs import open_terms, read_json
 
 from aggregator.budgets import mechanism_within
 from aggregator.mechanism import mechanism_of
-from aggregator.service.server import HttpServer, ServiceSettings
+from aggregator.service.server import ServiceSettings
+from fairpate.http_server import HttpServer
 from fairpate.methods.own_votes import VotesConfig, VotesFileError, read_votes_file
 from fairpate.run.context import RunDirectory, read_labels
 from fairpate.run.release_log import Odometer

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 from functools import partial
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -12,11 +13,10 @@ import torch
 from two_groups import untrained_student
 
 from fairpate.fairness.gate import filter_stream
-from fairpate.request_faults import FaultError
+from fairpate.http_requests import Caller, FaultError, Guard, NoTokens, RequestRate
 from fairpate.types import GateRule
 from student.server import (
     MAX_RECORDS_PER_REQUEST,
-    BodyLimit,
     Record,
     StudentReplica,
     read_features,
@@ -143,12 +143,79 @@ def test_a_body_that_does_not_come_is_waited_for_no_longer():
         await asyncio.sleep(10)
 
     async def asked():
-        late = BodyLimit(pytest.fail, most=lambda: 10, timeout_s=0.05)
+        late = Guard(
+            pytest.fail,
+            tokens=NoTokens(),
+            max_body_bytes=lambda: 10,
+            rate=RequestRate(),
+            open_to_all=True,
+            body_timeout_s=0.05,
+        )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(late), base_url="http://student") as client:
-            return await client.post("/", content=send_half(), headers={"Content-Length": "2"})
+            return await client.post("/v1/predictions", content=send_half(), headers={"Content-Length": "2"})
 
     response = asyncio.run(asked())
     assert (response.status_code, response.json()["errors"][0]["value"]) == (408, "no complete body")
+
+
+def test_one_caller_s_large_bodies_leave_places_for_others():
+    """24 slow connections of one address, and one large request of another."""
+    answered = asyncio.Event()
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def slowly():
+        yield b" "
+        await answered.wait()
+        yield b" " * 99_999
+
+    async def asked():
+        guard = Guard(app, tokens=NoTokens(), max_body_bytes=lambda: 10**6, rate=RequestRate(), open_to_all=True)
+
+        async def post(address, content):
+            transport = httpx.ASGITransport(guard, client=(address, 1))
+            async with httpx.AsyncClient(transport=transport, base_url="http://student") as client:
+                return await client.post("/v1/predictions", content=content, headers={"Content-Length": "100000"})
+
+        slow = [asyncio.create_task(post("192.0.2.1", slowly())) for _ in range(24)]
+        await asyncio.sleep(0.1)
+        other = await post("192.0.2.2", b" " * 100_000)
+        answered.set()
+        return other, await asyncio.gather(*slow)
+
+    other, slow = asyncio.run(asked())
+    assert other.status_code == 200
+    assert sorted(answer.status_code for answer in slow) == [200] * 4 + [503] * 20
+
+
+class OneToken:
+    needs_token = True
+
+    def caller(self, token):
+        return {"a-token-of-the-ward": Caller(name="ward-3", role="analyst")}.get(token)
+
+
+def test_a_student_with_tokens_answers_nobody_else_and_counts_requests_by_name():
+    app = student_app(
+        lambda: SimpleNamespace(max_body_bytes=10), tokens=OneToken(), rate=RequestRate(per_s=0.001, burst=2)
+    )
+
+    async def asked():
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://student") as client:
+            strange = [(await client.get(path)).status_code for path in ("/v1/student", "/docs", "/livez")]
+            headers = {"Authorization": "Bearer a-token-of-the-ward"}
+            return strange, [(await client.get("/docs", headers=headers)).status_code for _ in range(3)]
+
+    assert asyncio.run(asked()) == ([401, 401, 200], [200, 200, 429])
+
+
+@pytest.mark.parametrize("features", [["1", 2, 3, 4], [True, 2, 3, 4], [None, 2, 3, 4]])
+def test_words_and_truth_values_are_not_numbers(features):
+    with pytest.raises(FaultError, match="Expected nested lists of numbers"):
+        read_features(Record(features=features, group="red"), 0, untrained_student().record_shape)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +258,7 @@ def test_another_verb_is_told_which_there_are(alone):
 def test_who_takes_it_for_an_aggregator_is_told_what_it_is(alone):
     (fault,) = alone("GET", "/v1/budget").json()["errors"]
     assert (fault["field"], fault["value"]) == ("path", "GET /v1/budget")
-    assert "a published student is served here, no aggregator" in fault["remedy"]
+    assert "a published student is served here, not an aggregator" in fault["remedy"]
 
 
 def test_a_defect_is_told_without_its_message():
