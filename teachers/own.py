@@ -231,7 +231,7 @@ def ask_own_teachers(
 def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[ArrayWeights, str | None]:
     """The votes of a block, and what the first teacher that failed raised."""
     block, given = item
-    shards = cast("list[ArrayShard]", list(given))
+    shards = cast("list[ArrayShard]", list(given))  # whole shards, never row numbers
     kept: list[Any] = []  # alive, so that no new object gets the identity of one that is gone
     predictions, failures = [], []
     for teacher, (x, y) in zip(block.teacher_indices, shards, strict=True):
