@@ -281,7 +281,8 @@ class Cell:
         overrides = [
             f"--set {shlex.quote(f'{path}={_yaml(value)}')}"
             for path, value in now.items()
-            if (path not in start or start[path] != said[path])
+            if path in said  # a digest may hold what is no field any more
+            and (path not in start or start[path] != said[path])
             and path not in ("method", "data.name")
             and unread_because_of(path, every) is None
         ]

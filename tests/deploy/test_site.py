@@ -75,7 +75,7 @@ def test_every_command_is_in_the_reference():
     text = generated.commands()
     for path in paths(command_tree()["fairpate"], "fairpate"):
         assert f"`{path}`\n" in text, path
-    assert "`--set <list[str]>`: section.field=value" in text
+    assert "`--set <list[str]>`: Set a field, as in section.field=value" in text
 
 
 def paths(command, path):

@@ -173,7 +173,7 @@ def test_labels_alone_need_no_features_and_cost_once_however_often_they_are_aske
     command = (path, run.root, "--epsilon", "8", "--name", "consortium")
     code, output, errors = aggregate(fairpate, *command, features=False)
     assert code == 0, errors
-    assert "each hospital touches one vote" in output
+    assert "each hospital changes at most one vote" in output
     assert {each.name for each in run.public.iterdir()} == {"labels.parquet", "statement.json"}
     statement, labels = read_json(run.statement), run.labels.read_bytes()
     assert (statement["unit"], statement["relation"]) == ("hospital", "add or remove one")
