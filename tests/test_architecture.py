@@ -25,7 +25,6 @@ FLOORS = (
 )
 SHARED = {"fairpate.methods", "fairpate.run"}
 TIED = (  # within one package or shared floor, and only while a function runs
-    {"aggregator.chain", "aggregator.sqlite", "aggregator.postgres"},
     {
         *("fairpate.methods.base", "fairpate.run.folder", "fairpate.run.publication"),
         *("fairpate.run.learn", "fairpate.run.release_log"),

@@ -62,8 +62,8 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aggregator.chain import folder_held
 from aggregator.ledger import NO_LIMIT, OwnLimit
+from aggregator.sqlite import folder_held
 from fairpate.config import Section
 from fairpate.config_reader import expected
 from fairpate.files import write_atomically

@@ -72,13 +72,10 @@ class SfPate(PateFamily):
         return True
 
     def check(self) -> None:
-        """ConfigError besides for a publication, which prices whole records, and for counts that nobody reads."""
+        """ConfigError for settings that SF-PATE does not read."""
         super().check()
         if self.teachers.model.python is not None:
             raise ConfigError("teachers.model.python: sf_pate trains teachers of its own kind; leave it out.")
-        if self.aggregator.publication is not None:
-            raise ConfigError("aggregator.publication: prices whole records, not a sensitive attribute; leave it out.")
-
         if self.aggregator.release == "counts" and self.sf_pate.variant == "sf_s":
             raise ConfigError(
                 "aggregator.release: counts teach no student of sf_s, which learns from attributes; set label."

@@ -81,6 +81,8 @@ class RunDirectory:
     """Where the ledger lies, if not there, and its anchor, if it has one."""
     ledger_backup = PathIn("private", "ledger.backup")
     """Written to whenever the ledger was copied."""
+    actions = PathIn("private", "actions.jsonl")
+    """What operators did: tokens, reading, copies, restores, take-overs."""
     tokens = PathIn("private", "tokens.json")
     """Who may ask the run's service."""
     receipt = PathIn("private", "release.json")

@@ -12,8 +12,9 @@ from serving import TERMS
 from stored_ledgers import ANSWER, VOTES, fill, holds_all, reserve
 
 from aggregator import audit
-from aggregator.chain import LedgerError, canonical, head_path, ledger_files
+from aggregator.chain import LedgerError, canonical
 from aggregator.ledger import Asker, Ledger, OwnLimit
+from aggregator.sqlite import head_path, ledger_files
 
 
 def earlier_terms():

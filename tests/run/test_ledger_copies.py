@@ -9,9 +9,10 @@ import pytest
 from small_runs import open_terms, run
 
 from aggregator import audit
-from aggregator.chain import LedgerError, head_path, ledger_files
+from aggregator.chain import LedgerError
 from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
+from aggregator.sqlite import head_path, ledger_files
 from fairpate.run import ledger_commands
 from fairpate.run.folder import RunDirectory, read_labels
 from fairpate.run.label_queries import place_of

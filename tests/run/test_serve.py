@@ -19,10 +19,10 @@ import ray
 import torch
 from page_references import References
 
-from aggregator.chain import ledger_files
 from aggregator.ledger import Ledger
 from aggregator.service.server import HttpServer, Service, ServiceSettings
 from aggregator.session import VotesUnavailableError
+from aggregator.sqlite import ledger_files
 from fairpate.data import load_dataset
 from fairpate.run import serve
 from fairpate.run.folder import RunDirectory, RunDirectoryError, read_labels, read_votes
