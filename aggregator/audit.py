@@ -263,9 +263,7 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
             values = json.loads(line)
             chain, digest = values.pop("chain"), values["digest"]
             if (line, chain) != _chained(values, end.chain):
-                raise LedgerError(
-                    f"{log}: line {number} was changed, inserted or follows a removed one; restore the log."
-                )
+                raise LedgerError(f"{log}: line {number} or one before it was changed or removed; restore the log.")
             if "entry" in values:
                 end = end._replace(entry=Head(values["entry"], digest), chain=chain)
             else:
