@@ -209,3 +209,13 @@ def test_the_audit_log_is_printed_or_gone_on_with_in_a_file(fairpate, copied, tm
     assert log.read_text() == printed
     assert printed.startswith(first)
     assert (printed.count('"later"'), log.stat().st_mode & 0o077) == (1, 0)
+    assert fairpate("ledger", "show", str(folder.root))[0] == 0
+    head = json.loads(log.read_text().splitlines()[-1])["chain"]
+    log.chmod(0o644)
+    assert fairpate("ledger", "audit", str(folder.root), "--out", str(log))[0] == 0
+    assert '"event": "show"' in log.read_text().splitlines()[-1]
+    assert log.stat().st_mode & 0o077 == 0
+    assert fairpate("ledger", "audit", "--check", str(log), "--head", head)[0] == 0
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[1:]))
+    code, _, told = fairpate("ledger", "audit", "--check", str(log), "--head", head)
+    assert (code != 0, "line 1 or one before it was changed" in told) == (True, True)
