@@ -1,5 +1,6 @@
 """Backing a run's ledger up, putting a copy back, moving it into a database: no charge is ever forgotten by it."""
 
+import json
 import shutil
 import sqlite3
 from contextlib import contextmanager
@@ -57,7 +58,7 @@ def test_a_copy_is_taken_while_a_service_writes_and_verifies(fairpate, copied, t
     assert out.stat().st_mode & 0o077 == head_path(out).stat().st_mode & 0o077 == 0
     assert last_backup_s(folder) is not None
     code, _, error = fairpate("ledger", "backup", str(folder.root), str(out))
-    assert (code, "is there already" in error) == (2, True)
+    assert (code, "already exists" in error) == (2, True)
 
 
 def test_verify_compares_the_released_labels_with_the_ledger(fairpate, copied, terms):
