@@ -1,19 +1,19 @@
-"""What happened in a ledger: verification, statistics, and an audit log as JSON lines.
+"""What happened in a ledger: verification, rows, an export, and the audit log.
 
-Reading a ledger without being its writer: is it whole, what does it hold, a copy of it for other tools.
+Everything here verifies every entry first, takes no lock and writes nothing to the ledger, so that it may run while a
+service writes. Summaries, rows and exports are for the operator: they hold votes.
 
-Everything here verifies every entry first, needs no lock and writes nothing beside the ledger, so that it may run while
-a service writes. All of it is for the operator: rows hold votes.
-
-The audit log of a ledger: who was charged with what, when, and whose limits changed, as JSON lines.
-
-One line for each entry, with its number and digest. Nothing in it depends on votes: neither they nor labels, refusals
-or prices, nor whether a query was answered; under a budget that votes end, how much was charged does, as everywhere.
-Who keeps the log away from the ledger has an anchor of every entry: a log goes on only from the entry it ends with.
-"""
+The audit log is JSON lines: who was charged with which queries, when; whose limits changed; and, from the run's journal
+of actions, who read, copied, restored or took over the ledger and changed tokens. Nothing in it depends on votes: it
+has no votes, labels, refusals or prices, and does not show whether a query was answered. (Under a data-dependent budget
+the number of charges depends on votes, here as everywhere.) Every line ends with ``chain``, a digest over all lines up
+to it. So an edit is seen, and, by whoever noted the ``chain`` of an earlier line, a cut. A log kept away from its
+ledger is also an anchor of every entry: it continues only from an entry that the ledger still holds."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import os
 import time
@@ -23,132 +23,17 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from aggregator.budgets import epsilon_data_independent
-from aggregator.chain import EntryKind, Head, LedgerError, Place, entry_payload, reading, shown, verified_entries
-from aggregator.ledger import Charge, LedgerState, LedgerTerms, OwnLimit, read_ledger
+from aggregator.chain import EntryKind, Head, LedgerError, Place, entry_payload, shown, verified_entries
+from aggregator.ledger import Charge, LedgerState, LedgerTerms, OwnLimit, read_ledger, reading
 from fairpate.files import write_atomically
-from fairpate.types import Budget, UserError, strict
+from fairpate.types import UserError, strict
 from fairpate.words import delta_text
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifiedLedger:
-    """A ledger whose chain holds, in numbers. ``open`` reservations were left by a crash: charged, never answered."""
-
-    entries: int
-    head: str
-    reservations: int
-    queries: int
-    answered: int
-    refused: int
-    open: int
-    publications: int
-    epsilon_submitted: float
-    delta: float
-    budget: str
-    noise: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One reservation, what became of it and who asked; ``verdict`` is ``open`` where a crash left it so."""
-
-    number: int
-    key: str
-    group: int
-    verdict: str
-    label: int | None
-    votes: tuple[int, ...]
-    caller: str
-    request: str
-    at_s: float
-
-
-def stored_limits(place: Place) -> Mapping[str, OwnLimit]:
-    """What each caller may spend, as the ledger has it. LedgerError where an entry was changed."""
-    return _read(place, None)[1].limits
-
-
-def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
-    """Check every entry against its predecessor, and those that were noted as last. LedgerError if one fails."""
-    terms, state, head = _read(place, anchor)
-    verdicts = Counter("open" if settled is None else settled.verdict for settled in state.outcomes)
-    return VerifiedLedger(
-        entries=head.number,
-        head=head.digest,
-        reservations=len(state.keys),
-        # Fewer than reservations where a query whose first one a crash left open was asked again.
-        queries=len(set(state.keys)),
-        answered=verdicts["answer"],
-        refused=verdicts["confidence"] + verdicts["fairness"] + verdicts["free"],
-        open=verdicts["open"],
-        publications=len(state.publications),
-        epsilon_submitted=epsilon_data_independent(
-            terms, num_queries=len(state.keys), num_publications=len(state.publications)
-        ),
-        delta=terms.budget.delta,
-        budget=_budget_text(terms.budget),
-        noise=terms.noise,
-    )
-
-
-def rows(place: Place, *, anchor: Place | None = None) -> Sequence[Row]:
-    """Every reservation in the order it was made. LedgerError as :func:`verify`."""
-    terms, state, _ = _read(place, anchor)
-    return [_row(charge) for charge in state.charges(terms.num_classes)]
-
-
-def export(place: Place, out: Path) -> None:
-    """Write terms and rows to ``out``, whole or not at all: ``.parquet`` (terms in its metadata) or ``.json``.
-
-    LedgerError as :func:`verify`; UserError for another ending or where something is already.
-    """
-    if out.suffix not in (".parquet", ".json"):
-        raise UserError(f"{out}: expected a name that ends in .parquet or .json.")
-    if out.exists():
-        raise UserError(f"{out}: is there already; remove it, or give another name.")
-    terms, state, _ = _read(place)
-    found = [asdict(_row(charge)) for charge in state.charges(terms.num_classes)]
-    write = _write_json if out.suffix == ".json" else _write_parquet
-    write_atomically(out, lambda unfinished: write(unfinished, terms.to_json(), found), private=True)
-
-
-def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, LedgerState, Head]:
-    stored, _, state, head = read_ledger(place, anchor)
-    return _terms_of(stored, shown(place)), state, head
-
-
-def _terms_of(stored: dict[str, Any], name: str) -> LedgerTerms:
-    try:
-        return LedgerTerms.from_json(stored)
-    except (KeyError, TypeError, ValueError) as error:
-        raise LedgerError(f"{name}: its terms are not those of a ledger ({error}); restore it from a copy.") from error
-
-
-def _row(charge: Charge) -> Row:
-    reservation, settled = charge.reservation, charge.outcome
-    return Row(
-        number=reservation.number,
-        key=reservation.key,
-        group=reservation.group,
-        verdict="open" if settled is None else settled.verdict,
-        label=None if settled is None else settled.label,
-        votes=reservation.votes,
-        caller=reservation.asker.caller,
-        request=reservation.asker.request,
-        at_s=reservation.at_s,
-    )
-
-
-def _budget_text(budget: Budget) -> str:
-    limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
-    return f"{budget.kind}, {limit} at delta {delta_text(budget.delta)}"
-
 
 _COLUMNS = pa.schema(
     [
@@ -165,88 +50,301 @@ _COLUMNS = pa.schema(
 )
 
 
-def _write_parquet(path: Path, terms: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    table = pa.Table.from_pylist(found, schema=_COLUMNS.with_metadata({"terms": json.dumps(strict(terms))}))
-    pq.write_table(table, path)
+@dataclass(frozen=True, kw_only=True)
+class VerifiedLedger:
+    """A ledger whose chain holds, in numbers. ``open`` reservations were left by a crash: charged, not answered."""
+
+    entries: int
+    head: str
+    reservations: int
+    queries: int
+    answered: int
+    refused: int
+    open: int
+    epsilon_submitted: float
+    delta: float
+    budget: str
+    noise: str
 
 
-def _write_json(path: Path, terms: dict[str, Any], found: list[dict[str, Any]]) -> None:
-    path.write_text(json.dumps({"terms": strict(terms), "rows": found}, allow_nan=False), encoding="utf-8")
+@dataclass(frozen=True, kw_only=True)
+class ChargeRow:
+    """One reservation with its outcome and who asked; ``verdict`` is ``open`` where a crash left no outcome."""
+
+    number: int
+    key: str
+    group: int
+    verdict: str
+    label: int | None
+    votes: tuple[int, ...]
+    caller: str
+    request: str
+    at_s: float
 
 
-START = Head(0, "")
-_BEGINS = b'{"entry": '
-"""Every line of a log, as :func:`_line` writes it."""
+def stored_limits(place: Place) -> Mapping[str, OwnLimit]:
+    """Return what each caller may spend, as the ledger has it. LedgerError where an entry was changed."""
+    return _read(place, None)[1].limits
 
 
-def lines_after(place: Place, last: Head) -> Iterator[tuple[Head, str]]:
-    """The lines of the entries after ``last``, each with its entry. LedgerError where ``last`` is not in the ledger."""
-    with reading(place, after=last.number) as found:
+def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
+    """Verify every entry against its predecessor, and that the noted ones are there. LedgerError if one fails."""
+    terms, state, head = _read(place, anchor)
+    budget = terms.budget
+    limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
+    verdicts = Counter("open" if settled is None else settled.verdict for settled in state.outcomes)
+    return VerifiedLedger(
+        entries=head.number,
+        head=head.digest,
+        reservations=len(state.keys),
+        # Fewer than reservations where a crash left one open and its query was asked again.
+        queries=len(set(state.keys)),
+        answered=verdicts["answer"],
+        refused=verdicts["confidence"] + verdicts["fairness"] + verdicts["free"],
+        open=verdicts["open"],
+        epsilon_submitted=epsilon_data_independent(terms, num_queries=len(state.keys)),
+        delta=budget.delta,
+        budget=f"{budget.kind}, {limit} at delta {delta_text(budget.delta)}",
+        noise=terms.noise,
+    )
+
+
+def rows(place: Place, *, anchor: Place | None = None) -> Sequence[ChargeRow]:
+    """Return every reservation in the order it was made. LedgerError as :func:`verify`."""
+    terms, state, _ = _read(place, anchor)
+    return [_row(charge) for charge in state.charges(terms.num_classes)]
+
+
+def export(place: Place, out: Path) -> None:
+    """Write terms and rows to ``out``, whole or not at all: ``.parquet`` (terms in its metadata) or ``.json``.
+
+    LedgerError as :func:`verify`; UserError for another ending and for a file that exists.
+    """
+    if out.suffix not in (".parquet", ".json"):
+        raise UserError(f"{out}: expected a name that ends in .parquet or .json.")
+    if out.exists():
+        raise UserError(f"{out}: already exists; remove it, or give another name.")
+    terms, state, _ = _read(place)
+    found = [asdict(_row(charge)) for charge in state.charges(terms.num_classes)]
+
+    def write(unfinished: Path) -> None:
+        if out.suffix == ".json":
+            whole = {"terms": strict(terms.to_json()), "rows": found}
+            unfinished.write_text(json.dumps(whole, allow_nan=False), encoding="utf-8")
+        else:
+            metadata = {"terms": json.dumps(strict(terms.to_json()))}
+            pq.write_table(pa.Table.from_pylist(found, schema=_COLUMNS.with_metadata(metadata)), unfinished)
+
+    write_atomically(out, write, private=True)
+
+
+def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, LedgerState, Head]:
+    stored, _, state, head = read_ledger(place, anchor)
+    try:
+        return LedgerTerms.from_json(stored), state, head
+    except (KeyError, TypeError, ValueError) as error:
+        raise LedgerError(
+            f"{shown(place)}: its terms are not those of a ledger ({error}); restore it from a copy."
+        ) from error
+
+
+def _row(charge: Charge) -> ChargeRow:
+    reservation, settled = charge.reservation, charge.outcome
+    return ChargeRow(
+        number=reservation.number,
+        key=reservation.key,
+        group=reservation.group,
+        verdict="open" if settled is None else settled.verdict,
+        label=None if settled is None else settled.label,
+        votes=reservation.votes,
+        caller=reservation.asker.caller,
+        request=reservation.asker.request,
+        at_s=reservation.at_s,
+    )
+
+
+class LogEnd(NamedTuple):
+    """Where an audit log ends: its last entry of the ledger, its last action, and the chain of its last line."""
+
+    entry: Head = Head(0, "")
+    action: Head = Head(0, "")
+    chain: str = ""
+
+
+START = LogEnd()
+
+
+def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Iterator[tuple[LogEnd, str]]:
+    """Yield the lines that follow ``end``: new entries of the ledger, then new actions of the journal ``actions``.
+
+    LedgerError where the ledger or the journal lacks what the log ends with.
+    """
+    name = shown(place)
+    with reading(place, after=end.entry.number) as found:
         start = found.header.chain.start(found.header.terms)
-        before = start if last == START else last
-        # What is noted as last: a log that goes beyond it saw entries that the ledger lacks now.
-        end = found.noted[0]
-        if end.number < before.number or (end.number == before.number and end != before):
+        before = start if end.entry == START.entry else end.entry
+        # A log that goes beyond the last entry saw entries that the ledger lacks now.
+        last = found.noted[0]
+        if last.number < before.number or (last.number == before.number and last != before):
             raise LedgerError(
-                f"{shown(place)}: holds {end.number} entries, and not the number {before.number} of the log; it was "
-                "rolled back, or the log is another ledger's."
+                f"{name}: holds {last.number} entries, and not the number {before.number} of the log; it was rolled "
+                "back, or the log is another ledger's."
             )
-        # Where entries follow, the first one's digest is over `before`: another ledger's log fails there.
-        for number, kind, text, digest in verified_entries(found.rows, shown(place), found.header.chain, before):
-            yield Head(number, digest), _line(number, digest, kind, entry_payload(shown(place), number, text))
+        # Where entries follow, the digest of the first one is over `before`: another ledger's log fails there.
+        for number, kind, text, digest in verified_entries(found.rows, name, found.header.chain, before):
+            values = _entry_values(number, kind, entry_payload(name, number, text), digest)
+            line, chain = _chained(values, end.chain)
+            end = end._replace(entry=Head(number, digest), chain=chain)
+            yield end, line
+    if actions is not None:
+        for head, values in _actions_after(actions, end.action):
+            line, chain = _chained({**values, "digest": head.digest}, end.chain)
+            end = end._replace(action=head, chain=chain)
+            yield end, line
 
 
-def follow(place: Place, last: Head, *, pause_s: float = 1.0) -> Iterator[tuple[Head, str]]:
-    """The same, and then every new entry as it comes; never ends."""
+def follow(
+    place: Place, end: LogEnd, actions: Path | None = None, *, pause_s: float = 1.0
+) -> Iterator[tuple[LogEnd, str]]:
+    """Yield the same lines, and then every new one as it comes; never ends."""
     while True:
-        for last, line in lines_after(place, last):  # noqa: B020 - it walks on
-            yield last, line
+        for end, line in lines_after(place, end, actions):  # noqa: B020 - the next round continues from here
+            yield end, line
         time.sleep(pause_s)
 
 
-def last_of(log: Path) -> Head:
-    """The entry that the last whole line of a log is of; what a crash left of another line is cut off.
+def log_end(log: Path) -> LogEnd:
+    """Verify a log and return where it ends; the part of a line that a crash left behind it is cut off.
 
-    LedgerError for a file that is something else, which stays as it is.
+    LedgerError for a file that is not an audit log, which stays as it is, and for a log with an edited line.
     """
     if not log.exists():
         return START
     content = log.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    rest = content[len(whole) :]
-    try:
-        if not (rest.startswith(_BEGINS) or _BEGINS.startswith(rest)):
-            raise ValueError("its end is no part of a line")  # noqa: TRY301 - one answer for all
-        values = json.loads(whole.rstrip(b"\n").rpartition(b"\n")[2]) if whole else None
-        last = START if values is None else Head(values["entry"], values["digest"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise LedgerError(f"{log}: is no audit log, or damaged; give another file.") from error
-    # After the look at what it is: of a file that was named by mistake nothing is cut off.
+    whole, rest = content[: content.rfind(b"\n") + 1], content[content.rfind(b"\n") + 1 :]
+    if rest and not any(rest.startswith(begin) or begin.startswith(rest) for begin in (b'{"entry": ', b'{"action": ')):
+        raise LedgerError(f"{log}: is not an audit log, or damaged; give another file.")
+    *_, end = START, *_ends(log, whole)
+    # Only after all lines were verified: nothing is cut off a file that was named by mistake.
     if rest:
         os.truncate(log, len(whole))
-    return last
+    return end
 
 
-def _line(number: int, digest: str, kind: EntryKind, payload: dict[str, Any]) -> str:
-    at_s = payload.get("at")
-    moment = None if not at_s else datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
-    values = {"entry": number, "at": moment, **_EVENTS[kind](payload), "digest": digest}
-    return json.dumps({name: value for name, value in values.items() if value is not None}, ensure_ascii=False)
+def check_log(log: Path, head: str) -> tuple[int, int, str]:
+    """Verify a log against the ``chain`` of a line that was noted elsewhere.
+
+    Returns the number of lines, the number of the line with ``head``, and the chain of the last line. LedgerError for a
+    line that was edited, inserted or removed, and for a log without ``head``: it was cut, or written anew.
+    """
+    try:
+        content = log.read_bytes()
+    except OSError as error:
+        raise LedgerError(f"{log}: cannot be read as an audit log ({error}); give the log's own file.") from error
+    chains = [end.chain for end in _ends(log, content)]
+    if head not in chains:
+        raise LedgerError(
+            f"{log}: none of its {len(chains)} lines has the head {head}; lines were cut off, or all were written anew."
+        )
+    return len(chains), chains.index(head) + 1, chains[-1]
 
 
-def _charge(payload: dict[str, Any]) -> dict[str, Any]:
-    keys, groups = iter(payload["keys"].split()), iter(payload["groups"])
-    asked = payload.get("asked") or [["", "", len(payload["groups"])]]
-    charges = [
-        {"caller": caller, "request": request, "keys": [*islice(keys, count)], "groups": [*islice(groups, count)]}
-        for caller, request, count in asked
-    ]
-    return {"event": "charge", "charges": charges}
+def _lines(content: bytes) -> list[str]:
+    # Not splitlines: a name may hold another character that breaks lines.
+    text = content.decode("utf-8", "replace")
+    return text.removesuffix("\n").split("\n") if text else []
 
 
-_EVENTS: dict[EntryKind, Any] = {
-    "reserve": _charge,
-    "commit": lambda payload: {"event": "stored", "first": payload["first"], "queries": len(payload["outcomes"])},
-    "publish": lambda payload: {"event": "publication", "charged": payload["num_reservations"]},
-    "limit": lambda payload: {"event": "limit", "caller": payload["caller"], "limit": payload["limit"]},
-}
+def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
+    """Yield where the log ends after each of its lines, verified."""
+    end = START
+    for number, line in enumerate(_lines(content), start=1):
+        try:
+            values = json.loads(line)
+            chain, digest = values.pop("chain"), values["digest"]
+            if (line, chain) != _chained(values, end.chain):
+                raise LedgerError(f"{log}: line {number} or one before it was changed or removed; restore the log.")
+            if "entry" in values:
+                end = end._replace(entry=Head(values["entry"], digest), chain=chain)
+            else:
+                end = end._replace(action=Head(values["action"], digest), chain=chain)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LedgerError(f"{log}: is not an audit log, or damaged at line {number}; give another file.") from error
+        yield end
+
+
+def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
+    """Return the line with these values, and its chain: SHA-256 over the chain before and the rest of the line."""
+    text = json.dumps(values, ensure_ascii=False)
+    chain = hashlib.sha256(f"{before}\n{text}".encode()).hexdigest()
+    return json.dumps({**values, "chain": chain}, ensure_ascii=False), chain
+
+
+def _entry_values(number: int, kind: EntryKind, payload: dict[str, Any], digest: str) -> dict[str, Any]:
+    if kind == "reserve":
+        keys, groups = iter(payload["keys"].split()), iter(payload["groups"])
+        charges = [
+            {"caller": caller, "request": request, "keys": [*islice(keys, count)], "groups": [*islice(groups, count)]}
+            for caller, request, count in payload["asked"]
+        ]
+        event: dict[str, Any] = {"event": "charge", "charges": charges}
+    elif kind == "limit":
+        event = {"event": "limit", "caller": payload["caller"], "limit": payload["limit"]}
+    else:
+        event = {"event": "stored", "first": payload["first"], "queries": len(payload["outcomes"])}
+    at = {"at": _moment(payload["at"])} if "at" in payload else {}
+    return {"entry": number, **at, **event, "digest": digest}
+
+
+def _moment(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
+
+
+def note_action(journal: Path | None, event: str, **facts: object) -> None:
+    """Add what an operator does to the journal of a run, durably; None: to no journal. To be called before it is done.
+
+    LedgerError where the journal cannot be written, or is damaged.
+    """
+    if journal is None:
+        return
+    try:
+        descriptor = os.open(journal, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # it names who did what
+        with open(descriptor, "r+b") as file:  # noqa: PTH123 - of the descriptor, with its rights
+            # Two processes that add at the same time would number their actions alike.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            content = file.read()
+            whole = content[: content.rfind(b"\n") + 1]  # a crash may have left a part of a line
+            *_, (last, _) = (Head(0, ""), {}), *_actions(journal, whole)
+            values = {"action": last.number + 1, "at": _moment(time.time()), "event": event, **facts}
+            file.seek(len(whole))
+            file.truncate()
+            file.write(_chained(values, last.digest)[0].encode() + b"\n")
+            file.flush()
+            os.fsync(descriptor)
+    except OSError as error:
+        raise LedgerError(f"{journal}: cannot be written ({error}); repair the disk or the folder.") from error
+
+
+def _actions_after(journal: Path, last: Head) -> Iterator[tuple[Head, dict[str, Any]]]:
+    """Yield the actions after ``last``. LedgerError where the journal lacks ``last``, or has an edited line."""
+    content = journal.read_bytes() if journal.exists() else b""
+    found = [(Head(0, ""), {}), *_actions(journal, content[: content.rfind(b"\n") + 1])]
+    if len(found) <= last.number or found[last.number][0] != last:
+        raise LedgerError(f"{journal}: lacks action {last.number} of the log; it was cut, or the log is another run's.")
+    yield from found[last.number + 1 :]
+
+
+def _actions(journal: Path, content: bytes) -> Iterator[tuple[Head, dict[str, Any]]]:
+    """Yield every action with its number and digest, verified as the lines of a log are."""
+    last = Head(0, "")
+    for line in _lines(content):
+        try:
+            values = json.loads(line)
+            chain = values.pop("chain")
+            is_next = values["action"] == last.number + 1 and (line, chain) == _chained(values, last.digest)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            is_next = False
+        if not is_next:
+            raise LedgerError(f"{journal}: action {last.number + 1} was changed or removed; restore it from a copy.")
+        last = Head(last.number + 1, chain)
+        yield last, values

@@ -33,7 +33,6 @@ from aggregator.service.wire import (
     Budget,
     Estimate,
     LedgerPage,
-    Publication,
     Replies,
     Reply,
     Statement,
@@ -135,17 +134,8 @@ class AggregatorClient:
         """Charges and the data-dependent price; needs the operator's token."""
         return self._request("GET", f"/v1/operator/ledger?start={start}&limit={limit}", LedgerPage)
 
-    def publish(self) -> Publication:
-        """Publish the data-dependent privacy cost so far; charges the budget, needs the operator's token.
-
-        Sent once: a lost reply may have been charged, and after another query a second request would be charged too.
-        """
-        return self._request("POST", "/v1/operator/publication", Publication, attempts=1)
-
-    def _request(
-        self, method: str, path: str, kind: type[BodyT], body: object = None, *, attempts: int | None = None
-    ) -> BodyT:
-        response = self._send(method, path, body, attempts or self._retry.attempts)
+    def _request(self, method: str, path: str, kind: type[BodyT], body: object = None) -> BodyT:
+        response = self._send(method, path, body)
         if response.status_code != httpx.codes.OK:
             raise QueryError(_describe(response), status=response.status_code)
         try:
@@ -153,7 +143,8 @@ class AggregatorClient:
         except ValidationError as error:
             raise QueryError(f"{self.url}: does not answer as an aggregator of this version does.") from error
 
-    def _send(self, method: str, path: str, body: object, attempts: int) -> httpx.Response:
+    def _send(self, method: str, path: str, body: object) -> httpx.Response:
+        attempts = self._retry.attempts
         for attempt in range(attempts):
             is_last = attempt == attempts - 1
             try:

@@ -69,11 +69,10 @@ import numpy.typing as npt
 import scipy
 
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.privacy import accountant, smooth_sensitivity
+from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, WordArray, discrete_gaussian, discrete_gaussians
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event
 from fairpate.privacy.mechanism_events import NeighbourVotes, as_in_paper_rdp
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.types import IntArray, MechanismParameters, ReleaseKind
 
 FloatArray = npt.NDArray[np.float64]
@@ -193,14 +192,6 @@ class Mechanism(ABC):
         ``rejected_Q``: labels that the gate refused. The realised price where that code is not known to differ.
         """
         return accountant.rdp_data_dependent([self.realised(votes_QC)])
-
-    def check_publication(self, release: SmoothRelease, *, num_classes: int) -> None:  # noqa: ARG002 - of the subclass
-        """ValueError unless the realised price may be published as ``release`` plans, whatever the votes."""
-        raise ValueError(f"the price of {self.name} does not depend on votes, so there is nothing to publish of it")
-
-    def publish(self, votes_QC: IntArray, *, release: SmoothRelease, source: NoiseSource) -> SanitisedRdp:  # noqa: ARG002
-        """What may be published of the realised price of these queries. ValueError as :meth:`check_publication`."""
-        raise ValueError(f"the price of {self.name} does not depend on votes, so there is nothing to publish of it")
 
 
 def gated(labels: Sequence[int], groups: Sequence[int], gate: DemographicParityGate) -> list[Outcome]:
@@ -352,16 +343,6 @@ class ConfidentGnmax(ConfidentVotes):
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:
         """The published code charges nothing where the gate refused a label."""
         return as_in_paper_rdp(self.realised(votes_QC), fairness_rejected_Q=rejected_Q)
-
-    def check_publication(self, release: SmoothRelease, *, num_classes: int) -> None:
-        """As :func:`fairpate.privacy.smooth_sensitivity.check_monotonicity`."""
-        smooth_sensitivity.check_monotonicity(
-            noise_stddev_votes=self.noise_stddev_votes, num_classes=num_classes, order=release.order
-        )
-
-    def publish(self, votes_QC: IntArray, *, release: SmoothRelease, source: NoiseSource) -> SanitisedRdp:
-        """By smooth sensitivity."""
-        return smooth_sensitivity.sanitised_rdp(votes_QC, release=release, source=source, **self.parameters)
 
 
 def labels_of(noisy_QC: IntArray, confident: IntArray, *, keys: Sequence[str], source: NoiseSource) -> list[int]:

@@ -1,22 +1,18 @@
-"""A ledger in a PostgreSQL database, with a fencing epoch for one writer, and an anchor there.
+"""A ledger in a PostgreSQL database, with a fencing epoch for its one writer; and an anchor in one.
 
-Connections to a PostgreSQL server that keeps what it commits, and the tables of ledgers and anchors in it.
+Needs psycopg (`pip install 'fairpate[postgresql]'`).
 
-A server that does not wait for its disk, or a standby, is refused. A commit on a server with a synchronous standby
-waits for it too; one that was told to stop waiting comes with a warning, and counts as failed.
+A ledger is a row of ``fairpate_ledgers`` (header, last entry, epoch of its writer) and its entries. A new writer takes
+the next epoch in a transaction that locks the row, reads and verifies all entries in it, and commits. Every entry is
+one transaction that locks the row, asserts epoch and last entry, moves the last entry and inserts. So the write of a
+deposed writer, however long it was paused, finds another epoch and changes nothing.
 
-A ledger in a PostgreSQL database. Needs psycopg (`pip install 'fairpate[postgresql]'`).
+A second writer by mistake is refused as long as the connection of the first lives: an advisory lock, which is a
+courtesy and no part of the guarantee. ``take_over`` ends that connection.
 
-A ledger is a row of ``fairpate_ledgers`` with its header, its last entry and its writer's epoch, and its entries. A
-new writer takes the next epoch in a transaction that locks the row, reads and verifies all entries in it, and commits.
-Every entry is one transaction that locks the row, asserts epoch and last entry, moves the last entry and inserts: so
-the write of a deposed writer, however long it was paused, finds another epoch and changes nothing.
-
-A second writer by mistake is refused as long as the connection of the first lives (an advisory lock, a courtesy beside
-the epoch); ``take_over`` ends that connection.
-
-An anchor (:mod:`aggregator.chain`) in a row of a PostgreSQL database.
-"""
+A server that does not wait for its disk is refused, and so is a standby: it takes no writes, and what it shows may lag
+behind the primary. A commit on a server with a synchronous standby waits for it too; one that the server stopped
+waiting for comes with a warning, and counts as failed."""
 
 from __future__ import annotations
 
@@ -84,7 +80,7 @@ _DURABLE = {"fsync": ("on",), "full_page_writes": ("on",), "synchronous_commit":
 
 
 class Commits:
-    """A connection whose statements are transactions of their own, durable when they return."""
+    """A connection on which every statement is one transaction, durable when it returns."""
 
     def __init__(self, url: str, place: str) -> None:
         self.connection = connect(url)
@@ -96,11 +92,11 @@ class Commits:
         except BaseException:
             self.connection.close()
             raise
-        # A commit that stopped waiting for its standby is no error to the driver: the warning alone tells.
+        # To the driver, a commit that stopped waiting for its standby is not an error: only the warning shows it.
         self.connection.add_notice_handler(lambda notice: self._warnings.append(notice.message_primary or ""))
 
     def run(self, statement: LiteralString, values: Any = ()) -> psycopg.Cursor[Any]:
-        """The statement, committed. StoreError where it failed, or its commit did not wait for the standby."""
+        """Execute and commit a statement. StoreError where it failed, or its commit did not wait for the standby."""
         try:
             done = self.connection.execute(statement, values)
         except psycopg.Error as error:
@@ -109,13 +105,13 @@ class Commits:
         return done
 
     def require_waited(self) -> None:
-        """StoreError if a commit did not wait for the standby: it succeeds, and warns alone."""
+        """StoreError if a commit did not wait for the standby: such a commit succeeds with a warning."""
         if self._warnings:
             raise StoreError("; ".join(self._warnings))
 
 
 def split_place(place: str) -> tuple[str, str]:
-    """The address of the database, and the ledger's name in it. LedgerError without a name."""
+    """Return the address of the database, and the ledger's name in it. LedgerError without a name."""
     url, _, name = place.partition("#")
     if not name:
         raise LedgerError(f"{shown(place)}: names no ledger; add its name, as in postgresql://HOST/DATABASE#NAME.")
@@ -123,7 +119,7 @@ def split_place(place: str) -> tuple[str, str]:
 
 
 def connect(url: str) -> Connection[Any]:
-    """A connection on which every statement is a transaction of its own. LedgerError where nothing answers."""
+    """Connect, every statement being one transaction. UnreachableError where nothing answers."""
     try:
         connection = psycopg.connect(url, autocommit=True, **_CONNECT)  # type: ignore[arg-type]  # libpq's own options
         for statement in _SESSION:
@@ -134,7 +130,7 @@ def connect(url: str) -> Connection[Any]:
 
 
 def require_durable(connection: Connection[Any], place: str) -> None:
-    """LedgerError unless what this server commits is on its disk, and it takes writes."""
+    """LedgerError unless this server's commits are on its disk when they return, and it takes writes."""
     for name, allowed in _DURABLE.items():
         (found,) = one(connection, "SELECT current_setting(%s)", name)
         if found not in allowed:
@@ -143,13 +139,20 @@ def require_durable(connection: Connection[Any], place: str) -> None:
             )
         if name == "synchronous_commit":  # set here, so that no reload changes it for this session
             connection.execute("SELECT set_config(%s, %s, false)", (name, found))
+    require_primary(connection, place)
+
+
+def require_primary(connection: Connection[Any], place: str) -> None:
+    """UnreachableError for a standby: entries that it does not show yet are not missing from the ledger."""
     (is_standby,) = one(connection, "SELECT pg_is_in_recovery()")
     if is_standby:
-        raise LedgerError(f"{place}: is a standby, which takes no writes; promote it, or name the primary.")
+        raise UnreachableError(
+            f"{place}: is a standby, which takes no writes and may lag behind; promote it, or name the primary."
+        )
 
 
 def make_tables(connection: Connection[Any]) -> None:
-    """The tables, where they are not."""
+    """Make the tables where they do not exist."""
     (are_there,) = one(connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_anchors")
     if are_there:  # making them would need more rights than writing to them
         return
@@ -160,7 +163,7 @@ def make_tables(connection: Connection[Any]) -> None:
 
 
 def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> tuple[Any, ...]:
-    """The one row of a query."""
+    """Return the one row of a query."""
     found = connection.execute(statement, values).fetchone()
     assert found is not None
     return found  # type: ignore[no-any-return]
@@ -168,7 +171,7 @@ def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> 
 
 @contextmanager
 def as_ledger_errors(place: str) -> Iterator[None]:
-    """What the database refuses inside is an UnreachableError; a LedgerError where it lost a table or a part of one."""
+    """Raise the driver's errors as UnreachableError, and as LedgerError where a table or a part of one is lost."""
     try:
         yield
     except _DAMAGE as error:
@@ -180,7 +183,7 @@ def as_ledger_errors(place: str) -> Iterator[None]:
 
 
 def one_line(error: Exception) -> str:
-    """A message without line breaks."""
+    """Return a message without line breaks."""
     return " ".join(str(error).split())
 
 
@@ -211,8 +214,12 @@ class PostgresStore:
         self._commits = Commits(self._url, self._place)
         try:
             with as_ledger_errors(self._place):
-                if create:
-                    self._make(terms)
+                if create:  # in one statement, and only where none exists
+                    key = os.urandom(32)
+                    self._commits.run(
+                        "INSERT INTO fairpate_ledgers VALUES (%s, %s, %s, %s, 0, %s, %s) ON CONFLICT DO NOTHING",
+                        (self._name, SCHEMA_VERSION, terms, key.hex(), *Chain(key).start(terms)),
+                    )
                 self._hold(take_over=take_over)
                 self._last, self._epoch, self._header = self._take_epoch()
         except BaseException:
@@ -221,7 +228,7 @@ class PostgresStore:
 
     @contextmanager
     def read(self) -> Iterator[Stored]:
-        """What the database holds, its row locked since the epoch was taken."""
+        """Read what the database holds; its row has been locked since the epoch was taken."""
         with (
             as_ledger_errors(self._place),
             closing(_rows(self._commits.connection, self._place, self._name, self._last)) as rows,
@@ -229,7 +236,7 @@ class PostgresStore:
             yield Stored(header=self._header, noted=(self._last,), rows=rows)
 
     def begin(self, head: Head) -> None:
-        """Make the epoch durable: from now on this is the writer. LedgerError where entries follow the last one."""
+        """Make the epoch durable: from now on this is the writer."""
         if head != self._last:
             raise LedgerError(f"{self._place}: holds entries after number {self._last.number}; restore it from a copy.")
         # By `run`: a commit that did not wait for its standby must not make a writer.
@@ -237,7 +244,7 @@ class PostgresStore:
         _LAST_EPOCHS[self._url, self._name] = self._epoch
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
-        """One transaction, which changes nothing under another epoch or after another entry."""
+        """Store the entry in one transaction, which changes nothing under another epoch or after another entry."""
         values = {"name": self._name, "epoch": self._epoch, "previous": self._last.digest, "kind": kind, "text": text}
         done = self._commits.run(_APPEND, {**values, "number": head.number, "digest": head.digest})
         if done.rowcount != 1:
@@ -248,11 +255,9 @@ class PostgresStore:
         self._last = head
 
     def fault(self) -> str | None:
-        """Whether the connection is known to be lost."""
         return "the connection to the database was lost" if self._commits.connection.closed else None
 
     def look(self) -> None:
-        """Ask the server for the ledger's row, on a connection that is made for it."""
         # A new one each time: one that was kept would have to be closed from another thread while it hangs.
         with closing(connect(self._url)) as connection, as_ledger_errors(self._place):
             require_durable(connection, self._place)
@@ -270,46 +275,34 @@ class PostgresStore:
         return found is not None and found[0] > _LAST_EPOCHS[self._url, self._name]
 
     def has_room(self) -> bool:
-        """Not known here: it is the server's disk."""
-        return True
+        return True  # the server's disk cannot be seen from here
 
     def require_writable(self) -> None:
-        """Opening again tells."""
+        """Do nothing: only opening again can show it."""
 
     def close(self) -> None:
-        """End the connection, and with it the courtesy lock and a transaction that was not committed."""
+        """End the connection, and with it the advisory lock and a transaction that was not committed."""
         self._commits.connection.close()
 
     def _hold(self, *, take_over: bool) -> None:
-        """Take the courtesy lock. LedgerError where another writer's connection lives."""
+        """Take the advisory lock. LedgerError where another writer's connection lives."""
         deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)
-        while not self._try_lock():
+        statement: LiteralString = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
+        while not one(self._commits.connection, statement, self._name)[0]:
             is_late = time.monotonic() > deadline_s
             if is_late and not take_over:
                 raise LedgerError(
                     f"{self._place}: another process writes this ledger; stop it, or take over from it "
                     "(`fairpate serve --take-over`)."
                 )
-            if is_late:  # the epoch alone is the guarantee
+            if is_late:  # without the lock: the epoch is the guarantee
                 return
             if take_over:
                 _end_holder(self._commits.connection, self._name)
             time.sleep(0.05)
 
-    def _try_lock(self) -> bool:
-        (taken,) = one(self._commits.connection, "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", self._name)
-        return bool(taken)
-
-    def _make(self, terms: str) -> None:
-        """Make the ledger, unless it is there: one statement."""
-        key = os.urandom(32)
-        self._commits.run(
-            "INSERT INTO fairpate_ledgers VALUES (%s, %s, %s, %s, 0, %s, %s) ON CONFLICT DO NOTHING",
-            (self._name, SCHEMA_VERSION, terms, key.hex(), *Chain(key).start(terms)),
-        )
-
     def _take_epoch(self) -> tuple[Head, int, Header]:
-        """In a transaction that locks the row until :meth:`begin`."""
+        """Return last entry, epoch and header, in a transaction that locks the row until :meth:`begin`."""
         connection = self._commits.connection
         connection.execute("BEGIN")
         # The row stays locked until `begin` commits: nobody appends while this writer reads and verifies.
@@ -326,12 +319,13 @@ class PostgresStore:
 
 @contextmanager
 def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
-    """What the database holds, in one snapshot. LedgerError where there is no such ledger."""
+    """Read what the database holds, in one snapshot. LedgerError where there is no such ledger."""
     url, name = split_place(place)
     with closing(connect(url)) as connection, as_ledger_errors(shown(place)):
+        require_primary(connection, shown(place))
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         last, header = _header(connection, shown(place), name)
-        # Closed first: nothing can be done with a connection while rows are on their way.
+        # Closed before the connection is used again: rows that are on their way block it.
         with closing(_rows(connection, shown(place), name, last, after)) as rows:
             yield Stored(header=header, noted=(last,), rows=rows)
 
@@ -342,14 +336,18 @@ class DatabaseReader:
     def __init__(self, place: str) -> None:
         self._place, (url, self._name) = shown(place), split_place(place)
         self._connection = connect(url)
+        try:
+            with as_ledger_errors(self._place):
+                require_primary(self._connection, self._place)
+        except BaseException:
+            self._connection.close()
+            raise
 
     def header(self) -> Header:
-        """As it is stored now."""
         with as_ledger_errors(self._place):
             return _header(self._connection, self._place, self._name)[1]
 
     def rows(self, after: int, most: int) -> Sequence[Row]:
-        """In a statement of their own."""
         statement: LiteralString = """
             SELECT number, kind, payload, digest FROM fairpate_entries
             WHERE ledger = %s AND number > %s ORDER BY number LIMIT %s
@@ -358,14 +356,12 @@ class DatabaseReader:
             return self._connection.execute(statement, (self._name, after, most)).fetchall()
 
     def close(self) -> None:
-        """End the connection."""
         self._connection.close()
 
 
 def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) -> None:
-    """Put a whole ledger there, in one transaction. LedgerError where one of this name is."""
+    """Put a whole ledger there, in one transaction. LedgerError where one of this name exists."""
     url, name = split_place(place)
-    assert header.chain.key is not None
     commits = Commits(url, shown(place))
     with commits.connection as connection, as_ledger_errors(shown(place)), connection.transaction():
         made = connection.execute(
@@ -373,7 +369,7 @@ def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) 
             (name, header.version, header.terms, header.chain.key.hex(), *head),
         )
         if made.rowcount != 1:
-            raise LedgerError(f"{shown(place)}: a ledger of this name is there; give another name.")
+            raise LedgerError(f"{shown(place)}: a ledger of this name already exists; give another name.")
         with connection.cursor().copy("COPY fairpate_entries FROM STDIN") as copy:
             for row in rows:
                 copy.write_row((name, *row))
@@ -381,7 +377,7 @@ def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) 
 
 
 def _header(connection: Connection[Any], place: str, name: str) -> tuple[Head, Header]:
-    """The last entry and the header. LedgerError where there is no such ledger."""
+    """Return the last entry and the header. LedgerError where there is no such ledger."""
     found = None
     if one(connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_ledgers")[0]:
         statement: LiteralString = "SELECT version, terms, key, number, digest FROM fairpate_ledgers WHERE name = %s"
@@ -393,12 +389,12 @@ def _header(connection: Connection[Any], place: str, name: str) -> tuple[Head, H
 
 
 def _rows(connection: Connection[Any], place: str, name: str, last: Head, after: int = 0) -> Generator[Row]:
-    """Every entry after number ``after``, in order. LedgerError where entries follow ``last``."""
+    """Yield every entry after number ``after``, in order. LedgerError where entries follow ``last``."""
     (end,) = one(connection, "SELECT coalesce(max(number), 0) FROM fairpate_entries WHERE ledger = %s", name)
     if end > last.number:
         raise LedgerError(f"{place}: holds entries after number {last.number}; restore it from a copy.")
-    # Many entries in one message, which costs the client more than an entry does. Canonical JSON has no tab or line
-    # break in it.
+    # Many entries in one message, because a message costs the client more than an entry does. Canonical JSON holds no
+    # tab and no line break.
     statement: LiteralString = """
         COPY (SELECT (
             SELECT string_agg(concat_ws(E'\\t', number, kind, payload, digest), E'\\n' ORDER BY number)
@@ -409,12 +405,12 @@ def _rows(connection: Connection[Any], place: str, name: str, last: Head, after:
     with connection.cursor().copy(statement, {"name": name, "after": after, "end": end, "block": _BLOCK}) as copy:
         copy.set_types(["text"])
         for (lines,) in copy.rows():
-            if lines is not None:  # nothing is left of a block
+            if lines is not None:  # a block whose entries were all removed
                 yield from map(_row, lines.split("\n"))
 
 
 def _row(line: str) -> Row:
-    """An entry; one that is none where it was edited into something else, so that its digest does not hold."""
+    """Parse one entry. What cannot be parsed becomes an entry whose digest fails, and is reported as changed."""
     try:
         number, kind, text, digest = line.split("\t")
         return int(number), kind, text, digest  # type: ignore[return-value]  # a kind, if its digest holds
@@ -423,7 +419,7 @@ def _row(line: str) -> Row:
 
 
 def _end_holder(connection: Connection[Any], name: str) -> None:
-    """End the connection that has the courtesy lock, as far as this role may."""
+    """End the connection that holds the advisory lock, where this role may."""
     # pg_locks shows a key of 64 bits in two halves; objsubid 1 says that they are one key.
     with suppress(psycopg.errors.InsufficientPrivilege):
         connection.execute(
@@ -438,14 +434,13 @@ def _end_holder(connection: Connection[Any], name: str) -> None:
 
 
 class DatabaseAnchor:
-    """The row of one name in ``fairpate_anchors``."""
+    """An anchor in the row of its name in ``fairpate_anchors``."""
 
     def __init__(self, place: str) -> None:
         self._place, (self._url, self._name) = shown(place), split_place(place)
         self._opened: Commits | None = None
 
     def make(self, head: Head) -> None:
-        """Insert the row."""
         try:
             made = self._commits().run(
                 "INSERT INTO fairpate_anchors VALUES (%s, %s, %s) ON CONFLICT DO NOTHING", (self._name, *head)
@@ -456,7 +451,6 @@ class DatabaseAnchor:
             raise LedgerError(f"{self._place}: an anchor is there already; give another name.")
 
     def noted(self) -> Head:
-        """What the row holds."""
         try:
             run = self._commits().run
             found = run("SELECT number, digest FROM fairpate_anchors WHERE name = %s", (self._name,)).fetchone()
@@ -471,12 +465,10 @@ class DatabaseAnchor:
         return Head(*found)
 
     def look(self) -> None:
-        """Read the row on a connection that is made for it."""
         with closing(DatabaseAnchor(f"{self._url}#{self._name}")) as anchor:
             anchor.noted()
 
     def note(self, head: Head) -> None:
-        """Move the row on."""
         # Compared and moved by one statement: no other writer's note comes in between.
         moved = self._commits().run(
             "UPDATE fairpate_anchors SET number = %s, digest = %s "
@@ -487,7 +479,6 @@ class DatabaseAnchor:
             raise StoreError(f"{self._place}: is gone, or another writer noted an entry that this one does not have")
 
     def close(self) -> None:
-        """End the connection."""
         if self._opened is not None:
             self._opened.connection.close()
 

@@ -40,23 +40,14 @@ from aggregator.ledger import NOBODY, Asker, Ledger, LedgerTerms, OwnLimit
 from aggregator.mechanism import Outcome
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp
-from fairpate.types import Answer, IntArray, LabelledSet, Refusal, RefusalReason, UserError
+from fairpate.types import Answer, IntArray, LabelledSet, Refusal, RefusalReason
 
 MAX_BLOCK = 1024
 """Queries that share a transaction, and that a crash can waste, at most."""
 
 
-PUBLISHED_CONFIDENCE = 0.95
-"""With which a published price bounds the true one."""
-
-
 class VotesUnavailableError(RuntimeError):
     """Not all teachers voted: nothing was reserved, drawn or stored, and the query may be asked again."""
-
-
-class PublicationError(UserError):
-    """The data-dependent privacy cost cannot be published; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +138,6 @@ class AggregatorSession:
         return budget_status(
             self._ledger.terms,
             num_queries=self._ledger.num_reservations + num_new_queries,
-            num_publications=len(self._ledger.publications),
             # Whether one more would have room behind them.
             closed=self._filter.room(num_new_queries + 1) <= num_new_queries,
         )
@@ -160,47 +150,6 @@ class AggregatorSession:
         """Store what ``caller`` may spend from now on. LedgerError if it cannot be written."""
         with self._at_ledger:
             self._ledger.limit(caller, limit)
-
-    def publish(self) -> SanitisedRdp:
-        """What may be published of the price of all votes so far, as the terms planned it; charged and stored.
-
-        Asked again before anything new was charged, it gives the same. PublicationError where none was planned, nothing
-        was asked, or the budget has no room for it.
-        """
-        with self._at_ledger:
-            # Under the lock from this look on: two that publish at once would draw two noises over one price.
-            stored = self.published()
-            if stored is not None:
-                return stored
-            terms = self._ledger.terms
-            release = terms.publication
-            if release is None:
-                raise PublicationError(
-                    "The ledger was made without a plan to publish; a plan is fixed before any vote."
-                )
-            try:
-                terms.mechanism.check_publication(release, num_classes=terms.num_classes)
-            except ValueError as error:
-                raise PublicationError(f"The price cannot be published: {error}.") from error
-            # An open reservation may have been drawn; only what is known to have cost nothing is left out.
-            touched = [c.reservation.votes for c in self._ledger.charges if c.outcome is None or c.outcome.is_charged]
-            if not touched:
-                raise PublicationError("Nothing was asked yet; there is no price to publish.")
-            if not self._filter.admit_publication():
-                raise PublicationError("The budget has no room for a publication; it stays closed.")
-            price = terms.mechanism.publish(
-                np.array(touched, dtype=np.int64),
-                release=release,
-                # Of a seed, the same noise on two prices would tell their difference.
-                source=self._source.derive("publication", self._ledger.num_reservations),
-            )
-            self._ledger.publish(price)
-            return price
-
-    def published(self) -> SanitisedRdp | None:
-        """What was published of the price of all votes so far; None if it is out of date, or nothing was."""
-        last = self._ledger.publications[-1:]
-        return last[0].price if last and last[0].num_reservations == self._ledger.num_reservations else None
 
     def _new(self, queries: Sequence[Query], quota: QuotaRoom) -> Sequence[Query]:
         """The queries without an outcome, each key once, as many as the budget may have room for."""
@@ -269,11 +218,6 @@ class AggregatorSession:
             votes_QC, groups=groups, keys=keys, gate=self._gate, source=self._source
         )
         self._ledger.commit(reserved, outcomes)
-
-
-def sanitised_epsilon(price: SanitisedRdp | None, *, target_delta: float) -> float | None:
-    """The epsilon of a published price: a limit with ``PUBLISHED_CONFIDENCE`` over the noise of publishing it."""
-    return None if price is None else price.epsilon(target_delta=target_delta, confidence=PUBLISHED_CONFIDENCE)
 
 
 def _blocks(requests: Sequence[_Request], ledger: Ledger) -> Iterator[tuple[Sequence[Query], IntArray]]:

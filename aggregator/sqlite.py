@@ -1,124 +1,297 @@
-"""A ledger in an SQLite file.
+"""A ledger in SQLite files: WAL mode, full synchronisation, and the last entry noted in a second file, the head.
 
-Ledgers of earlier versions: what their terms mean today, and how their entries are taken over.
+The one writer holds a lock on the head. An entry is made durable first, then the head, and an answer leaves when both
+are: so a write-ahead log that was removed or cut short is noticed. Making or completing a ledger is done under a lock
+on its folder. While a ledger is open its files are looked at before and after every write: if one was removed, replaced
+or cut short, nothing more is written or answered.
 
-Schema 2 had digests without a key, and noted its last outcome in ``.lock``; it is written anew, entry by entry, and the
-old file stays. Schema 3 knew one mechanism and stored its parameters alone, and until schema 4 charges named nobody;
-such a ledger goes on as it is, and only the reading differs.
-
-A ledger in a SQLite file: WAL mode with full synchronisation, and the last entry noted in a second file, the head.
-
-The one writer holds a lock on the head. An entry is durable first, the head after it, and an answer leaves when both
-are: so a write-ahead log that was removed or cut short is noticed. Files that are changed while they are open end the
-writing (:mod:`aggregator.chain`).
+An anchor in a file (:class:`FileAnchor`) is here too.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import ctypes
+import fcntl
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+import stat
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 
 from aggregator.chain import (
-    HEAD_BYTES,
-    ONE_MECHANISM_VERSION,
-    UNKEYED_VERSION,
+    SCHEMA_VERSION,
     Chain,
     EntryKind,
     Head,
     Header,
     LedgerError,
-    OpenFiles,
     Row,
     Stored,
-    abandon,
-    beside,
-    canonical,
-    complete_or_create,
-    connect,
-    folder_held,
-    head_path,
-    head_text,
-    identity,
-    ledger_files,
-    lock,
-    noted_head,
-    open_read_only,
-    parse_head,
-    read_header,
-    reading_failed,
-    schema_version,
-    verified_entries,
-    write_head,
-    write_unfinished,
+    StoreError,
+    UnreachableError,
+    known_header,
 )
-from aggregator.mechanism import ConfidentGnmax
-
-
-def current_terms(header: Header) -> dict[str, Any]:
-    """The terms that a ledger began with, as they are spelt today."""
-    terms: dict[str, Any] = json.loads(header.terms)
-    if header.version <= ONE_MECHANISM_VERSION:
-        terms["mechanism"] = {"name": ConfidentGnmax.name, "parameters": terms["mechanism"]}
-    return terms
-
-
-def rewrite_unkeyed(path: Path) -> None:
-    """Bring a ledger of schema 2 to this one, every entry verified; the old file stays under another name.
-
-    Its ``.lock`` must be there: an empty one is that of a ledger whose first outcome was never noted. LedgerError where
-    an entry does not verify, and while another process reads the ledger.
-    """
-    note = lock(beside(path, ".lock"))
-    try:
-        text = os.pread(note, HEAD_BYTES, 0).decode("ascii", "replace")
-        noted = parse_head(beside(path, ".lock"), text) if text else None
-        terms, entries = _unkeyed_entries(path, noted)
-        if noted is None and sum(kind != "reserve" for kind, _ in entries) > 1:
-            raise LedgerError(f"{beside(path, '.lock')}: was emptied; restore it and the ledger from one copy.")
-        with closing(connect(path)):
-            pass  # brings the write-ahead log, which belongs to the old file alone, into it
-        if beside(path, "-wal").exists():
-            raise LedgerError(f"{path}: another process reads this ledger; let it end, then try again.")
-        unfinished, kept = beside(path, ".new"), path.with_suffix(".schema2.sqlite")
-        head = write_unfinished(unfinished, canonical(terms), secrets.token_bytes(32), entries)
-        # Until the rename `path` is of schema 2 and its `.lock` is there: after a crash all is done again.
-        kept.unlink(missing_ok=True)
-        kept.hardlink_to(path)
-        write_head(path, head)
-        unfinished.replace(path)
-        beside(path, ".lock").unlink()
-    finally:
-        os.close(note)
-
-
-def _unkeyed_entries(path: Path, noted: Head | None) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """Terms of today and verified entries of a ledger of schema 2. LedgerError if one does not verify."""
-    with closing(open_read_only(path)) as database:
-        database.execute("BEGIN")
-        # The chain starts from the text as it was stored; how terms are spelt today comes after.
-        (terms,) = database.execute("SELECT terms FROM chain").fetchone()
-        chain = Chain(None)
-        rows = database.execute("SELECT number, kind, payload, digest FROM entries ORDER BY number")
-        verified = list(verified_entries(rows, str(path), chain, chain.start(terms)))
-    if noted is not None and noted not in [Head(number, digest) for number, _, _, digest in verified]:
-        raise LedgerError(
-            f"{path}: holds {len(verified)} entries, and not the number {noted.number} that was written; restore it "
-            "from a copy."
-        )
-    header = Header(version=UNKEYED_VERSION, terms=terms, chain=chain)
-    return current_terms(header), [(kind, text) for _, kind, text, _ in verified]
-
+from fairpate.files import sync, write_atomically
 
 MIN_FREE_BYTES = 2**20
-"""Room for the largest transaction: a disk with less is as good as full."""
+"""Room for the largest transaction: a disk with less counts as full."""
+# A short write-ahead log is soon written over; one that grows costs the disk half as much again.
+_CHECKPOINT_PAGES = 256
+# More than a head has, so that one with something behind it does not pass for a whole one.
+_HEAD_BYTES = 128
+_LOCK_S = 5.0
 _ENTRIES = "SELECT number, kind, payload, digest FROM entries WHERE number > ? ORDER BY number"
+
+
+def head_path(path: Path) -> Path:
+    """Return the file with the number and digest of the last entry of the ledger at ``path``."""
+    return path.with_suffix(".head")
+
+
+def beside(path: Path, ending: str) -> Path:
+    """Return the file whose name is that of ``path`` and an ending."""
+    return path.with_name(path.name + ending)
+
+
+def ledger_files(path: Path) -> list[Path]:
+    """Return those files of a ledger at ``path`` that exist."""
+    names = [path, beside(path, "-wal"), beside(path, "-shm"), head_path(path)]
+    return [name for name in names if os.path.lexists(name)]
+
+
+def lock(path: Path) -> int:
+    """Open the head of a ledger for its one writer. LedgerError if it is gone, or another process holds it."""
+    try:
+        # Not through a link: the head is looked at under this name in this folder later on.
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError as error:
+        raise LedgerError(
+            f"{path}: is gone, and says how many entries the ledger must hold; restore both from one copy."
+        ) from error
+    try:
+        # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise LedgerError(f"{path}: another process writes this ledger; stop it, or use another run folder.") from error
+    return descriptor
+
+
+@contextmanager
+def folder_held(path: Path, *, create: bool) -> Iterator[None]:
+    """Hold a lock on the folder of ``path``: one process at a time makes or completes a ledger in it."""
+    try:
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        # On the folder: the files that are made come and go under this lock.
+        descriptor = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be written ({error}); make its folder writable.") from error
+    try:
+        # Waits, as the head's lock does not: what is done under this one ends by itself.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+        os.fsync(descriptor)  # names must outlive a crash
+    finally:
+        os.close(descriptor)
+
+
+def noted_head(path: Path) -> Head:
+    """Return the last entry in the head of the ledger ``path``. LedgerError if the head is missing or damaged."""
+    head = head_path(path)
+    try:
+        # A byte that is not ASCII is damage like any other, not an error of its own.
+        text = head.read_text("ascii", "replace")
+    except FileNotFoundError as error:
+        raise LedgerError(
+            f"{head}: cannot be read ({error.strerror}), and says how many entries {path.name} must hold; "
+            "restore both from one copy."
+        ) from error
+    except OSError as error:
+        raise UnreachableError(f"{head}: cannot be read now ({error.strerror}); look at its disk.") from error
+    return _parsed_head(head, text)
+
+
+def _parsed_head(path: Path, text: str) -> Head:
+    number, _, digest = text.strip().partition(" ")
+    if not number.isdecimal() or len(digest) != 64:
+        raise LedgerError(f"{path}: was changed or cut short; restore it and the ledger from one copy.")
+    return Head(number=int(number), digest=digest)
+
+
+def _head_text(head: Head) -> bytes:
+    # Always as many bytes, so that it can be written over in place.
+    return f"{head.number:020d} {head.digest}\n".encode()
+
+
+def _write_head(path: Path, head: Head) -> None:
+    write_atomically(head_path(path), lambda unfinished: unfinished.write_bytes(_head_text(head)), private=True)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Connect as a writer: what it commits is on the disk. LedgerError where the file system cannot do that."""
+    # Without isolation level a statement commits by itself: an entry is durable when its INSERT returns. Threads may
+    # differ, since writes come one after another.
+    database = sqlite3.connect(path, isolation_level=None, timeout=10, check_same_thread=False)
+    try:
+        (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
+        # NORMAL would bring the log to the disk at checkpoints alone: a loss of power would take commits away.
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+    except BaseException:
+        database.close()
+        raise
+    if mode != "wal":
+        database.close()
+        raise LedgerError(f"{path}: this file system gives no write-ahead log ({mode}); use a local disk.")
+    return database
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection:
+    """Connect without changing the folder. LedgerError if there is no such file."""
+    if not path.is_file():
+        raise LedgerError(f"{path}: no such ledger; restore it, or give a run folder or a ledger file that is there.")
+    # Without a write-ahead log nobody has the file open, and without `immutable` reading would create one.
+    alone = not beside(path, "-wal").exists()
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if alone else ''}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
+
+
+def _read_header(database: sqlite3.Connection, path: Path) -> Header:
+    """Return the header. LedgerError as :func:`aggregator.chain.known_header`."""
+    (version,) = database.execute("SELECT version FROM chain").fetchone() or (None,)
+    terms, key = "", ""
+    # Asked only under the known schema: another one may have other columns.
+    if version == SCHEMA_VERSION:
+        terms, key = database.execute("SELECT terms, key FROM chain").fetchone()
+    return known_header(str(path), version, terms, key)
+
+
+@contextmanager
+def _reading_errors(path: Path) -> Iterator[None]:
+    """Raise errors of SQLite as LedgerError where the ledger is damaged, as UnreachableError where it may be whole."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without the extended part
+        if code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT, sqlite3.SQLITE_NOTADB):
+            raise LedgerError(f"{path}: cannot be read as a ledger ({error}); restore it from a copy.") from error
+        raise UnreachableError(f"{path}: cannot be read now ({error}); look at its disk.") from error
+
+
+def _require_schema(path: Path) -> None:
+    """LedgerError unless this is a ledger of the known schema."""
+    with _reading_errors(path), closing(_open_read_only(path)) as database:
+        _read_header(database, path)
+
+
+def _complete_or_create(path: Path, terms: str, *, create: bool) -> None:
+    """Make the ledger, whole or not at all, or finish what a crash interrupted. LedgerError where one was lost."""
+    left, unfinished = ledger_files(path), beside(path, ".new")
+    # A crash fell between head and rename: the head proves that the unfinished file is the one it belongs to.
+    if left == [head_path(path)] and unfinished.exists() and noted_head(path) == _empty_head(unfinished):
+        unfinished.replace(path)
+        return
+    if left or not create:
+        others = f", although {', '.join(file.name for file in left)} is there" if left else ""
+        raise LedgerError(f"{path}: is gone{others}; restore all its files from one copy, or start a new run folder.")
+    # As long as the digest: RFC 2104, section 3, discourages shorter keys.
+    key = secrets.token_bytes(32)
+    _write_unfinished(unfinished, terms, key, [])
+    # The head comes first: a ledger without one is refused, and a head alone says that a ledger was there.
+    _write_head(path, Chain(key).start(terms))
+    unfinished.replace(path)
+
+
+def _empty_head(path: Path) -> Head:
+    with closing(_open_read_only(path)) as database:
+        header = _read_header(database, path)
+    return header.chain.start(header.terms)
+
+
+def _write_unfinished(path: Path, terms: str, key: bytes, entries: Iterable[tuple[str, str]]) -> Head:
+    """Write a whole ledger with these entries (kind and payload) under a name that nobody opens; return its head."""
+    # A log left by a crash must not be replayed into the new file.
+    for file in (path, beside(path, "-wal"), beside(path, "-shm")):
+        file.unlink(missing_ok=True)
+    # Made here and not by SQLite, which follows the umask and gives its log the rights of this file.
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    chain = Chain(key)
+    head = chain.start(terms)
+    # Closed before it is renamed: that writes the log back, and the file is whole by itself.
+    with closing(connect(path)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("CREATE TABLE chain (version INTEGER, terms TEXT, key TEXT)")
+        database.execute("CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT, payload TEXT, digest TEXT)")
+        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (SCHEMA_VERSION, terms, key.hex()))
+        for kind, text in entries:
+            head = chain.after(head, kind, text)
+            database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
+        database.execute("COMMIT")
+    return head
+
+
+def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> None:
+    """Put a whole ledger and its head at ``path``, or nothing. LedgerError where a file of a ledger exists."""
+    with folder_held(path, create=True):
+        left = ledger_files(path)
+        if left:
+            raise LedgerError(f"{left[0]}: already exists; give another place, or move it aside.")
+        unfinished = beside(path, ".new")
+        written = _write_unfinished(
+            unfinished, header.terms, header.chain.key, [(kind, text) for _, kind, text, _ in rows]
+        )
+        if written != head:
+            raise LedgerError(f"{path}: the entries to be written do not end in entry {head.number}; nothing was made.")
+        # The head comes first: a ledger without one is refused.
+        _write_head(path, head)
+        unfinished.replace(path)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Return which file this is, by any name. LedgerError for a link and for what is not a regular file."""
+    found = path.lstat()
+    if not stat.S_ISREG(found.st_mode):
+        raise LedgerError(f"{path}: is a link or not a file; put the ledger itself there.")
+    return found.st_dev, found.st_ino
+
+
+class _OpenFiles:
+    """The files of an open ledger; none may be removed, replaced or cut short under its writer."""
+
+    def __init__(self, path: Path, head_file: int) -> None:
+        self._paths = (path, beside(path, "-wal"), beside(path, "-shm"), head_path(path))
+        self._seen = tuple(self._look(file) for file in self._paths)
+        # The lock is on the file that was opened; its name must still lead there, or it keeps nobody out.
+        held = os.fstat(head_file)
+        if self._seen[-1][:2] != (held.st_dev, held.st_ino):
+            raise LedgerError(f"{head_path(path)}: was replaced while it was opened; open the ledger again.")
+
+    def fault(self) -> str | None:
+        """Return what was done to one of them, or None. None of them ever shrinks: the log is written over in place."""
+        seen = []
+        for path, before in zip(self._paths, self._seen, strict=True):
+            try:
+                now = self._look(path)
+            except OSError as error:
+                return f"{path.name} cannot be found ({error.strerror}); stop, and restore all its files from one copy"
+            if now[:2] != before[:2]:
+                return f"{path.name} was replaced; stop, and restore all its files from one copy"
+            if now[2] < before[2]:
+                return f"{path.name} was cut short; stop, and restore all its files from one copy"
+            seen.append(now)
+        self._seen = tuple(seen)
+        return None
+
+    @staticmethod
+    def _look(path: Path) -> tuple[int, int, int]:
+        # By lstat, so that a link in its place is seen as another file.
+        found = path.lstat()
+        return found.st_dev, found.st_ino, found.st_size
 
 
 class SqliteStore:
@@ -129,35 +302,31 @@ class SqliteStore:
     def __init__(self, path: Path, terms: str, *, create: bool) -> None:
         self._path = path
         self._database: sqlite3.Connection | None = None
-        self._files: OpenFiles | None = None
+        self._files: _OpenFiles | None = None
         with folder_held(path, create=create):
             if not os.path.lexists(path):
-                complete_or_create(path, terms, create=create)
-            self._identity = identity(path)
-            if schema_version(path) == UNKEYED_VERSION:
-                rewrite_unkeyed(path)
-                self._identity = identity(path)
+                _complete_or_create(path, terms, create=create)
+            self._identity = _identity(path)
+            _require_schema(path)
         # Locked before it is read: no other writer moves the head in between.
         self._head_file: int | None = lock(head_path(path))
 
-    def read(self) -> contextlib.AbstractContextManager[Stored]:
-        """What the files hold, and the head beside them."""
+    def read(self) -> AbstractContextManager[Stored]:
         return read_file(self._path)
 
     def begin(self, head: Head) -> None:
-        """Open the database for writing. LedgerError if it is not what was read."""
         assert self._head_file is not None
         self._database = connect(self._path)
         # The writer must have opened what was verified, not what was put in its place since.
         last = self._database.execute("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1").fetchone()
-        if identity(self._path) != self._identity or (last is not None and Head(*last) != head):
+        if _identity(self._path) != self._identity or (last is not None and Head(*last) != head):
             raise LedgerError(f"{self._path}: was replaced while it was opened; open it again.")
-        self._files = OpenFiles(self._path, self._head_file)
+        self._files = _OpenFiles(self._path, self._head_file)
         if noted_head(self._path) != head:  # a crash came between an entry and its note; what it stored may leave now
             self._note(head)
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
-        """One transaction, then the head."""
+        """Store the entry in one transaction, then the head."""
         assert self._database is not None
         assert self._head_file is not None
         # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
@@ -166,20 +335,19 @@ class SqliteStore:
             self._note(head)
         else:
             # Without waiting for the disk: a head that is behind still names one of the entries.
-            os.pwrite(self._head_file, head_text(head), 0)
+            os.pwrite(self._head_file, _head_text(head), 0)
 
     def _note(self, head: Head) -> None:
         assert self._head_file is not None
-        os.pwrite(self._head_file, head_text(head), 0)
-        # Enough without its other data: the head is written over in its own length.
+        os.pwrite(self._head_file, _head_text(head), 0)
+        # The data alone is enough: the head is written over in its own length.
         os.fdatasync(self._head_file)
 
     def fault(self) -> str | None:
-        """What was done to one of the files. SQLite writes into a file that was unlinked without an error."""
+        # SQLite writes into a file that was unlinked without an error.
         return None if self._files is None else self._files.fault()
 
     def look(self) -> None:
-        """LedgerError as :meth:`fault`: the names are looked up anew each time."""
         fault = self.fault()
         if fault is not None:
             raise LedgerError(f"{self._path}: {fault}.")
@@ -189,7 +357,7 @@ class SqliteStore:
         return False
 
     def has_room(self) -> bool:
-        """Whether the disk is there, may be written and has room for a transaction."""
+        """Return whether the disk is there, may be written and has room for a transaction."""
         try:
             disk = os.statvfs(self._path.parent)
         except OSError:
@@ -208,17 +376,17 @@ class SqliteStore:
         except OSError as error:
             raise LedgerError(f"{folder}: cannot be written yet ({error}); fix the disk.") from error
         finally:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 trial.unlink()
 
     def close(self) -> None:
-        """Close the database, then let the lock go."""
         if self._database is not None:
             # Closing removes the log by name, and names of files that were replaced may be another ledger's.
             if self._files is not None and self._files.fault() is None:
                 self._database.close()
             else:
-                abandon(self._database)
+                # Left open until the process ends: closing would delete a log by name, a restored one included.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._database))
             self._database = None
         # The lock goes last: closing the database may still write the log back.
         if self._head_file is not None:
@@ -228,16 +396,18 @@ class SqliteStore:
 
 @contextmanager
 def read_file(path: Path, *, after: int = 0) -> Iterator[Stored]:
-    """What the files hold. The head is read first: a writer that goes on only adds to what it names."""
-    noted = noted_head(path)
+    """Read what the files hold after entry ``after``."""
+    # The head is read first: a writer that continues only adds to what it names.
     try:
-        with closing(open_read_only(path)) as database:
-            # One snapshot for header and entries, whatever a writer appends meanwhile.
-            database.execute("BEGIN")
-            header = read_header(database, path)
-            yield Stored(header=header, noted=(noted,), rows=database.execute(_ENTRIES, (after,)))
-    except sqlite3.Error as error:
-        raise reading_failed(path, error) from error
+        noted = noted_head(path)
+    except LedgerError:
+        _require_schema(path)  # one of another schema may have no head, and is not damaged
+        raise
+    with _reading_errors(path), closing(_open_read_only(path)) as database:
+        # One snapshot for header and entries, while a writer may append.
+        database.execute("BEGIN")
+        header = _read_header(database, path)
+        yield Stored(header=header, noted=(noted,), rows=database.execute(_ENTRIES, (after,)))
 
 
 class SqliteReader:
@@ -245,43 +415,101 @@ class SqliteReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with self._errors():
-            self._database = open_read_only(path)
+        with _reading_errors(path):
+            self._database = _open_read_only(path)
 
     def header(self) -> Header:
-        """As it is stored now."""
-        with self._errors():
-            return read_header(self._database, self._path)
+        with _reading_errors(self._path):
+            return _read_header(self._database, self._path)
 
     def rows(self, after: int, most: int) -> Sequence[Row]:
-        """In a transaction of their own: the log could not be written over while one stayed open."""
-        with self._errors():
+        # A transaction for each piece: the log could not be written over while one stayed open.
+        with _reading_errors(self._path):
             return self._database.execute(f"{_ENTRIES} LIMIT ?", (after, most)).fetchall()
 
     def close(self) -> None:
-        """Close the connection."""
         self._database.close()
 
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
+
+class FileAnchor:
+    """An anchor in a file of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def make(self, head: Head) -> None:
         try:
-            yield
-        except sqlite3.Error as error:
-            raise reading_failed(self._path, error) from error
+            # Never over another one, which may hold another ledger to its last entry.
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                os.write(descriptor, _head_text(head))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            # The name as well: an anchor that a loss of power takes away refuses its ledger.
+            sync(self._path.parent)
+        except OSError as error:
+            raise LedgerError(f"{self._path}: no anchor can be made there ({error}); give another place.") from error
 
+    def noted(self) -> Head:
+        return self._noted(self._held())
 
-def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> None:
-    """Put a whole ledger and its head there, or nothing. LedgerError where a file of one is."""
-    with folder_held(path, create=True):
-        left = ledger_files(path)
-        if left:
-            raise LedgerError(f"{left[0]}: is there; give another place, or move it aside.")
-        assert header.chain.key is not None
-        unfinished = beside(path, ".new")
-        entries = [(kind, text) for _, kind, text, _ in rows]
-        written = write_unfinished(unfinished, header.terms, header.chain.key, entries, version=header.version)
-        if written != head:
-            raise LedgerError(f"{path}: what was to be written there is no whole ledger.")
-        # The head comes first: a ledger without one is refused.
-        write_head(path, head)
-        unfinished.replace(path)
+    def look(self) -> None:
+        self._noted(self._opened())
+
+    def _noted(self, opened: AbstractContextManager[int]) -> Head:
+        try:
+            with opened as descriptor:
+                return self._read(descriptor)
+        except StoreError as error:
+            raise LedgerError(str(error)) from error
+        except OSError as error:
+            raise UnreachableError(
+                f"{self._path}: the ledger's anchor cannot be read ({error.strerror}), and says which entry the ledger "
+                "must hold; bring it back."
+            ) from error
+
+    def note(self, head: Head) -> None:
+        with self._held() as descriptor:
+            noted = self._read(descriptor)
+            if noted.number > head.number or (noted.number == head.number and noted != head):
+                raise StoreError(
+                    f"{self._path}: another writer noted entry {noted.number}, and this one is at {head.number}"
+                )
+            # In place, not by a rename: a lock on a file that was renamed over keeps nobody out.
+            os.pwrite(descriptor, _head_text(head), 0)
+            os.fdatasync(descriptor)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        # Opened anew each time: one that was removed or replaced must not be written on unseen.
+        descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _held(self) -> Iterator[int]:
+        """Open the file under a lock, which a writer holds only for the moment in which it notes."""
+        with self._opened() as descriptor:
+            # Asked again and again, since flock waits without a limit and a paused writer would hold up its successor.
+            deadline_s = time.monotonic() + _LOCK_S
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() > deadline_s:
+                        raise StoreError(f"{self._path}: the anchor is held by a process that hangs; end it") from error
+                    time.sleep(0.01)
+            yield descriptor
+
+    def _read(self, descriptor: int) -> Head:
+        try:
+            return _parsed_head(self._path, os.pread(descriptor, _HEAD_BYTES, 0).decode("ascii", "replace"))
+        except LedgerError as error:
+            raise StoreError(str(error)) from error

@@ -46,24 +46,14 @@ import psycopg
 from local_postgres import Server
 
 from aggregator import audit, postgres
-from aggregator.chain import (
-    FileAnchor,
-    Head,
-    Header,
-    LedgerError,
-    Place,
-    Row,
-    Stored,
-    ledger_files,
-    reading,
-    write_store,
-)
+from aggregator.chain import Head, Header, LedgerError, Place, Row, Stored
 from aggregator.client import AggregatorClient, QueryError, RetryRule
-from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.ledger import Ledger, LedgerTerms, reading, write_store
 from aggregator.mechanism import ConfidentGnmax
 from aggregator.service.server import Backend, ServiceSettings
 from aggregator.service.wire import PublicPool, Question, Reply
 from aggregator.session import AggregatorSession
+from aggregator.sqlite import FileAnchor, ledger_files
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import Budget, GateRule, IntArray
@@ -375,7 +365,7 @@ def check(campaign: Campaign) -> None:
     require_kept(campaign, rows)
 
 
-def require_kept(campaign: Campaign, rows: Sequence[audit.Row]) -> None:
+def require_kept(campaign: Campaign, rows: Sequence[audit.ChargeRow]) -> None:
     """Every answer that was heard and every draw is there; an entry that was not noted yet was neither."""
     require_heard(campaign, rows)
     charged = Counter(row.key for row in rows)
@@ -384,7 +374,7 @@ def require_kept(campaign: Campaign, rows: Sequence[audit.Row]) -> None:
             raise BrokenGuaranteeError(f"{key} was drawn {times} times and charged {charged[key]} times")
 
 
-def require_heard(campaign: Campaign, rows: Sequence[audit.Row]) -> None:
+def require_heard(campaign: Campaign, rows: Sequence[audit.ChargeRow]) -> None:
     """Every answer that was heard is there, and no other."""
     settled = _settled(rows)
     for key, said in campaign.heard.items():
@@ -466,7 +456,7 @@ def _copy(found: Stored) -> Copy:
     )
 
 
-def _settled(rows: Sequence[audit.Row]) -> dict[str, tuple[str, int | None]]:
+def _settled(rows: Sequence[audit.ChargeRow]) -> dict[str, tuple[str, int | None]]:
     settled: dict[str, tuple[str, int | None]] = {}
     for row in rows:
         if row.key in settled and row.verdict != "open":

@@ -502,15 +502,6 @@ class BudgetConfig(Section):
         return Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
 
 
-class PublicationConfig(Section):
-    """How the data-dependent privacy cost is published, by smooth sensitivity; fixed before any vote."""
-
-    order: float = Field(gt=1, le=LARGEST, description="Renyi order of the published price.")
-    beta: Positive = Field(description="Discount per record; order < 1 / (2 beta).")
-    noise_stddev: Positive = Field(description="Noise in multiples of the smooth sensitivity.")
-    scale_noise_stddev: Positive = Field(description="Noise on its logarithm, in multiples of beta.")
-
-
 class AdmissionConfig(Section):
     """Queries in rounds, each chosen by a student of the labels released before it; see aggregator.admission."""
 
@@ -551,19 +542,13 @@ class AggregatorConfig(QueriesConfig):
         MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
         description="With a target, both noises are multiplied by the factor at which the queries fit.",
     )
-    publication: PublicationConfig | None = Field(
-        None, description="null: the data-dependent privacy cost stays private."
-    )
 
     @model_validator(mode="after")
     def _counts_have_one_price(self) -> AggregatorConfig:
-        depends = self.budget is not None and self.budget.kind == "data_dependent"
-        if self.release == "counts" and (depends or self.publication is not None):
-            expected = "another budget.kind" if depends else "no publication"
-            found = "data_dependent" if depends else "one"
+        if self.release == "counts" and self.budget is not None and self.budget.kind == "data_dependent":
             raise ValueError(
-                f"Expected {expected} with release: counts, got {found}: the price that depends on votes is that of "
-                "the label alone; leave it out, or set release: label."
+                "Expected another budget.kind with release: counts, got data_dependent: the price that depends on "
+                "votes is that of the label alone; leave it out, or set release: label."
             )
         return self
 

@@ -267,9 +267,7 @@ class QueryOutcomes:
     """How the queries of a release ended: post-processing of what the mechanism released.
 
     ``epsilon_submitted`` prices every reservation the ledger holds at its full cost, those refused for free and those a
-    crash left open included, because how many refusals are free depends on the labels released. ``epsilon_sanitised``
-    is what a smooth-sensitivity release says of these votes: a limit with 95 % confidence over its own noise, null
-    unless one was planned and paid; it is no guarantee for other votes.
+    crash left open included, because how many refusals are free depends on the labels released.
     """
 
     submitted: int
@@ -278,7 +276,6 @@ class QueryOutcomes:
     rejected_fairness: int
     refused_free: int
     epsilon_submitted: float
-    epsilon_sanitised: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from aggregator.service.wire import PublicPool
 from aggregator.session import AggregatorSession
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget
 
 NUM_TEACHERS = 60
@@ -25,7 +24,6 @@ TERMS = replace(
     mechanism=ConfidentGnmax(threshold=36, threshold_stddev_votes=6, noise_stddev_votes=4),
     ensemble="table",
     budget=Budget(kind="query_count", delta=1e-5, max_queries=10_000),
-    publication=SmoothRelease(order=3.0, beta=0.05, noise_stddev=5.0, scale_noise_stddev=5.0),
 )
 POOL = PublicPool(
     features=np.random.default_rng(1).standard_normal((300, 2, 3)).astype(np.float32),

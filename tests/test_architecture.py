@@ -28,7 +28,7 @@ FLOORS = (
     ("fairpate.estimators", "fairpate.cli"),
     ("fairpate.__main__",),
 )
-TIED = ({"aggregator.chain", "aggregator.sqlite", "aggregator.postgres"},)  # only while a function runs
+TIED = ()  # sets of modules that may import one another, and only while a function runs
 HEAVY = {"torch", "torchvision", "ray"}
 WITHOUT_HEAVY = (
     *("fairpate.types", "fairpate.files", "fairpate.config", "fairpate.config_reader"),

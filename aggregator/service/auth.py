@@ -29,8 +29,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
-from aggregator.chain import folder_held
 from aggregator.ledger import NO_LIMIT, OwnLimit
+from aggregator.sqlite import folder_held
 from fairpate.config_reader import expected
 from fairpate.files import file_version, write_atomically
 from fairpate.http_requests import LOCAL_ANALYST, Caller, Role

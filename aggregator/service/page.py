@@ -43,7 +43,6 @@ from aggregator.service.metrics import ServiceMetrics
 from aggregator.service.routes import budget_json
 from aggregator.service.wire import Facts, PublicPool, about_json
 from aggregator.service.writer import Books, Readiness, Verification, Writer
-from aggregator.session import sanitised_epsilon
 from fairpate import __version__
 from fairpate.http_requests import FaultError, Faults
 from fairpate.http_server import json_response
@@ -356,7 +355,6 @@ class Overview:
             "budget": budget_json(status),
             "queries_left": snapshot.room if is_exact else None,
             "epsilon_data_dependent": strict(price),
-            "epsilon_sanitised": sanitised_epsilon(snapshot.published, target_delta=status.delta),
             "costs": costs,
             "points": [_point(point) for point in history.points],
             "groups": self._groups(),

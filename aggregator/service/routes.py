@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
 
+from aggregator.audit import note_action
 from aggregator.budgets import BudgetStatus, QuotaExceededError, epsilon_fixed_beforehand, status_of
 from aggregator.chain import LedgerError, UnreachableError
 from aggregator.ledger import Asked
@@ -24,7 +25,7 @@ from aggregator.service import metrics, wire
 from aggregator.service.auth import LiveTokens
 from aggregator.service.wire import MEDIA_TYPES, PublicPool, answers_file
 from aggregator.service.writer import Batcher, Readiness, Snapshot, Verification, Writer
-from aggregator.session import OverBudget, PublicationError, VotesUnavailableError, sanitised_epsilon
+from aggregator.session import OverBudget, VotesUnavailableError
 from fairpate.http_requests import Caller, FaultError, Faults, fault, field_of
 from fairpate.http_server import faults_response, json_response
 from fairpate.types import strict
@@ -187,7 +188,6 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "delta": status.delta,
         "epsilon": strict(epsilon_fixed_beforehand(terms)),
         "epsilon_submitted": strict(status.epsilon_submitted),
-        "epsilon_sanitised": sanitised_epsilon(snapshot.published, target_delta=status.delta),
         "queries_submitted": status.queries_submitted,
         "noise": terms.noise,
         "tuning_accounted": False,
@@ -203,14 +203,16 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
 
 def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, verification: Verification) -> None:
     """Add the routes to ``app``."""
-    target_delta = writer.books.ledger.terms.budget.delta
 
     @app.get("/v1/operator/ledger", response_model=wire.LedgerPage)
-    async def ledger(page: Annotated[wire.PageOfLedger, Query()]) -> Response:
+    async def ledger(request: Request, page: Annotated[wire.PageOfLedger, Query()]) -> Response:
         """Charges with the step that refused, and the data-dependent price of all of them. Do not publish."""
         snapshot = writer.snapshot
         books, total = snapshot.books, snapshot.num_charges
         start, stop = min(page.start, total), min(page.start + page.limit, total)
+        caller: Caller = request.scope["state"]["caller"]
+        # In a thread: the journal waits for its disk.
+        await asyncio.to_thread(note_action, books.ledger.actions, "read", caller=caller.name, charges=[start, stop])
         charged = enumerate(books.ledger.charged(start, stop), start)
         entries = [
             _entry_json(number, key, pool.group_names[group], outcome, books.ledger.asked_for(number))
@@ -227,26 +229,6 @@ def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, verifica
         except UnreachableError as error:
             remedy = f"It cannot be read now, so nothing is known of its chain; ask again later. {error}"
             raise FaultError(503, "ledger", "", remedy) from error
-
-    @app.post("/v1/operator/publication", response_model=wire.Publication, responses={409: {"model": Faults}})
-    async def publication() -> Response:
-        """Publish the price of all votes so far, with noise, as planned when the ledger was made; charged and kept."""
-        try:
-            # In one call: nothing is charged between the price and the number of charges that it is of.
-            price, submitted = await writer.call(
-                lambda session: (session.publish(), writer.books.ledger.num_reservations)
-            )
-        except PublicationError as error:
-            raise FaultError(409, "publication", "refused", str(error)) from error
-        epsilon = sanitised_epsilon(price, target_delta=target_delta)
-        return json_response(
-            {
-                "epsilon_sanitised": epsilon,
-                "order": price.release.order,
-                "delta": target_delta,
-                "queries_submitted": submitted,
-            }
-        )
 
 
 def _entry_json(number: int, key: str, group: str, outcome: Outcome | None, asked: Asked) -> dict[str, Any]:

@@ -136,7 +136,6 @@ class Statement(Body):
     delta: float
     epsilon: float | None
     epsilon_submitted: float | None
-    epsilon_sanitised: float | None
     queries_submitted: int
     noise: str
     tuning_accounted: bool
@@ -180,7 +179,6 @@ class About(Body):
     gate: str
     guarantee: str
     is_private: bool
-    may_publish: bool
     form: list[FormField] | None
     takes_posted: bool = Field(description="Whether records beside the pool's can be asked.")
     caller: Caller
@@ -221,15 +219,6 @@ class PageOfLedger(Body):
     model_config = ConfigDict(extra="forbid", strict=False)
     start: int = Field(0, ge=0, le=2**31, description="How many charges to leave out in front.")
     limit: int = Field(100, ge=1, le=1000, description="How many charges at most.")
-
-
-class Publication(Body):
-    """What may be published of the data-dependent privacy cost: a limit with 95 % confidence over its own noise."""
-
-    epsilon_sanitised: float
-    order: float
-    delta: float
-    queries_submitted: int
 
 
 class LedgerEntry(Body):
@@ -338,7 +327,6 @@ class Overview(Body):
     budget: Budget
     queries_left: int | None = Field(description="New queries that the budget has room for; null: votes decide.")
     epsilon_data_dependent: float | None
-    epsilon_sanitised: float | None
     costs: Costs
     points: list[PointInTime]
     groups: list[GroupCounts]
@@ -588,7 +576,6 @@ def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: Known
         "gate": gate_words(terms.gate),
         "guarantee": _guarantee(terms),
         "is_private": terms.noise == OS_ENTROPY,
-        "may_publish": terms.publication is not None,
         "form": None if form is None else [dataclasses.asdict(field) for field in form.fields],
         "takes_posted": pool.takes_posted,
         "caller": {"name": caller.name, "role": caller.role},

@@ -49,7 +49,6 @@ from aggregator.session import AggregatorSession, OverBudget, Query
 from fairpate.http_requests import Caller
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp
 from fairpate.types import IntArray, UserError
 
 ResultT = TypeVar("ResultT")
@@ -127,9 +126,7 @@ class Books:
         return Snapshot(
             books=self,
             num_charges=self.ledger.num_reservations,
-            num_publications=len(self.ledger.publications),
             room=self.session.room(_MOST_NEW_QUERIES),
-            published=self.session.published(),
         )
 
 
@@ -142,9 +139,7 @@ class Snapshot:
 
     books: Books
     num_charges: int
-    num_publications: int
     room: int
-    published: SanitisedRdp | None
 
     @property
     def terms(self) -> LedgerTerms:
@@ -156,7 +151,6 @@ class Snapshot:
         return budget_status(
             self.terms,
             num_queries=self.num_charges + num_new_queries,
-            num_publications=self.num_publications,
             closed=self.room <= num_new_queries,
         )
 

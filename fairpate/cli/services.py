@@ -149,11 +149,21 @@ def verify_ledger(path: RunOrLedger) -> Output:
 
 @ledger_app.command("audit")
 def audit_ledger(
-    path: RunOrLedger,
+    path: Annotated[Path | None, typer.Argument(help="A run folder or a ledger file.", show_default=False)] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Keep printing new entries.")] = False,
     out: Annotated[Path | None, typer.Option(help="File to append to; default: standard output.")] = None,
+    check: Annotated[Path | None, typer.Option(help="Verify this log instead, against --head.")] = None,
+    head: Annotated[str | None, typer.Option(help="The `chain` of a line of the log, as noted elsewhere.")] = None,
 ) -> Output:
-    """Print charges and changes of limits as JSON lines: who, what and when. Nothing depends on votes."""
+    """Print charges, limits and what operators did as JSON lines, or check such a log. Nothing depends on votes."""
+    if check is not None or head is not None:
+        if check is None or head is None or path is not None or follow or out is not None:
+            raise UsageError("--check LOG and --head HASH belong together, without a run, --follow or --out.")
+        from fairpate.run.ledger_commands import check_audit_log
+
+        return check_audit_log(check, head)
+    if path is None:
+        raise UsageError("Give a run folder or a ledger file, or --check LOG --head HASH.")
     if out is not None:
         check_output_file(out, "--out")
     if follow and is_for_program():

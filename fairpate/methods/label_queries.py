@@ -38,9 +38,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.budgets import epsilon_data_independent, epsilon_fixed_beforehand, publication_fits, queries_that_fit
-from aggregator.chain import Place, is_database, ledger_files, open_anchor, shown
-from aggregator.ledger import Charge, Ledger, LedgerTerms, read_ledger
+from aggregator.audit import note_action
+from aggregator.budgets import epsilon_data_independent, epsilon_fixed_beforehand, queries_that_fit
+from aggregator.chain import Place, is_database, shown
+from aggregator.ledger import Charge, Ledger, LedgerTerms, open_anchor, read_ledger
 from aggregator.mechanism import Mechanism, Outcome
 from aggregator.service.wire import CountVotes, Question
 from aggregator.session import (
@@ -51,15 +52,14 @@ from aggregator.session import (
     admit_queries,
     answer_queries,
     query_key,
-    sanitised_epsilon,
 )
+from aggregator.sqlite import ledger_files
 from fairpate.config import (
     AdmissionConfig,
     BudgetConfig,
     ConfigError,
     DataConfig,
     Noise,
-    PublicationConfig,
     QueriesConfig,
     RayConfig,
     StudentConfig,
@@ -75,7 +75,6 @@ from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import of_teachers
-from fairpate.privacy.smooth_sensitivity import SanitisedRdp, SmoothRelease
 from fairpate.report import records
 from fairpate.report.page import epsilon_text
 from fairpate.run.context import (
@@ -168,6 +167,7 @@ def add_anchor(run: RunDirectory, text: str) -> str:
         raise ConfigError(f"{run.root}: its ledger has an anchor already, {shown(place.anchor)}.")
     if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
         raise ConfigError(f"{anchor}: is rolled back with the run, in whose folder it lies; give a place elsewhere.")
+    note_action(run.actions, "anchor", place=shown(anchor))
     # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
     noted = open_anchor(anchor)
     try:
@@ -227,6 +227,7 @@ def open_ledger(
     may_create = create and not released and place.is_in_folder
     ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
     try:
+        ledger.actions = run.actions
         # Before the meter, which would settle the odometer to a ledger that lacks what was released.
         _check_released(run, ledger, queries)
         if meter is not None:
@@ -558,18 +559,11 @@ class Spending:
     """What a ledger spent, query by query; all of it but :meth:`submitted` is for the operator alone.
 
     ``charges_Q[i]`` are the ledger's reservations for query i: one with its outcome, and before it one for each that
-    a crash left open. ``published`` is what may be known of the data-dependent privacy cost, if it is not out of date.
+    a crash left open.
     """
 
     charges_Q: Sequence[Sequence[Charge]]
     terms: LedgerTerms
-    num_publications: int = 0
-    published: SanitisedRdp | None = None
-
-    @property
-    def publications(self) -> list[SmoothRelease]:
-        """The events of having published prices."""
-        return [] if self.terms.publication is None else [self.terms.publication] * self.num_publications
 
     @property
     def target_delta(self) -> float:
@@ -618,20 +612,18 @@ class Spending:
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
     """What was really spent: the operator may know it and nobody may publish it."""
     delta, submitted = spending.target_delta, len(spending.charges_Q)
-    events: list[Event] = [spending.drawn(0, submitted), *spending.publications]
-    price = accountant.epsilon_data_dependent(events, target_delta=delta)
+    drawn = spending.drawn(0, submitted)
+    price = accountant.epsilon_data_dependent([drawn], target_delta=delta)
     as_in_paper = epsilon_of_curve(spending.as_in_paper(0, submitted), DEFAULT_ORDERS, target_delta=delta)[0]
-    beforehand = accountant.least_epsilon(
-        [spending.submitted(0, submitted), *spending.publications], target_delta=delta
-    )
+    beforehand = accountant.least_epsilon([spending.submitted(0, submitted)], target_delta=delta)
     return {
         "unit": unit,
         "relation": relation,
         "delta": delta,
         "epsilon_data_independent": beforehand,
         # What does not depend on votes may have a tighter price than curves give.
-        "epsilon_data_dependent": price.epsilon if events[0].data_dependent else beforehand,
-        "epsilon_as_in_paper": as_in_paper if events[0].data_dependent else beforehand,
+        "epsilon_data_dependent": price.epsilon if drawn.data_dependent else beforehand,
+        "epsilon_as_in_paper": as_in_paper if drawn.data_dependent else beforehand,
         "order": price.order,
     }
 
@@ -657,7 +649,6 @@ class ReleasePlan:
     noise: Noise
     seed: int
     student: StudentConfig
-    publication: PublicationConfig | None = None
     unit: Unit = "record"
 
     @property
@@ -669,12 +660,6 @@ class ReleasePlan:
         """What so many queries cost whatever the votes, for the unit that is protected."""
         event = self.mechanism.worst_case(num_queries)
         return of_teachers(event, self.unit)
-
-    def all_events(self, num_queries: int, *, num_classes: int) -> tuple[Event, ...]:
-        """What a run that submits so many queries releases, its publication included, whatever the votes."""
-        publication = _publication(self, num_classes=num_classes)
-        published = () if publication is None else (of_teachers(publication, self.unit),)
-        return (self.worst_case(num_queries), *published)
 
     @property
     def counted_beforehand(self) -> int:
@@ -720,12 +705,10 @@ def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
 def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
     """How many of the planned queries the budget has room for; all, where that depends on votes.
 
-    From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query, or
-    for the publication that is planned beside the queries.
+    From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query.
     """
-    settings, wanted = plan.settings, plan.settings.num_queries or len(queries)
+    wanted = plan.settings.num_queries or len(queries)
     if plan.budget is None:
-        _publication(plan, num_classes=dataset.num_classes)
         return wanted
     terms = ledger_terms(plan, dataset, ensemble="planned")
     fitting = queries_that_fit(terms, wanted)
@@ -733,11 +716,6 @@ def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
         raise ConfigError(
             f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing could be asked; "
             "raise it, or the noise."
-        )
-    if settings.admission is None and not publication_fits(terms, num_queries=fitting):
-        raise ConfigError(
-            f"aggregator.budget: {_budget_words(terms.budget)} has no room for aggregator.publication beside {fitting} "
-            "queries; raise it, lower aggregator.num_queries, or leave the publication out."
         )
     return fitting
 
@@ -765,7 +743,7 @@ def release_labels(
     terms = ledger_terms(plan, dataset, ensemble=votes.ensemble)
     ledger_meter = None
     if meter is not None:
-        planned = plan.all_events(check_budget(plan, dataset, queries), num_classes=dataset.num_classes)
+        planned = (plan.worst_case(check_budget(plan, dataset, queries)),)
         ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
     with open_ledger(run, terms, queries, create=True, meter=ledger_meter) as ledger:
         session = AggregatorSession(ledger, source=plan.source)
@@ -775,13 +753,7 @@ def release_labels(
                 f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing was asked; "
                 "raise it, or the noise."
             )
-        published = None if terms.publication is None else session.publish()
-        spending = Spending(
-            charges_Q=_by_query(ledger.charges, keys),
-            terms=terms,
-            num_publications=len(ledger.publications),
-            published=published,
-        )
+        spending = Spending(charges_Q=_by_query(ledger.charges, keys), terms=terms)
         if ledger_meter is not None:
             # Room that was held ahead is given back, so that the sum with earlier releases is of what was charged.
             ledger_meter.settle(ledger)
@@ -792,18 +764,17 @@ def release_labels(
 
 
 def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_service: bool) -> Release:
-    """The release with its events: every reservation and publication at its full cost, whatever came of it.
+    """The release with its events: every reservation at its full cost, whatever came of it.
 
     Where a service asked too, only the ledger's budget was fixed before the first query.
     """
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
-    planned: tuple[Event, ...] = (_planned(spending, plan), *spending.publications)
-    spent = accountant.least_epsilon([submitted, *spending.publications], target_delta=plan.delta)
+    planned = _planned(spending, plan)
+    spent = accountant.least_epsilon([submitted], target_delta=plan.delta)
     bound = epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
         # Neither follows from votes or labels, so that the lesser may be stated.
-        bound = min(bound, accountant.least_epsilon(planned, target_delta=plan.delta))
-    events: tuple[Event, ...] = (submitted, *spending.publications) if by_service else planned
+        bound = min(bound, accountant.least_epsilon([planned], target_delta=plan.delta))
     return Release(
         labelled=result.labelled,
         queries=QueryOutcomes(
@@ -813,11 +784,10 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_
             rejected_fairness=outcomes.count("fairness"),
             refused_free=outcomes.count("free"),
             epsilon_submitted=spent,
-            epsilon_sanitised=sanitised_epsilon(spending.published, target_delta=plan.delta),
         ),
         spending=spending,
         over_budget=result.over_budget,
-        events=tuple(of_teachers(event, plan.unit) for event in events),
+        events=(of_teachers(submitted if by_service else planned, plan.unit),),
         noise=spending.terms.noise,
         epsilon_bound=bound,
         remarks=_remarks(spent, bound, len(outcomes)),
@@ -886,30 +856,15 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
         noise=plan.source.label,
         ensemble=ensemble,
         unit="record" if plan.unit == "sensitive attribute" else plan.unit,
-        publication=_publication(plan, num_classes=dataset.num_classes),
     )
     if plan.budget is not None:
         return replace(terms, budget=plan.budget.at(plan.delta))
     epsilon = epsilon_data_independent(
         terms,
         num_queries=(settings.num_queries or len(choose_queries(dataset, settings))) + _BLOCK,
-        num_publications=0 if terms.publication is None else 1,
     )
     budget = Budget(kind="data_independent", delta=plan.delta, epsilon=epsilon)
     return replace(terms, budget=budget)
-
-
-def _publication(plan: ReleasePlan, *, num_classes: int) -> SmoothRelease | None:
-    """The plan to publish. ConfigError where smooth sensitivity does not hold for it."""
-    planned = plan.publication
-    if planned is None:
-        return None
-    try:
-        release = SmoothRelease(**planned.model_dump())
-        plan.mechanism.check_publication(release, num_classes=num_classes)
-    except ValueError as error:
-        raise ConfigError(f"aggregator.publication: {error}") from error
-    return release
 
 
 def _remarks(epsilon: float, bound: float | None, num_queries: int) -> tuple[str, ...]:

@@ -57,7 +57,6 @@ from fairpate.config import (
     GatedAggregatorConfig,
     Noise,
     PenaltyConfig,
-    PublicationConfig,
     QueriesConfig,
     QueriesTarget,
     RayConfig,
@@ -148,11 +147,6 @@ class VotingMethod(Method):
         raise NotImplementedError
 
     @property
-    def publication(self) -> PublicationConfig | None:
-        """How the data-dependent privacy cost is published, where it is."""
-        return None
-
-    @property
     def gate(self) -> GateRule:
         """What the aggregator holds its answers to."""
         return NO_GATE
@@ -179,7 +173,6 @@ class VotingMethod(Method):
         return ReleasePlan(
             settings=settings,
             mechanism=mechanism,
-            publication=self.publication,
             gate=self.gate,
             budget=budget,
             delta=target.delta,
@@ -270,11 +263,6 @@ class GnmaxMethod(VotingMethod):
     def mechanism(self) -> Mechanism:
         """Confident-GNMax as configured."""
         return mechanism_of(self.aggregator.mechanism, self.aggregator.release)
-
-    @property
-    def publication(self) -> PublicationConfig | None:
-        """As configured."""
-        return self.aggregator.publication
 
 
 streaming_filter = filter_stream

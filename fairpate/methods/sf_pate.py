@@ -72,11 +72,8 @@ class SfPate(PateFamily):
         return True
 
     def check(self) -> None:
-        """ConfigError also for a publication, which prices whole records, and for counts that sf_s would not read."""
+        """ConfigError also for counts that sf_s would not read."""
         super().check()
-        if self.aggregator.publication is not None:
-            raise ConfigError("aggregator.publication: prices whole records, not a sensitive attribute; leave it out.")
-
         if self.aggregator.release == "counts" and self.sf_pate.variant == "sf_s":
             raise ConfigError(
                 "aggregator.release: counts teach no student of sf_s, which learns from attributes; set label."

@@ -237,7 +237,6 @@ class Guarantee:
     noise: str
     tuning_accounted: bool
     events: Sequence[str]
-    epsilon_sanitised: float | None = None
     not_protected: str | None = None
     remarks: Sequence[str] = ()
     tells_size: bool = False

@@ -230,7 +230,6 @@ def public_report(report: PublicReport) -> str:
         order_words=_order_words(report.reject_option),
         margin=None if report.voting is None else _margin(report.voting.gate),
         stopped_by_votes=STOPPED_BY_VOTES,
-        sanitised_words=_sanitised_words(report.guarantee),
         population=report.private_population,
         population_words=report.private_population and population_words(report.private_population),
     )
@@ -324,24 +323,6 @@ def _order_words(spread: RejectOptionSpread | None) -> str:
         "A model that may refuse decides on each record in view of its earlier answers: the figures with refusals "
         f"belong to one order. Here are {count(len(spread.orders))} random orders of the same "
         f"{count(spread.num_records)} predictions; margin {_gate(spread.rule)}."
-    )
-
-
-def _sanitised_words(guarantee: Guarantee) -> str:
-    """What a smooth-sensitivity release says of these votes, against the bound for any votes."""
-    sanitised, bound = guarantee.epsilon_sanitised, guarantee.epsilon
-    if sanitised is None:
-        return ""
-    compared = (
-        "less than the bound"
-        if sanitised < bound
-        else "as much as the bound"
-        if sanitised == bound
-        else "no less: the bound is smaller, and holds for any votes"
-    )
-    return (
-        "On these votes, by a smooth-sensitivity release, which the bound includes, the labels cost at most "
-        f"ε = {epsilon_text(sanitised)}, with 95 % confidence over the release’s own noise: {compared}."
     )
 
 

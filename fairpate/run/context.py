@@ -62,6 +62,8 @@ class RunDirectory:
     """The place of a ledger that is not in the folder, and of its anchor, if it has one."""
     ledger_backup = PathIn("private", "ledger.backup")
     """Updated whenever the ledger was copied."""
+    actions = PathIn("private", "actions.jsonl")
+    """What operators did: tokens, reading, copies, restores, take-overs."""
     tokens = PathIn("private", "tokens.json")
     """Tokens of the run's service."""
     receipt = PathIn("private", "release.json")

@@ -1,16 +1,11 @@
-"""What ``fairpate ledger`` and ``fairpate tokens`` do: show, verify, copy, restore, audit; tokens of callers.
+"""Carry out ``fairpate ledger`` and ``fairpate tokens``: show, verify, copy, restore, audit; tokens of callers.
 
-Copies of a run's ledger: taken while a service writes, and put back where no charge is forgotten by it.
+A copy of a ledger is a ledger in files, its head beside it, whatever store it is of; it may be taken while a service
+writes. It is put back only if it holds the last entry of the ledger there, of its head and of its anchor, and as many
+queries as were stated: no charge may be forgotten by it. What was there is set aside, never removed. Put back into
+another place, a copy is how a ledger moves between stores.
 
-A copy is a ledger in files, its head beside it, whatever the back end it is of. It is put back only if it holds the
-last entry of what is there, or was noted there or at the anchor, and as many queries as were stated. What was there is
-set aside, never removed. Put back into another place, a copy is how a ledger moves between back ends.
-
-What `fairpate ledger` prints and writes: for the operator, and safe while a service writes.
-
-Sums of a data set are of releases under one unit and one relation; those under others are not in them.
-
-What `fairpate tokens` does: the tokens of a run's service, changed while it runs.
+Whatever an operator does here to a run is noted in the run's journal of actions before it is done.
 """
 
 from __future__ import annotations
@@ -28,28 +23,12 @@ from typing import Any
 
 from aggregator import audit
 from aggregator.audit import stored_limits
-from aggregator.chain import (
-    Head,
-    Header,
-    LedgerError,
-    Place,
-    Row,
-    Stored,
-    beside,
-    head_path,
-    ledger_files,
-    lock,
-    noted_at,
-    noted_head,
-    open_store,
-    reading,
-    shown,
-    write_store,
-)
-from aggregator.ledger import NO_LIMIT, OwnLimit, read_ledger, replayed
+from aggregator.chain import Head, Header, LedgerError, Place, Row, Stored, shown
+from aggregator.ledger import NO_LIMIT, OwnLimit, noted_at, open_store, read_ledger, reading, replayed, write_store
 from aggregator.mechanism import Outcome
 from aggregator.service import auth
 from aggregator.service.auth import TokenStore
+from aggregator.sqlite import beside, head_path, ledger_files, lock, noted_head
 from fairpate.config import ConfigError
 from fairpate.http_requests import Role
 from fairpate.methods.label_queries import (
@@ -72,15 +51,21 @@ from fairpate.terminal import Output, listing, say
 from fairpate.types import UsageError, UserError
 from fairpate.words import delta_text
 
+_KEY_SHOWN = 12  # of 64 digits, all of which `--json` and an export have
+_SQLITE = b"SQLite format 3"
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
 
 def back_up(run: RunDirectory | None, source: LedgerPlace, out: Path) -> int:
-    """Write a verified copy of a ledger to ``out``; returns the number of its entries. A service may write meanwhile.
+    """Write a verified copy of a ledger to ``out``; return the number of its entries. A service may write meanwhile.
 
-    ConfigError where something is at ``out``, LedgerError for a ledger that cannot be trusted.
+    ConfigError where ``out`` exists, LedgerError for a ledger that cannot be trusted.
     """
     if ledger_files(out):
-        raise ConfigError(f"{out}: is there already; give another name.")
+        raise ConfigError(f"{out}: already exists; choose another name.")
     header, rows, _ = verified(source.ledger, source.anchor)
+    if run is not None:
+        _note_reading(run, "backup", out=str(out))
     write_store(out, header, rows)
     if run is not None:
         run.ledger_backup.touch(mode=0o600)
@@ -88,30 +73,31 @@ def back_up(run: RunDirectory | None, source: LedgerPlace, out: Path) -> int:
 
 
 def last_backup_s(run: RunDirectory) -> float | None:
-    """When the ledger of ``run`` was last copied by :func:`back_up`, in seconds since 1970."""
+    """Return when the ledger of ``run`` was last copied by :func:`back_up`, in seconds since 1970; None: never."""
     with suppress(OSError):
         return run.ledger_backup.stat().st_mtime
     return None
 
 
 def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
-    """Make a copy the ledger of ``run``, in its place or in another one; returns the place in words.
+    """Make a copy the ledger of ``run``, in its place or in another one; return the place as messages name it.
 
-    LedgerError for a copy that cannot be trusted or is older than what is known of the ledger, and where another
-    process writes it; RunDirectoryError for one that lacks queries that were stated.
+    LedgerError for a copy that cannot be trusted or lacks an entry that the ledger is known to have, and where another
+    process writes the ledger; RunDirectoryError for a copy that lacks queries that were stated.
     """
     before = place_of(run)
     header, rows, num_outcomes = verified(copy, before.anchor)
     target = LedgerPlace(ledger=before.ledger if to is None else parsed(to), anchor=before.anchor)
     with _held(run, before):
-        # With the lock in hand: a service that ended a moment ago may have charged after a look without it.
+        # Under the lock: a service that ended a moment ago may have charged after a look without it.
         _require_newest(run, before, copy, rows, num_outcomes)
+        audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
         if target.is_in_folder:
             _set_aside(Path(target.ledger))
             write_store(target.ledger, header, rows)
         elif not _is_there(target.ledger, rows):
             write_store(target.ledger, header, rows)
-        # Before the old files are set aside: a crash in between leaves them there, where nobody asks for them.
+        # Before the old files are set aside: a crash in between leaves them there unused.
         note_place(run, target)
         if not target.is_in_folder:
             _set_aside(run.ledger)
@@ -119,7 +105,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 
 
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
-    """Header, entries and number of outcomes of a ledger whose chain holds, with what its anchor notes."""
+    """Return header, entries and number of outcomes of a ledger whose chain holds and has its anchor's entry."""
     noted = noted_at(anchor)
     with reading(place) as found:
         rows = list(found.rows)
@@ -128,7 +114,7 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
 
 
 def labels_held(run: RunDirectory, config: VotingMethod, outcome: Callable[[str], Outcome | None]) -> str:
-    """In words, whether a ledger holds every label that the run released. RunDirectoryError if it does not."""
+    """Return a sentence that a ledger holds every label that the run released. RunDirectoryError if it does not."""
     try:
         if isinstance(config, OwnVotes):
             dataset = read_votes_file(config.votes).dataset
@@ -159,12 +145,12 @@ def _require_newest(run: RunDirectory, before: LedgerPlace, copy: Place, rows: l
 
 @contextmanager
 def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
-    """Nobody writes the ledger that is to be replaced, as far as it is there. LedgerError where somebody does."""
+    """Keep writers out of the ledger that is to be replaced. LedgerError where another process writes it."""
     with ExitStack() as stack:
-        # A writer of files keeps the head locked: with that lock in hand nothing is charged meanwhile.
+        # A writer of files keeps the head locked: under that lock nothing is charged.
         if head_path(run.ledger).exists():
             stack.callback(os.close, lock(head_path(run.ledger)))
-        # A database that is lost or damaged has no writer to keep out, and is what a copy is put back for.
+        # A database that is lost or damaged has no writer to keep out; that is when a copy is put back.
         if not before.is_in_folder and _can_be_read(before.ledger):
             store = open_store(before.ledger, "", create=False, take_over=False)
             stack.callback(store.close)
@@ -180,26 +166,26 @@ def _can_be_read(place: Place) -> bool:
 
 
 def _known_heads(run: RunDirectory, before: LedgerPlace) -> list[Head]:
-    """The last entries that are known of the ledger that is there, as far as it can be read."""
+    """Return the entries that the present ledger is known to end with, as far as it can be read."""
     known = []
     with suppress(LedgerError):
         known.append(noted_head(run.ledger))
     with suppress(LedgerError):
-        # Without the anchor: what a ledger holds was charged, also where it lacks what its anchor notes.
+        # Without the anchor: what a ledger holds was charged, even if it lacks its anchor's entry.
         rows = verified(before.ledger, None)[1]
         known += [Head(rows[-1][0], rows[-1][3])] if rows else []
     return known
 
 
 def _is_there(place: Place, rows: list[Row]) -> bool:
-    """Whether the ledger at ``place`` is this one already: a crash came before it was noted."""
+    """Return whether the ledger at ``place`` has these entries already: a crash came before the place was noted."""
     with suppress(LedgerError):
         return verified(place, None)[1] == rows
     return False
 
 
 def _set_aside(path: Path) -> None:
-    """Give the files of a ledger other names, under which they are a ledger still."""
+    """Rename the files of a ledger, so that they are still a ledger under the new name."""
     for number in itertools.count(1):
         aside = path.with_name(f"{path.stem}.replaced-{number}{path.suffix}")
         if not ledger_files(aside):
@@ -207,22 +193,16 @@ def _set_aside(path: Path) -> None:
     for ending in ("", "-wal"):
         with suppress(FileNotFoundError):
             beside(path, ending).rename(beside(aside, ending))
-    # An index of the log, which is made again.
+    # The index of the write-ahead log, which SQLite makes again.
     with suppress(FileNotFoundError):
         beside(path, "-shm").unlink()
-    # The head last: until then it says that a ledger was here, and none is made in its place.
+    # The head last: until then it shows that a ledger was here, and none is made in its place.
     with suppress(FileNotFoundError):
         head_path(path).rename(head_path(aside))
 
 
-_KEY_SHOWN = 12  # of 64 digits, which `--json` and an export hold whole
-
-
-_SQLITE = b"SQLite format 3"
-
-
 def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
-    """The ledger of a run directory, or the file itself. RunFolderError where nothing of a ledger is."""
+    """Return the ledger of a run directory, or of a file. RunFolderError where there is no ledger."""
     run = RunDirectory(root=path) if path.is_dir() else None
     if run is not None and has_ledger(run):
         return run, place_of(run)
@@ -233,7 +213,7 @@ def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
 
 
 def _is_other_file(path: Path) -> bool:
-    """Whether a file is none of a ledger, also of a damaged one: no head lies beside it, and it is no database."""
+    """Return whether a file cannot be a ledger, not even a damaged one: it has no head and is not a SQLite file."""
     if head_path(path).exists() or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -241,7 +221,7 @@ def _is_other_file(path: Path) -> bool:
 
 
 def verified_facts(path: Path) -> dict[str, Any]:
-    """The summary of a ledger whose chain holds, and whether it holds what its run released. LedgerError if not."""
+    """Verify a ledger and what its run released; return the summary. LedgerError where something fails."""
     run, place = ledger_of(path)
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
     if run is not None and run.config.exists():
@@ -256,35 +236,58 @@ def verified_facts(path: Path) -> dict[str, Any]:
 
 def export(path: Path, out: Path) -> None:
     """Write every entry to a Parquet or JSON file. LedgerError for a ledger that cannot be trusted."""
-    audit.export(ledger_of(path)[1].ledger, out)
+    run, place = ledger_of(path)
+    _note_reading(run, "export", out=str(out))
+    audit.export(place.ledger, out)
 
 
 def back_up_run(path: Path, out: Path) -> int:
-    """Copy a ledger, verified, to a file; returns how many entries it has."""
+    """Copy a ledger, verified, to a file; return how many entries it has."""
     return back_up(*ledger_of(path), out)
 
 
 def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
-    """Write the audit log to ``out``, going on where it ends, or yield its lines; ``follow``: and every new one."""
-    place = ledger_of(path)[1].ledger
-    last = audit.START if out is None else audit.last_of(out)
-    lines = audit.follow(place, last) if follow else audit.lines_after(place, last)
+    """Yield the lines of the audit log, or append the new ones to ``out``; ``follow``: and every one to come."""
+    run, place = ledger_of(path)
+    actions = None if run is None else run.actions
+    end = audit.START if out is None else audit.log_end(out)
+    lines = audit.follow(place.ledger, end, actions) if follow else audit.lines_after(place.ledger, end, actions)
     if out is None:
         yield from (line for _, line in lines)
         return
-    # For its owner only: lines name who asked, and when.
     descriptor = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.fchmod(descriptor, 0o600)  # a log that exists too: its lines name who asked, and when
     with open(descriptor, "a", encoding="utf-8") as file:  # noqa: PTH123 - of the descriptor, with its rights
-        for _, line in lines:
+        for last, line in lines:
+            end = last
             file.write(line + "\n")
             if follow:
                 file.flush()
+    say(f"{out} ends with the head {end.chain}; note it elsewhere, for --check.")
+
+
+def check_audit_log(log: Path, head: str) -> Output:
+    """Verify an audit log against a head that was noted elsewhere. LedgerError where it does not hold."""
+    count, number, last = audit.check_log(log, head)
+    words = f"{log}: {count} lines, none changed; line {number} has the head, the last line has {last}"
+    return Output(facts={"file": log, "lines": count, "head_line": number, "head": last}, words=words)
+
+
+def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
+    """Note that an operator reads private entries; where the folder cannot be written, say so and go on."""
+    try:
+        # Who can read the files needs no command for it: refusing here would protect nothing.
+        audit.note_action(None if run is None else run.actions, event, **facts)
+    except LedgerError as error:
+        say(f"not noted in the journal: {error}")
 
 
 def last_charges(path: Path, count: int) -> Output:
-    """The last ``count`` charges."""
-    rows: Sequence[Any] = list(audit.rows(ledger_of(path)[1].ledger))[-count:]
-    names = [field.name for field in dataclasses.fields(audit.Row)]
+    """Return the last ``count`` charges."""
+    run, place = ledger_of(path)
+    _note_reading(run, "show", last=count)
+    rows: Sequence[Any] = list(audit.rows(place.ledger))[-count:]
+    names = [field.name for field in dataclasses.fields(audit.ChargeRow)]
     table = listing(*("charged (UTC)" if name == "at_s" else name for name in names))
     for row in rows:
         shown_row = dataclasses.replace(row, key=row.key[:_KEY_SHOWN])
@@ -293,14 +296,17 @@ def last_charges(path: Path, count: int) -> Output:
 
 
 def _cell(name: str, value: Any) -> str:
-    """A value for people: times as dates, and nothing where nothing is known."""
+    """Return a value as text: a time as a date, None as nothing."""
     if name == "at_s":
         return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}" if value else ""
     return "" if value is None else str(value)
 
 
 def describe_totals(*, data: str | None, delta: float) -> Output:
-    """What all releases cost together, per data set, unit and relation. OdometerError, and for a data set without."""
+    """Return what all releases cost together, per data set, unit and relation.
+
+    OdometerError for a damaged odometer, and where no release on ``data`` is counted.
+    """
     totals = Odometer().totals(delta=delta, data=data)
     if data is None and not totals:
         return Output(facts={"totals": []}, words="No release is counted yet.")
@@ -320,11 +326,8 @@ def describe_totals(*, data: str | None, delta: float) -> Output:
     return Output(facts={"totals": totals}, words=table)
 
 
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
 def own_limit(*, epsilon: float | None, queries: int | None, per_day: float | None) -> OwnLimit:
-    """The limit that the options mean. ConfigError for one that is none."""
+    """Return the limit with these options. ConfigError for one out of range."""
     try:
         return OwnLimit(epsilon=epsilon, max_queries=queries, per_day=per_day)
     except ValueError as error:
@@ -332,7 +335,7 @@ def own_limit(*, epsilon: float | None, queries: int | None, per_day: float | No
 
 
 def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | None) -> str:
-    """Make a token for a new name; returns it. It is kept nowhere. RunFolderError for a run that no service serves."""
+    """Make a token for a new name and return it; it is stored nowhere. RunFolderError for a run without teachers."""
     if role == "operator":
         _require_no_quota(limit)
     expires_s = None if expires is None else moment(expires)
@@ -342,18 +345,23 @@ def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | No
             f"{root}: a run of {config.method} that has no teachers to ask, so that no service takes a token for it; "
             "its published student takes none (`fairpate serve --student`)."
         )
-    # Asked of the ledger only where a limit is given: without one, a token is made while its database is down.
+    # The ledger is asked only where a limit is given: without one, a token can be made while its database is down.
     before = NO_LIMIT if limit == NO_LIMIT else _ledger_limits(root).get(name, NO_LIMIT)
+    _note_tokens(root, "add", name, role=role)
     return auth.change(
-        _path(root),
+        run_at(root).tokens,
         lambda store: auth.added(
             store, name, role=role, limit=limit, before=before, expires_s=expires_s, now_s=time.time()
         ),
     )
 
 
+def _note_tokens(root: Path, change: str, name: str, **facts: object) -> None:
+    audit.note_action(run_at(root).actions, "tokens", change=change, name=name, **facts)
+
+
 def _ledger_limits(root: Path) -> Mapping[str, OwnLimit]:
-    """What each name may spend, as the ledger has it: a token store that was lost knows no limit."""
+    """Return what each name may spend, from the ledger: a token store that was lost has no limits."""
     run = run_at(root)
     return stored_limits(place_of(run).ledger) if has_ledger(run) else {}
 
@@ -364,14 +372,18 @@ def _require_no_quota(own: OwnLimit) -> None:
 
 
 def rotate(root: Path, name: str, *, keep_old: str) -> str:
-    """Make another token for a name; returns it. Those before end after ``keep_old``."""
+    """Make another token for a name and return it. Earlier ones end after ``keep_old``."""
     ends_s = moment(keep_old)
-    return auth.change(_path(root), lambda store: auth.rotated(store, name, old_expires_s=ends_s, now_s=time.time()))
+    _note_tokens(root, "rotate", name)
+    return auth.change(
+        run_at(root).tokens, lambda store: auth.rotated(store, name, old_expires_s=ends_s, now_s=time.time())
+    )
 
 
 def expire(root: Path, name: str, when: str) -> None:
     """Let the tokens of a name end at a moment, or never."""
     expires_s = None if when == "never" else moment(when)
+    _note_tokens(root, "expire", name, when=when)
     _change(root, lambda store: auth.expired(store, name, expires_s=expires_s))
 
 
@@ -383,20 +395,27 @@ def limit(root: Path, name: str, own: OwnLimit) -> None:
             _require_no_quota(own)
         return auth.limited(store, name, own)
 
+    _note_tokens(root, "limit", name, limit=dataclasses.asdict(own))
     _change(root, limited)
 
 
 def revoke(root: Path, name: str) -> None:
-    """Take all tokens of a name away; what it was charged with and its limit stay."""
+    """Remove all tokens of a name; its charges and its limit stay."""
+    _note_tokens(root, "revoke", name)
     _change(root, lambda store: auth.revoked(store, name))
 
 
 def describe(root: Path) -> Output:
-    """Whose tokens there are, until when, under which limits; and limits of names that have no token here."""
-    path, now_s = _path(root), time.time()
+    """Return all tokens with name, role, end and limit, and the limits of names without a token here."""
+    path, now_s = run_at(root).tokens, time.time()
     store = auth.read_store(path) if path.exists() else TokenStore()
-    # A change waits in the store until a service writes it into the ledger, which never forgets one.
-    limits = {**_limits_to_show(root), **store.limits}
+    try:
+        in_ledger = _ledger_limits(root)
+    except LedgerError as error:  # tokens can be listed while the ledger's database is down
+        in_ledger = {}
+        say(f"limits that are in the ledger alone are not shown: {error}")
+    # A change waits in the store until a service writes it into the ledger, which keeps it.
+    limits = {**in_ledger, **store.limits}
     others = sorted({name for name, own in limits.items() if own != NO_LIMIT} - {token.name for token in store.tokens})
     if not store.tokens and not others:
         return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
@@ -416,21 +435,12 @@ def describe(root: Path) -> Output:
     return Output(facts={"tokens": found}, words=table)
 
 
-def _limits_to_show(root: Path) -> Mapping[str, OwnLimit]:
-    """The ledger's, where it can be read: tokens are listed, and revoked, while its database is down too."""
-    try:
-        return _ledger_limits(root)
-    except LedgerError as error:
-        say(f"limits that stand in the ledger alone are not shown: {error}")
-        return {}
-
-
 def _limit_words(own: OwnLimit) -> list[str]:
     return ["" if value is None else f"{value:g}" for value in (own.epsilon, own.max_queries, own.per_day)]
 
 
 def moment(text: str) -> float:
-    """Seconds since 1970 of `30d`, `12h`, `90m` or `0s` from now, or of a date such as 2027-01-31 (UTC)."""
+    """Return `30d`, `12h`, `90m` or `0s` from now, or a date such as 2027-01-31 (UTC), as seconds since 1970."""
     try:
         if found := re.fullmatch(r"(\d{1,9})([smhd])", text):
             date = datetime.now(UTC) + timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
@@ -442,11 +452,7 @@ def moment(text: str) -> float:
 
 
 def _change(root: Path, function: Callable[[TokenStore], TokenStore]) -> None:
-    auth.change(_path(root), lambda store: (function(store), None))
-
-
-def _path(root: Path) -> Path:
-    return run_at(root).tokens
+    auth.change(run_at(root).tokens, lambda store: (function(store), None))
 
 
 def _text(at_s: float) -> str:

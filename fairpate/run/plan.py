@@ -96,8 +96,8 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     """
     if isinstance(config, VotingMethod):
         asked = config.queried(dataset)
-        events = config.plan(asked).all_events(config.num_fitting(dataset), num_classes=dataset.num_classes)
-        return price(events, delta=config.target.delta, relation=events[0].relation)
+        event = config.plan(asked).worst_case(config.num_fitting(dataset))
+        return price([event], delta=config.target.delta, relation=event.relation)
     if not (isinstance(config, PrivateMethod) and config.is_private):
         return None
     unit = config.unit_of(dataset)

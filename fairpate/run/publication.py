@@ -53,7 +53,6 @@ from fairpate.methods.label_queries import Spending
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.report.figures import class_label, slices_picture
 from fairpate.report.frontier import Point, by_panel
@@ -369,7 +368,6 @@ def guarantee_of(statement: PrivacyStatement) -> Guarantee:
         events=[described_event(event, statement.unit) for event in events]
         if queries is None
         else [f"{queries.submitted} queries to {_voters(statement)}, every one priced at its worst case"],
-        epsilon_sanitised=None if queries is None else queries.epsilon_sanitised,
         not_protected=statement.not_protected,
         remarks=statement.remarks,
         earlier_releases=statement.earlier_releases or 0,
@@ -492,9 +490,9 @@ def _voting(spending: Spending, statement: PrivacyStatement, headline: Evaluatio
 
 def _private_report(public: PublicReport, spending: Spending, without_privacy: WithoutPrivacy | None) -> PrivateReport:
     submitted = range(len(spending.charges_Q))
-    events: list[Event] = [spending.drawn(0, len(submitted)), *spending.publications]
-    best = accountant.epsilon_data_dependent(events, target_delta=spending.target_delta)
-    depends_on_votes = events[0].data_dependent
+    drawn = spending.drawn(0, len(submitted))
+    best = accountant.epsilon_data_dependent([drawn], target_delta=spending.target_delta)
+    depends_on_votes = drawn.data_dependent
     worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
     assert public.voting is not None
     beforehand_Q = public.voting.epsilon_course_Q
@@ -506,9 +504,7 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
             for query in stepwise(submitted)
         ],
         epsilon_data_dependent_course_Q=_course(
-            spending,
-            lambda a, b: accountant.rdp_data_dependent([spending.drawn(a, b)]),
-            accountant.rdp(spending.publications),
+            spending, lambda a, b: accountant.rdp_data_dependent([spending.drawn(a, b)])
         )
         if depends_on_votes
         else beforehand_Q,
@@ -536,29 +532,24 @@ def _votes_of(spending: Spending) -> dict[str, Any]:
 
 def _course_beforehand(spending: Spending) -> Sequence[float]:
     """Epsilon after each query, whatever the votes: as :func:`_course`, or by loss distributions where there are."""
-    submitted, publications = len(spending.charges_Q), spending.publications
-    if not accountant.has_loss_distributions([spending.submitted(0, submitted), *publications]):
-        return _course(spending, lambda a, b: accountant.rdp([spending.submitted(a, b)]), accountant.rdp(publications))
+    submitted = len(spending.charges_Q)
+    if not accountant.has_loss_distributions([spending.submitted(0, submitted)]):
+        return _course(spending, lambda a, b: accountant.rdp([spending.submitted(a, b)]))
     # Composing is slow, and the course bends most at its start.
     ends = np.unique(np.ceil(submitted * np.linspace(0, 1, _MAX_COMPOSED_POINTS + 1)[1:] ** 2).astype(int)).tolist()
     epsilons = [
-        accountant.least_epsilon([spending.submitted(0, end), *publications], target_delta=spending.target_delta)
+        accountant.least_epsilon([spending.submitted(0, end)], target_delta=spending.target_delta)
         for end in stepwise(ends)
     ]
     course: list[float] = np.interp(np.arange(1, submitted + 1), ends, epsilons).tolist()
     return course
 
 
-def _course(
-    spending: Spending, price: Callable[[int, int], FloatArray], before_A: FloatArray | None = None
-) -> Sequence[float]:
-    """Epsilon after each query: exact at up to 200 of them, the last included, straight lines between.
-
-    ``before_A`` is spent from the start: a publication that was planned.
-    """
+def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> Sequence[float]:
+    """Epsilon after each query: exact at up to 200 of them, the last included, straight lines between."""
     submitted = len(spending.charges_Q)
     ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))
-    curve_A = np.zeros(len(DEFAULT_ORDERS)) if before_A is None else before_A
+    curve_A = np.zeros(len(DEFAULT_ORDERS))
     epsilons, start = [], 0
     for end in stepwise(ends.tolist()):
         # Curves add up, so that each query is priced once, not again for every point after it.

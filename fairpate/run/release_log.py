@@ -682,7 +682,7 @@ class LedgerMeter:
         self._meter, self._terms = meter, terms
         self._planned = queries_that_fit(terms, planned) if planned else 0
         self._unit, self._plan = unit, plan
-        self._settled, self._held = 0, (0, 0)
+        self._settled, self._held = 0, 0
         self._ledger: Ledger | None = None
 
     def open(self, ledger: Ledger) -> None:
@@ -699,14 +699,14 @@ class LedgerMeter:
 
     def settle(self, ledger: Ledger) -> None:
         """Count what the ledger holds, no more."""
-        self._settled, publications = ledger.num_reservations, len(ledger.publications)
+        self._settled = ledger.num_reservations
         # A ledger that was opened and never asked is no release.
         if self._settled or self._meter.stored() is not None:
-            self._store(self._settled, publications, enforce=False)
+            self._store(self._settled, enforce=False)
 
-    def __call__(self, num_reservations: int, num_publications: int) -> None:
+    def __call__(self, num_reservations: int) -> None:
         """Make room for so many in all, durably. LedgerError where a limit has none."""
-        if num_reservations <= self._held[0] and num_publications <= self._held[1]:
+        if num_reservations <= self._held:
             return
         if self._ledger is not None:  # so many it has for good: an older copy of its files is known by them
             self._settled = self._ledger.num_reservations
@@ -714,26 +714,21 @@ class LedgerMeter:
         ahead = num_reservations + _BLOCK - 1
         try:
             # No further than the ledger's own budget: room beyond it could never be charged.
-            self._store(max(num_reservations, queries_that_fit(self._terms, ahead)), num_publications, enforce=True)
+            self._store(max(num_reservations, queries_that_fit(self._terms, ahead)), enforce=True)
         except LimitReachedError:
             # Near the limit a whole block has no room, and what is asked may have.
-            self._store_exactly(num_reservations, num_publications)
+            try:
+                self._store(num_reservations, enforce=True)
+            except LimitReachedError as error:
+                raise LedgerError(str(error)) from error
 
-    def _store_exactly(self, num_reservations: int, num_publications: int) -> None:
-        try:
-            self._store(num_reservations, num_publications, enforce=True)
-        except LimitReachedError as error:
-            raise LedgerError(str(error)) from error
-
-    def _store(self, num_reservations: int, num_publications: int, *, enforce: bool) -> None:
+    def _store(self, num_reservations: int, *, enforce: bool) -> None:
         count = max(num_reservations, self._planned) if num_reservations else 0
-        publication = self._terms.publication
-        publications = [] if publication is None else [publication] * num_publications
-        # At their worst case: statements publish the odometer's sums, which must not follow from votes.
-        events = [of_teachers(event, self._unit) for event in (self._terms.mechanism.worst_case(count), *publications)]
+        # At their worst case: statements publish the odometer's sums, which must not depend on votes.
+        events = [of_teachers(self._terms.mechanism.worst_case(count), self._unit)]
         noise, plan = self._terms.noise, self._plan
         self._meter.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
-        self._held = (num_reservations, num_publications)
+        self._held = num_reservations
 
 
 def _is_copy(run: RunDirectory, stored: Release) -> bool:

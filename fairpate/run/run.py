@@ -168,7 +168,7 @@ def check_queries(config: VotingMethod, dataset: Dataset, meter: Meter, reporter
     planned = plan.settings.num_queries
     # What is counted was admitted; the ledger's own meter asks for whatever is charged beyond it.
     if meter.stored() is None:
-        meter.check(plan.all_events(num_fitting, num_classes=dataset.num_classes), noise=plan.source.label)
+        meter.check([plan.worst_case(num_fitting)], noise=plan.source.label)
     if planned is not None and num_fitting < planned:
         reporter.note("budget", f"has room for {num_fitting} of {planned} queries; the others will not be asked")
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import FastAPI
 
+from aggregator.audit import note_action
 from aggregator.budgets import QuotaRule
 from aggregator.ledger import Ledger
 from aggregator.service.auth import LiveTokens, read_tokens
@@ -177,6 +178,8 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
         meter = Meter(run, Odometer(state), data=dataset.name, method=config.method)
         ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand)
+        if take_over:
+            note_action(run.actions, "take over")
         ledger = open_ledger(run, terms, queries, create=False, meter=ledger_meter, take_over=take_over)
         return ledger, AggregatorSession(ledger, source=plan.source)
 

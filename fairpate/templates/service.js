@@ -210,7 +210,6 @@ function showAbout() {
   byId("by-features").hidden = !about.takes_posted;
   byId("columns").replaceChildren(...(about.form ?? []).map(column));
   choose();
-  byId("publication").hidden = !(about.may_publish && about.caller.role === "operator");
 }
 
 function column(field, place) {
@@ -449,7 +448,6 @@ function showFacts(seen) {
   const most = `99 % within ${ms(latency.p99_ms)}, of the last ${count(latency.count)}`;
   const room = seen.disk_free_bytes === null ? "not known" : `${count(Math.round(seen.disk_free_bytes / 1e6))} MB`;
   const verified = `${counted(chain.entries, "entry", "entries")} verified at ${time(chain.at_s)}`;
-  const published = seen.epsilon_sanitised;
   describe("facts", [
     ["Voters", reasons.includes("votes") ? "not all answer" : "all answer"],
     ["Ledger", reasons.includes("ledger") ? "cannot be reached or written" : "is written"],
@@ -459,7 +457,6 @@ function showFacts(seen) {
     ["Last backup", seen.last_backup_s === null ? "none is known" : time(seen.last_backup_s)],
     ["Chain of the ledger", chain.fault || verified],
     ["Data-dependent ε", `${decimal(seen.epsilon_data_dependent)} (not to be published)`],
-    ["Published of it", published === null ? "nothing, or it is out of date" : `ε ${decimal(published)}`],
     ["Started", time(seen.started_s)],
   ]);
 }
@@ -547,8 +544,6 @@ function begin() {
   for (const button of document.querySelectorAll("[data-format]")) button.addEventListener("click", download);
   byId("verify").addEventListener("click", () => act("v1/operator/verification", "verified", ({ fault, entries }) =>
     fault || `${counted(entries, "entry holds", "entries hold")}.`));
-  byId("publish").addEventListener("click", () => act("v1/operator/publication", "published", (told) =>
-    `ε ${decimal(told.epsilon_sanitised)} may be published.`));
   choose();
   if (needsToken && !sessionStorage.getItem(TOKEN)) leave("");
   else enter();

@@ -444,24 +444,3 @@ def test_replies_leave_at_whole_multiples_of_the_step(elapsed_s, step_s):
     steps = (elapsed_s + wait_s) / step_s
     assert steps == pytest.approx(round(steps), abs=1e-6)
     assert until_next_step(elapsed_s, 0) == 0
-
-
-def test_a_published_price_is_for_operators_to_ask_and_for_everybody_to_read(http):
-    assert http.post("/v1/operator/publication").status_code == 403
-    http.post("/v1/queries", json={"queries": [{"id": n} for n in range(40)]})
-    told = http.post("/v1/operator/publication", headers=AS_OPERATOR).json()
-    statement = http.get("/v1/statement").json()
-    assert statement["epsilon_sanitised"] == told["epsilon_sanitised"] > 0
-    assert told["queries_submitted"] == statement["queries_submitted"]
-    assert statement["epsilon"] > statement["epsilon_submitted"]
-    assert http.post("/v1/operator/publication", headers=AS_OPERATOR).json() == told
-    http.post("/v1/queries", json={"queries": [{"id": n} for n in range(290, 300)]})
-    assert http.get("/v1/statement").json()["epsilon_sanitised"] is None
-
-
-def test_without_a_plan_a_price_is_not_published(tmp_path):
-    terms = dataclasses.replace(TERMS, publication=None)
-    with running(tmp_path / "ledger.sqlite", terms=terms, tokens=tokens_of_both_roles()) as url:
-        response = httpx.post(f"{url}/v1/operator/publication", headers=AS_OPERATOR)
-    assert response.status_code == 409
-    assert "without a plan" in response.json()["errors"][0]["remedy"]

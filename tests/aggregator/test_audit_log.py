@@ -9,7 +9,7 @@ import time
 import pytest
 from serving import POOL, TERMS, table_votes
 
-from aggregator.audit import START, follow, last_of, lines_after
+from aggregator.audit import START, check_log, follow, lines_after, log_end, note_action
 from aggregator.chain import LedgerError
 from aggregator.ledger import Asker, Ledger, OwnLimit
 from aggregator.session import AggregatorSession, Query
@@ -24,7 +24,7 @@ def place(request, tmp_path):
 
 
 def use(place, *, salt=0):
-    """Two callers who ask, a limit, a publication."""
+    """Two callers who ask, and a limit."""
 
     def vote(queries):
         by_key = {POOL.question(number).query.key: POOL.question(number) for number in range(len(POOL))}
@@ -40,7 +40,6 @@ def use(place, *, salt=0):
         ask(range(40), Asker("alice", "r1"))
         session.limit("bob", OwnLimit(max_queries=20))
         ask(range(30, 70), Asker("bob", "r2"))
-        session.publish()
 
 
 def log_of(place):
@@ -50,8 +49,8 @@ def log_of(place):
 def test_every_charge_names_who_what_and_when(place):
     use(place)
     lines = log_of(place)
-    assert [line["event"] for line in lines] == ["charge", "stored", "limit", "charge", "stored", "publication"]
-    assert [line["entry"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [line["event"] for line in lines] == ["charge", "stored", "limit", "charge", "stored"]
+    assert [line["entry"] for line in lines] == [1, 2, 3, 4, 5]
     (by_alice,), (by_bob,) = lines[0]["charges"], lines[3]["charges"]
     assert (by_alice["caller"], by_alice["request"]) == ("alice", "r1")
     assert by_alice["keys"] == [POOL.question(number).query.key for number in range(40)]
@@ -67,7 +66,7 @@ def test_with_other_votes_and_other_noise_the_log_is_the_same(tmp_path):
     for salt in (0, 1):
         path = tmp_path / f"{salt}.sqlite"
         use(path, salt=salt)
-        logs.append([{k: v for k, v in line.items() if k not in ("at", "digest")} for line in log_of(path)])
+        logs.append([{k: v for k, v in line.items() if k not in ("at", "digest", "chain")} for line in log_of(path)])
     assert logs[0] == logs[1]
     assert not re.search("vote|label|answer|refus|verdict|epsilon_data", json.dumps(logs))
 
@@ -78,15 +77,15 @@ def test_a_log_goes_on_where_it_ends_also_after_a_line_was_cut(place, tmp_path):
     log = tmp_path / "audit.jsonl"
     for written in ("", whole[0] + "\n", whole[0] + "\n" + whole[1][:10], whole[0][:5]):
         log.write_text(written)
-        rest = [line for _, line in lines_after(place, last_of(log))]
+        rest = [line for _, line in lines_after(place, log_end(log))]
         assert log.read_text().splitlines() + rest == whole
 
 
 @pytest.mark.parametrize("text", ["notes of mine", "notes\nand more", "{}", '{"entry": 1}\nnotes', "\n\n"])
 def test_of_a_file_that_is_no_log_nothing_is_cut_off(tmp_path, text):
     (tmp_path / "notes.txt").write_text(text)
-    with pytest.raises(LedgerError, match="is no audit log"):
-        last_of(tmp_path / "notes.txt")
+    with pytest.raises(LedgerError, match="is not an audit log"):
+        log_end(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == text
 
 
@@ -98,11 +97,11 @@ def test_a_log_of_what_the_ledger_lacks_is_a_witness(tmp_path):
     with pytest.raises(LedgerError, match="rolled back, or the log is another"):
         list(lines_after(other, last))
     with pytest.raises(LedgerError, match="entry 5 was changed"):
-        list(lines_after(other, last._replace(number=4)))
+        list(lines_after(other, last._replace(entry=last.entry._replace(number=4))))
     log = tmp_path / "no-log"
     log.write_text("something else\n")
-    with pytest.raises(LedgerError, match="no audit log"):
-        last_of(log)
+    with pytest.raises(LedgerError, match="not an audit log"):
+        log_end(log)
 
 
 def test_it_follows_a_ledger_that_is_written(path):
@@ -118,4 +117,58 @@ def test_it_follows_a_ledger_that_is_written(path):
             ledger.limit("alice", OwnLimit(max_queries=number))
             time.sleep(0.01)
         reader.join(20)
-    assert [head.number for head, _ in seen] == list(range(1, 11))
+    assert [end.entry.number for end, _ in seen] == list(range(1, 11))
+
+
+@pytest.fixture
+def log(place, tmp_path):
+    """A log of a ledger and of what its operators did."""
+    use(place)
+    actions = tmp_path / "actions.jsonl"
+    note_action(actions, "tokens", change="add", name="josé\u2028")
+    note_action(actions, "take over")
+    log = tmp_path / "audit.jsonl"
+    log.write_text("".join(line + "\n" for _, line in lines_after(place, START, actions)), encoding="utf-8")
+    return log
+
+
+def test_actions_of_operators_are_in_the_log(place, tmp_path, log):
+    end, actions = log_end(log), tmp_path / "actions.jsonl"
+    assert (end.entry.number, end.action.number) == (5, 2)
+    assert actions.stat().st_mode & 0o777 == 0o600
+    note_action(actions, "restore", copy="c")
+    ((end, line),) = lines_after(place, end, actions)
+    assert (json.loads(line)["event"], end.action.number) == ("restore", 3)
+    with actions.open("ab") as file:
+        file.write(b'{"action": 4, "a')  # a crash left a part of a line
+    note_action(actions, "show", last=1)
+    assert [json.loads(line)["event"] for _, line in lines_after(place, end, actions)] == ["show"]
+
+
+@pytest.mark.parametrize("edit", ["cut", "changed", "anew"])
+def test_a_journal_that_was_cut_or_edited_is_refused(place, tmp_path, log, edit):
+    actions = tmp_path / "actions.jsonl"
+    lines = actions.read_text(encoding="utf-8").split("\n")
+    if edit == "changed":
+        lines[0] = lines[0].replace("add", "end")
+    actions.write_text("\n".join(lines) if edit == "changed" else "", encoding="utf-8")
+    if edit == "anew":
+        note_action(actions, "restore")
+        note_action(actions, "take over")
+    with pytest.raises(LedgerError, match=r"action [12].*(was changed|it was cut)"):
+        list(lines_after(place, log_end(log), actions))
+
+
+def test_a_log_is_checked_against_a_head_that_was_noted(log):
+    lines = log.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    heads = [json.loads(line)["chain"] for line in lines]
+    assert check_log(log, heads[2]) == (7, 3, heads[-1])
+    log.write_text("\n".join(lines[:5]) + "\n", encoding="utf-8")
+    assert check_log(log, heads[4]) == (5, 5, heads[4])
+    with pytest.raises(LedgerError, match="none of its 5 lines has the head"):
+        check_log(log, heads[-1])
+    for edited in ([*lines[:2], *lines[3:]], [lines[0].replace("alice", "carol"), *lines[1:]], [*lines, lines[-1]]):
+        log.write_text("\n".join(edited) + "\n", encoding="utf-8")
+        for read in (lambda: check_log(log, heads[-1]), lambda: log_end(log)):
+            with pytest.raises(LedgerError, match="was changed or removed"):
+                read()

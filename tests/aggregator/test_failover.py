@@ -5,7 +5,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from local_postgres import programs
+from ledger_terms import TERMS
+from local_postgres import Server, programs
+
+from aggregator import audit
+from aggregator.chain import UnreachableError
+from aggregator.ledger import Ledger, open_reader
 
 pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
 
@@ -20,3 +25,17 @@ def test_after_a_promotion_every_answer_is_there_and_no_other():
         told = run(Path(folder), rounds=2, generator=random.Random(1))
     assert (told["failovers"], told["answers lost or doubled"]) == (2, 0)
     assert told["answers given"] > 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(programs() is None, reason="PostgreSQL is not installed")
+def test_a_standby_is_refused_for_reading_and_is_not_taken_for_a_broken_ledger():
+    with tempfile.TemporaryDirectory(prefix="fairpate-standby-") as folder:
+        Path(folder).chmod(0o755)
+        with Server(Path(folder) / "primary") as primary:
+            with Ledger(primary.url("kept"), TERMS):
+                pass
+            with Server(Path(folder) / "standby", standby_of=primary) as standby:
+                for read in (audit.verify, open_reader):
+                    with pytest.raises(UnreachableError, match="is a standby, which takes no writes and may lag"):
+                        read(standby.url("kept"))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from ledger_terms import TERMS
 
-from aggregator.audit import START, lines_after
-from aggregator.chain import LedgerError, canonical, ledger_files, noted_head
+from aggregator.chain import LedgerError
 from aggregator.ledger import Asker, Ledger, OwnLimit
 from aggregator.mechanism import Outcome
+from aggregator.sqlite import ledger_files, noted_head
 
 VOTES = np.array([[40, 15, 5]])
 ANSWER, REFUSAL = Outcome(verdict="answer", label=0), Outcome(verdict="fairness")
@@ -50,17 +50,6 @@ def test_text_that_could_not_be_read_again_is_never_stored(path):
         ledger.reserve(["key"], [1], VOTES, [Asker("josé 🙂", "r")])
     with Ledger(path, TERMS) as ledger:
         assert ledger.charged_by_caller == {"josé 🙂": 1}
-
-
-def test_a_ledger_of_an_earlier_version_that_holds_such_text_opens(path, monkeypatch):
-    monkeypatch.setattr("aggregator.ledger.entry_text", canonical)
-    with Ledger(path, TERMS) as ledger:
-        ledger.commit(ledger.reserve(["key"], [1], VOTES, [Asker("jos\udce9", "r")]), [ANSWER])
-    monkeypatch.undo()
-    with Ledger(path, TERMS) as ledger:
-        assert ledger.outcome("key") == ANSWER
-        assert ledger.charged_by_caller == {"jos?": 1}
-    assert "jos?" in next(lines_after(path, START))[1]
 
 
 def test_an_entry_that_is_no_json_is_named(path, monkeypatch):

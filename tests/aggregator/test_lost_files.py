@@ -11,8 +11,9 @@ from serving import TERMS, running
 from stored_ledgers import ANSWER, REFUSAL, fill, holds_all, reserve
 
 from aggregator import sqlite
-from aggregator.chain import LedgerError, head_path, ledger_files
+from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
+from aggregator.sqlite import head_path, ledger_files
 
 NAMES = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.head")
 SUBSETS = [chosen for count in range(1, 5) for chosen in itertools.combinations(NAMES, count)]

@@ -17,11 +17,10 @@ from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Outcome, label
 from aggregator.service.routes import statement_json
 from aggregator.service.wire import PublicPool, reply_json
 from aggregator.service.writer import Books
-from aggregator.session import AggregatorSession, PublicationError, SessionResult, answer_queries
+from aggregator.session import AggregatorSession, SessionResult, answer_queries
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget, IntArray, MechanismParameters, VoteBatch
 
 PARAMETERS = {"threshold": 30, "threshold_stddev_votes": 10, "noise_stddev_votes": 6}
@@ -229,15 +228,6 @@ def test_what_a_ledger_releases_is_fixed_when_it_is_made(tmp_path: Path) -> None
     Ledger(path, dataclasses.replace(TERMS, mechanism=LABELS)).close()
     with pytest.raises(LedgerError, match=r"mechanism = .*confident_gnmax.*cannot go on with .*confident_counts"):
         Ledger(path, TERMS)
-
-
-def test_the_data_dependent_cost_of_counts_cannot_be_published(tmp_path: Path) -> None:
-    planned = dataclasses.replace(TERMS, publication=SmoothRelease(order=10, beta=0.01, noise_stddev=0.5))
-    with Ledger(tmp_path / "ledger.sqlite", planned) as ledger:
-        session = AggregatorSession(ledger, source=SeededSource(0))
-        ask(ledger, 3)
-        with pytest.raises(PublicationError, match="does not depend on votes"):
-            session.publish()
 
 
 def test_the_service_tells_the_label_alone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from fairpate.http_requests import RequestRate
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 WITH_INPUT = ("POST /v1/queries", "GET /v1/queries/{key}", "POST /v1/estimate", "GET /v1/operator/ledger")
 WITH_INPUT += ("POST /v1/answers",)
-WITHOUT = ("GET /v1/budget", "GET /v1/statement", "GET /metrics", "POST /v1/operator/publication")
+WITHOUT = ("GET /v1/budget", "GET /v1/statement", "GET /metrics")
 WITHOUT += ("GET /livez", "GET /readyz", "GET /healthz", "GET /v1/about", "GET /v1/state", "GET /v1/me")
 WITHOUT += ("GET /v1/operator/overview", "GET /v1/operator/metrics", "POST /v1/operator/verification")
 STREAMS = ("GET /v1/events", "GET /v1/operator/events")

@@ -25,13 +25,12 @@ from aggregator.service import writer
 from aggregator.service.routes import statement_json
 from aggregator.service.wire import PublicPool
 from aggregator.service.writer import Books
-from aggregator.session import AggregatorSession, OverBudget, PublicationError, Query, VotesUnavailableError
+from aggregator.session import AggregatorSession, OverBudget, Query, VotesUnavailableError
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import NoiseSource, SeededSource, discrete_gaussians
 from fairpate.privacy.events import PoissonGaussians
 from fairpate.privacy.mechanism_events import NeighbourVotes, VoteTables, event_from, event_json
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Budget, GateRule, IntArray
 
 NEAREST, SEED = 50, 7
@@ -177,10 +176,9 @@ def test_blocks_change_no_outcome(tmp_path: Path) -> None:
 
 
 def test_a_price_that_does_not_depend_on_votes_is_the_same_for_the_operator(tmp_path: Path) -> None:
-    """So a budget on it stops where the other does, and there is nothing to publish of it."""
+    """So a budget on it stops where the other does."""
     limit = dataclasses.replace(TERMS.budget, kind="data_dependent")
-    plan = SmoothRelease(order=3.0, beta=0.05, noise_stddev=5.0)
-    with Ledger(tmp_path / "ledger.sqlite", dataclasses.replace(TERMS, budget=limit, publication=plan)) as ledger:
+    with Ledger(tmp_path / "ledger.sqlite", dataclasses.replace(TERMS, budget=limit)) as ledger:
         asked = session(ledger)
         replies = asked.ask(queries(1000), near)
         count = ledger.num_reservations
@@ -188,8 +186,6 @@ def test_a_price_that_does_not_depend_on_votes_is_the_same_for_the_operator(tmp_
         books = Books(ledger=ledger, session=asked)
         worst = accountant.epsilon([TERMS.mechanism.worst_case(count)], target_delta=1e-5).epsilon
         assert books.price.epsilon(ledger, count) == pytest.approx(worst, rel=1e-9)
-        with pytest.raises(PublicationError, match="does not depend on votes"):
-            asked.publish()
     assert isinstance(replies[-1], OverBudget)
 
 

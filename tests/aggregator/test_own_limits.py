@@ -268,3 +268,13 @@ def test_a_caller_s_own_quota_counts_what_was_charged_before_it():
 def test_a_limit_that_limits_nothing_or_all_is_refused(values):
     with pytest.raises(ValueError, match=next(iter(values))):
         OwnLimit(**values)
+
+
+def test_a_clock_that_is_set_back_and_corrected_refills_no_quota():
+    ledger, quotas = Charged(), Quotas(QuotaRule(max_queries=10, period_s=100))
+    ledger.charge("alice", 8, 1000.0)
+    refusal = quotas.refusal(ledger, "alice", 4, now_s=900.0)
+    assert (refusal.allowed_now, refusal.retry_after_s) == (2, pytest.approx(100 + 20))
+    ledger.charge("alice", 2, 900.0)
+    assert quotas.room(ledger, "alice", now_s=1000.0) == pytest.approx(0)
+    assert Quotas(QuotaRule(max_queries=10, period_s=100)).room(ledger, "alice", now_s=1010.0) == pytest.approx(1)

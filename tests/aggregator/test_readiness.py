@@ -11,8 +11,7 @@ import httpx
 import pytest
 from serving import TERMS, ids, open_backend, running
 
-from aggregator.chain import open_anchor
-from aggregator.ledger import Ledger
+from aggregator.ledger import Ledger, open_anchor
 
 NOBODY_LOOKS = 3600.0
 _SHARED_S = 0.25  # one look answers all who ask within this time

@@ -10,23 +10,21 @@ import numpy as np
 import pytest
 from ledger_terms import MECHANISM, TERMS
 
-from aggregator.budgets import epsilon_fixed_beforehand, open_filter
+from aggregator.budgets import epsilon_fixed_beforehand
 from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
 from aggregator.mechanism import ConfidentGnmax, Outcome
 from aggregator.session import (
     AggregatorSession,
     OverBudget,
-    PublicationError,
     Query,
     VotesUnavailableError,
     answer_queries,
     query_key,
 )
-from fairpate.privacy.accountant import epsilon, epsilon_data_dependent, rdp_data_dependent
+from fairpate.privacy.accountant import epsilon, epsilon_data_dependent
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Answer, Budget, Refusal, VoteBatch
 
 
@@ -237,77 +235,6 @@ def test_a_process_killed_between_reserve_and_commit_loses_budget_and_nothing_el
         assert ledger.num_reservations == len(batch.record_ids) + 1
 
 
-RELEASE = SmoothRelease(order=3.0, beta=0.05, noise_stddev=5.0, scale_noise_stddev=5.0)
-PLANNED = dataclasses.replace(TERMS, publication=RELEASE)
-
-
-def test_a_published_price_is_charged_kept_and_given_again_until_something_new_is_charged(batch, path):
-    with Ledger(path, PLANNED) as ledger:
-        asked = AggregatorSession(ledger, source=SeededSource(3))
-        asked.ask(queries_of(batch, range(60)), voter(batch))
-        assert asked.published() is None
-        first = asked.publish()
-    with Ledger(path, PLANNED) as ledger:
-        asked = AggregatorSession(ledger, source=NoMoreNoise())
-        assert asked.publish() == asked.published() == first
-        submitted = ConfidentGnmaxQueries(count=60, **dataclasses.asdict(MECHANISM))
-        assert asked.budget_status().epsilon_submitted == epsilon([submitted, RELEASE], target_delta=1e-5).epsilon
-    with Ledger(path, PLANNED) as ledger:
-        asked = AggregatorSession(ledger, source=SeededSource(3))
-        asked.ask(queries_of(batch, [60]), voter(batch))
-        assert asked.published() is None
-        assert asked.publish() != first
-        submitted = ConfidentGnmaxQueries(count=61, **dataclasses.asdict(MECHANISM))
-        spent = epsilon([submitted, RELEASE, RELEASE], target_delta=1e-5).epsilon
-        assert asked.budget_status().epsilon_submitted == spent
-
-
-def test_a_published_price_bounds_what_the_votes_cost(batch, path):
-    held = 0
-    for seed in range(20):
-        with Ledger(path.with_name(f"{seed}.sqlite"), PLANNED) as ledger:
-            asked = AggregatorSession(ledger, source=SeededSource(seed))
-            asked.ask(queries_of(batch, range(100)), voter(batch))
-            touched = [c.reservation.votes for c in ledger.charges if c.outcome.is_charged]
-            event = ConfidentGnmaxVotes(votes_QC=np.array(touched), **dataclasses.asdict(MECHANISM))
-            truth = rdp_data_dependent([event], [RELEASE.order])[0]
-            held += asked.publish().upper(0.95) >= truth
-    assert held >= 16  # of 20 at 95 %: fewer has a chance of 3 in 10 000
-
-
-def test_publishing_takes_its_room_from_the_budget_or_is_refused(batch, path):
-    def with_limit(limit):
-        budget = Budget(kind="data_independent", delta=1e-5, epsilon=limit)
-        return dataclasses.replace(PLANNED, budget=budget)
-
-    with Ledger(path, with_limit(price(40) * 1.0001)) as ledger:
-        asked = AggregatorSession(ledger, source=SeededSource(3))
-        asked.ask(queries_of(batch, range(20)), voter(batch))
-        asked.publish()
-        replies = asked.ask(queries_of(batch, range(20, 60)), voter(batch))
-        admitted = sum(isinstance(reply, Outcome) for reply in replies)
-        assert 0 < admitted < 20
-        spent = asked.budget_status().epsilon_submitted
-        assert spent <= ledger.terms.budget.epsilon
-        with pytest.raises(PublicationError, match="no room"):
-            asked.publish()
-
-
-def test_a_thread_that_asks_while_another_computes_the_limit_gets_the_same_one(path):
-    with Ledger(path, within(Budget(kind="data_independent", delta=1e-5, epsilon=price(40) * 1.0001))) as ledger:
-        filter_ = open_filter(ledger)
-        compute, heard = filter_._most_queries, []
-
-        def interrupted(spent):
-            if not heard:
-                heard.append(None)
-                heard.append(filter_.room(1000))
-            return compute(spent)
-
-        filter_._most_queries = interrupted
-        assert filter_.room(1000) == heard[-1] == 40
-
-
 def gaussian_epsilon(rho, delta):
     """The conversion of the Renyi curve rho alpha, over a fine grid of orders."""
     orders = np.linspace(1.01, 60, 20_000)
@@ -319,19 +246,9 @@ def test_the_bound_that_was_fixed_beforehand_follows_from_the_terms_alone():
     per_query = 1 / (2 * mechanism.threshold_stddev_votes**2) + 1 / mechanism.noise_stddev_votes**2
     of_a_count = epsilon_fixed_beforehand(TERMS)
     assert of_a_count == pytest.approx(gaussian_epsilon(1000 * per_query, 1e-5), rel=0.02)
-    assert epsilon_fixed_beforehand(dataclasses.replace(TERMS, publication=PLANNED.publication)) > of_a_count
     for kind, expected in [("data_independent", 2.5), ("data_dependent", None)]:
         terms = dataclasses.replace(TERMS, budget=Budget(kind=kind, delta=1e-5, epsilon=2.5))
         assert epsilon_fixed_beforehand(terms) == expected
-
-
-def test_nothing_is_published_without_a_plan_or_before_a_vote(batch, path):
-    for terms, said in [(TERMS, "without a plan"), (PLANNED, "Nothing was asked")]:
-        with (
-            Ledger(path.with_name(f"{said}.sqlite"), terms) as ledger,
-            pytest.raises(PublicationError, match=said),
-        ):
-            AggregatorSession(ledger, source=SeededSource(3)).publish()
 
 
 class NoMoreNoise:

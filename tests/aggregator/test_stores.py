@@ -11,8 +11,8 @@ from serving import TERMS
 from stored_ledgers import ANSWER, answer, execute, fill, holds_all, reserve
 
 from aggregator import audit
-from aggregator.chain import SCHEMA_VERSION, Chain, Header, LedgerError, reading, write_store
-from aggregator.ledger import Ledger, OwnLimit
+from aggregator.chain import SCHEMA_VERSION, Chain, Header, LedgerError
+from aggregator.ledger import Ledger, OwnLimit, reading, write_store
 
 EDITS = [
     "UPDATE {entries} SET payload = replace(payload, 'first', 'fisrt') WHERE number = 1",

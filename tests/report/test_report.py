@@ -221,18 +221,6 @@ def test_what_queries_cost_is_told_by_their_costs() -> None:
     assert "No query was voted on." in words
 
 
-@pytest.mark.parametrize(
-    ("sanitised", "words"),
-    [
-        (4.0, "at most ε\u00a0=\u00a04.00, with 95 % confidence over the release’s own noise: less than the bound"),
-        (6.1234, "own noise: as much as the bound"),
-        (7.0, "own noise: no less: the bound is smaller, and holds for any votes"),
-    ],
-)
-def test_a_released_price_is_compared_with_the_bound(sanitised: float, words: str) -> None:
-    assert words in Page(public_report(published(epsilon_sanitised=sanitised))).words
-
-
 def test_sentences_about_steps_and_sizes_follow_from_the_settings() -> None:
     counts = {"rejected_fairness": 0, "refused_free": 0, "answered": 5}
     page = public_report(published(mechanism="Label noise of 15 votes", num_private_records=None, **counts))

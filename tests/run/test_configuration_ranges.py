@@ -75,7 +75,6 @@ MAY_BE_INFINITE = {
 # What makes a section that is left out by default a valid one.
 BASES: dict[str, Any] = {
     "aggregator.budget": {"epsilon": 1.0},
-    "aggregator.publication": {"order": 10.0, "beta": 0.01, "noise_stddev": 0.5, "scale_noise_stddev": 0.5},
     "aggregator": {"num_queries": 100},
     "student.idp3": {"max_disparity": 0.1, "min_count": 1},
     "record_votes.gate": {"max_disparity": 0.1, "min_count": 1},

@@ -24,15 +24,6 @@ TOO_MANY = ("--set", "teachers.num_teachers=2000", "--set", "data.embedding=null
     ("arguments", "words"),
     [
         (["run", "--set", "aggregator.budget={epsilon: 0.1}"], ["aggregator.budget", "epsilon 0.1", "no room for one"]),
-        (
-            [
-                *("run", "--set", "aggregator.budget={epsilon: 2}", "--set", "aggregator.num_queries=50"),
-                *("--set", "aggregator.mechanism={threshold: 20, threshold_stddev_votes: 90, noise_stddev_votes: 60}"),
-                "--set",
-                "aggregator.publication={order: 20, beta: 0.01, noise_stddev: 0.5, scale_noise_stddev: 0.5}",
-            ],
-            ["aggregator.budget", "no room for aggregator.publication beside 50 queries"],
-        ),
         (["run", "--set", "teachers.num_teachers=100000"], ["teachers.num_teachers", "100000", "lower it"]),
         (["run", "--method", "fairpate", *TOO_MANY], ["teachers.num_teachers", "2000"]),
         (["run", "--method", "pate", *TOO_MANY], ["teachers.num_teachers", "2000"]),

@@ -1,5 +1,6 @@
 """Backing a run's ledger up, putting a copy back, moving it into a database: no charge is ever forgotten by it."""
 
+import json
 import shutil
 import sqlite3
 from contextlib import contextmanager
@@ -9,9 +10,10 @@ import pytest
 from small_runs import open_terms, run
 
 from aggregator import audit
-from aggregator.chain import LedgerError, head_path, ledger_files
+from aggregator.chain import LedgerError
 from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
+from aggregator.sqlite import head_path, ledger_files
 from fairpate.methods.label_queries import place_of
 from fairpate.run import ledger_commands
 from fairpate.run.context import RunDirectory, read_labels
@@ -56,7 +58,7 @@ def test_a_copy_is_taken_while_a_service_writes_and_verifies(fairpate, copied, t
     assert out.stat().st_mode & 0o077 == head_path(out).stat().st_mode & 0o077 == 0
     assert last_backup_s(folder) is not None
     code, _, error = fairpate("ledger", "backup", str(folder.root), str(out))
-    assert (code, "is there already" in error) == (2, True)
+    assert (code, "already exists" in error) == (2, True)
 
 
 def test_verify_compares_the_released_labels_with_the_ledger(fairpate, copied, terms):
@@ -208,3 +210,13 @@ def test_the_audit_log_is_printed_or_gone_on_with_in_a_file(fairpate, copied, tm
     assert log.read_text() == printed
     assert printed.startswith(first)
     assert (printed.count('"later"'), log.stat().st_mode & 0o077) == (1, 0)
+    assert fairpate("ledger", "show", str(folder.root))[0] == 0
+    head = json.loads(log.read_text().splitlines()[-1])["chain"]
+    log.chmod(0o644)
+    assert fairpate("ledger", "audit", str(folder.root), "--out", str(log))[0] == 0
+    assert '"event": "show"' in log.read_text().splitlines()[-1]
+    assert log.stat().st_mode & 0o077 == 0
+    assert fairpate("ledger", "audit", "--check", str(log), "--head", head)[0] == 0
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[1:]))
+    code, _, told = fairpate("ledger", "audit", "--check", str(log), "--head", head)
+    assert (code != 0, "line 1 or one before it was changed" in told) == (True, True)

@@ -72,7 +72,7 @@ EVENT = {
 STATEMENT = {
     *(CLAIM | {"method", "epsilon", "accounting", "not_protected", "epsilon_as_in_paper"}),
     *(f"events.{name}" for name in EVENT),
-    *("queries", *(f"queries.{name}" for name in OUTCOMES | {"epsilon_submitted", "epsilon_sanitised"})),
+    *("queries", *(f"queries.{name}" for name in OUTCOMES | {"epsilon_submitted"})),
 }
 ENDS = ("value", "low", "high")
 RECORD = {
@@ -104,7 +104,7 @@ CARD = {
     ),
     *("model.method_title", "model.made_on"),
     *("model.sha256", "model.made_by", "model.num_training_labels", *(f"model.reject_option.{name}" for name in RULE)),
-    *(f"privacy.{name}" for name in CLAIM | {"epsilon", "accounting", "events", "epsilon_sanitised", "not_protected"}),
+    *(f"privacy.{name}" for name in CLAIM | {"epsilon", "accounting", "events", "not_protected"}),
     "privacy.tells_size",
     *(f"data.{name}" for name in ("name", "task", "publisher", "address", "licence", "split_seed", "kind")),
     "data.given_from_python",
@@ -279,7 +279,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),
-        *("epsilon_sanitised", "not_protected", "remarks", "tells_size", "earlier_releases"),
+        *("not_protected", "remarks", "tells_size", "earlier_releases"),
         *("epsilon_with_earlier", "epsilon_adaptive_with_earlier"),
     }
     assert {field.name for field in dataclasses.fields(Voting)} == (OUTCOMES - {"submitted"}) | {

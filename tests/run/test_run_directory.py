@@ -46,7 +46,6 @@ def test_the_statement_prices_every_query_that_was_submitted(finished):
     queries = statement["queries"]
     refused = queries["rejected_confidence"] + queries["rejected_fairness"] + queries["refused_free"]
     assert queries["answered"] + refused == queries["submitted"] == 80
-    assert queries["epsilon_sanitised"] is None
     assert statement["noise"] == "seeded: not private"
     assert statement["tuning_accounted"] is False
 

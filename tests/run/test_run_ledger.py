@@ -12,21 +12,19 @@ from rich.console import Console
 from small_runs import open_terms, read_json, run
 
 from aggregator.budgets import epsilon_fixed_beforehand
-from aggregator.chain import LedgerError, ledger_files
+from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 from aggregator.session import query_key
+from aggregator.sqlite import ledger_files
 from fairpate.cli.summaries import summarise
-from fairpate.config import ConfigError
 from fairpate.data import load_data
 from fairpate.methods.label_queries import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
 from fairpate.privacy.accountant import epsilon, epsilon_data_dependent
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.report.page import epsilon_text
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
 from fairpate.run.publication import write_card
-from fairpate.run.release_log import LimitReachedError, Odometer
 from student.student import load_student
 
 
@@ -158,46 +156,6 @@ def test_before_a_service_answers_the_statement_is_the_bound_of_the_ledger(finis
     assert read_json(copy.public / "card.json")["privacy"]["epsilon"] == stated.epsilon
     state_for_service(copy, terms)
     assert read_statement(copy) == stated
-
-
-def test_a_planned_publication_is_made_once_stated_and_priced(small_config, tmp_path):
-    plan = "{order: 2.0, beta: 0.1, noise_stddev: 5, scale_noise_stddev: 5}"
-    config = small_config(
-        tmp_path / "run", f"aggregator.publication={plan}", "aggregator.mechanism.noise_stddev_votes=4"
-    )
-    folder = run(config)
-    statement, costs = read_json(folder.statement), read_json(folder.costs)
-    submitted = ConfidentGnmaxQueries(count=80, **dataclasses.asdict(config.aggregator.mechanism))
-    release = SmoothRelease(**config.aggregator.publication.model_dump())
-    assert statement["epsilon"] == epsilon([submitted, release], target_delta=1e-5).epsilon
-    assert costs["epsilon_data_independent"] == pytest.approx(statement["epsilon"], rel=1e-12)
-    assert costs["epsilon_data_dependent"] < statement["epsilon"]
-    assert statement["queries"]["epsilon_sanitised"] > 0
-    assert "smooth-sensitivity release" in folder.public_report.read_text(encoding="utf-8")
-    again = run(config)
-    assert read_json(again.statement) == statement
-
-
-def test_a_limit_counts_a_planned_publication_before_any_teacher_is_trained(small_config, tmp_path, monkeypatch):
-    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
-    plan = "aggregator.publication={order: 2.0, beta: 0.1, noise_stddev: 5, scale_noise_stddev: 5}"
-    config = small_config(tmp_path / "run", "noise=os_entropy", "aggregator.mechanism.noise_stddev_votes=4", plan)
-    submitted = ConfidentGnmaxQueries(count=80, **dataclasses.asdict(config.aggregator.mechanism))
-    release = SmoothRelease(**config.aggregator.publication.model_dump())
-    alone, both = (epsilon(events, target_delta=1e-5).epsilon for events in ([submitted], [submitted, release]))
-    Odometer().set_limit("color_digits", "record", epsilon=(alone + both) / 2, delta=1e-5)
-    with pytest.raises(LimitReachedError, match="0 releases"):
-        run(config)
-    assert not RunDirectory(root=tmp_path / "run").votes.exists()
-    assert not Odometer().totals(delta=1e-5)
-    Odometer().set_limit("color_digits", "record", epsilon=both * (1 + 1e-9), delta=1e-5)
-    assert read_statement(run(config)).epsilon == both
-
-
-def test_a_publication_that_smooth_sensitivity_does_not_cover_is_refused(small_config, tmp_path):
-    plan = "{order: 30, beta: 0.1, noise_stddev: 5, scale_noise_stddev: 5}"
-    with pytest.raises(ConfigError, match=r"aggregator\.publication: Expected 1 < order < 1 / \(2 beta\) = 5"):
-        run(small_config(tmp_path / "run", f"aggregator.publication={plan}"))
 
 
 def test_a_reservation_that_a_crash_left_open_raises_the_stated_epsilon(finished, tmp_path):

@@ -137,10 +137,6 @@ def test_records_whose_attribute_was_not_released_have_an_unknown_group() -> Non
     [
         ("target.relation=add or remove one", "target.relation: sf_pate does not read it"),
         ("aggregator.budget={kind: query_count, max_queries: 5}", "aggregator.budget"),
-        (
-            "aggregator.publication={order: 8, beta: 0.05, noise_stddev: 20, scale_noise_stddev: 10}",
-            "aggregator.publication: prices whole records",
-        ),
         ("aggregator.release=counts", "aggregator.release: counts teach no student of sf_s, .*; set label"),
     ],
 )
