@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import generated
 
 project = "FairPATE"
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["results"]  # what the pages link to as files
 html_theme = "furo"
 html_title = "FairPATE"

@@ -24,7 +24,7 @@ from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 COVERAGE = ROOT / "docs" / "coverage.md"
 CODE = re.compile(r"`([^`]+)`")
 FILE = re.compile(r"(?:configs|benchmarks)/[\w./-]+\.(?:yaml|py)")
-SECTION = re.compile(r"\[([^\]]*)\]\(results\.md#([\w-]+)\)")
+SECTION = re.compile(r"\[([^\]]*)\]\((results(?:-\w+)?)\.md#([\w-]+)\)")
 NUMBER = re.compile(r"\d")
 
 
@@ -91,10 +91,12 @@ def test_every_run_is_a_configuration_that_refuses_only_where_its_command_says_s
 
 
 def test_what_is_quoted_of_another_page_stands_there() -> None:
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    sections = {re.sub(r"[^\w -]", "", line).lower().replace(" ", "-") for line in re.findall(r"^## (.*)$", page, re.M)}
-    for words, section in SECTION.findall(COVERAGE.read_text(encoding="utf-8")):
-        assert section in sections
+    quoted = SECTION.findall(COVERAGE.read_text(encoding="utf-8"))
+    assert len(quoted) > 10
+    for words, name, section in quoted:
+        page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        titles = re.findall(r"^## (.*)$", page, re.M)
+        assert section in {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
         assert not NUMBER.search(words) or words.strip("*") in page, words
 
 
