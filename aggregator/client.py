@@ -315,7 +315,7 @@ def parse_range(word: str) -> Sequence[int]:
     """``17`` or ``0:500`` (the end is left out) as numbers. CommandError otherwise."""
     start, colon, stop = word.partition(":")
     if not start.isdecimal() or (colon and not stop.isdecimal()) or len(word) > _LONGEST_RANGE:
-        raise CommandError(f"{word}: expected a record's number, from 0 on, or a range such as 0:500.")
+        raise CommandError(f"{word}: expected the number of a record (from 0), or a range such as 0:500.")
     if colon and not int(start) < int(stop):
         raise CommandError(f"{word}: an empty range; expected its first number below its end, such as 0:500.")
     return range(int(start), int(stop)) if colon else [int(start)]
