@@ -105,13 +105,12 @@ from fairpate.types import (
     strict,
 )
 from fairpate.words import delta_text
-from teachers.ensemble import BlockPool, PoolError
-from teachers.ray_pool import open_pool
 
 if TYPE_CHECKING:
     from torch import nn
 
     from student.student import PublicRecords
+    from teachers.ensemble import BlockPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,6 +294,7 @@ def collect_vote_batch(
     """
     # Teachers are networks, and who reads votes or configurations needs no torch; so below.
     from teachers.ensemble import collect_votes, train_ensemble
+    from teachers.ray_pool import open_pool
 
     given: dict[str, Any] = {"num_classes": dataset.num_classes, "seed": seed, "checkpoint_dir": checkpoint_dir}
     with open_pool(ray) if pool is None else nullcontext(pool) as workers:
@@ -387,7 +387,7 @@ def standing_teachers(
 ) -> StandingVoters:
     """All teachers in actors; votes that a run ``collected`` are read from its table."""
     from teachers.ensemble import train_ensemble
-    from teachers.ray_pool import ServingTeachers
+    from teachers.ray_pool import ServingTeachers, open_pool
 
     with open_pool(ray) as pool:
         ensemble = train_ensemble(
@@ -422,6 +422,8 @@ class VoteCounter:
         rows = [self._collected.get(question.query.record_id) for question in questions]
         missing = [i for i, row in enumerate(rows) if row is None]
         if missing:
+            from teachers.ensemble import PoolError  # with torch, which readers of votes do not need
+
             features = np.stack([questions[i].features for i in missing])
             try:
                 votes_QC = self._ask_teachers(features)
