@@ -254,6 +254,7 @@ GRID: list[Any] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("event", GRID, ids=str)
+@pytest.mark.timeout(900)  # contour integrals in many digits, on a busy machine too
 def test_no_epsilon_of_a_grid_is_below_the_truth(event: Any) -> None:
     for delta in SMALL:
         require_proven([event], delta)
