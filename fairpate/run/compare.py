@@ -464,8 +464,10 @@ def run_cells(
                         folder.assemble(cells)
                 table.refresh()
         finally:
-            # Also after an interrupt: cells that nobody waits for would keep the cluster busy.
-            for reference in pending:
+            # After an interrupt, cells that nobody waits for would keep the cluster busy. Those about to end get a
+            # moment: Ray 2.60 aborts the driver if it cancels a task whose result is just arriving.
+            _, running = ray.wait(list(pending), num_returns=len(pending), timeout=_WAIT_S) if pending else ([], [])
+            for reference in running:
                 ray.cancel(reference, force=True)
 
 

@@ -106,7 +106,15 @@ def test_a_worker_that_dies_is_a_cause(tmp_path: Path) -> None:
     assert "WorkerCrashedError" in comparison.failed[0].error
 
 
-def test_an_interrupt_loses_nothing_that_was_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def last_hangs(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: int) -> list[Row]:
+    if cell.config.target.epsilon == 3:
+        time.sleep(600)
+    return counted(cell, out, votes, torch_threads)
+
+
+def test_an_interrupt_loses_no_finished_cell_and_stops_a_running_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     add = SweepTable.add
 
     def interrupted(self: SweepTable, cell: Cell, row: Row) -> None:
@@ -116,7 +124,7 @@ def test_an_interrupt_loses_nothing_that_was_finished(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(SweepTable, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, counted, tasks={"num_cpus": 2})
+        run(tmp_path, last_hangs, tasks={"num_cpus": 2})
     finished = {row.digest for row in read_rows(tmp_path / "results.parquet")}
     assert len(finished) == 2
     monkeypatch.setattr(SweepTable, "add", add)
