@@ -23,7 +23,8 @@ instead. Noise N_Z(0, s^2) is, up to a factor, the result of replacing every coo
 integer k with probability in proportion to exp(-(k - x)^2 / (2 t^2)): that product of densities integrates to a
 multiple of exp(-k^2 / (2 s^2)), and the sum that it is divided by depends on x by 2 exp(-2 pi^2 t^2) of itself at most
 (Poisson summation), at t = 3 by 1e-77 per coordinate, far below what a float resolves. Replacing reads the noisy sum
-alone, so it is post-processing, of a Gaussian release of multiplier sqrt(s^2 - t^2) / norm.
+alone, so it is post-processing, of a Gaussian release of multiplier sqrt(s^2 - t^2) / norm. Numbers of half the
+variance (:class:`MomentSums`) are rounded with t^2 / 2: 2 exp(-pi^2 t^2) = 5e-39 per number.
 
 Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any sample
 of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never exceed the
@@ -249,6 +250,18 @@ class VoteSums(_RecordsVote):
         super().__post_init__()
         if self.norm < 1:
             raise ValueError(f"Expected norm >= 1, got {self.norm}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MomentSums(VoteSums):
+    """``count`` noisy symmetric matrices of second moments: the diagonal and the numbers above it, each once.
+
+    A unit adds a symmetric matrix of whole numbers of Frobenius norm at most ``norm``. Numbers of the diagonal have
+    noise of standard deviation ``noise_stddev_votes``, those above it at least this over the root of 2: the Frobenius
+    norm counts them twice. Scaled by the root of 2 they are a vector as in the parent, which is how it is priced.
+    """
+
+    noun: ClassVar[str] = "noisy matrix of second moments"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -420,5 +420,6 @@ KINDS: Mapping[str, Kind] = {
     "LaplaceReleases": Kind(lambda event: [(laplace(float(event["epsilon"])), event["count"])], relation=None),
     "VoteTables": Kind(_vote_tables),
     "VoteSums": Kind(_vote_sums),
+    "MomentSums": Kind(_vote_sums),
     "NeighbourVotes": Kind(_neighbour_votes),
 }

@@ -22,6 +22,7 @@ from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     AttributeQueries,
+    MomentSums,
     NeighbourVotes,
     PoissonGaussianLaplaces,
     SecretBatchAttributeGaussians,
@@ -62,6 +63,7 @@ WITH_DISTRIBUTION = [
     [VoteTables(count=20, noise_stddev_votes=2.0, sampling_rate=0.1)],
     [VoteTables(count=2781, noise_stddev_votes=0.2876, sampling_rate=4.65e-4)],  # hardly a spread, often
     [VoteSums(count=20, noise_stddev_votes=2000.0, norm=1000, sampling_rate=0.1)],
+    [MomentSums(count=2, noise_stddev_votes=3000.0, norm=1000), VoteSums(count=3, noise_stddev_votes=5000.0, norm=900)],
     [NeighbourVotes(count=100, noise_stddev_votes=10.0, sampling_rate=0.1)],
     [NeighbourVotes(count=100, noise_stddev_votes=10.0, sampling_rate=0.1, threshold_stddev_votes=20.0)],
 ]

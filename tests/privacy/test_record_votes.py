@@ -13,6 +13,7 @@ from fairpate.privacy import accountant, mechanism_events
 from fairpate.privacy.accountant import event_pld
 from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.privacy.mechanism_events import (
+    MomentSums,
     NeighbourVotes,
     VoteSums,
     VoteTables,
@@ -265,6 +266,28 @@ def test_sums_tell_no_more_than_a_continuous_gaussian_of_slightly_less_noise(
     np.testing.assert_allclose(told, bounds, atol=0.003 if stddev > 20 else 0.03)  # what t costs at little noise
     too_low = priced(VoteSums(count=1, noise_stddev_votes=stddev, norm=max(1, round(norm / 2))))
     assert (told > too_low).any()
+
+
+@pytest.mark.parametrize("phi", [(2, 1), (1, 1), (3, 0)])
+def test_moments_with_half_the_variance_above_the_diagonal_reveal_no_more_than_they_are_priced_at(
+    phi: tuple[int, int],
+) -> None:
+    """The three numbers of phi phi^T at W = 2, with their whole distribution under noise."""
+    stddev, norm = 8.0, phi[0] ** 2 + phi[1] ** 2  # the Frobenius norm of phi phi^T
+    moments = ((phi[0] ** 2, stddev), (phi[0] * phi[1], stddev / math.sqrt(2)), (phi[1] ** 2, stddev))
+    reach = round(8 * stddev)
+    noise = np.arange(-reach, reach + 1)
+
+    def release(share: int) -> FloatArray:
+        parts = []
+        for number, width in moments:
+            weights = np.exp(-((noise - share * number) ** 2.0) / (2 * width**2))
+            parts.append(weights / math.fsum(np.exp(-(np.arange(-2 * reach, 2 * reach + 1) ** 2.0) / (2 * width**2))))
+        return np.multiply.outer(np.multiply.outer(*parts[:2]), parts[2]).ravel()
+
+    shown = np.array([largest_divergence(release(1), release(0), epsilon) for epsilon in EPSILONS])
+    assert (shown <= priced(MomentSums(count=1, noise_stddev_votes=stddev, norm=norm)) + 1e-9).all()
+    assert (shown > priced(MomentSums(count=1, noise_stddev_votes=stddev, norm=max(1, norm // 2)))).any()
 
 
 def test_replacing_reals_by_integers_at_random_makes_discrete_noise_of_continuous() -> None:
