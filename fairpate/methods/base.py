@@ -100,6 +100,7 @@ _OURS = {
     "private_knn": "private_knn:PrivateKnn",
     "record_votes": "record_votes:RecordVotes",
     "weighted_votes": "record_votes:WeightedVotes",
+    "residual_votes": "residual_votes:ResidualVotes",
     "sgd": "dp_sgd:Sgd",
     "dp_sgd": "dp_sgd:DpSgd",
     "fair_dp_sgd": "dp_sgd:FairDpSgd",

@@ -29,15 +29,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
+from scipy.special import softmax
 
-from fairpate.methods.record_votes import UNITS
+from fairpate.config import Count, EmbeddingConfig, Positive
+from fairpate.methods.base import Trained, Training
+from fairpate.methods.record_votes import (
+    UNITS,
+    Ballot,
+    PoolLabels,
+    Released,
+    TaughtConfig,
+    VotesOfRecords,
+    balancing_weights,
+    matched_rule,
+)
+from fairpate.privacy.accountant import least_noise
+from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
+from fairpate.privacy.events import Event, of_unit
+from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.types import IntArray
 
 DoubleArray = npt.NDArray[np.float64]
+Curvature = Literal["public", "private"]
 _AT_ONCE = 8192
+_SHARES: dict[Curvature, dict[str, float]] = {
+    "public": {"sums": 0.25, "moments": 0.0},
+    "private": {"sums": 0.25, "moments": 0.3},
+}
+"""Shares of the squared sensitivity over variance, of which all releases have 1; rounds of residuals share the rest.
+
+The sums have one share in both, so that the curvature may be chosen in view of them.
+"""
+_START = 4.0  # a: the inverse of the Hessian of a rule that knows nothing, of two classes
+_FLOOR = 0.3  # of the typical spectral norm of the noise of moments
 _RULE_DIGITS, _SCORE_DIGITS = 12, 10
 """Binary digits after the point of a rule's numbers, and of the scores whose softmax is taken."""
 _LARGEST_RULE = 2.0**24
@@ -108,6 +137,162 @@ def shortened(matrix: IntArray, *, norm: int) -> IntArray:
 def _rows_of_persons(person_N: IntArray) -> Iterator[IntArray]:
     rows = np.argsort(person_N, kind="stable")
     yield from np.split(rows, np.flatnonzero(np.diff(person_N[rows])) + 1) if len(rows) else ()
+
+
+class ResidualVotesConfig(TaughtConfig):
+    """The rule, and which of its labels teach."""
+
+    taught_share: float = Field(1.0, gt=0, le=1, description="Share of the pool that teaches: the surest labels.")
+    curvature: Curvature | None = Field(
+        None,
+        description="Second moments: of the `public` pool, or a `private` release. null: decided by the released sums, "
+        "which count the private records: `private` if the noise of moments is below half the sampling error of the "
+        "pool's.",
+    )
+    public_rounds: Count = Field(2, description="Releases of residuals where the curvature is public.")
+    private_rounds: Count = Field(3, description="Releases of residuals where the curvature is private.")
+    clip: float = Field(0.5, gt=0, le=1, description="Bound on the L2 norm of a record's residual, at most 1.41.")
+    step: float = Field(3.0, gt=0, lt=4, description="Length of a Newton step; below 4 none diverges without noise.")
+    ridge: Positive = Field(2.0, description="Ridge of the first rule, in standard deviations of the noise per record.")
+    embedding: EmbeddingConfig = Field(
+        EmbeddingConfig(), description="Embedding by public records; `data.embedding` takes precedence."
+    )
+
+    def rounds(self, curvature: Curvature) -> int:
+        """How often residuals are released."""
+        return self.public_rounds if curvature == "public" else self.private_rounds
+
+    @property
+    def bound(self) -> int:
+        """The largest norm of a residual, in units of 1 / :data:`UNITS`."""
+        return max(1, round(self.clip * UNITS))
+
+    def events(self, noise: float, curvature: Curvature) -> tuple[Event, ...]:
+        """All releases, where one Gaussian release of multiplier ``noise`` would cost as much."""
+        shares, rounds = _SHARES[curvature], self.rounds(curvature)
+        sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
+        norm, each = self.bound * UNITS, (1 - shares["sums"] - shares["moments"]) / rounds
+        residual = VoteSums(count=rounds, noise_stddev_votes=noise / math.sqrt(each) * norm, norm=norm)
+        if curvature == "public":
+            return (sums, residual)
+        moments = noise / math.sqrt(shares["moments"]) * UNITS**2
+        return (sums, MomentSums(count=1, noise_stddev_votes=moments, norm=UNITS**2), residual)
+
+
+class ResidualVotes(VotesOfRecords):
+    """Within the target for one record or person, added or removed: several releases, composed."""
+
+    protects_persons: ClassVar[bool] = True
+    title: ClassVar[str] = "residual record votes"
+    paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
+    afterwards: ClassVar[tuple[str, ...]] = (
+        *VotesOfRecords.afterwards,
+        *(f"residual_votes.{field}" for field in TaughtConfig.model_fields),
+    )
+
+    method: str = "residual_votes"
+    residual_votes: ResidualVotesConfig = ResidualVotesConfig()
+
+    @property
+    def by_group(self) -> bool:
+        """Never: several tables by group are not thinned together."""
+        return False
+
+    def multiplier(self) -> float:
+        """The noise multiplier of one Gaussian release that costs as much as all of either plan."""
+        plans = (self.residual_votes.curvature,) if self.residual_votes.curvature else ("public", "private")
+        return max(
+            least_noise(
+                lambda noise, plan=plan: list(self.residual_votes.events(noise, plan)),
+                target_epsilon=self.target.epsilon,
+                target_delta=self.target.delta,
+                accounting=self.target.accounting,
+            )
+            for plan in plans
+        )
+
+    def measure(self, training: Training) -> Released:
+        """Sums, perhaps second moments, and residuals, each in view of those before."""
+        dataset, settings, private = training.dataset, self.residual_votes, training.dataset.private
+        noise = self.multiplier()
+        person_N = None if private.person_N is None else private.person_N.numpy()
+        labels_N, source = private.y.numpy(), self.source
+        with training.reporter.stage("votes"):
+            ballot = Ballot.of(dataset, settings.embedding)
+            # In 16 bits: no number of a vote is above U, which is 2^14.
+            phi_NW, pool_MW = (ballot.votes(split.x).astype(np.int16) for split in (private, dataset.public))
+            width = pool_MW.shape[1]
+            ones_NC = (labels_N[:, None] == np.arange(dataset.num_classes)).astype(np.int64)
+            sums, *_ = settings.events(noise, "public")
+            sums_CW = product_sum(ones_NC, phi_NW, norm=UNITS, person_N=person_N)
+            sums_CW = sums_CW + _noise(sums_CW.shape, sums.noise_stddev_votes, source, "sums")
+            # The constant's column counts records, under the same noise: the real number is never read.
+            num_records = max(float(sums_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
+            curvature = settings.curvature or self._chosen(noise, num_records, pool_MW)
+            events = settings.events(noise, curvature)
+            phi_MW, found_CW = pool_MW / UNITS, sums_CW / UNITS
+            stddev = sums.noise_stddev_votes / UNITS
+            arrays: dict[str, npt.NDArray[Any]] = {"pool_MW": pool_MW, "sums_CW": sums_CW}
+            if curvature == "public":
+                weights_M = balancing_weights(
+                    phi_MW,
+                    found_CW.sum(axis=0) / num_records,
+                    ridge=stddev / num_records * math.sqrt(len(found_CW)),
+                )
+                inverse_WW = curvature_inverse(
+                    num_records * (phi_MW * weights_M[:, None]).T @ phi_MW, floor=settings.ridge * stddev
+                )
+                rule_CW = matched_rule(
+                    phi_MW, found_CW / num_records, weights_M, ridge=settings.ridge * stddev / num_records
+                )
+            else:
+                _, moments, _ = events
+                released_WW = product_sum(phi_NW, phi_NW, norm=UNITS**2, person_N=person_N)
+                released_WW = released_WW + _symmetric_noise(width, moments.noise_stddev_votes, source)
+                arrays["moments_WW"] = released_WW
+                spectral = math.sqrt(2 * width) * moments.noise_stddev_votes / UNITS**2
+                inverse_WW = curvature_inverse(
+                    released_WW / UNITS**2, floor=_FLOOR * spectral + settings.ridge * stddev
+                )
+                rule_CW = _START * (found_CW - found_CW.mean(axis=0)) @ inverse_WW
+            rules, residual = [], events[-1]
+            for number in range(settings.rounds(curvature)):
+                whole_CW = whole_rule(rule_CW)
+                left_NC = residuals(phi_NW, labels_N, whole_CW, bound=settings.bound)
+                step_CW = product_sum(left_NC, phi_NW, norm=residual.norm, person_N=person_N)
+                step_CW = step_CW + _noise(step_CW.shape, residual.noise_stddev_votes, source, f"residuals {number}")
+                rule_CW = rule_CW + settings.step * step_CW / UNITS**2 @ inverse_WW
+                rules.append(step_CW)
+        training.reporter.note("votes", f"{width} numbers per class, {curvature} curvature, noise {noise:.2f}")
+        arrays |= {"residuals_RCW": np.stack(rules), "rule_CW": rule_CW}
+        return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
+
+    def _chosen(self, noise: float, num_records: float, pool_MW: IntArray) -> Curvature:
+        """Frobenius norms: of the noise of moments, against half of the sampling error of the pool's moments."""
+        stddev = noise / math.sqrt(_SHARES["private"]["moments"])
+        error = pool_MW.shape[1] * stddev / math.sqrt(2)
+        return "private" if error < num_records / math.sqrt(len(pool_MW)) / 2 else "public"
+
+    def learn(self, training: Training, released: Released) -> Trained:
+        """A student of what the last rule says of the pool."""
+        chances_MC = softmax(released.arrays["pool_MW"] / UNITS @ released.arrays["rule_CW"].T, axis=1)
+        ordered_MC = np.sort(chances_MC, axis=1)
+        said = PoolLabels(
+            labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2], chances_MC=chances_MC
+        )
+        return self.taught(said, self.residual_votes, training, events=released.events)
+
+
+def _noise(shape: tuple[int, int], stddev: float, source: NoiseSource, name: str) -> IntArray:
+    words = source.words([f"{name}, class {row}" for row in range(shape[0])], shape[1])
+    return discrete_gaussians(stddev, words, source)
+
+
+def _symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray:
+    """Noise (W, W) of the standard deviation ``stddev`` on the diagonal, and at least this over sqrt 2 above it."""
+    above = np.triu(_noise((width, width), math.nextafter(stddev / math.sqrt(2), math.inf), source, "moments"), 1)
+    diagonal = _noise((1, width), stddev, source, "squares")[0]
+    return above + above.T + np.diag(diagonal)
 
 
 def curvature_inverse(moments_WW: DoubleArray, *, floor: float) -> DoubleArray:
