@@ -89,7 +89,7 @@ from fairpate.run.context import (
     write_labels,
     write_votes,
 )
-from fairpate.run.release_log import LedgerMeter, Meter
+from fairpate.run.release_log import LedgerMeter, ReleaseLog
 from fairpate.terminal import Reporter
 from fairpate.types import (
     STOPPED_BY_VOTES,
@@ -735,18 +735,18 @@ def release_labels(
     votes: Ballot,
     on_progress: Advance,
     *,
-    meter: Meter | None,
+    log: ReleaseLog | None,
 ) -> Release:
     """Ask the aggregator every query, and write the labels. However often it runs, one release results.
 
-    ``meter`` counts it in the operator's odometer, where it is counted.
+    ``log`` None: the release is not counted in the operator's odometer.
     """
     keys = keys_of(queries)
     terms = ledger_terms(plan, dataset, ensemble=votes.ensemble)
     ledger_meter = None
-    if meter is not None:
+    if log is not None:
         planned = (plan.worst_case(check_budget(plan, dataset, queries)),)
-        ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
+        ledger_meter = LedgerMeter(log, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
     with open_ledger(run, terms, queries, create=True, meter=ledger_meter) as ledger:
         session = AggregatorSession(ledger, source=plan.source)
         result = _submit(votes, keys, queries, session, plan, dataset, on_progress)

@@ -103,6 +103,7 @@ class VotingMethod(Method):
     """What all methods share whose voters answer public queries; each says who votes and how it learns."""
 
     asks_teachers: ClassVar[bool] = True
+    releases_model: ClassVar[bool] = False
     reads_groups: ClassVar[bool] = False
 
     target: QueriesTarget = QueriesTarget()
@@ -211,7 +212,7 @@ class VotingMethod(Method):
         plan = self.plan(dataset)
         queries = choose_queries(dataset, plan.settings)
         with self.ballot(dataset, queries, training) as votes, reporter.stage("aggregator") as advance:
-            released = release_labels(run, plan, dataset, queries, votes, advance, meter=training.meter)
+            released = release_labels(run, plan, dataset, queries, votes, advance, log=training.log)
         outcomes = released.queries
         reporter.note("aggregator", f"{outcomes.answered} of {outcomes.submitted} queries answered")
         if released.over_budget:
