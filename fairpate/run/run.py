@@ -46,8 +46,9 @@ from fairpate.methods.base import (
     stream_seed,
     torch_generator,
 )
+from fairpate.methods.label_queries import Labels
 from fairpate.methods.own_votes import OwnVotes, read_votes_file, resolved
-from fairpate.methods.pate import Labels, PateFamily, VotingMethod
+from fairpate.methods.pate import PateFamily, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
 from fairpate.privacy.events import Event
