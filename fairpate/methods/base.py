@@ -40,6 +40,7 @@ records are too few to vote on and private ones many, it is DP-SGD, which needs 
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,7 +72,15 @@ from fairpate.config import (
     named_object,
     nearest,
 )
-from fairpate.config_reader import apply_override, flattened, merge, parse_config, read_yaml, unread_because_of
+from fairpate.config_reader import (
+    apply_override,
+    determining_values,
+    flattened,
+    merge,
+    parse_config,
+    read_yaml,
+    unread_because_of,
+)
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.later import torch
 from fairpate.privacy import accountant
@@ -79,8 +88,8 @@ from fairpate.privacy.accountant import Accounting
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.laplace import pure_epsilon
-from fairpate.run.context import RunDirectory
-from fairpate.run.release_log import Meter
+from fairpate.run.context import RunDirectory, RunFolderError
+from fairpate.run.release_log import Released, ReleaseLog, pool_digest, read_release, require_same_settings
 from fairpate.terminal import Reporter
 from fairpate.types import QueryOutcomes, Relation, Unit
 
@@ -88,6 +97,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fairpate.nn.private_fit import PrivateRandomness
+    from fairpate.report.records import PrivatePopulation
+    from student.student import Student
 
 DEFAULT = "fairpate"
 _GROUP = "fairpate.methods"
@@ -302,9 +313,9 @@ def private_randomness(noise: str, seed: int) -> PrivateRandomness:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a method is given: the data set, the model to start from, the folder, and where progress is told.
+    """What a method is given: the data set, the model to start from, the folder, and where progress is reported.
 
-    ``meter`` counts what is released in the operator's odometer; None for an estimator, which is not counted.
+    ``log`` counts and keeps releases; None for an estimator, whose releases are neither counted nor kept.
     """
 
     dataset: Dataset
@@ -312,15 +323,31 @@ class Training:
     run: RunDirectory
     reporter: Reporter
     seed: int
-    meter: Meter | None = None
+    log: ReleaseLog | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
         """Ask limits for room for all that will be released, before anything is drawn that may end the training.
 
-        LimitReachedError where there is none: asked afterwards, a refusal would tell how the draw turned out.
+        LimitReachedError if there is none: asked afterwards, a refusal would reveal how the draw turned out. A method
+        of several releases calls it before the first: then all of them are one plan.
         """
-        if self.meter is not None:
-            self.meter.admit(events, noise=noise)
+        if self.log is not None:
+            self.log.admit(events, noise=noise)
+
+    def release(
+        self, draw: Callable[[], Released], *, settings: dict[str, Any], noise: str, name: str = ""
+    ) -> Released:
+        """One release of arrays: the one that the run keeps, or what ``draw`` returns, counted before it is kept.
+
+        ``settings`` are all that it follows from, but for records, noise and earlier releases
+        (:meth:`Method.settings_without`). A method of several releases calls it for each, the first without a ``name``;
+        what it computes in between follows from the earlier ones, from public records and from the seed. Errors as
+        :meth:`fairpate.run.release_log.ReleaseLog.step`.
+        """
+        if self.log is None:
+            return draw()
+        pool = pool_digest(self.dataset.public.record_id)
+        return self.log.step(draw, settings=settings, pool=pool, noise=noise, name=name)
 
     def generator(self, stream: Stream) -> torch.Generator:
         """A generator for one part of the run, apart from all others."""
@@ -339,15 +366,17 @@ class Voting:
 class Method(Section):
     """One method, with the configuration of one run of it. A subclass adds sections, :meth:`train` and a name.
 
-    ``title`` and ``paper`` are its words in pages and documentation; ``asks_teachers``: votes on public records, whose
-    ledger a service may go on with; ``reads_groups``: whether it looks at the groups of private records;
-    ``protects_persons``: whether its events bound what all records of a person do together, where the data set names
-    persons. One that does not is refused such data.
+    ``title`` and ``paper`` are its words in pages and documentation. ``asks_teachers``: it releases votes on public
+    records through a ledger, which a service may go on with. ``releases_model``: the trained model is a release itself,
+    and not only learned from earlier ones. ``reads_groups``: it looks at the groups of private records.
+    ``protects_persons``: its events bound what all records of a person do together, where the data set names persons;
+    a method that does not is refused such data.
     """
 
     title: ClassVar[str]
     paper: ClassVar[str]
     asks_teachers: ClassVar[bool] = False
+    releases_model: ClassVar[bool] = True
     reads_groups: ClassVar[bool] = True
     protects_persons: ClassVar[bool] = False
 
@@ -459,8 +488,24 @@ class Method(Section):
         return None
 
     def train(self, training: Training) -> Trained:
-        """The model, and the events that touched private records."""
+        """The model, and all events that touched private records.
+
+        What it releases before the model goes through :meth:`Training.release`. Such a method returns the events of
+        all of them, and sets ``releases_model`` to False if the model is learned from them and public records alone.
+        """
         raise NotImplementedError
+
+    def settings_without(self, *fields: str) -> dict[str, Any]:
+        """All settings that decide the run's result, without the dotted ``fields`` that a release does not read."""
+        values = copy.deepcopy(determining_values(self))
+        for field in fields:
+            *parents, last = field.split(".")
+            section = values
+            for name in parents:
+                section = section[name]
+            section.pop(last)
+        values.pop("evaluation", None)
+        return values
 
     def price(self, trained: Trained) -> Price:
         """What may be published of ``trained``: what the accountant says of its events, or its own larger bound."""
@@ -550,6 +595,62 @@ class AttributeMethod(PrivateMethod):
     def check(self) -> None:
         """ConfigError for a target under another relation."""
         self.require_replacing()
+
+
+class ReleasingMethod(PrivateMethod):
+    """One release of arrays, then learning from it. ``afterwards``: the dotted fields that only learning reads.
+
+    A field that is not listed makes another release, which is counted: to forget one costs privacy and betrays none.
+    Other runs may learn from the same release, with other values of ``afterwards``, at no privacy cost.
+    """
+
+    releases_model: ClassVar[bool] = False
+    afterwards: ClassVar[tuple[str, ...]] = ("student", "public_data")
+
+    @property
+    def release_settings(self) -> dict[str, Any]:
+        """All that the release follows from, but for records and noise."""
+        return self.settings_without(*self.afterwards)
+
+    @property
+    def release_alone(self) -> ReleasingMethod:
+        """The same release, with all that only learning reads at its defaults."""
+        return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
+
+    def release(self, training: Training) -> Released:
+        """The release of the run: read private records once, and count and keep what is measured."""
+        return training.release(lambda: self.measure(training), settings=self.release_settings, noise=self.source.label)
+
+    def measure(self, training: Training) -> Released:
+        """Read private records, once."""
+        raise NotImplementedError
+
+    def learn(self, training: Training, released: Released) -> Trained:
+        """The model, from what was released and from public records."""
+        raise NotImplementedError
+
+    def train(self, training: Training) -> Trained:
+        """Release, then learn."""
+        return self.learn(training, self.release(training))
+
+    def private_population(
+        self,
+        released: Released,  # noqa: ARG002 - most releases tell no groups
+        dataset: Dataset,  # noqa: ARG002
+        student: Student,  # noqa: ARG002
+    ) -> PrivatePopulation | None:
+        """How ``student`` treats the groups of private records, as far as the release shows it."""
+        return None
+
+
+def check_release_of(config: Method, source: Path) -> None:
+    """ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
+    if not isinstance(config, ReleasingMethod):
+        raise ConfigError(f"method: {config.method} keeps no release that another run could go on from.")
+    found = RunDirectory(root=source).released
+    if not found.is_file():
+        raise RunFolderError(f"{source}: holds no release ({found.name}); give the folder of a finished run.")
+    require_same_settings(read_release(found)[1], config.release_settings, found)
 
 
 def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:

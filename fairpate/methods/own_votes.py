@@ -43,8 +43,8 @@ from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.later import torch
 from fairpate.methods.base import Training
-from fairpate.methods.label_queries import StandingVoters
-from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels
+from fairpate.methods.label_queries import Labels, StandingVoters
+from fairpate.methods.pate import NO_GATE, GnmaxMethod
 from fairpate.report.page import counted
 from fairpate.run.context import RunDirectory
 from fairpate.types import GateRule, IntArray, MechanismParameters, Unit, UserError, VoteBatch

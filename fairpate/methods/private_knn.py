@@ -47,8 +47,8 @@ from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph
 from fairpate.fairness.gate import filter_stream
 from fairpate.later import sklearn
 from fairpate.methods.base import Stream, Trained, Training, Voting, stream_seed
-from fairpate.methods.label_queries import ReleasePlan, StandingVoters, choose_queries
-from fairpate.methods.pate import Labels, VotingMethod
+from fairpate.methods.label_queries import Labels, ReleasePlan, StandingVoters, choose_queries
+from fairpate.methods.pate import VotingMethod
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
 from fairpate.types import MAX_THRESHOLD_VOTES, GateRule, IntArray, LabelledSet

@@ -34,8 +34,9 @@ from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import as_names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
+from fairpate.methods.label_queries import Labels
 from fairpate.methods.parity import UNKNOWN
-from fairpate.methods.pate import Labels, PateFamily
+from fairpate.methods.pate import PateFamily
 from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
 from fairpate.terminal import Reporter

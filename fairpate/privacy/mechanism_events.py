@@ -503,6 +503,13 @@ def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, .
     return _events_of(_counts(events) | _counts(others))
 
 
+def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
+    """The events that are not among ``others``, counts subtracted."""
+    if not others:  # as they are: a subtraction drops events of count 0
+        return tuple(events)
+    return _events_of(_counts(events) - _counts(others))
+
+
 def _counts(events: Sequence[Event]) -> Counter[Event]:
     counts: Counter[Event] = Counter()
     for event in events:

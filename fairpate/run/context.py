@@ -1,8 +1,8 @@
-"""What a method is given of its run: the folder with its files, and nothing that needs a method.
+"""The folder of a run: the paths of its files, and reading and writing them.
 
-``public/`` of a run's folder holds released labels, the student, the statement, metrics and the report; ``private/``
-(mode 0700) holds teachers, votes and the ledger. Every file is written to a temporary name and renamed, so a file that
-exists is complete, and an interrupted stage is done again.
+``public/`` holds released labels or arrays, the student, the statement, metrics and the report; ``private/`` (mode
+0700) holds teachers, votes and the ledger. Every file is written to a temporary name and renamed, so a file that exists
+is complete, and an interrupted stage is done again. Nothing here needs a method.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from fairpate.files import PathIn, Storage, open_storage, write_atomically
 from fairpate.types import IntArray, LabelledSet, PrivacyStatement, UsageError, UserError, VoteBatch
 
 LOCK = ".lock"  # the first file in a folder
-
-
 _ENSEMBLE = b"ensemble"
 
 
@@ -69,7 +67,7 @@ class RunDirectory:
     receipt = PathIn("private", "release.json")
     """The id of this run in the odometer, and the events that it counts."""
     released = PathIn("public", "released.safetensors")
-    """The release, where the method keeps it: everything else is learned from it and from public records."""
+    """The arrays that the method released first: everything else is learned from releases and public records."""
     embedding = PathIn("public", "embedding.safetensors")
     """The embedding of all records, if there is one: made once, from public records alone."""
     labels = PathIn("public", "labels.parquet")
@@ -108,6 +106,14 @@ class RunDirectory:
     """The names of the data set, its labels and groups; no records."""
     environment = PathIn("root", "environment.json")
     """Versions, machine and revision."""
+
+    def release_file(self, name: str = "") -> Path:
+        """The file of one release of arrays. The first has no ``name``, each later one has its own."""
+        return self.public / f"released-{name}.safetensors" if name else self.released
+
+    def release_files(self) -> list[Path]:
+        """The files of all releases of arrays that the run keeps."""
+        return sorted(self.public.glob("released*.safetensors"))
 
     @property
     def made_on(self) -> str | None:
