@@ -54,10 +54,10 @@ from fairpate.methods.base import (
     NO_NOISE,
     PrivateMethod,
     Progress,
-    PublicPool,
     Stream,
     Trained,
     Training,
+    UnlabelledRecords,
     UnprotectedMethod,
     arguments,
 )
@@ -282,7 +282,7 @@ def train_fair_dp_sgd(
     steps: PrivateSteps,
     config: FairDpSgdConfig,
     *,
-    public: PublicPool,
+    public: UnlabelledRecords,
     generator: torch.Generator,
     **options: Any,
 ) -> Trained:
@@ -302,7 +302,7 @@ def train_fair_dp_sgd(
 
 
 def regulariser_gradient(
-    public: PublicPool, config: FairDpSgdConfig, generator: torch.Generator
+    public: UnlabelledRecords, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
     """lambda r of one model on a fresh public batch at each call; errors as :func:`fairpate.nn.fit.group_batches`."""
     from fairpate.nn.fit import contrast, dpfr_gradient, group_batches
@@ -353,7 +353,7 @@ class FairDpSgd(DpSgdFamily):
         return True
 
     def train(self, training: Training) -> Trained:
-        public = PublicPool(x=training.dataset.public.x, groups=training.dataset.public.z)
+        public = UnlabelledRecords(x=training.dataset.public.x, groups=training.dataset.public.z)
         self._compare_gradients(training, public)
         with training.reporter.stage(self.method) as advance:
             return train_fair_dp_sgd(
@@ -363,7 +363,7 @@ class FairDpSgd(DpSgdFamily):
                 on_progress=advance,
             )
 
-    def _compare_gradients(self, training: Training, public: PublicPool) -> None:
+    def _compare_gradients(self, training: Training, public: UnlabelledRecords) -> None:
         """Warn where the regulariser's gradient is longer than any private one may be; reads public records alone."""
         if not self.fair_dp_sgd.weight:
             return

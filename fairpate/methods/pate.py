@@ -59,7 +59,7 @@ from fairpate.config import (
 )
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
-from fairpate.methods.base import Method, Stream, Trained, Training, Voting
+from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training
 from fairpate.methods.label_queries import (
     Labels,
     ReleasePlan,
@@ -178,11 +178,11 @@ class VotingMethod(Method):
         plan = self.plan(asked)
         return check_budget(plan, asked, choose_queries(asked, plan.settings))
 
-    def voting(self, dataset: Dataset, num_records: int) -> Voting:  # noqa: ARG002 - as many voters for any number
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many voters for any number
         """All voters on every query."""
         plan = self.plan(dataset)
         noise = float(plan.mechanism.parameters["noise_stddev_votes"])
-        return Voting(
+        return ExpectedVotes(
             votes=self.num_voters, noise_stddev_votes=noise, labels=len(choose_queries(dataset, plan.settings))
         )
 

@@ -46,7 +46,7 @@ from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph
 from fairpate.fairness.gate import filter_stream
 from fairpate.later import sklearn
-from fairpate.methods.base import Stream, Trained, Training, Voting, stream_seed
+from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training, stream_seed
 from fairpate.methods.label_queries import Labels, ReleasePlan, StandingVoters, choose_queries
 from fairpate.methods.pate import VotingMethod
 from fairpate.privacy import accountant
@@ -235,7 +235,7 @@ class PrivateKnn(VotingMethod):
                 f"{price:.3g}, and are priced up to {_LARGEST_CONFIGURED}; raise it, or lower aggregator.num_queries."
             )
 
-    def voting(self, dataset: Dataset, num_records: int) -> Voting:
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
         """The neighbours; a typical record's label is that of its cluster."""
         voting = super().voting(dataset, num_records)
         sampled = max(1, round(self.private_knn.sampling_rate * num_records))

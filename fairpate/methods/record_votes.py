@@ -68,7 +68,7 @@ from fairpate.fairness.private_population import (
     thinned,
 )
 from fairpate.later import sklearn
-from fairpate.methods.base import ReleasingMethod, Stream, Trained, Training, Voting, stream_seed
+from fairpate.methods.base import ExpectedVotes, ReleasingMethod, Stream, Trained, Training, stream_seed
 from fairpate.methods.label_queries import fit_student
 from fairpate.nn.fit import public_penalty
 from fairpate.privacy.accountant import least_noise
@@ -334,12 +334,14 @@ class RecordVotes(VotesOfRecords):
     method: str = "record_votes"
     record_votes: RecordVotesConfig = RecordVotesConfig()
 
-    def voting(self, dataset: Dataset, num_records: int) -> Voting:
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
         """An equal share of the records in every cell."""
         stddev = self.least_noise(_table_event(dataset.unit)) * self.label_noise(dataset.num_groups)
         pool = len(dataset.public)
         votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
-        return Voting(votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool))
+        return ExpectedVotes(
+            votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool)
+        )
 
     @property
     def by_group(self) -> bool:
@@ -540,7 +542,7 @@ class WeightedVotes(VotesOfRecords):
     method: str = "weighted_votes"
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
 
-    def voting(self, dataset: Dataset, num_records: int) -> Voting:
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
         """The weight, in whole votes, of the records that lean towards a record, if private ones were like public."""
         ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
         pool_MW = ballot.votes(dataset.public.x[:_COMPARED])[:, 1:] / UNITS  # the constant leans towards all alike
@@ -551,7 +553,7 @@ class WeightedVotes(VotesOfRecords):
         votes = max(1, round(num_records * float(share.mean()))) if len(share) else 1
         labels = round(self.weighted_votes.taught_share * len(dataset.public))
         noise = self.least_noise(_sum_event) * self.label_noise(dataset.num_groups)
-        return Voting(votes=votes, noise_stddev_votes=noise, labels=labels)
+        return ExpectedVotes(votes=votes, noise_stddev_votes=noise, labels=labels)
 
     @property
     def by_group(self) -> bool:
