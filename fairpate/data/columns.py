@@ -47,6 +47,11 @@ def several(value: Any) -> Any:
     return (value,) if isinstance(value, (str, dict)) else value
 
 
+def short_for(name: str) -> Any:
+    """A validator of a section: text alone means ``{name: text}``."""
+    return model_validator(mode="before")(lambda value: {name: value} if isinstance(value, str) else value)
+
+
 Texts = Annotated[tuple[str, ...], BeforeValidator(several)]
 
 
@@ -206,10 +211,7 @@ class Meaning(NumberRange):
 
     value: str | None = Field(None, description="The published value.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        return {"value": value} if isinstance(value, str) else value
+    _from_text = short_for("value")
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Meaning:

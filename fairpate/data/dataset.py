@@ -41,6 +41,7 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from fairpate.config import Section, nearest
+from fairpate.data.columns import FeatureCode, short_for
 from fairpate.data.large_arrays import Gathered, Names, Pixels, as_names, run_of
 from fairpate.later import torch
 from fairpate.types import IntArray, Unit, UsageError, UserError
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fairpate.config import DataConfig
-    from fairpate.data.columns import FeatureCode
     from fairpate.data.embedding import Embedding
 
 SPLIT_NAMES = ("private", "public", "validation", "test")
@@ -213,6 +213,8 @@ class SourceFile(Section):
     alternatives: tuple[SourceFile, ...] = Field((), description="Files that may be there instead.")
     extracted: str | None = Field(None, description="For an archive: the extracted folder that may be there instead.")
     when: dict[str, str] = Field({}, description="Options and the value at which the file is read.")
+
+    _from_text = short_for("path")
 
     @field_validator("path", "extracted")
     @classmethod
