@@ -72,7 +72,6 @@ from fairpate.data.tables import (
     codes_of,
     encode,
     is_vectors,
-    keep_rows,
     numbers,
     plain_batches,
     read_batches,
@@ -615,7 +614,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
                 kept &= rule.holds(numbers(found, rule.unknown))
             left_out[place] += (keep & ~kept).sum()  # a row counts for the first rule that leaves it out
             keep &= kept
-        rows = keep_rows(rows, keep) if rules else rows
+        rows = rows.filter(pa.array(keep)) if rules else rows
         faults.rows[file] += len(rows)
         if table.pictures:
             found_paths = text_of(rows[table.pictures.column]).to_pylist()
