@@ -592,28 +592,36 @@ def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str,
     place_of = {origin: place for place, origin in enumerate(ORIGINS)}
     found = records.origins or itertools.repeat(ORIGINS[0], len(ids))
     origins = np.fromiter(map(place_of.__getitem__, found), np.int8, len(ids))
-    ranks = None
+    rank_N = np.zeros(len(ids), dtype=np.int64)
     # Hashing every name is slow, and only a part that is drawn needs the ranking.
     if any(wanted_of.values()):
-        ranks = _rank(records.person_ids or records.records.unit_id, seed=seed)
+        hashes_N = keyed_hash(records.person_ids or records.records.unit_id, seed=seed, purpose="split")
+        # Records of one unit, and units of equal hashes, share a rank.
+        rank_N = np.unique(hashes_N, return_inverse=True)[1]
     free = np.ones(len(ids), dtype=bool)
     indices = {}
     for name, wanted in wanted_of.items():
         alone = [place_of[origin] for origin in SET_ASIDE[name]]
         own = name != "test" and bool(np.isin(origins, alone).any())  # files of its own: nothing else is taken
         permitted = alone if own or wanted is None else [place_of[origin] for origin in PERMITTED[name]]
-        allowed = free & np.isin(origins, permitted)
-        chosen = allowed if wanted is None else _lowest(allowed, ranks, wanted, name)
+        chosen = free & np.isin(origins, permitted)
+        if wanted is not None and wanted > (available := int(chosen.sum())):
+            raise DataSettingsError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
+        if wanted == 0:
+            chosen = np.zeros(len(ids), dtype=bool)
+        elif wanted is not None:
+            # Every record up to that rank: no unit is parted.
+            chosen &= rank_N <= np.sort(rank_N[chosen])[wanted - 1]
         indices[name] = np.flatnonzero(chosen)
         free &= ~chosen
     indices["private"] = np.flatnonzero(free & np.isin(origins, [place_of[origin] for origin in PERMITTED["private"]]))
-    splits, mapped = {}, records.pixels or records.mapped
-    for name, rows in indices.items():
-        index = torch.from_numpy(rows)
-        # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
-        taken = records.records.take(index) if mapped is None else records.records.take_with(mapped.rows(index), index)
-        splits[name] = taken
-    return splits
+    # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
+    whole, mapped = records.records, records.pixels or records.mapped
+    index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}
+    return {
+        name: whole.take(index) if mapped is None else whole.take_with(mapped.rows(index), index)
+        for name, index in index_of.items()
+    }
 
 
 def with_persons(records: LoadedRecords) -> LoadedRecords:
@@ -665,44 +673,22 @@ def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int
     return declared if own or declared is not None else entry.public_rows // 4
 
 
-def _rank(units: Iterable[str], *, seed: int) -> npt.NDArray[np.int64]:
-    """Each record's rank by its unit's hash. Records of one unit, and units of equal hashes, share a rank."""
-    place: npt.NDArray[np.int64] = np.unique(keyed_hash(units, seed=seed, purpose="split"), return_inverse=True)[1]
-    return place
-
-
-def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64] | None, wanted: int, name: str) -> Mask:
-    """The records of the lowest ranks until ``wanted`` are reached, never parting a unit."""
-    chosen = np.zeros(len(allowed), dtype=bool)
-    if wanted == 0 or ranks is None:
-        return chosen
-    available = int(allowed.sum())
-    if wanted > available:
-        raise DataSettingsError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
-    # Records of one unit share a rank, so that all of the last unit are taken.
-    last = np.sort(ranks[allowed])[wanted - 1]
-    return np.asarray(allowed & (ranks <= last))
-
-
 def check_members(dataset: Dataset) -> None:
     """:class:`DataError` unless each split has every group, and the private split every class.
 
     Validation and test records may be none at all.
     """
-    for name, split in dataset.splits.items():
-        if len(split) == 0 and name in ("validation", "test"):
-            continue
-        _require(split.z, dataset.group_names, f"group of {dataset.sensitive_attribute}", name)
-    _require(dataset.private.y, dataset.label_names, "class", "private")
-
-
-def _require(codes: torch.Tensor, names: tuple[str, ...], what: str, split: str) -> None:
-    counts = torch.bincount(codes, minlength=len(names)).tolist()
-    empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
-    if empty:
-        raise DataError(
-            f"The {split} split has no member of {what} {', '.join(empty)}; "
-            "where a file names the split, add some to it, or leave out of the declaration what no record "
-            "has; where it is drawn, choose larger splits (data.num_public, num_validation, num_test) "
-            "or another data.seed."
-        )
+    groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
+    checks = [
+        (name, split.z, *groups)
+        for name, split in dataset.splits.items()
+        if len(split) or name not in ("validation", "test")
+    ]
+    for name, codes_N, names, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):
+        counts = torch.bincount(codes_N, minlength=len(names)).tolist()
+        if empty := [each for each, count in zip(names, counts, strict=True) if count == 0]:
+            raise DataError(
+                f"The {name} split has no member of {what} {', '.join(empty)}; where a file names the split, add some "
+                "to it, or leave out of the declaration what no record has; where it is drawn, choose larger splits "
+                "(data.num_public, num_validation, num_test) or another data.seed."
+            )

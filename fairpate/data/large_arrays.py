@@ -135,18 +135,14 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
         if stored.shape != shape:
             raise ValueError(f"pictures of shape {stored.shape}, expected {shape}")
         start = stored.ctypes.data - whole.address
-        if _sha256_of(stream, start, stored.nbytes) != metadata.get(_SHA256, b"").decode():
+        # Read, not mapped: pages that are only checked do not count as this process's memory.
+        digest = hashlib.sha256()
+        stream.seek(start)
+        for position in range(0, stored.nbytes, _BYTES_HASHED_AT_ONCE):
+            digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, stored.nbytes - position)))
+        if digest.hexdigest() != metadata.get(_SHA256, b"").decode():
             raise ValueError("pixels do not match their checksum")
     return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=stored.nbytes, offset=start).reshape(shape))
-
-
-def _sha256_of(stream: Any, start: int, size: int) -> str:
-    # Read, not mapped: pages that are only checked do not count as this process's memory.
-    digest = hashlib.sha256()
-    stream.seek(start)
-    for position in range(0, size, _BYTES_HASHED_AT_ONCE):
-        digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, size - position)))
-    return digest.hexdigest()
 
 
 KEPT_BYTES, _ROWS_SPILLED_AT_ONCE = 2**24, 2**15
