@@ -47,10 +47,7 @@ from fairpate.config import PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run
 from fairpate.data.dataset import BeforeEmbedding, DataError, Dataset, DataSettingsError, LoadedRecords, Option
 from fairpate.files import write_atomically
 from fairpate.later import functional, safetensors_torch, sklearn, torch
-from fairpate.oriented_gradients import NUM_CELLS as NUM_CELLS
-from fairpate.oriented_gradients import NUM_DIRECTIONS as NUM_DIRECTIONS
-from fairpate.oriented_gradients import gradient_histograms
-from fairpate.oriented_gradients import oriented_gradients as oriented_gradients
+from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
 from fairpate.types import IntArray, UserError
 
 if TYPE_CHECKING:
@@ -410,43 +407,38 @@ def read_embedding(path: Path) -> Embedding:
         with safe_open(path, framework="pt") as file:
             values = json.loads((file.metadata() or {})["embedding"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-        return _embedding(values, tensors)
+        if values["format"] != FORMAT or values["sha256"] != _digest(tensors):
+            raise ValueError(f"expected {FORMAT}, and the tensors of its checksum")  # noqa: TRY301 - reported below
+
+        def components(prefix: str, config: dict[str, Any]) -> Components:
+            named = {name: tensors[f"{prefix}.{name}"] for name in _COMPONENTS}
+            return Components(config=EmbeddingConfig.model_validate(config), **named)
+
+        graph = None
+        if "edges" in values:
+            others_VKD = tensors["graph.others_VKD"].float().numpy()
+            halves_VK = tensors["graph.half_squares_VK"].numpy()
+            graph = Graph(
+                components=components("edges", values["edges"]),
+                copies=[
+                    Nearness(scale=values["scale"], others_KD=others_KD, half_squares_K=halves_K)
+                    for others_KD, halves_K in zip(others_VKD, halves_VK, strict=True)
+                ],
+                coordinates_ME=tensors["graph.coordinates_ME"].numpy(),
+            )
+        return Embedding(
+            config=EmbeddingConfig.model_validate(values["config"]),
+            components=components("components", values["config"]),
+            graph=graph,
+            radius=values["radius"],
+            record_shape=tuple(values["record_shape"]),
+        )
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         if not path.exists():
             raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
         raise EmbeddingFileError(
             f"{path}: no embedding that can be read ({' '.join(str(error).split())}); restore it from a copy."
         ) from error
-
-
-def _embedding(values: dict[str, Any], tensors: dict[str, Tensor]) -> Embedding:
-    if values["format"] != FORMAT or values["sha256"] != _digest(tensors):
-        raise ValueError(f"expected {FORMAT}, and the tensors of its checksum")
-    return Embedding(
-        config=EmbeddingConfig.model_validate(values["config"]),
-        components=_components("components", values["config"], tensors),
-        graph=_graph(values, tensors) if "edges" in values else None,
-        radius=values["radius"],
-        record_shape=tuple(values["record_shape"]),
-    )
-
-
-def _components(prefix: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> Components:
-    return Components(
-        config=EmbeddingConfig.model_validate(config), **{name: tensors[f"{prefix}.{name}"] for name in _COMPONENTS}
-    )
-
-
-def _graph(values: dict[str, Any], tensors: dict[str, Tensor]) -> Graph:
-    others_VKD, halves_VK = tensors["graph.others_VKD"].float().numpy(), tensors["graph.half_squares_VK"].numpy()
-    return Graph(
-        components=_components("edges", values["edges"], tensors),
-        copies=[
-            Nearness(scale=values["scale"], others_KD=others_KD, half_squares_K=halves_K)
-            for others_KD, halves_K in zip(others_VKD, halves_VK, strict=True)
-        ],
-        coordinates_ME=tensors["graph.coordinates_ME"].numpy(),
-    )
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
@@ -473,31 +465,29 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
     """
     if features == "pixels":
         return records
-    if PLACE.fullmatch(features):
-        x = _by_function(records.records.x, features)
-        names = tuple(f"{features} {place}" for place in range(x.shape[1]))
+    pictures = records.records.x
+    if not PLACE.fullmatch(features):
+        x, names = oriented_gradients(pictures), feature_names()
     else:
-        x, names = oriented_gradients(records.records.x), feature_names()
+        if not may_run(features):
+            raise DataSettingsError(f"pictures.features: {features} is code that would run with your rights; {REMEDY}.")
+        try:
+            function = named_object(features)
+            # One at a time and as a copy, so that features cannot depend on other pictures nor change the pixels.
+            rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
+        except Exception as error:  # the user's module may raise anything
+            raise DataError(
+                f"pictures.features: {features} failed ({type(error).__name__}: {error}); correct it."
+            ) from error
+        sizes = {tuple(row.shape) for row in rows}
+        if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
+            raise DataError(
+                f"pictures.features: {features}: expected one vector of finite numbers per picture, all of one length, "
+                f"got shapes {sorted(sizes)[:3]}; correct it."
+            )
+        x = torch.stack(rows)
+        names = tuple(f"{features} {place}" for place in range(x.shape[1]))
     return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=names, pixels=None)
-
-
-def _by_function(pictures: Tensor, place: str) -> Tensor:
-    """Features (N, F) by the user's function; DataSettingsError where code may not run, DataError where it fails."""
-    if not may_run(place):
-        raise DataSettingsError(f"pictures.features: {place} is code that would run with your rights; {REMEDY}.")
-    try:
-        function = named_object(place)
-        # One at a time and as a copy, so that features cannot depend on other pictures nor change the pixels.
-        rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
-    except Exception as error:  # the user's module may raise anything
-        raise DataError(f"pictures.features: {place} failed ({type(error).__name__}: {error}); correct it.") from error
-    sizes = {tuple(row.shape) for row in rows}
-    if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
-        raise DataError(
-            f"pictures.features: {place}: expected one vector of finite numbers per picture, all of one length, got "
-            f"shapes {sorted(sizes)[:3]}; correct it."
-        )
-    return torch.stack(rows)
 
 
 def feature_names() -> tuple[str, ...]:
