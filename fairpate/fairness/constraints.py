@@ -302,12 +302,12 @@ def named_constraints(
 ) -> RateConstraints:
     """One of ``NAMED_CONSTRAINTS``, for every class, group and label that it has.
 
-    demographic_parity    r(z, k) - r(not z, k) <= bound for every group z and class k, signed
-    equalized_odds        r(z, k | y) - r(not z, k | y) <= bound for every true label y, group z and class k, signed
-    equal_opportunity     the same for y = k = ``label``
-    false_negative_rate   P[predicted another class | true ``label``] <= bound: 1 - recall
-    false_positive_rate   P[predicted ``label`` | another true label] <= bound
-    false_discovery_rate  P[true label is another | predicted ``label``] <= bound: 1 - precision
+    - ``demographic_parity``: r(z, k) - r(not z, k) <= bound for every group z and class k, signed;
+    - ``equalized_odds``: r(z, k | y) - r(not z, k | y) <= bound for every true label y, group z and class k, signed;
+    - ``equal_opportunity``: the same for y = k = ``label``;
+    - ``false_negative_rate``: P[predicted another class | true ``label``] <= bound, which is 1 - recall;
+    - ``false_positive_rate``: P[predicted ``label`` | another true label] <= bound;
+    - ``false_discovery_rate``: P[true label is another | predicted ``label``] <= bound, which is 1 - precision.
 
     The last three hold for every class where ``label`` is None. The false-discovery rate is not a weighted sum of
     rates, because its denominator depends on the model. Multiplied out it is linear in the histogram: (1 - bound) mass

@@ -501,8 +501,7 @@ class Notion:
     """One row of the table.
 
     ``measure`` is its name on axes and in columns of a page, ``words`` what is compared, ``formula`` the same in
-    symbols (g, h: groups; k: a class; y: the true, p: the predicted one). ``reading`` names its metric in
-    ``metrics.json``. ``source`` says where it is defined. ``bounds_rate``: the value is a rate and no gap.
+    symbols (g, h: groups; k: a class; y: the true, p: the predicted one). ``source`` cites its definition.
     """
 
     name: NotionName
@@ -510,10 +509,18 @@ class Notion:
     measure: str
     words: str
     formula: str
-    reading: str
     metric: Metric
     source: str
-    bounds_rate: bool = False
+
+    @property
+    def bounds_rate(self) -> bool:
+        """True if the value is a rate and not a gap."""
+        return self.metric.compare is level
+
+    @property
+    def reading(self) -> str:
+        """Name of the metric in ``metrics.json``."""
+        return {"demographic_parity": "dp_one_vs_rest", "equalized_odds": "eo_lowy"}.get(self.name, self.name)
 
 
 _ROWS = (
@@ -523,7 +530,6 @@ _ROWS = (
         measure="demographic-parity gap",
         words="how much more often one group is predicted a class than all others together",
         formula="max over g, k: P[p = k | g] - P[p = k | not g]",
-        reading="dp_one_vs_rest",
         metric=dp_one_vs_rest,
         source="FairPATE eq. 1; RaCO-DP definition A.1",
     ),
@@ -533,7 +539,6 @@ _ROWS = (
         measure="equalized-odds gap",
         words="how far two groups are apart in how often a class is predicted where it is true, or where it is not",
         formula="max over g, h, k: |P[p = k | y = k, g] - P[p = k | y = k, h]|, and the same given y != k",
-        reading="eo_lowy",
         metric=eo_lowy,
         source="DP-FERMI eq. 11 (Hardt et al. 2016 definition 2.1); of two classes also PF-LD section 3",
     ),
@@ -543,7 +548,6 @@ _ROWS = (
         measure="equal-opportunity gap",
         words="how far two groups are apart in how often the positive class is found where it is true",
         formula="max over g, h: |P[p = k | y = k, g] - P[p = k | y = k, h]|, k positive",
-        reading="equal_opportunity",
         metric=found_apart,
         source="Hardt et al. 2016 definition 2.2; of two classes as fairlearn has it",
     ),
@@ -553,7 +557,6 @@ _ROWS = (
         measure="accuracy gap",
         words="how far two groups are apart in how often the prediction is right",
         formula="max over g, h: |P[p = y | g] - P[p = y | h]|",
-        reading="accuracy_parity",
         metric=accuracy_parity,
         source="PF-LD section 3 (the error itself, not the loss)",
     ),
@@ -563,10 +566,8 @@ _ROWS = (
         measure="false-negative rate",
         words="how often the positive class is missed where it is true",
         formula="P[p != k | y = k], k positive",
-        reading="false_negative_rate",
         metric=error_rate("fnr"),
         source="RaCO-DP definition A.3",
-        bounds_rate=True,
     ),
     Notion(
         name="false_positive_rate",
@@ -574,10 +575,8 @@ _ROWS = (
         measure="false-positive rate",
         words="how often the positive class is predicted where it is not true",
         formula="P[p = k | y != k], k positive",
-        reading="false_positive_rate",
         metric=error_rate("fpr"),
         source="RaCO-DP eq. 6, with the cells of all other labels",
-        bounds_rate=True,
     ),
     Notion(
         name="false_discovery_rate",
@@ -585,10 +584,8 @@ _ROWS = (
         measure="false-discovery rate",
         words="how often a prediction of the positive class is wrong",
         formula="P[y != k | p = k], k positive",
-        reading="false_discovery_rate",
         metric=error_rate("fdr"),
         source="1 - precision; of the form of RaCO-DP eq. 6 (fairpate.fairness.constraints)",
-        bounds_rate=True,
     ),
 )
 NOTIONS: Mapping[NotionName, Notion] = {notion.name: notion for notion in _ROWS}
