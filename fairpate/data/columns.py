@@ -1,23 +1,9 @@
 """Columns of a declared table: kinds, bounds and categories, how each becomes numbers, and the form that asks for them.
 
 A declaration gives the meaning of each published column: a feature, the label, or the group. It holds every bound,
-category and threshold, so that none is a statistic of private records.
-
-A :class:`FeatureCode` describes how one feature is computed, by declared public constants only: a published model
-carries these descriptions. There are six kinds, which :func:`fairpate.data.tables.encode` computes:
-
-    number      (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` where it is not known
-    missing     1 where v is not known, else 0
-    category    1 where the text is one of ``values``, else 0
-    other       1 where the text is none of ``values``, else 0
-    element     the number at ``place`` of the list
-    band        1 where ``at_least`` <= v < ``below``, else 0; without ``below`` the band is open
-
-with s(v) = v, or sign(v) ln(1 + |v|) for ``scale: log``. A number is not known where its text is in ``unknown``, or is
-another spelling of a number in it: 9.0 or 09 for 9.
-
-A :class:`RecordForm` asks a person for one record, one input per published column, and encodes the answers as the same
-row of a file would be, bit for bit, so that it is the same query.
+category and threshold, so that none is a statistic of private records. A :class:`FeatureCode` describes how one feature
+is computed, by these public constants only: a published model carries the descriptions. A :class:`RecordForm` asks a
+person for one record.
 """
 
 from __future__ import annotations
@@ -310,7 +296,20 @@ def _require_distinct(values: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCode:
-    """One feature, computed from one published ``column``; fields that do not belong to its ``kind`` are None."""
+    """One feature, computed from one published ``column``; fields that do not belong to its ``kind`` are None.
+
+    There are six kinds, which :func:`fairpate.data.tables.encode` computes:
+
+    - ``number``: (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` where it is not known;
+    - ``missing``: 1 where v is not known, else 0;
+    - ``category``: 1 where the text is one of ``values``, else 0;
+    - ``other``: 1 where the text is none of ``values``, else 0;
+    - ``element``: the number at ``place`` of the list;
+    - ``band``: 1 where ``at_least`` <= v < ``below``, else 0; without ``below`` the band is open;
+
+    with s(v) = v, or sign(v) ln(1 + abs(v)) for ``scale: log``. A number is not known where its text is in ``unknown``,
+    or is another spelling of a number in it: 9.0 or 09 for 9.
+    """
 
     feature: str
     column: str
@@ -387,7 +386,10 @@ class RecordField:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordForm:
-    """The inputs for a record of the table with the features ``codes``."""
+    """The inputs for a record of the table with the features ``codes``: one per published column.
+
+    The answers are encoded as the same row of a file would be, bit for bit, so that they are the same query.
+    """
 
     codes: tuple[FeatureCode, ...]
 

@@ -1,22 +1,15 @@
 """A data set in memory, its entry in the registry, its files, its records' names and persons, and its splits.
 
 **In memory.** Every stage reads one :class:`Dataset` in four splits. Images stay ``uint8`` and tabular features are
-already scaled by public constants, so nothing here is fitted to private records.
-
-**Files.** An entry is public knowledge only: publisher, licence, files with checksums, options. The folder comes from
-the caller or from FAIRPATE_DATA, and files are never written to. A missing or damaged file is refused with its name,
-the expected checksum and the remedy; records are read only from bytes with the right checksum.
+already scaled by public constants, so nothing here is fitted to private records. An entry is public knowledge only:
+publisher, licence, files with checksums, options. Files are never written to, and records are read only from bytes with
+the right checksum.
 
 **Names.** A record's name depends on the record alone, never on the rows around it, and never on its sensitive
 attribute: methods that protect the attribute alone publish names, and divide records by them. Records that are equal
 but for the attribute are one *unit*: random choices for a record (its split, its teacher) are a keyed hash of its unit,
 so adding, removing or changing another record changes nothing for it. Only the counter that numbers the members of a
 unit may shift.
-
-**Splits.** Units are ranked by a keyed hash of their name; the lowest hashes become public, the next validation, the
-next test, and all others private. Since the private records are the tail of the ranking, adding or removing one moves
-no other record; and since no group enters the name of a unit, changing a group moves none at all. The seed is public. A
-unit is one record, records that differ only in the group, or all records of one person: a split never parts it.
 
 Shapes: N records, R parts of a person, W numbers of a vote.
 """
@@ -586,7 +579,13 @@ class SplitSizes:
 
 
 def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
-    """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met."""
+    """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met.
+
+    Units are ranked by a keyed hash of their name, with a public ``seed``; the lowest hashes become public, the next
+    validation, the next test, and all others private. A unit is one record, records that differ only in the group, or
+    all records of one person: a split never parts it. Since the private records are the tail of the ranking, adding or
+    removing one moves no other record; and since no group enters the name of a unit, changing a group moves none.
+    """
     ids = records.records.record_id
     wanted_of = {"public": sizes.num_public, "validation": sizes.num_validation, "test": sizes.num_test}
     place_of = {origin: place for place, origin in enumerate(ORIGINS)}

@@ -1,27 +1,13 @@
 """Fixed features of records that depend on public records alone: components, neighbours, gradients, prototypes.
 
-Every method sees an embedded record in place of the original. The embedding is fitted to public records:
-
-    tables      the columns, and for a column of many values whether it reaches each of some public quantiles
-    pictures    roots of oriented gradients (:mod:`fairpate.oriented_gradients`), perhaps averaged with the mirror
-                image's, and the picture shrunk to few pixels
-
-then the pool's principal components. Each value is divided once by the root of its spread over the pool, a table's
-columns before they are rotated and a picture's components after, so that neither rare values nor large ones decide.
-Pictures also get their position in the pool's graph of neighbours: the pool's records are joined to those that are near
-in some components, and the leading eigenvectors of this graph (Ng, Jordan and Weiss 2001; diffusion maps, Coifman and
-Lafon 2006) follow the shape of a class where distances alone cut through it. Two pictures are near when one is near a
-slightly turned, slanted, stretched or moved copy of the other. Another record is the mean of its nearest public
-neighbours.
+Every method sees an embedded record instead of the original. The embedding (:class:`Embedding`) is fitted to public
+records: principal components of the pool (:class:`Components`), and for pictures also the position in the pool's graph
+of neighbours (:class:`Graph`). :class:`Prototypes` are centres of public records, for votes by cell.
 
 The coordinates of a record depend on that record and on public ones, bit for bit, so that embedding costs no privacy
 and raises no sensitivity. A product of matrices of floats does not have that property: the rounding of a row depends on
 its position among the others. So both factors are rounded to whole numbers, with so few digits that every sum of
 products is exact in any order.
-
-A file holds all that places a record, computed from public records alone: computed again elsewhere an embedding may
-differ, because components of nearly equal spread, and a graph of few pictures, turn with the processor and the number
-of threads. :class:`Prototypes` are centres of public records, for votes by cell.
 
 Shapes: N records, M public ones, V copies of each, F plain features, K thresholds, rows or prototypes, D or E
 components, E eigenvectors.
@@ -104,7 +90,13 @@ class Nearness:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Eigenvectors of the pool's graph of neighbours; other records lie where their neighbours are."""
+    """Eigenvectors of the pool's graph of neighbours; another record is the mean of its nearest public neighbours.
+
+    The pool's records are joined to those that are near in some components, and the leading eigenvectors of this graph
+    (Ng, Jordan and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class where distances
+    alone cut through it. Two pictures are near when one is near a slightly turned, slanted, stretched or moved copy of
+    the other.
+    """
 
     components: Embed
     copies: list[Nearness]
@@ -207,9 +199,14 @@ _NORM = 4.0  # which usual learning rates suit
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """Principal components. ``thresholds_K`` belong to the columns ``column_K`` of a table; pictures have none.
+    """Principal components of the pool's plain features.
 
-    ``whole_FE`` are components in whole numbers of the units ``unit_E``.
+    Those of a table are its columns, and for a column of many values whether it reaches each of some public quantiles:
+    ``thresholds_K`` of the columns ``column_K``. Those of pictures are roots of oriented gradients
+    (:mod:`fairpate.oriented_gradients`), perhaps averaged with the mirror image's, and the picture shrunk to few
+    pixels. Each value is divided once by the root of its spread over the pool, a table's columns before they are
+    rotated and a picture's components after, so that neither rare values nor large ones dominate. ``whole_FE`` are
+    components in whole numbers of the units ``unit_E``.
     """
 
     config: EmbeddingConfig
@@ -374,7 +371,11 @@ class EmbeddingFileError(UserError):
 
 
 def save_embedding(embedding: Embedding, path: Path) -> None:
-    """Write the file that :func:`read_embedding` reads."""
+    """Write all that places a record, for :func:`read_embedding`; computed from public records alone.
+
+    Computed again elsewhere an embedding may differ, because components of nearly equal spread, and a graph of few
+    pictures, turn with the processor and the number of threads.
+    """
     tensors = {f"components.{name}": getattr(embedding.components, name) for name in _COMPONENTS}
     values: dict[str, Any] = {
         "format": FORMAT,

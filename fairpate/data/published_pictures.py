@@ -1,40 +1,7 @@
-"""Picture data sets in their publishers' own layouts, and the embedded digits in colour.
+"""Picture data sets in their publishers' own layouts, and the embedded digits in colour: a loader and an entry each.
 
-**Colour digits**: scikit-learn's handwritten digits, drawn in red or green. Needs no file.
-
-The construction is ColorMNIST's (Arjovsky et al. 2019, arXiv:1907.02893, section 5) on 8 x 8 images: a binary label
-says whether the digit is 5 or more, flipped with probability 0.25; the colour is that label flipped with probability
-0.1. Green is then 0.7 likely for a high digit and 0.3 for a low one, so even a perfect classifier of the digit shows a
-demographic-parity gap of about 0.08. Every flip is a keyed hash of the record's name: a record has the same colour in
-any file.
-
-**ColorMNIST** as FairPATE's authors built it (arXiv:2302.09183), from MNIST's training and test files joined to 70,000
-images. The binary label is flipped with probability 0.25; the colour is that label flipped with probability 0.2 (first
-20,000 images), 0.1 (next 20,000) and 0.9 (last 30,000). The task is the digit. Teachers see the first 39,500 images;
-public, validation and test come from the last 30,000, where colour and label are related the other way round.
-Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream. The 500 images
-between 39,500 and 40,000 are left out, as they are by the authors' teachers.
-
-**UTKFace**: gender or age, by race, gender or both, read from the file names `age_gender_race_date.jpg.chip.jpg`.
-Research use only: never redistribute a face, never show one. The publisher's labels are estimates of a model, checked
-by a person. Age has nine classes, as in Lowy et al. (DP-FERMI, section 4.2), who do not print their bounds: these are
-decades. A file name contains the race, so records are named and ordered without it: by age, gender and date, and
-pictures that have these in common by their content. Where the gender is in the group, names leave it out too, which
-gives another division.
-
-**FairFace**: gender by race (7), read from the publisher's two label files and its pictures. A subset of the pictures
-works with the full label files. The publisher's validation part is the test split.
-
-**CelebA**: smiling by gender, read from the publisher's lists and aligned pictures. `list_attr_celeba` and
-`list_eval_partition` may be the publisher's text files or the CSV form of them. The publisher's partition 2 is the test
-split; partitions 0 and 1 train.
-
-**CheXpert**: a finding in frontal chest radiographs, by race (white, black, Asian), read from `train.csv` and
-`valid.csv` of CheXpert-v1.0-small, its pictures, and the separate demographics table (saved as CSV). A finding marked
-uncertain or left blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to one split, and are
-protected together.
-
-Records that are left out are counted in the notes: malformed names, missing pictures, patients of unknown race.
+Records that are left out, for malformed names, missing pictures or unknown groups, are counted in the notes of the data
+set. Pictures of people are for research only: never redistribute a face, never show one.
 """
 
 from __future__ import annotations
@@ -144,7 +111,14 @@ INK_LEVELS = 16
 
 
 def load_color_digits(request: Request) -> LoadedRecords:
-    """All 1,797 digits as (2, 8, 8) images."""
+    """All 1,797 of scikit-learn's handwritten digits, in red or green, as (2, 8, 8) images; needs no file.
+
+    The construction is ColorMNIST's (Arjovsky et al. 2019, arXiv:1907.02893, section 5): a binary label says whether
+    the digit is 5 or more, flipped with probability 0.25; the colour is that label flipped with probability 0.1. Green
+    is then 0.7 likely for a high digit and 0.3 for a low one, so even a perfect classifier of the digit shows a
+    demographic-parity gap of about 0.08. Every flip is a keyed hash of the record's name: a record has the same colour
+    in any file.
+    """
     grey, digits = _published()
     names = tuple(f"digit-{index:04d}" for index in range(len(digits)))
     return LoadedRecords(**_coloured(request, grey, digits.copy(), names, np.full(len(names), COLOUR_FLIP)))
@@ -196,7 +170,15 @@ TEST_LABELS = _file("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31d
 
 
 def load_color_mnist(request: Request) -> LoadedRecords:
-    """The 69,500 used images as (2, 28, 28), named by their place in the joined files."""
+    """69,500 images of MNIST as (2, 28, 28), coloured as FairPATE's authors did it (arXiv:2302.09183).
+
+    MNIST's training and test files are joined to 70,000 images, and records are named by their place there. A binary
+    label (5 or more) is flipped with probability 0.25; the colour is that label flipped with probability 0.2 (first
+    20,000 images), 0.1 (next 20,000) and 0.9 (last 30,000). The task is the digit. Teachers see the first 39,500
+    images; public, validation and test come from the last 30,000, where colour and label are related the other way
+    round. Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream; the 500
+    images between 39,500 and 40,000 are left out, as they are by the authors' teachers.
+    """
     grey = np.concatenate([read_images(file, request.data_dir) for file in (TRAIN_IMAGES, TEST_IMAGES)])
     digits = np.concatenate([read_labels(file, request.data_dir) for file in (TRAIN_LABELS, TEST_LABELS)])
     flips = np.repeat([p for _, p in COLOUR_FLIPS], [count for count, _ in COLOUR_FLIPS])
@@ -268,7 +250,13 @@ UTKFACE_ARCHIVE = SourceFile(
 
 
 def load_utkface(request: Request) -> LoadedRecords:
-    """All faces with well-formed names, as (3, size, size)."""
+    """Gender or age by race, gender or both, read from names `age_gender_race_date.jpg.chip.jpg`; (3, size, size).
+
+    The publisher's labels are estimates of a model, checked by a person. Age has nine classes, as in Lowy et al.
+    (DP-FERMI, section 4.2), who do not print their bounds: these are decades. A file name contains the race, so records
+    are named and ordered without it: by age, gender and date, and pictures that have these in common by their content.
+    Where the gender is in the group, names leave it out too, which gives another division.
+    """
     label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
     if label in sensitive.split("_and_"):
         raise DataSettingsError(
@@ -380,7 +368,10 @@ FAIRFACE_RACES = ("White", "Black", "Latino_Hispanic", "East Asian", "Southeast 
 
 
 def load_fairface(request: Request) -> LoadedRecords:
-    """All labelled faces whose picture is present, as (3, size, size), named by their path."""
+    """Gender by race (7) of the labelled faces, as (3, size, size), named by their path.
+
+    A subset of the pictures works with the full label files. The publisher's validation part is the test split.
+    """
     pictures = open_pictures(FAIRFACE_ARCHIVE, request.data_dir)
     tables, absent = [], 0
     for file in (FAIRFACE_TRAIN_LABELS, VAL_LABELS):
@@ -446,7 +437,11 @@ PARTITIONS = ("0", "1", "2")
 
 
 def load_celeba(request: Request) -> LoadedRecords:
-    """All listed pictures as (3, size, size), named by file name."""
+    """Smiling by gender of all listed pictures, as (3, size, size), named by file name.
+
+    Both lists may be the publisher's text files or the CSV form of them. The publisher's partition 2 is the test split;
+    partitions 0 and 1 train.
+    """
     file, content = read_any(ATTRIBUTES, request.data_dir)
     if file.path.endswith(".csv"):
         attributes = read_table(content, file.path)
@@ -537,7 +532,12 @@ PATIENT = re.compile(r"/(patient\d+)/")
 
 
 def load_chexpert(request: Request) -> LoadedRecords:
-    """All frontal pictures of patients whose race is white, black or Asian, as (1, size, size), named by their path."""
+    """A finding by race (white, black, Asian) in frontal pictures, as (1, size, size), named by their path.
+
+    Reads `train.csv` and `valid.csv` of CheXpert-v1.0-small, and the separate demographics table, saved as CSV. A
+    finding marked uncertain or left blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to
+    one split, and are protected together.
+    """
     spreadsheet = resolve_data_dir(request.data_dir) / DEMOGRAPHICS.path.replace(".csv", ".xlsx")
     if spreadsheet.is_file() and not spreadsheet.with_suffix(".csv").is_file():
         raise DataError(f"{spreadsheet}: save this spreadsheet as CSV next to it; only the CSV form is read.")

@@ -1,15 +1,11 @@
 """Read tables in any supported format, encode them by their declaration, and report every fault of their rows.
 
-**Reading.** Nothing is guessed: every field of delimited text stays text, trimmed, until a declaration gives its
-meaning. Parquet and Arrow files have types; values that are not numbers there become the text that a delimited file
-would have. Ragged rows and unreadable bytes are refused. Only one batch is in memory at a time.
-
-**Encoding.** One-hot coding and scaling use nothing but a declaration, so no statistic of private records enters a
-feature, and a record's features do not depend on other records. A number beyond its bounds is clipped to them; a value
-without a declared meaning is a fault.
-
-**Faults** are counted by column while a file is read, and reported together. The messages show a few of the values and
-are for those who may see the records; so are the counts of values clipped, missing or of no declared category.
+Nothing is guessed: every field of delimited text stays text, trimmed, until a declaration gives its meaning. Parquet
+and Arrow files have types; values that are not numbers there become the text that a delimited file would have. Ragged
+rows and unreadable bytes are refused. Only one batch is in memory at a time. One-hot coding and scaling use nothing but
+a declaration, so no statistic of private records enters a feature, and a record's features do not depend on other
+records. Faults are counted by column while a file is read, and reported together: the messages, and the counts of
+values clipped, missing or of no declared category, are for those who may see the records.
 
 Shapes: N records, F features.
 """
