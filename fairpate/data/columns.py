@@ -124,7 +124,8 @@ class Feature(Section):
             raise ValueError("Expected no missing value of a vector; leave such rows out of the file")
         if self.bounds is not None:
             (low, high), number = self.bounds, _number_in(self.missing)
-            if not low < high:
+            # On its scale too: logarithms of two large bounds may be one float.
+            if not np.less(*stretched(np.array(self.bounds), self.scale)):
                 raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]")
             if self.missing is not None and (number is None or not low <= number <= high):
                 raise ValueError(

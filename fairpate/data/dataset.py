@@ -343,9 +343,9 @@ def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
     return all(as_text(options[name]) == value for name, value in when.items())
 
 
-def as_text(value: OptionValue) -> str:
+def as_text(value: Any) -> str:
     """The value as a declaration writes it: flags are `true` and `false`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, (bool, np.bool_)) else str(value)
 
 
 def origins(**counts: int) -> tuple[Origin, ...]:

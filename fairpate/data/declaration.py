@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from operator import itemgetter
@@ -480,27 +480,33 @@ class Declaration(Section):
         )
 
 
-def read_declaration(path: Path) -> Declaration:
-    """The declaration in a YAML file; :class:`DataSettingsError` lists its faults with file, field and remedy."""
-    return parse_declaration(read_values(path), str(path))
+def read_declaration(source: Path | Mapping[str, Any], *, given: Collection[Part] = ()) -> Declaration:
+    """The declaration in a YAML file, or with the values of a dictionary; ``given`` parts need no files.
 
-
-def read_values(path: Path) -> dict[str, Any]:
-    """The values of a YAML file, all as text; :class:`DataSettingsError` for a file that is not YAML."""
+    :class:`DataSettingsError` lists its faults with file, field and remedy.
+    """
+    where = "declaration" if isinstance(source, Mapping) else str(source)
     try:
-        return read_yaml(path, as_text=True)
-    except ConfigError as error:
+        values = _all_text(source) if isinstance(source, Mapping) else read_yaml(source, as_text=True)
+    except ConfigError as error:  # it names the file
         raise DataSettingsError(str(error)) from error
-
-
-def parse_declaration(values: dict[str, Any], where: str) -> Declaration:
-    """The declaration with these ``values``; :class:`DataSettingsError` lists its faults, each after ``where``."""
+    if given:  # tables in memory replace the declared files
+        values["files"] = {part: part for part in given}
     try:
         return parse_config(values, Declaration)
     except ConfigError as error:
         # `config` is the whole declaration: the rest of the message names the field.
         lines = (line.removeprefix("config: ") for line in str(error).splitlines())
         raise DataSettingsError("\n".join(f"{where}: {line}" for line in lines)) from error
+
+
+def _all_text(value: Any) -> Any:
+    """Every value as the text that a YAML file would hold."""
+    if isinstance(value, Mapping):
+        return {_all_text(name): _all_text(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_all_text(each) for each in value]
+    return value if value is None else as_text(value)
 
 
 def rows_of(
@@ -601,7 +607,6 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     left_out = np.zeros(len(rules), dtype=np.int64)
     person = table.person if table.person and holds(table.person.when, options) else None
     x, y, z, units, persons = Gathered(), Gathered(), Gathered(), GatheredNames(), GatheredNames()
-    feature_names: tuple[str, ...] = ()
     paths: list[str] = []
     size_of, headers = Counter[Part](), dict[Part, tuple[str, tuple[str, ...]]]()
     protected: list[tuple[Part, str, IntArray]] = []
@@ -621,8 +626,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
             check_paths(found_paths, resolve_data_dir(request.data_dir), file, table.pictures.column, faults)
             paths += found_paths
         else:
-            block, feature_names = encode(rows, features, file, faults)
-            x.append(block)
+            x.append(encode(rows, features, file, faults))
         label = cells(rows, table.label.column, file, faults)
         codes_N = codes_of(label, table.label, "class", may_lack=part == "public").numpy()
         y.append(codes_N)
@@ -653,6 +657,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         start += count
     per_part = [(table.files.origin(part, options), count) for part, count in size_of.items()]
     origins = tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
+    described = feature_codes(features)
     pixels = read_pictures(paths, resolve_data_dir(request.data_dir), table.pictures) if table.pictures else None
     return LoadedRecords(
         kind="image" if pixels else "tabular",
@@ -667,8 +672,8 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         label_names=table.label.names,
         group_names=table.group_names(options),
         sensitive_attribute=table.attribute(options),
-        feature_names=feature_names,
-        feature_codes=feature_codes(features),
+        feature_names=tuple(code.feature for code in described),
+        feature_codes=described,
         origins=origins if any(origin != "any" for origin, _ in per_part) else None,
         person_ids=persons.names() if person else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
@@ -725,7 +730,7 @@ def _unit_names(
             content = (sha256_of(path) if path.is_file() else "" for path in files)
         elif features:
             # Its faults are reported where the features themselves are made.
-            block, _ = encode(rows, features, file, TableFaults())
+            block = encode(rows, features, file, TableFaults())
             block += 0.0  # no negative zero, which is equal to zero and has other digits
             content = (row.tobytes().hex() for row in block)
         texts += [pa.array(content, pa.string()), pa.array(map(str, codes_N.tolist()), pa.string())]

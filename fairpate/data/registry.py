@@ -58,10 +58,8 @@ from fairpate.data.dataset import (
 from fairpate.data.declaration import (
     PARTS,
     entry_of,
-    parse_declaration,
     read_declaration,
     read_records,
-    read_values,
 )
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import as_names
@@ -316,17 +314,11 @@ def load_data(
         return replace(dataset_of(entry.load(request_of(source, entry)), source, entry), source=source)
     parts: dict[Part, Any] = dict(zip(PARTS, (records, private, public, validation, test), strict=True))
     given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}
-    if isinstance(source, Mapping):
-        values, where = _as_text(dict(source)), "declaration"
-    elif isinstance(source, (str, Path)):
-        values, where = read_values(Path(source)), str(source)
-    else:
+    if not isinstance(source, (Mapping, str, Path)):
         raise DataSettingsError(
             f"declaration: expected the path of a YAML file or a dictionary, got {type(source).__name__}."
         )
-    if given:  # tables in memory replace the declared files
-        values["files"] = {part: part for part in given}
-    table = parse_declaration(values, where)
+    table = read_declaration(source if isinstance(source, Mapping) else Path(source), given=given)
     entry = entry_of(table)
     config = parse_config({"name": table.name, "data_dir": data_dir} | settings, DataConfig)
     beside = None if isinstance(source, Mapping) else Path(source).expanduser().absolute().parent
@@ -355,17 +347,6 @@ def as_table(frame: Any, part: str) -> pa.Table:
             f"{part}: expected a frame, a pyarrow.Table or a dictionary of columns of one length, got "
             f"{type(frame).__name__} ({error})."
         ) from error
-
-
-def _as_text(value: Any) -> Any:
-    """Every value as the text that a YAML file would hold."""
-    if isinstance(value, Mapping):
-        return {_as_text(name): _as_text(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_text(each) for each in value]
-    if isinstance(value, (bool, np.bool_)):
-        return str(bool(value)).lower()
-    return value if value is None else str(value)
 
 
 TIMEOUT_S = 60.0

@@ -376,23 +376,26 @@ def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> Colum
     return ColumnCells(file=file, column=column, values=column_of(table, column, file), faults=faults)
 
 
-def encode(
-    table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults
-) -> tuple[FloatArray, tuple[str, ...]]:
-    """Features (N, F) and their names, column by column in the order of ``features``."""
+def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults) -> FloatArray:
+    """Features (N, F), described by :func:`fairpate.data.columns.feature_codes` of the same ``features``."""
     blocks: list[FloatArray] = []
-    names: list[str] = []
     for column, feature in features:
         found = cells(table, column, file, faults)
         if feature.vector is not None:
-            block, own = _encode_vector(found, feature.vector)
+            blocks.append(_encode_vector(found, feature.vector))
         elif feature.bounds is not None:
-            block, own = _encode_number(found, feature)
+            blocks.append(_encode_number(found, feature))
+        elif feature.bands:
+            values_N, starts = numbers(found), np.array(list(feature.bands.values()))
+            _require_present(found)
+            remedy = "declare a band for it, or correct it"
+            found.require(~(values_N < starts[0]), expected=f"codes >= {starts[0]:g}", remedy=remedy)
+            # NaN, and codes below the first band, are faults already: any band will do.
+            place_N = np.maximum(np.searchsorted(starts, values_N, side="right") - 1, 0)
+            blocks.append(np.eye(len(starts), dtype=np.float32)[place_N])
         else:
-            block, own = _encode_bands(found, feature) if feature.bands else _encode_category(found, feature)
-        blocks.append(block)
-        names.extend(own)
-    return np.concatenate(blocks, axis=1), tuple(names)
+            blocks.append(_encode_category(found, feature))
+    return np.concatenate(blocks, axis=1)
 
 
 def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
@@ -469,7 +472,7 @@ def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, 
     return code_of_place[pc.fill_null(place, len(published)).to_numpy(zero_copy_only=False)], known_N
 
 
-def _encode_number(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
+def _encode_number(found: ColumnCells, feature: Feature) -> FloatArray:
     values_N = numbers(found, feature.unknown)
     assert feature.bounds is not None
     ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
@@ -480,20 +483,19 @@ def _encode_number(found: ColumnCells, feature: Feature) -> tuple[FloatArray, li
     scaled_N = np.where(missing_N, (constant - low) / (high - low), scaled_N)
     if not feature.may_be_missing:
         _require_present(found)
-        return scaled_N[:, None].astype(np.float32), [found.column]
+        return scaled_N[:, None].astype(np.float32)
     found.count("missing", missing_N)
-    block = np.stack([scaled_N, missing_N], axis=1).astype(np.float32)
-    return block, [found.column, f"{found.column}=missing"]
+    return np.stack([scaled_N, missing_N], axis=1).astype(np.float32)
 
 
-def _encode_vector(found: ColumnCells, size: int) -> tuple[FloatArray, list[str]]:
-    values, names = found.values, [f"{found.column}[{place}]" for place in range(size)]
-    expected, fault = f"a list of {size} numbers", partial(found.faults.add, found.file, found.column)
+def _encode_vector(found: ColumnCells, size: int) -> FloatArray:
+    values, expected = found.values, f"a list of {size} numbers"
+    fault = partial(found.faults.add, found.file, found.column)
     block = np.zeros((len(values), size), dtype=np.float32)
     if not is_vectors(values.type):
         remedy = f"store lists in Parquet, or declare `array: true`; the column holds {values.type}"
         fault(expected=expected, remedy=remedy, rows=len(values))
-        return block, names
+        return block
     lengths_N = pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False)
     right_N = lengths_N == size
     flat = pc.list_flatten(values.filter(pa.array(right_N))).cast(pa.float32())
@@ -503,12 +505,11 @@ def _encode_vector(found: ColumnCells, size: int) -> tuple[FloatArray, list[str]
     remedy = "correct `vector`, or the file"
     fault(expected=expected, remedy=remedy, rows=int((~right_N).sum()), values=lengths)
     fault(expected="finite numbers", remedy=remedy, rows=num_infinite)
-    return block, names
+    return block
 
 
-def _encode_category(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
-    names, places = feature.own_categories, feature.places
-    none = len(names)  # a row of zeros
+def _encode_category(found: ColumnCells, feature: Feature) -> FloatArray:
+    places, none = feature.places, len(feature.own_categories)  # none: a row of zeros
     if feature.may_be_missing:
         absent = [value for value in ("", *feature.unknown) if value not in feature.categories]
         _, absent_N = _codes(found, dict.fromkeys(absent, 0))
@@ -524,21 +525,8 @@ def _encode_category(found: ColumnCells, feature: Feature) -> tuple[FloatArray, 
         found.require(known_N, expected="a declared category", remedy=remedy)
     else:
         found.count("other", ~known_N)
-    undeclared = names.index(OTHER) if feature.other else none
-    rows = np.eye(none + 1, none, dtype=np.float32)
-    return rows[np.where(codes_N < 0, undeclared, codes_N)], [f"{found.column}={name}" for name in names]
-
-
-def _encode_bands(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
-    values_N, starts = numbers(found), np.array(list(feature.bands.values()))
-    _require_present(found)
-    found.require(
-        ~(values_N < starts[0]), expected=f"codes >= {starts[0]:g}", remedy="declare a band for it, or correct it"
-    )
-    # NaN, and codes below the first band, are faults already: any band will do.
-    place_N = np.maximum(np.searchsorted(starts, values_N, side="right") - 1, 0)
-    rows = np.eye(len(starts), dtype=np.float32)
-    return rows[place_N], [f"{found.column}={band}" for band in feature.bands]
+    undeclared = feature.own_categories.index(OTHER) if feature.other else none
+    return np.eye(none + 1, none, dtype=np.float32)[np.where(codes_N < 0, undeclared, codes_N)]
 
 
 def _require_present(found: ColumnCells) -> None:
