@@ -21,7 +21,7 @@ from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
 from fairpate.methods import raco_dp
-from fairpate.methods.dp_fermi import MatrixGame, default_radius, fermi_training, watched_targets
+from fairpate.methods.dp_fermi import MatrixGame, fermi_training, watched_targets
 from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, SoftPrediction, priced_training
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
@@ -80,7 +80,7 @@ def dp_sgd_step(case: Case) -> Step:
 
 def dp_fermi_step(case: Case) -> Step:
     """Demographic parity; whole records are hidden."""
-    game = MatrixGame([[0.5, 0.5]], num_classes=NUM_CLASSES, weight=1.0, radius=default_radius(NUM_CLASSES))
+    game = MatrixGame([[0.5, 0.5]], num_classes=NUM_CLASSES, weight=1.0)
     training = fermi_training(
         case.fresh_model(),
         case.x,
