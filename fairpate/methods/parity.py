@@ -274,7 +274,7 @@ def project(values_J: npt.ArrayLike, *, cap: float = math.inf, l1_radius: float 
     positive_J: FloatArray = np.maximum(np.asarray(values_J, dtype=np.float64), 0.0)
     # One product checks all entries; it overflows from 1e154 on, where multipliers mean nothing any more.
     if not math.isfinite(positive_J.dot(positive_J)):
-        raise ValueError(f"Expected finite multipliers, got {values_J}; lower the dual learning rate.")
+        raise ValueError(f"Expected finite multipliers, got {positive_J}; lower the dual learning rate.")
     if cap < math.inf:
         return np.minimum(positive_J, cap)
     if l1_radius == math.inf or positive_J.sum() <= l1_radius:
@@ -283,7 +283,8 @@ def project(values_J: npt.ArrayLike, *, cap: float = math.inf, l1_radius: float 
     falling_J = np.sort(positive_J)[::-1]
     sinks_J = (np.cumsum(falling_J) - l1_radius) / np.arange(1, len(falling_J) + 1)
     sink = sinks_J[np.flatnonzero(falling_J > sinks_J)[-1]]
-    return np.maximum(positive_J - sink, 0.0)
+    sunk_J: FloatArray = np.maximum(positive_J - sink, 0.0)
+    return sunk_J
 
 
 class DualAscent:
