@@ -209,7 +209,7 @@ def test_after_a_failed_write_nothing_is_drawn_and_stored_answers_stay(batch, pa
     with Ledger(path, TERMS) as ledger:
         asked = AggregatorSession(ledger, source=SeededSource(3))
         stored = asked.ask(queries_of(batch, range(5)), voter(batch))
-        ledger._store._database.close()
+        ledger.store._database.close()
         monkeypatch.setattr(ConfidentGnmax, "answer", lambda *_, **__: pytest.fail("drew"))
         for _ in range(2):
             with pytest.raises(LedgerError):

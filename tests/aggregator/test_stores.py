@@ -105,7 +105,7 @@ def test_a_ledger_is_made_once_and_never_again_where_that_is_not_asked_for(place
 def test_a_writer_whose_entry_failed_writes_no_more(place, monkeypatch):
     with Ledger(place, TERMS) as ledger:
         reserved = reserve(ledger, "key")
-        monkeypatch.setattr(type(ledger._store), "append", _fail)
+        monkeypatch.setattr(type(ledger.store), "append", _fail)
         with pytest.raises(LedgerError, match="cannot be written"):
             ledger.commit(reserved, [ANSWER])
         monkeypatch.undo()
@@ -146,7 +146,7 @@ def _fail(*_):
 
 def _store_and_die(place, step):
     ledger = Ledger(place, TERMS)
-    store = type(ledger._store)
+    store = type(ledger.store)
     append = store.append
 
     def last(self, kind, text, head):
