@@ -155,9 +155,9 @@ def test_an_estimate_says_what_asking_would_cost(batch, path):
     with Ledger(path, terms) as ledger:
         asked = AggregatorSession(ledger, source=SeededSource(3))
         asked.ask(queries_of(batch, range(10)), voter(batch))
-        status = asked.estimate(25)
+        status = asked.budget_status(25)
         assert (status.queries_submitted, status.epsilon_submitted, status.closed) == (35, price(35), False)
-        assert (asked.estimate(90).closed, asked.estimate(89).closed) == (True, False)
+        assert (asked.budget_status(90).closed, asked.budget_status(89).closed) == (True, False)
         assert asked.budget_status().queries_submitted == ledger.num_reservations == 10
 
 
