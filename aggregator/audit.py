@@ -176,7 +176,7 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
     """
     name = shown(place)
     with reading(place, after=end.entry.number) as found:
-        start = found.header.chain.start(found.header.terms)
+        start = found.header.start
         before = start if end.entry == START.entry else end.entry
         # A log that goes beyond the last entry saw entries that the ledger lacks now.
         last = found.noted[0]

@@ -231,7 +231,7 @@ class LedgerState:
         self._charged_to: Counter[str] = Counter()
         self._votes: list[str | IntArray] = []  # blocks of reservations, as stored or decoded
         self._votes_lock = threading.Lock()
-        start = self.chain.start(found.header.terms)
+        start = found.header.start
         self.head = start
         # The note of an empty ledger is the chain's start, which is not among the rows.
         lacking = {*found.noted, *noted} - {start}
@@ -416,7 +416,7 @@ def reading(place: Place, *, after: int = 0) -> AbstractContextManager[Stored]:
 
 def write_store(place: Place, header: Header, rows: Sequence[Row]) -> None:
     """Put a whole ledger at ``place``, or nothing. LedgerError where a ledger exists."""
-    last = Head(rows[-1][0], rows[-1][3]) if rows else header.chain.start(header.terms)
+    last = Head(rows[-1][0], rows[-1][3]) if rows else header.start
     if is_database(place):
         from aggregator import postgres
 
@@ -609,7 +609,7 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
     written, name = ledger.head, ledger.name
     with closing(open_reader(ledger.place)) as reader:
         header = reader.header()
-        head, count = header.chain.start(header.terms), 1
+        head, count = header.start, 1
         while head.number < written.number:
             began_s = time.perf_counter()
             rows = reader.rows(head.number, min(count, written.number - head.number))
@@ -630,7 +630,7 @@ def require_entry(ledger: Ledger, head: Head) -> None:
     with closing(open_reader(ledger.place)) as reader:
         if head.number == 0:
             header = reader.header()
-            found = [header.chain.start(header.terms)]
+            found = [header.start]
         else:
             found = [Head(row[0], row[3]) for row in reader.rows(head.number - 1, 1)]
     if found != [head]:
