@@ -26,7 +26,7 @@ from fairpate.report.figures import (
     DARK_COLOURS,
     MOST_SHIFT,
     PAIRS,
-    Look,
+    SeriesStyle,
     by_family,
     class_label,
     coverage_range,
@@ -461,7 +461,10 @@ def _library() -> Markup:
 
 
 def _class_view(
-    report: FrontierReport, seen: Sequence[Sequence[Point]], number_of: Mapping[Panel, int], known: Sequence[Look]
+    report: FrontierReport,
+    seen: Sequence[Sequence[Point]],
+    number_of: Mapping[Panel, int],
+    known: Sequence[SeriesStyle],
 ) -> dict[str, Any]:
     """What the section of one privacy class shows; ``seen`` are its points by each notion."""
     panels_by_notion = [by_panel(found) for found in seen]
