@@ -336,7 +336,7 @@ def rounded_up(epsilon: float) -> float:
 
 def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[list[Point], list[Point]]:
     """Points with all the objectives, and those that lack one."""
-    lacking_N = np.isnan(matrix(points, objectives)).any(axis=1)
+    lacking_N = np.any(np.isnan(matrix(points, objectives)), axis=1).tolist()
     have = [point for point, lacks in zip(points, lacking_N, strict=True) if not lacks]
     return have, [point for point, lacks in zip(points, lacking_N, strict=True) if lacks]
 

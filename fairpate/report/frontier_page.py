@@ -408,7 +408,7 @@ def _class_view(
     known: Sequence[SeriesStyle],
 ) -> dict[str, Any]:
     """The section of one privacy class: its panels, each with what depends on the notion, once per notion."""
-    panels = []
+    panels: list[dict[str, Any]] = []
     for number, (panel, points) in enumerate(by_notion[0].items()):
         if panel.privacy != privacy:
             continue
