@@ -33,10 +33,11 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, recomputed_epsilon
 from fairpate.privacy.second_accountant import guarantee_of as independent_guarantee
+from fairpate.report.records import Guarantee
 from fairpate.report.run_page import CardData, IntendedUse, card_page
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
 from fairpate.run.folder import environment
-from fairpate.run.publication import card_of, card_values, guarantee_of, write_card
+from fairpate.run.publication import card_of, card_values, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
 from fairpate.words import delta_text
@@ -152,7 +153,7 @@ def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
         card = read_json(run.card)
         use = card.get("use", {})
         # A service that was started since may have raised what the statement claims, or answered more queries.
-        claimed = strict(asdict(guarantee_of(statement)))
+        claimed = strict(asdict(Guarantee.of(statement)))
         is_current = json.loads(json.dumps(claimed)) == card.get("privacy")
         is_current = is_current and card.get("model", {}).get("sha256") == sha256_of(run.student)
         if is_current and run.card_page.is_file():

@@ -58,9 +58,10 @@ def test_a_run_shows_its_guarantee_its_measures_and_where_its_files_are(finished
     metrics, statement = json.loads(run.metrics.read_text()), json.loads(run.statement.read_text())
     assert "fairpate on color_digits, seed 0" in shown
     assert f"{math.ceil(100 * statement['epsilon']) / 100:.2f} at δ = 10⁻⁵, per record, add or remove one" in shown
-    assert "Not private: the noise is seeded." in shown
+    assert "Its noise: seeded: not private. Nothing is bounded." in shown
     assert f"{100 * metrics['accuracy']:.1f}\u00a0% of {metrics['num_answered']} test records" in shown
-    assert f"demographic-parity gap {metrics['gaps']['dp_one_vs_rest']['value']:.3f}, 95 % interval" in shown
+    gap = metrics["gaps"]["dp_one_vs_rest"]
+    assert f"{gap['value']:.3f}, interval {gap['low']:.3f} to {gap['high']:.3f} (95\u00a0%)" in shown
     assert f"{100 * metrics['coverage']:.1f}\u00a0%" in shown
     assert f"fairpate card {run.root}" in shown
     assert str(run.statement) in shown
