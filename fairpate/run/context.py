@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +180,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path}: damaged, expected an object; restore it from a copy.")
     return value
+
+
+def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that differ, in their order, each as ``name: before -> now``; a missing field is None."""
+    names = sorted(before.keys() | now.keys())
+    return {
+        name: f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)
+    }
 
 
 def read_statement(run: RunDirectory) -> PrivacyStatement:

@@ -26,7 +26,7 @@ from fairpate.config_reader import default_folder, determining, determining_valu
 from fairpate.files import check_output_folder, private_folder
 from fairpate.methods.base import Method, configured
 from fairpate.methods.pate import PateFamily
-from fairpate.run.context import LOCK, RunDirectory, RunFolderError, run_at, write_json, write_text
+from fairpate.run.context import LOCK, RunDirectory, RunFolderError, changed_fields, run_at, write_json, write_text
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
@@ -77,14 +77,10 @@ def check_run_directory(config: Method) -> RunDirectory:
         except ConfigError:  # another version's, whose fields are compared as they are written
             stored = read_yaml(run.config)
         before, now = flat_values(determining(stored, config)), flat_values(determining_values(config))
-        names = sorted(before.keys() | now.keys())
-        if before.get("method", now["method"]) != now["method"]:
-            names = ["method"]  # the sections of another method differ as well
-        changes = [
-            f"{name}: {before.get(name)} -> {now.get(name)}"
-            for name in names
-            if before.get(name) != now.get(name) and name not in _TESTED_BY
-        ]
+        changed = changed_fields(before, now)
+        # The sections of another method differ as well.
+        names = ["method"] if before.get("method", now["method"]) != now["method"] else changed
+        changes = [changed[name] for name in names if name not in _TESTED_BY]
         if changes:
             raise RunFolderError(
                 f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with "

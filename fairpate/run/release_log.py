@@ -60,7 +60,7 @@ from fairpate.privacy.mechanism_events import (
     of_teachers,
 )
 from fairpate.report.page import counted, epsilon_text
-from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, write_json
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields, write_json
 from fairpate.types import Relation, Unit, UserError
 from fairpate.words import delta_text
 
@@ -586,15 +586,10 @@ def _digest(arrays: Arrays) -> str:
 
 def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Path) -> None:
     """RunFolderError if the release in ``path`` was made under settings other than ``settings``."""
-    before, now = flat_values(origin.settings), flat_values(settings)
-    changes = [
-        f"{name}: {before.get(name)} -> {now.get(name)}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-    ]
+    changes = changed_fields(flat_values(origin.settings), flat_values(settings))
     if changes:
         raise RunFolderError(
-            f"{path}: was released under other settings ({'; '.join(changes)}); set them back, or let the run make a "
+            f"{path}: was released under other settings ({'; '.join(changes.values())}); set them back, or let the run make a "
             "release of its own, which costs its epsilon in addition."
         )
 
