@@ -589,8 +589,8 @@ def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Pat
     changes = changed_fields(flat_values(origin.settings), flat_values(settings))
     if changes:
         raise RunFolderError(
-            f"{path}: was released under other settings ({'; '.join(changes.values())}); set them back, or let the run make a "
-            "release of its own, which costs its epsilon in addition."
+            f"{path}: was released under other settings ({'; '.join(changes.values())}); set them back, or let the run "
+            "make a release of its own, which costs its epsilon in addition."
         )
 
 
