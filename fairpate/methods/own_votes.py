@@ -306,17 +306,15 @@ class OwnVotes(GnmaxMethod):
 
     @property
     def unit(self) -> str:
-        """The declared unit."""
         return self.votes.unit or "what the operator declares"
 
     def unit_of(self, dataset: Dataset) -> Unit:  # noqa: ARG002 - of the operator
-        """The declared unit."""
         assert self.votes.unit is not None
         return self.votes.unit
 
     @property
     def keeps_teachers(self) -> bool:
-        """Whether the file with their votes is there."""
+        """True if the file with their votes is there."""
         return self.votes.path is not None and self.votes.path.is_file()
 
     @property
@@ -331,7 +329,6 @@ class OwnVotes(GnmaxMethod):
 
     @property
     def gate(self) -> GateRule:
-        """The configured gate."""
         return self.aggregator.gate
 
     def check(self) -> None:

@@ -99,22 +99,22 @@ class VotingMethod(Method):
 
     @property
     def reads_public_groups(self) -> bool:
-        """Whether a gate or a calibration does."""
+        """True if a gate or a calibration reads them."""
         return self.gate != NO_GATE or self.public_data.calibration is not None
 
     @property
     def keeps_teachers(self) -> bool:
-        """Whether a service may ask them further queries."""
+        """True if a service may ask them further queries."""
         return True
 
     @property
     def votes_on_anything(self) -> bool:
-        """Whether voters that stay can vote on records that are not in the pool."""
+        """True if voters that stay can vote on records that are not in the pool."""
         return True
 
     @property
     def leaves_room(self) -> bool:
-        """Whether a service may find room for queries that the run did not ask: a target is planned for the run's."""
+        """True if a service may find room for queries that the run did not ask: a target is planned for the run's."""
         return self.target.epsilon is None
 
     @property
@@ -173,7 +173,7 @@ class VotingMethod(Method):
         self.num_fitting(dataset)
 
     def num_fitting(self, dataset: Dataset) -> int:
-        """How many queries the budget has room for. ConfigError if it has none."""
+        """Number of queries that the budget has room for. ConfigError if it has none."""
         asked = self.queried(dataset)
         plan = self.plan(asked)
         return check_budget(plan, asked, choose_queries(asked, plan.settings))
@@ -207,7 +207,7 @@ class VotingMethod(Method):
         return self.learn(training, replace(self.release(training), spending=None))
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """A student of the labels; costs nothing more."""
+        """A student of the labels, which is free."""
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
@@ -226,7 +226,6 @@ class GnmaxMethod(VotingMethod):
 
     @property
     def mechanism(self) -> Mechanism:
-        """Confident-GNMax as configured."""
         return mechanism_of(self.aggregator.mechanism, self.aggregator.release)
 
 
@@ -329,7 +328,6 @@ class PateFamily(GnmaxMethod):
 
     @property
     def num_voters(self) -> int:
-        """All teachers."""
         return self.teachers.num_teachers
 
     def check_data(self, dataset: Dataset) -> None:
@@ -406,7 +404,6 @@ class FairPate(PateFamily):
 
     @property
     def gate(self) -> GateRule:
-        """As configured."""
         return self.aggregator.gate
 
 

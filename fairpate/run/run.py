@@ -104,7 +104,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
         if x.ndim == 2 and len(x):
             members = [x[groups == group] for group in torch.unique(groups)]
             low, high = (torch.stack([bound(part, dim=0) for part in members]) for bound in (torch.amin, torch.amax))
-            # Any code of the group, whatever its values; a column that is the same for all groups shows nothing.
+            # Any code of the group, with any values; a column that is the same for all groups shows nothing.
             shown = ((low == high).all(dim=0) & (low != low[0]).any(dim=0)).nonzero().flatten().tolist()
             if shown:
                 raise ValueError(
@@ -130,7 +130,7 @@ def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, repor
     """LimitReachedError before any teacher is trained; and a note if the budget is smaller than the plan."""
     plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
     planned = plan.settings.num_queries
-    # What is counted was admitted; the ledger's own meter asks for whatever is charged beyond it.
+    # What is counted was admitted; the ledger's own meter asks for all that is charged beyond it.
     if log.stored() is None:
         log.check([plan.worst_case(num_fitting)], noise=plan.source.label)
     if planned is not None and num_fitting < planned:
@@ -488,7 +488,7 @@ def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder:
 def _training(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None
 ) -> Training:
-    """What a method is given to release; a model to start from is made only if one is trained."""
+    """The context of a release. A model to start from is made only if one is trained."""
     return Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, log=log)
 
 
