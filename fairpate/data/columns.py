@@ -161,6 +161,7 @@ class NumberRange(Section):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ValueError(f"Expected {one} or {other}, got both")
         lower, upper = self.bounds
+        # As pairs: at equal numbers an open end (1 or -1) leaves no number in the range.
         if lower > upper:
             raise ValueError("Expected a range with a number in it")
         return self
@@ -208,6 +209,7 @@ def _named(values: Any) -> Any:
 
 
 def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Meaning, ...]]:
+    # One class or group cannot be compared with another.
     if len(values) < 2 or not all(values.values()):
         raise ValueError(f"Expected two names or more, each with a value or a range, got {', '.join(values)}")
     every = [meaning for each in values.values() for meaning in each]
@@ -242,7 +244,7 @@ class Coding(Section):
 
 
 class Label(Coding):
-    """The class y."""
+    """The class y, and how common each is."""
 
     classes: Meanings = Field(
         description="Name and meaning of each class: a published value, a range of numbers (above, at_least, below, "
@@ -297,7 +299,7 @@ def _require_distinct(values: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCode:
-    """One feature, computed from one published ``column``; fields that do not belong to its ``kind`` are None.
+    """One feature, computed from one published ``column``; fields of other kinds are None.
 
     There are six kinds, which :func:`fairpate.data.tables.encode` computes:
 

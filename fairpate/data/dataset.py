@@ -376,6 +376,7 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
             path = next(iter(sorted(folder.glob(choice.path))), folder / choice.path)
         else:
             path = folder / choice.path
+        # An archive is not gzipped again.
         gzipped = [] if path.suffix in ARCHIVE_SUFFIXES else [path.with_name(path.name + ".gz")]
         extracted = [folder / choice.extracted] if choice.extracted else []
         for place in (*extracted, path, *gzipped):
@@ -400,7 +401,7 @@ def _is_pattern(file: SourceFile) -> bool:
 
 
 def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
-    """As :func:`find`, in :func:`resolve_data_dir`; :class:`DataError` tells how to get a missing file."""
+    """The file that :func:`find` finds in the data folder; :class:`DataError` with how to get a missing one."""
     folder = resolve_data_dir(data_dir)
     found = find(file, folder)
     if found is None:
@@ -439,6 +440,7 @@ def read_bytes(file: SourceFile, data_dir: Path | None) -> bytes:
 def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes]:
     """The first of ``file`` and its alternatives that exists, and its published bytes, checksum verified."""
     choice, path = locate(file, data_dir)
+    # Read whole before it is checked: bytes that were checked on disk could be others by the time they are read.
     content = path.read_bytes()
     if path.name != Path(choice.path).name:
         try:
@@ -531,7 +533,7 @@ def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
 def shortened_by_person(
     votes_NW: IntArray, row_N: IntArray, person_N: IntArray, *, norm: int
 ) -> tuple[IntArray, IntArray]:
-    """What persons add to a table, all together of L2 norm at most ``norm``: rows of the table (R,), numbers (R, W).
+    """The votes of each person, of L2 norm at most ``norm`` over all rows: rows of the table (R,), numbers (R, W).
 
     Record n votes ``votes_NW[n]`` for ``row_N[n]``; no vote is longer than ``norm``. A person's votes are added up row
     by row, and shortened where they are longer than that: the longest vector of that direction. Whole numbers, and a

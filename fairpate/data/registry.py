@@ -121,6 +121,7 @@ def entry_for(config: DataConfig) -> DatasetEntry:
     if config.declaration is None:
         return find_entry(config.name)
     path, entry = config.declaration.path, entry_of(read_declaration(config.declaration.path))
+    # A run that is resumed must read, name and divide records as it did before.
     if sha256_of(path) != config.declaration.sha256:
         raise DataSettingsError(f"data.declaration: {path} has changed since; restore it, or start a new run folder.")
     if entry.name in REGISTRY:
@@ -143,6 +144,7 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
     records = with_features(loaded, options.get("features", "pixels"))
     if len(records.records) == 0:
         raise DataError("No record is left; check the data set's options and the publisher's file.")
+    # Names decide splits and teachers, and labels are released by name: no two records may share one.
     names = as_names(records.records.record_id)
     copies = names.repeated()
     if len(copies):
@@ -295,7 +297,7 @@ def load_data(
         records, private, public, validation, test: Tables to read instead of the files of a declaration: a pandas or
             polars frame, a :class:`pyarrow.Table`, or a dictionary of columns. ``records`` are divided, or ``private``
             and ``public`` are given, as in `files`.
-        data_dir: Where the files of a declaration lie; None: beside its YAML file.
+        data_dir: Folder with the files of a declaration; None: that of its YAML file.
         settings: Fields of the section `data` for a declaration: ``seed``, ``options``, ``num_public``,
             ``num_validation``, ``num_test``, ``embedding``.
 
@@ -377,6 +379,7 @@ def fetch(
             check_archive(*found)
         elif found[1].is_file():
             read_bytes(found[0], data_dir)
+    # Before anything is downloaded, so that a user is not asked to register after an hour.
     by_hand = [how_to_get(file, data_dir) for file in missing if file.url is None]
     if by_hand:
         raise DataError(
@@ -447,7 +450,7 @@ def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Of the ``rows`` of a column of ``file``: the numbers clipped, missing, and without a declared category."""
+    """A column of ``file`` with ``rows`` rows: how many are clipped, missing, and without a declared category."""
 
     file: str
     column: str
@@ -477,6 +480,7 @@ def check_declaration(config: DataConfig) -> Check:
         refused = []
     except DataError as error:
         refused = str(error).splitlines()
+    # Columns in the order of the files, each once.
     named = {(file, column): None for file, column, _ in faults.counts}
     columns = tuple(
         Counted(

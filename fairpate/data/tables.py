@@ -311,7 +311,7 @@ def text_of(values: Any) -> pa.Array:
 
 
 def column_of(table: pa.Table, column: str, name: str) -> pa.Array:
-    """One column as one array; :class:`DataError` naming the nearest column where there is none."""
+    """One column as one array; :class:`DataError` with the nearest column if it is missing."""
     require_columns(table, [column], name)
     return table[column].combine_chunks()
 
@@ -372,7 +372,7 @@ class ColumnCells:
 
 
 def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> ColumnCells:
-    """The column of ``table``; :class:`DataError` where there is none."""
+    """The cells of one column; :class:`DataError` if it is missing."""
     return ColumnCells(file=file, column=column, values=column_of(table, column, file), faults=faults)
 
 
@@ -459,7 +459,7 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
 def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
     """A code per row, -1 without one, and a mask of the rows that have one."""
     text = found.text
-    if not pa.types.is_string(found.values.type):  # a file with types knows no 1.0 beside 1
+    if not pa.types.is_string(found.values.type):  # a file with types does not tell 1.0 from 1
         # The text that a number in the declaration has in such a file.
         typed = {text: number for text in published if (number := _number(text)) is not None}
         published = {
