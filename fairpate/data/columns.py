@@ -327,12 +327,6 @@ class FeatureCode:
     below: float | None = None
     place: int | None = None
 
-    def is_unknown(self, value: float | str) -> bool:
-        """True if a number, or its text, means a missing value."""
-        unknown = self.unknown or ()
-        number = _number_in(value)
-        return value in unknown or (number is not None and number in map(_number_in, unknown))
-
     def to_json(self) -> dict[str, Any]:
         """The fields that are not None."""
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -431,8 +425,10 @@ class RecordForm:
                     raise ValueError(f"{column}: expected one of its categories, got {text!r}")
                 features += [(text in (code.values or ())) != (code.kind == "other") for code in codes]
                 continue
-            number = None
-            if value is not None and not first.is_unknown(value) and (number := _number_in(value)) is None:
+            number, unknown = _number_in(value), first.unknown or ()
+            if value in unknown or (number is not None and number in map(_number_in, unknown)):
+                number = None
+            elif value is not None and number is None:
                 raise ValueError(f"{column}: expected a number, got {value!r}")
             if first.kind == "band":
                 if number is None or number < (first.at_least or 0):
