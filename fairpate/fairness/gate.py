@@ -96,10 +96,10 @@ class DemographicParityGate:
             return rule.max_disparity > 0
         is_below, rest_hits = partial(_is_below, self._margin, hits + 1, size + 1), self._label_sizes[label] - hits
         if rule.gap == "one_vs_rest":
-            return is_below(rest_hits, rest)
+            return bool(is_below(rest_hits, rest))
         if rule.gap == "overall":
             # The label on offer counts in its group, and so in all groups together.
-            return is_below(rest_hits + hits + 1, self._total + 1)
+            return bool(is_below(rest_hits + hits + 1, self._total + 1))
         return all(
             is_below(self._rows[other][label], other_size)
             for other, other_size in enumerate(self._group_sizes)
