@@ -226,44 +226,38 @@ def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
     The first cut is 0 and the last has no digit but 1, as have all beyond. Every digit is right: sums carry bounds of
     their error, and more digits are taken until both bounds agree.
     """
-    spare = 32
+    twice_variance, spare = 2 * Fraction(stddev) ** 2, 32
     while True:
-        found = _bounded_cuts(stddev, num_digits, num_digits + spare)
-        if found is not None:
-            return found
+        precision = num_digits + spare
+        # From here on a mass is below 2^-precision.
+        reach = math.ceil(stddev * math.sqrt(2 * math.log(2) * precision)) + 2
+        # log10(2) < 1/3: these decimal digits hold `precision` binary ones, with 20 to spare.
+        context = decimal.Context(prec=precision // 3 + 20, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
+        unit = decimal.Decimal(2**precision)
+        # exp(-x^2 / (2 stddev^2)) 2^precision for x = 0 .. reach, each within one unit.
+        half = []
+        for x in range(reach + 1):
+            exponent = context.divide(
+                decimal.Decimal(-(x**2) * twice_variance.denominator), decimal.Decimal(twice_variance.numerator)
+            )
+            half.append(int(context.multiply(context.exp(exponent), unit)))
+        masses = [*half[:0:-1], *half]
+        # Each mass may be off by one unit, and all that is left out on one side together by less than ``reach`` units.
+        error = len(masses) + 2 * reach
+        total, running, cuts = sum(masses), 0, []
+        for mass in masses:
+            running += mass
+            low = (max(running - error, 0) << num_digits) // (total + error)
+            high = ((running + error) << num_digits) // (total - error)
+            # The upper bound of the last cut may pass 1.
+            if low != min(high, 2**num_digits - 1):
+                break  # the bounds leave a digit open
+            cuts.append(low)
+        else:
+            assert cuts[0] == 0
+            assert cuts[-1] == 2**num_digits - 1
+            return -reach, cuts
         spare *= 2
-
-
-def _bounded_cuts(stddev: float, num_digits: int, precision: int) -> tuple[int, list[int]] | None:
-    """``exact_cuts`` from masses that are right to 2^-precision; None where that leaves a digit open."""
-    # From here on a mass is below 2^-precision.
-    reach = math.ceil(stddev * math.sqrt(2 * math.log(2) * precision)) + 2
-    twice_variance = 2 * Fraction(stddev) ** 2
-    # log10(2) < 1/3: these decimal digits hold `precision` binary ones, with 20 to spare.
-    context = decimal.Context(prec=precision // 3 + 20, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
-    unit = decimal.Decimal(2**precision)
-    # exp(-x^2 / (2 stddev^2)) 2^precision for x = 0 .. reach, each within one unit.
-    half = []
-    for x in range(reach + 1):
-        exponent = context.divide(
-            decimal.Decimal(-(x**2) * twice_variance.denominator), decimal.Decimal(twice_variance.numerator)
-        )
-        half.append(int(context.multiply(context.exp(exponent), unit)))
-    masses = [*half[:0:-1], *half]
-    # Each mass may be off by one unit, and all that is left out on one side together by less than ``reach`` units.
-    error = len(masses) + 2 * reach
-    total, running, cuts = sum(masses), 0, []
-    for mass in masses:
-        running += mass
-        low = (max(running - error, 0) << num_digits) // (total + error)
-        high = ((running + error) << num_digits) // (total - error)
-        # The upper bound of the last cut may pass 1.
-        if low != min(high, 2**num_digits - 1):
-            return None
-        cuts.append(low)
-    assert cuts[0] == 0
-    assert cuts[-1] == 2**num_digits - 1
-    return -reach, cuts
 
 
 def require_positive_stddev(stddev: float) -> None:
