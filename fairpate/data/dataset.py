@@ -539,6 +539,7 @@ def shortened_by_person(
     by row, and shortened where they are longer than that: the longest vector of that direction. Whole numbers, and a
     function of the person's own records alone, bit for bit. ValueError for more than ``MOST_RECORDS`` of one person.
     """
+    # Rows of one person together, and within them the votes for one row of the table.
     order = np.lexsort((row_N, person_N))
     rows, persons = row_N[order], person_N[order]
     starts_R = np.flatnonzero((np.diff(rows, prepend=-1) != 0) | (np.diff(persons, prepend=-1) != 0))
@@ -668,6 +669,7 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
 
 def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int | None:
     """The size that ``entry`` declares; else None (all that was set aside), or a quarter of the rows for the test."""
+    # From the publisher's count alone: a size that followed from private records would move others between splits.
     declared: int | None = getattr(entry, f"num_{split}")
     origins = set(records.origins or ("any",))
     own = not SET_ASIDE[split].isdisjoint(origins) or PERMITTED[split].isdisjoint(origins)

@@ -92,6 +92,7 @@ class Registry(Mapping[str, DatasetEntry]):
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
+        # Names alone: listing data sets must not parse every declaration.
         return iter(dict.fromkeys((*(entry.name for entry in _PICTURES), *self._files)))
 
     def __len__(self) -> int:
@@ -552,8 +553,10 @@ class Seen:
             return "constant"
         plain = self.values.keys() - (self.marks.keys() if self.is_number else ())
         is_whole = all(re.fullmatch(r"[-+]?\d+", value) for value in plain)
+        # Another value in each row names records; in a few rows it may be chance.
         if not self.repeats and self.rows > _MOST_CODES and (is_whole or not self.is_number):
             return "name"
+        # Few whole numbers are codes, and 0.5 and 1.5 may be classes: many different ones are amounts.
         if self.is_number and math.isfinite(self.low + self.high):
             return "number" if len(plain) > (_MOST_CODES if is_whole else 2) else "category"
         if len(self.values) <= _MOST_CATEGORIES:
@@ -578,10 +581,12 @@ def draft_declaration(file: Path, public: Path, folder: Path) -> str:
     for batch in read_batches(public, public.name, separator=separator):
         for column in batch.column_names:
             seen.setdefault(column, Seen()).add(text_of(batch[column]))
+    # In the order of the private file, which a user knows.
     columns = [column for column in private_columns if column in seen]
     missing = [column for column in private_columns if column not in seen]
     categories = [column for column in private_columns if column in seen and seen[column].kind == "category"]
     label = next((column for column in private_columns if _LABELS.match(column)), None)
+    # Public records often lack the label: a column that they do not have is likelier than the last category.
     label = label or next(iter(missing), None) or next(iter(reversed(categories)), None)
     group = next((column for column in categories if _GROUPS.search(column) and column != label), None)
     others = [column for column in private_columns if column not in (label, group)]

@@ -128,6 +128,7 @@ def read_batches(
     read without the columns that are not ``wanted``. :class:`DataError` as :func:`read_table`.
     """
     if path.suffix not in TYPED_SUFFIXES:
+        # The file's own position, also for a gzipped one: its unpacked size is not known.
         separator, size = separator or _usual_separator(path), path.stat().st_size
         try:
             with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
@@ -329,6 +330,7 @@ def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
 def _distinct(names: Sequence[str]) -> list[str]:
     distinct: list[str] = []
     for name in names:
+        # The names that pandas gives them.
         copies = sum(other == name or other.startswith(f"{name}.") for other in distinct)
         distinct.append(f"{name}.{copies}" if name in distinct else name)
     return distinct
