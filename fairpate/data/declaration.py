@@ -654,11 +654,13 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     # All at once, so that a user corrects the files once.
     faults.require_none()
     unit_id = units.names()
-    record_id, start = GatheredNames(), 0
-    for count in [len(unit_id)] if table.files.pooled else size_of.values():
-        part_units = unit_id[start : start + count]
-        record_id.append((part_units if table.identity.key else counted(part_units)).packed)
-        start += count
+    record_id = unit_id
+    if not table.identity.key:
+        numbered, start = GatheredNames(), 0
+        for count in [len(unit_id)] if table.files.pooled else size_of.values():
+            numbered.append(counted(unit_id[start : start + count]).packed)
+            start += count
+        record_id = numbered.names()
     per_part = [(table.files.origin(part, options), count) for part, count in size_of.items()]
     origins = tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
     described = feature_codes(features)
@@ -670,7 +672,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
             x=pixels.x if pixels else x.tensor(),
             y=y.tensor(),
             z=z.tensor(),
-            record_id=unit_id if table.identity.key else record_id.names(),
+            record_id=record_id,
             unit_id=unit_id,
         ),
         label_names=table.label.names,

@@ -128,9 +128,10 @@ def read_batches(
     read without the columns that are not ``wanted``. :class:`DataError` as :func:`read_table`.
     """
     if path.suffix not in TYPED_SUFFIXES:
-        # The file's own position, also for a gzipped one: its unpacked size is not known.
-        separator, size = separator or _usual_separator(path), path.stat().st_size
+        separator = separator or _usual_separator(path)
         try:
+            # The file's own position, also for a gzipped one: its unpacked size is not known.
+            size = path.stat().st_size
             with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
                 for rows in _text_batches(stream, name, columns=columns, separator=separator, comment=comment):
                     tell(file.tell(), size)
