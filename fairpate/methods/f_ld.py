@@ -563,13 +563,13 @@ class _NoisyGradients:
         """Return the gradients for the batch ``x`` of ``rows``, which stands for ``share`` of all records."""
         y = self._y.index_select(0, rows)
         if self._is_silent:
-            gradients = self._gradients.loss(x, y)
+            gradients = self._gradients.cross_entropy(x, y)
             torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
             return gradients
         cells = self._cells.index_select(0, rows)
         targets = torch.cat([y[:, None], self._directions_JK.index_select(0, cells)], dim=1)
         weights_B = self._lengths_J.index_select(0, cells)
-        gradients, term = self._gradients.loss_and_clipped(x, y, targets, weights_B)
+        gradients, term = self._gradients.both(x, y, targets, weights_B)
         self._normals.add_to(term, self._noise_stddev)
         # By the number that the batch stands for: how many a secret sample really holds is private.
         torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
