@@ -276,8 +276,8 @@ _GRADIENTS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGra
 def unknown_module(model: nn.Module) -> str | None:
     """The first module, by name and type, that keeps a model from the closed forms; None if there is none.
 
-    Such a module is not on the list, was altered (a hook, a method of its own, a foreign parameter), or is a layer or
-    parameter in training that the model has twice.
+    Such a module is missing from the list, was altered (a hook, a method of its own, a foreign parameter), or is a
+    layer or parameter in training that the model has twice.
     """
     seen: set[int] = set()
     # With duplicates: a module that the model has twice has to be met twice.
@@ -285,7 +285,7 @@ def unknown_module(model: nn.Module) -> str | None:
         own = [p for p in module.parameters(recurse=False) if p.requires_grad]
         if not _is_known(module) or any(id(p) in seen for p in own):
             return _described(name, module)
-        # A parameter with two places has a sum of gradients, of which no single place has the norm.
+        # A parameter that the model has twice has the sum of two gradients; the norm of either is not the sum's.
         seen.update(map(id, own))
     return None
 
@@ -473,7 +473,7 @@ class DenseChain:
         return cls(layers, flattens=any(isinstance(leaf, nn.Flatten) for leaf in leading)) if is_chain else None
 
     def reads(self, x: Tensor) -> bool:
-        """Whether the first layer sees each record of ``x`` (B, ...) as one row, the only form this class supports."""
+        """True if the first layer sees each record of ``x`` (B, ...) as one row, the only form this class supports."""
         return x.ndim == 2 or self._flattens
 
     @torch.no_grad()

@@ -222,7 +222,7 @@ class OrientedGradients(nn.Module):
 
 
 class FrozenBatchNorm(nn.Module):
-    """BatchNorm in evaluation mode for good: an affine map per channel by constants, none of which is trained."""
+    """BatchNorm in evaluation mode for good: an affine map per channel by constants that are not trained."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def build_architecture(config: ModelConfig, *, input_shape: tuple[int, ...], num
 
 
 def is_convolutional(config: ModelConfig) -> bool:
-    """Whether the architecture reads images (B, channels, height, width)."""
+    """True if the architecture reads images (B, channels, height, width)."""
     return config.name in CONVOLUTIONAL
 
 

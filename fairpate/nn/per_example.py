@@ -211,7 +211,7 @@ class GradientClipper:
         if self._chain is not None and self._chain.reads(x):
             values = self._chain.forward(x)
             return self._chain.backward(values, self._loss_gradient(values[-1], targets))
-        # The version of an input tells whether a later layer overwrites it. An output may be overwritten: its edge is
+        # Another version later means that a layer has overwritten the input. An output may be overwritten: its edge is
         # where it enters the graph.
         calls: list[tuple[nn.Module, Tensor, int, GradientEdge]] = []
 

@@ -46,11 +46,11 @@ _DRAWN_AT_ONCE, _NORMALS_PER_PIECE = 2**12, 2**16
 
 
 class PrivateRandomness(Protocol):
-    """What must stay secret for the guarantee to hold: who was sampled, and the noise."""
+    """The source of what must stay secret for the guarantee to hold: who was sampled, and the noise."""
 
     @property
     def label(self) -> NoiseLabel:
-        """Whether this randomness protects anyone."""
+        """Where the randomness comes from, and so whether the guarantee holds."""
         ...
 
     def words(self, size: int) -> Tensor:
@@ -68,7 +68,6 @@ class OsRandomness:
         self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
 
     def words(self, size: int) -> Tensor:
-        """Independent uniform words."""
         words = torch.empty(size, dtype=torch.int64)
         if size:
             # Zeros, encrypted, are the stream of the cipher itself.
@@ -85,7 +84,6 @@ class SeededRandomness:
         self._generator = torch.Generator().manual_seed(seed)
 
     def words(self, size: int) -> Tensor:
-        """Independent uniform words."""
         return torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
 
 
@@ -126,13 +124,13 @@ class BatchSampler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """What a method does in its steps, where that differs from DP-SGD.
+    """The parts of a step in which a method differs from DP-SGD.
 
-    ``clipper(model, loss, clip_norm=..., max_records=...)`` makes what sums a batch's gradients. ``sampler`` replaces
-    Poisson samples of records. ``reach`` is how far one protected change moves the clipped sum, in clip norms.
-    ``add_unprotected(sums, x, targets)`` adds, after the noise, what in the batch does not depend on the protected
-    value. ``release_more`` runs after the update: whatever else a step releases. ``events`` are what all steps release
-    together, for the accountant.
+    ``clipper(model, loss, clip_norm=..., max_records=...)`` makes the object that sums a batch's gradients. ``sampler``
+    replaces Poisson samples of records. ``reach`` is how far one protected change moves the clipped sum, in clip norms.
+    ``add_unprotected(sums, x, targets)`` adds, after the noise, the part of the gradients that does not depend on the
+    protected value. ``release_more`` runs after the update and makes the other releases of a step. ``events`` are the
+    releases of all steps together, for the accountant.
     """
 
     clipper: Callable[..., Any] = GradientClipper
@@ -185,7 +183,7 @@ class PrivateTraining:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The trainable parameters."""
+        """The trainable parameters, in the order of the gradients."""
         found: list[Tensor] = self.clipper.parameters
         return found
 
@@ -234,7 +232,7 @@ class PrivateTraining:
         batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
         targets = self._targets.index_select(0, rows)
         sums: list[Tensor] = self.clipper.sum(batch, targets, owner_B).gradients
-        # To an empty sample's zeros as well: that nobody was drawn must not show.
+        # To an empty sample's zeros as well: an empty sample must not show.
         self._noise.add_to(sums, plan.reach * steps.noise_multiplier * steps.clip_norm)
         if plan.add_unprotected is not None:
             plan.add_unprotected(sums, batch, targets)
@@ -388,7 +386,7 @@ _VALUES_AT_ONCE = 2**24
 class ShiftedClipper(GradientClipper):
     """Sums of ``clip(g_i + shift)``; ``shift`` holds one tensor per trainable parameter, or None for no shift.
 
-    ``public_gradient``, where given, sets the shift anew before each sum, from the model as it is then. Of a person,
+    ``public_gradient``, where given, sets the shift anew before each sum, from the current model. Of a person,
     the average gradient is shifted once: the average of shifted ones is the same.
 
     FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. Where the shift r is long, a record may have a
@@ -419,7 +417,7 @@ class ShiftedClipper(GradientClipper):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        """Sum as the parent does, for the model as it is now."""
+        """Sum like the parent, for the current weights of the model."""
         if self._public_gradient is not None:
             self.shift = list(self._public_gradient(self._original))
             if not all(bool(values.isfinite().all()) for values in self.shift):
