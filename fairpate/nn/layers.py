@@ -126,10 +126,10 @@ def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> La
     # A record's gradient is a sum over positions, whose terms may cancel: it is formed, see the module.
     gradient_BTO = output_gradient.flatten(1, -2)
     weight_BOI = gradient_BTO.mT @ layer_input.flatten(1, -2)
-    return _Stored((linear.weight, weight_BOI), (linear.bias, gradient_BTO.sum(dim=1)))
+    return _Formed((linear.weight, weight_BOI), (linear.bias, gradient_BTO.sum(dim=1)))
 
 
-class _Stored:
+class _Formed:
     """Layers whose per-example gradients are small enough to be formed: one (B, ...) per parameter."""
 
     def __init__(self, *gradients: tuple[Tensor | None, Tensor]) -> None:
@@ -154,7 +154,7 @@ class _Convolution:
     @torch.no_grad()
     def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
         self._layer = convolution = cast("nn.Conv2d", layer)
-        self._bias = _Stored((convolution.bias, output_gradient.sum(dim=(2, 3))))
+        self._bias = _Formed((convolution.bias, output_gradient.sum(dim=(2, 3))))
         # Torch's own numbers, in which padding by name (`same`) is resolved.
         padding = convolution._reversed_padding_repeated_twice
         padded = functional.pad(layer_input, padding) if any(padding) else layer_input
@@ -221,7 +221,7 @@ def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) 
     weight, bias = output_gradient * normal, output_gradient
     if positions:
         weight, bias = weight.sum(dim=positions), bias.sum(dim=positions)
-    return _Stored((norm.weight, weight), (norm.bias, bias))
+    return _Formed((norm.weight, weight), (norm.bias, bias))
 
 
 def _layer_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
@@ -229,35 +229,7 @@ def _layer_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) 
     normal = functional.layer_norm(layer_input, norm.normalized_shape, eps=norm.eps)
     size = math.prod(norm.normalized_shape)
     weight = (output_gradient * normal).reshape(len(layer_input), -1, size).sum(dim=1)
-    return _Stored((norm.weight, weight), (norm.bias, output_gradient.reshape(len(layer_input), -1, size).sum(dim=1)))
-
-
-class _Embedding:
-    """A word at n positions of a record has one gradient, their sum: each position holds an n-th of it."""
-
-    def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
-        self._layer = cast("nn.Embedding", layer)
-        self._index_BT = layer_input.reshape(len(layer_input), -1)
-        gradient_BTO = output_gradient.reshape(*self._index_BT.shape, -1)
-        # Torch gives the padding word no gradient either; -1 is no word.
-        is_padding_BT = self._index_BT == (-1 if self._layer.padding_idx is None else self._layer.padding_idx)
-        same_BTT = (self._index_BT[:, :, None] == self._index_BT[:, None, :]).to(gradient_BTO.dtype)
-        self._count_BT1 = same_BTT.sum(dim=2, keepdim=True)
-        self._share_BTO = same_BTT @ gradient_BTO.masked_fill(is_padding_BT[..., None], 0) / self._count_BT1
-
-    def squared_norms(self) -> Tensor:
-        # n positions with a share each: n |sqrt(n) share|^2 = |n share|^2.
-        return squared_norms((self._share_BTO * self._count_BT1.sqrt()).flatten(1))
-
-    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        total = torch.zeros_like(self._layer.weight)
-        weighted = (self._share_BTO * weights_B[:, None, None]).flatten(0, 1)
-        return [(self._layer.weight, total.index_add_(0, self._index_BT.flatten(), weighted))]
-
-    def per_record(self) -> WeightedSums:
-        total_BVO = self._share_BTO.new_zeros(len(self._index_BT), *self._layer.weight.shape)
-        index_BTO = self._index_BT[:, :, None].expand_as(self._share_BTO)
-        return [(self._layer.weight, total_BVO.scatter_add_(1, index_BTO, self._share_BTO).flatten(1))]
+    return _Formed((norm.weight, weight), (norm.bias, output_gradient.reshape(len(layer_input), -1, size).sum(dim=1)))
 
 
 def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:
@@ -269,7 +241,6 @@ _GRADIENTS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGra
     nn.Conv2d: _Convolution,
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
-    nn.Embedding: _Embedding,
 }
 
 
@@ -317,10 +288,8 @@ def _is_known(module: nn.Module) -> bool:
     if isinstance(module, nn.LayerNorm) and not any(p.requires_grad for p in own.values()):
         # More axes could be the records', and only training layers are checked for that.
         return kind is nn.LayerNorm and len(module.normalized_shape) == 1
-    # Options that change the gradient: other padding is not zeros, and an embedding may rescale its words.
+    # The closed form pads with zeros.
     if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
-        return False
-    if isinstance(module, nn.Embedding) and (module.max_norm is not None or module.scale_grad_by_freq):
         return False
     return kind in _WITHOUT_PARAMETERS or kind in _GRADIENTS
 

@@ -47,7 +47,6 @@ Engine = Literal["book_keeping", "functional"]
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]  # with a method ``gradient`` too, as below, where speed matters
 # One call of a layer: the layer, its input and the gradient of its output.
 LayerCall = tuple[nn.Module, Tensor, Tensor]
-_SMALLEST_INPUT: dict[type[nn.Module], int] = {nn.Conv2d: 4, nn.Embedding: 1}  # axes, that of records included
 _LONGEST = 1e30  # in clip norms: the factor of anything longer has no precision left, and the record adds nothing
 _log = logging.getLogger(__name__)
 
@@ -237,8 +236,8 @@ class GradientClipper:
                     f"{name} reads {len(layer_input)} rows for {len(x)} records: records must stay along the first "
                     "axis; use engine `functional`."
                 )
-            smallest = _SMALLEST_INPUT.get(type(layer), 2)
-            if layer_input.ndim < (len(layer.normalized_shape) + 1 if isinstance(layer, nn.LayerNorm) else smallest):
+            own_axes = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm) else 1
+            if layer_input.ndim < 1 + (3 if isinstance(layer, nn.Conv2d) else own_axes):
                 raise ValueError(f"{name} reads records without an axis of their own: {tuple(layer_input.shape)}.")
             if layer_input._version != version:
                 raise ValueError(f"The input of {name} is overwritten by a later layer; use engine `functional`.")
