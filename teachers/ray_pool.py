@@ -39,7 +39,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, Protocol, cast
+from typing import Any, Generic, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -608,6 +608,16 @@ class ServingTeachers(_ServingActors):
         return votes_QC
 
 
+@dataclass(kw_only=True, eq=False)
+class _Watched:
+    """A voter, whether it answered its last ping, and the ping under way since ``asked_s``."""
+
+    actor: Any
+    answers: bool = False
+    ping: Any = None
+    asked_s: float = 0.0
+
+
 class VoterWatch:
     """A thread that pings voters and restarts those that hang; :meth:`close` ends it.
 
@@ -615,7 +625,7 @@ class VoterWatch:
     """
 
     def __init__(self, actors: Sequence[Any]) -> None:
-        self._voters = [_WatchedVoter(actor) for actor in actors]
+        self._voters = [_Watched(actor=actor) for actor in actors]
         self._looked_s = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="voter watch")
@@ -633,60 +643,32 @@ class VoterWatch:
         self._thread.join()
 
     def _watch(self) -> None:
+        import ray
+
         while not self._ended.wait(_PING_INTERVAL_S):
             try:
                 for voter in self._voters:
-                    voter.look()
+                    if voter.ping is None:
+                        # Not retried: the call fails while the actor is restarted, and that is no sign of hanging.
+                        call = voter.actor.ping.options(concurrency_group=BESIDE_WORK, max_task_retries=0)
+                        voter.ping, voter.asked_s = call.remote(), time.monotonic()
+                    if ray.wait([voter.ping], timeout=0)[0]:
+                        try:
+                            ray.get(voter.ping)
+                            voter.answers = True
+                        except ray.exceptions.RayError:
+                            voter.answers = False
+                        voter.ping = None
+                    elif voter.answers and time.monotonic() > voter.asked_s + _HANG_TIMEOUT_S:
+                        _log.warning("A voter gave no sign of life for %g s and is started again.", _HANG_TIMEOUT_S)
+                        voter.answers, voter.ping = False, None
+                        ray.kill(voter.actor, no_restart=False)
                 self._looked_s = time.monotonic()
             except Exception:  # noqa: BLE001 - the watch continues, and counts as without an answer meanwhile
                 _log.exception("The voters could not be looked at.")
 
 
-class _WatchedVoter:
-    def __init__(self, actor: Any) -> None:
-        self.answers = False
-        self._actor = actor
-        self._ping: Any = None
-        self._asked_s = 0.0
-
-    def look(self) -> None:
-        """Note whether the last ping was answered, ping again, restart the voter if it hangs."""
-        import ray
-
-        if self._ping is None:
-            # Not retried: the call fails while the actor is started again, and that is no sign of hanging.
-            self._ping = self._actor.ping.options(concurrency_group=BESIDE_WORK, max_task_retries=0).remote()
-            self._asked_s = time.monotonic()
-        if ray.wait([self._ping], timeout=0)[0]:
-            try:
-                ray.get(self._ping)
-                self.answers = True
-            except ray.exceptions.RayError:
-                self.answers = False
-            self._ping = None
-        elif self.answers and time.monotonic() > self._asked_s + _HANG_TIMEOUT_S:
-            _log.warning("A voter gave no sign of life for %g s and is started again.", _HANG_TIMEOUT_S)
-            self.answers, self._ping = False, None
-            ray.kill(self._actor, no_restart=False)
-
-
 _TIMEOUT_S = 300.0
-
-
-class Neighbourhood(Protocol):
-    """All private records, ready to vote."""
-
-    def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
-        """Return the nearest of fresh samples. PoolError unless every record could be sampled."""
-        ...
-
-    def are_answering(self) -> bool:
-        """Return whether all records can vote now, without waiting."""
-        ...
-
-    def close(self) -> None:
-        """Release the records."""
-        ...
 
 
 class LocalNeighbourhood:
@@ -696,7 +678,7 @@ class LocalNeighbourhood:
         self._blocks, self._count, self._sampler = blocks, count, sampler
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
-        """As :meth:`Neighbourhood.nearest`."""
+        """Return the nearest of fresh samples to each query."""
         return nearest_of_samples(self._blocks, queries_QD, names, count=self._count, sampler=self._sampler)
 
     def are_answering(self) -> bool:
@@ -729,7 +711,7 @@ class RayNeighbourhood(_ServingActors):
         super().__init__(_Part, (count, sampling_rate, seed, config.torch_threads), blocks, config, num_gpus=0)
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
-        """As :meth:`Neighbourhood.nearest`."""
+        """Return the nearest of fresh samples. PoolError unless every record could be sampled."""
         import ray
 
         reference = ray.put(queries_QD)
@@ -738,6 +720,9 @@ class RayNeighbourhood(_ServingActors):
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             raise PoolError(f"Not all records could be asked within {_TIMEOUT_S:g} s: {error}") from error
         return merged(parts)
+
+
+Neighbourhood = LocalNeighbourhood | RayNeighbourhood
 
 
 class _Part(LocalNeighbourhood):
