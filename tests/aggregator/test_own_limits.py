@@ -56,8 +56,8 @@ def test_who_asked_when_and_in_which_request_outlives_a_restart(path):
         ask(session, range(5), BOB)
         session.limit("bob", OwnLimit(max_queries=4, per_day=2.5))
     with Ledger(path, TERMS) as ledger:
-        assert [charge.reservation.asker for charge in ledger.charges] == [ALICE] * 3 + [BOB] * 2
-        times = [charge.reservation.at_s for charge in ledger.charges]
+        assert [charge.asker for charge in ledger.charges] == [ALICE] * 3 + [BOB] * 2
+        times = [charge.at_s for charge in ledger.charges]
         assert times == sorted(times)
         assert times[0] > 1.7e9
         assert (ledger.charged_to("alice"), ledger.charged_to("bob")) == (3, 2)
@@ -206,7 +206,7 @@ def test_a_request_s_own_id_stands_beside_its_charges_where_it_is_a_plain_word(t
         for number, given in enumerate(["job-7", 'x"} injected', "y" * 65]):
             httpx.post(f"{url}/v1/queries", json=ids([number]), headers={"X-Request-ID": given})
     with Ledger(path, TERMS) as ledger:
-        requests = [charge.reservation.asker.request for charge in ledger.charges]
+        requests = [charge.asker.request for charge in ledger.charges]
     assert requests[0] == "job-7"
     assert all(len(request) == 16 and request.isalnum() for request in requests[1:])
 
