@@ -1,10 +1,10 @@
 import pytest
 
 from aggregator.service.auth import LiveTokens, TokenError, is_loopback, read_tokens
-from fairpate.http_requests import Caller
+from fairpate.http_requests import KnownCaller
 
 ALICE, BOB, ROOT = "a" * 24, "b" * 24, "r" * 32
-ANALYST = Caller(name="alice", role="analyst")
+ANALYST = KnownCaller(name="alice", role="analyst")
 
 
 def token_file(folder, text, mode=0o600):
@@ -19,7 +19,7 @@ def test_tokens_come_from_files_before_the_environment(tmp_path):
     environment = {"FAIRPATE_ANALYST_TOKEN": "x" * 24, "FAIRPATE_OPERATOR_TOKEN": ROOT}
     book = read_tokens(environment, analyst_file=path)
     assert book.caller(ALICE) == ANALYST
-    assert book.caller(BOB) == Caller(name="bob", role="analyst")
+    assert book.caller(BOB) == KnownCaller(name="bob", role="analyst")
     assert book.caller(ROOT).role == "operator"
     assert book.caller("x" * 24) is book.caller("") is book.caller(None) is book.caller(f"{ALICE} ") is None
     assert ALICE not in repr(book)
