@@ -1,6 +1,6 @@
-"""The card in a student's file, read without building the network.
+"""Read the card and the weights of a student's file without building the network.
 
-The file's checksum covers card and weights, so that a file with a readable card is known to be complete.
+The file's checksum covers card and weights, so a file with a readable card is known to be complete.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from fairpate.types import GateRule, UserError
 
 FORMAT = "fairpate.student/1"
 Weights = Mapping[str, npt.NDArray[np.generic]]
-_UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
 class StudentFileError(UserError):
-    """A file does not hold a complete student."""
+    """A file that is not a complete student."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +32,10 @@ class StudentCard:
     """The description of a student in its file. ``idp3`` is the gate it predicts with by default.
 
     ``num_members``: of a uniform mixture of networks; None for a single network. ``mixing[a][j][k]``: the probability
-    of predicting k for a member of group a where the network says j; None predicts what it says.
-    ``num_training_labels``: released labels that it was trained on; None where that was not recorded. ``embedding``: of
-    the embedding whose coordinates it takes, the SHA-256 of its file; None where it takes records as they are.
+    of predicting k for a member of group a if the network predicts j; None: the network's prediction is used.
+    ``num_training_labels``: the released labels that the student was trained on; None if they were not recorded.
+    ``embedding``: the SHA-256 of the embedding file whose coordinates the network takes; None if it takes records
+    without an embedding.
     """
 
     model: ModelConfig
@@ -61,16 +61,16 @@ class StudentCard:
 
 
 def read_card(path: Path) -> StudentCard:
-    """The card of a student's file; StudentFileError for any other file."""
+    """Return the card of a student's file; StudentFileError for any other file."""
     with readable(path):
         return read_student_file(path)[0]
 
 
 def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
-    """Card and weights; ValueError or another of :func:`readable` where they are not what was saved.
+    """Return card and weights; call it inside :func:`readable`, which makes any error a StudentFileError.
 
-    The embedding that the card knows is looked for beside it. Of a file that says no checksum, only what cannot be read
-    counts as damage.
+    A card that names an embedding needs that file next to the student. A file without a checksum is damaged only if it
+    cannot be read.
     """
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
@@ -80,11 +80,18 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
         raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
     expected = values.pop("sha256", None)
     if expected not in (None, content_digest(values, weights)):
-        raise ValueError("its content is not that of its checksum")
+        raise ValueError("its checksum does not match its content")
     values.pop("format")
-    card = _card(values)
-    if card.embedding is not None:
-        _require_embedding(card.embedding, embedding_beside(path))
+    fields = {name: _tuples(value) for name, value in values.items()}
+    rule = fields["idp3"]
+    typed = {
+        "model": ModelConfig.model_validate(fields["model"]),
+        "idp3": None if rule is None else GateRule(**rule),  # type: ignore[arg-type]
+    }
+    card = StudentCard(**fields | typed)  # type: ignore[arg-type]
+    embedding = embedding_beside(path)
+    if card.embedding is not None and hashlib.sha256(embedding.read_bytes()).hexdigest() != card.embedding:
+        raise ValueError(f"{embedding} is not the embedding that it was trained with")
     return card, weights
 
 
@@ -93,7 +100,7 @@ def readable(path: Path) -> Iterator[None]:
     """Turn the errors of a missing, damaged or other file into a StudentFileError."""
     try:
         yield
-    except _UNREADABLE as error:
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         if not path.exists():
             raise StudentFileError(f"{path}: no such file; give a student.safetensors of a run.") from error
         reason = " ".join(str(error).split())
@@ -101,32 +108,18 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def content_digest(card: Mapping[str, object], weights: Weights) -> str:
-    """SHA-256 of the card and of every array's name, type, shape and bytes."""
+    """Return the SHA-256 of the card and of every array's name, type, shape and bytes."""
     digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
     for name, array in sorted(weights.items()):
-        # Types are called as torch calls them, which writes these files.
+        # The names of types are torch's, which writes these files.
         digest.update(json.dumps([name, f"torch.{array.dtype}", list(array.shape)]).encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
 
 
 def embedding_beside(path: Path) -> Path:
-    """The path of the embedding that belongs to the student at ``path``."""
+    """Return the path of the embedding that belongs to the student at ``path``."""
     return path.parent / "embedding.safetensors"
-
-
-def _require_embedding(sha256: str, path: Path) -> None:
-    if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-        raise ValueError(f"{path} is not the embedding that it was trained with")
-
-
-def _card(values: Mapping[str, object]) -> StudentCard:
-    fields = {name: _tuples(value) for name, value in values.items()}
-    idp3 = fields.pop("idp3")
-    return StudentCard(
-        **fields | {"model": ModelConfig.model_validate(fields["model"])},  # type: ignore[arg-type]
-        idp3=None if idp3 is None else GateRule(**idp3),  # type: ignore[arg-type]
-    )
 
 
 def _tuples(value: object) -> object:
