@@ -1,6 +1,6 @@
-"""Read the card and the weights of a student's file without building the network.
+"""The card in a student's file, read without building the network.
 
-The file's checksum covers card and weights, so a file with a readable card is known to be complete.
+The file's checksum covers card and weights, so a file with a readable card is complete.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,21 +22,22 @@ from fairpate.types import GateRule, UserError
 
 FORMAT = "fairpate.student/1"
 Weights = Mapping[str, npt.NDArray[np.generic]]
+_UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 
 
 class StudentFileError(UserError):
-    """A file that is not a complete student."""
+    """A file does not hold a complete student."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudentCard:
-    """The description of a student in its file. ``idp3`` is the gate it predicts with by default.
+    """The description of a student in its file. ``idp3`` is the gate that it predicts with by default.
 
-    ``num_members``: of a uniform mixture of networks; None for a single network. ``mixing[a][j][k]``: the probability
-    of predicting k for a member of group a if the network predicts j; None: the network's prediction is used.
-    ``num_training_labels``: the released labels that the student was trained on; None if they were not recorded.
-    ``embedding``: the SHA-256 of the embedding file whose coordinates the network takes; None if it takes records
-    without an embedding.
+    ``num_members`` counts the networks of a uniform mixture; None for a single network. ``mixing[a][j][k]`` is the
+    probability of predicting k for a member of group a where the network predicts j; None keeps its prediction.
+    ``num_training_labels`` counts the released labels that it was trained on; None where that was not recorded.
+    ``embedding`` is the SHA-256 of the file of the embedding whose coordinates it takes; None where it takes records
+    as they are.
     """
 
     model: ModelConfig
@@ -61,16 +63,16 @@ class StudentCard:
 
 
 def read_card(path: Path) -> StudentCard:
-    """Return the card of a student's file; StudentFileError for any other file."""
+    """The card of a student's file; StudentFileError for any other file."""
     with readable(path):
         return read_student_file(path)[0]
 
 
 def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
-    """Return card and weights; call it inside :func:`readable`, which makes any error a StudentFileError.
+    """Card and weights; ValueError or another error that :func:`readable` turns where they are not what was saved.
 
-    A card that names an embedding needs that file next to the student. A file without a checksum is damaged only if it
-    cannot be read.
+    The embedding that the card names must lie next to the file. A file without a checksum counts as damaged only where
+    it cannot be read.
     """
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
@@ -80,18 +82,15 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
         raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
     expected = values.pop("sha256", None)
     if expected not in (None, content_digest(values, weights)):
-        raise ValueError("its checksum does not match its content")
+        raise ValueError("its content does not match its checksum")
     values.pop("format")
-    fields = {name: _tuples(value) for name, value in values.items()}
-    rule = fields["idp3"]
-    typed = {
-        "model": ModelConfig.model_validate(fields["model"]),
-        "idp3": None if rule is None else GateRule(**rule),  # type: ignore[arg-type]
-    }
-    card = StudentCard(**fields | typed)  # type: ignore[arg-type]
-    embedding = embedding_beside(path)
-    if card.embedding is not None and hashlib.sha256(embedding.read_bytes()).hexdigest() != card.embedding:
-        raise ValueError(f"{embedding} is not the embedding that it was trained with")
+    model, idp3 = ModelConfig.model_validate(values.pop("model")), values.pop("idp3")
+    fields: Any = {name: _tuples(value) for name, value in values.items()}
+    card = StudentCard(**fields, model=model, idp3=None if idp3 is None else GateRule(**idp3))
+    if card.embedding is not None:
+        beside = embedding_beside(path)
+        if hashlib.sha256(beside.read_bytes()).hexdigest() != card.embedding:
+            raise ValueError(f"{beside} is not the embedding that it was trained with")
     return card, weights
 
 
@@ -100,25 +99,25 @@ def readable(path: Path) -> Iterator[None]:
     """Turn the errors of a missing, damaged or other file into a StudentFileError."""
     try:
         yield
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except _UNREADABLE as error:
         if not path.exists():
-            raise StudentFileError(f"{path}: no such file; give a student.safetensors of a run.") from error
+            raise StudentFileError(f"{path}: not found; give the student.safetensors of a run.") from error
         reason = " ".join(str(error).split())
         raise StudentFileError(f"{path}: not a readable student ({reason}); restore it from a copy.") from error
 
 
 def content_digest(card: Mapping[str, object], weights: Weights) -> str:
-    """Return the SHA-256 of the card and of every array's name, type, shape and bytes."""
+    """SHA-256 of the card and of every array's name, type, shape and bytes."""
     digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
     for name, array in sorted(weights.items()):
-        # The names of types are torch's, which writes these files.
+        # Types have torch's names, because torch writes these files.
         digest.update(json.dumps([name, f"torch.{array.dtype}", list(array.shape)]).encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
 
 
 def embedding_beside(path: Path) -> Path:
-    """Return the path of the embedding that belongs to the student at ``path``."""
+    """The path of the embedding that belongs to the student at ``path``."""
     return path.parent / "embedding.safetensors"
 
 
