@@ -56,8 +56,70 @@ class Backend:
     last_backup: Callable[[], float | None] = lambda: None
 
     def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-        """Return the application (:func:`build_app`)."""
-        return build_app(self, settings, tracer=tracer)
+        """Return the service as an ASGI application; closing it waits for queries under way and closes the ledger.
+
+        ``tracer`` makes a span of every request; None: no spans.
+        """
+        pool = self.pool
+        pool.question(0)  # hashes all records now; the first request would wait for it
+        counters, tokens, streams = ServiceMetrics(), LiveTokens(settings.tokens), Streams()
+        writer = Writer(Books(ledger=self.ledger, session=self.session), reopen=self.reopen)
+        verification = Verification(writer, interval_s=settings.verification_interval_s)
+        health = Readiness(
+            writer,
+            chain_fault=lambda: verification.chain["fault"],
+            voters_answer=self.voters_answer,
+            try_vote=self.try_vote or (lambda: self.count_votes([pool.question(0)])),
+            interval_s=settings.health_interval_s,
+        )
+        batcher = Batcher(
+            writer,
+            health,
+            count_votes=self.count_votes,
+            quotas=Quotas(settings.quota),
+            answer_step_s=settings.answer_step_s,
+            own_limits=lambda: tokens.limits,
+            on_group=counters.groups.inc,
+        )
+        states = States(writer, health, verification, pool, counters, last_backup=self.last_backup)
+
+        async def reasons() -> Sequence[str]:
+            await health.look_now()
+            return health.reasons()
+
+        @asynccontextmanager
+        async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+            await health.look()  # before the first request, whose own failure it might report
+            watches = [asyncio.create_task(each) for each in (health.watch(), states.watch(_HISTORY_INTERVAL_S))]
+            verification.begin()
+            yield
+            verification.close()
+            for watch in watches:
+                watch.cancel()
+            await asyncio.to_thread(writer.close)
+
+        app = new_app(
+            title="FairPATE aggregator",
+            description="Private and fair labels, each paid for from one budget.",
+            reasons=reasons,
+            field_name=field_name,
+            lifespan=lifespan,
+        )
+        add_analyst_routes(app, self.facts, pool, writer, batcher, health, counters, states, streams, tokens)
+        add_operator_routes(app, pool, writer, verification, counters, states, streams)
+        add_error_bodies(app)
+        app.state.streams = streams
+        max_bytes = max_body_bytes(pool)
+        add_guards(
+            app,
+            tokens=tokens,
+            max_body_bytes=lambda: max_bytes,
+            rate=settings.rate,
+            strangers=settings.strangers,
+            tracer=tracer,
+            on_response=counters.count_request,
+        )
+        return app
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,73 +143,6 @@ class ServiceSettings(HttpSettings):
             raise ValueError(f"Expected verification_interval_s > 0, got {self.verification_interval_s}.")
         if not 0 <= self.answer_step_s <= 1:
             raise ValueError(f"Expected 0 <= answer_step_s <= 1, got {self.answer_step_s}.")
-
-
-def build_app(backend: Backend, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
-    """Return the service as an ASGI application; closing it waits for queries under way and closes the ledger.
-
-    ``tracer`` makes a span of every request; None: no spans.
-    """
-    pool = backend.pool
-    pool.question(0)  # hashes all records now; the first request would wait for it
-    counters, tokens, streams = ServiceMetrics(), LiveTokens(settings.tokens), Streams()
-    writer = Writer(Books(ledger=backend.ledger, session=backend.session), reopen=backend.reopen)
-    verification = Verification(writer, interval_s=settings.verification_interval_s)
-    health = Readiness(
-        writer,
-        chain_fault=lambda: verification.chain["fault"],
-        voters_answer=backend.voters_answer,
-        try_vote=backend.try_vote or (lambda: backend.count_votes([pool.question(0)])),
-        interval_s=settings.health_interval_s,
-    )
-    batcher = Batcher(
-        writer,
-        health,
-        count_votes=backend.count_votes,
-        quotas=Quotas(settings.quota),
-        answer_step_s=settings.answer_step_s,
-        own_limits=lambda: tokens.limits,
-        on_group=counters.groups.inc,
-    )
-    states = States(writer, health, verification, pool, counters, last_backup=backend.last_backup)
-
-    async def reasons() -> Sequence[str]:
-        await health.look_now()
-        return health.reasons()
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await health.look()  # before the first request, whose own failure it might report
-        watches = [asyncio.create_task(each) for each in (health.watch(), states.watch(_HISTORY_INTERVAL_S))]
-        verification.begin()
-        yield
-        verification.close()
-        for watch in watches:
-            watch.cancel()
-        await asyncio.to_thread(writer.close)
-
-    app = new_app(
-        title="FairPATE aggregator",
-        description="Private and fair labels, each paid for from one budget.",
-        reasons=reasons,
-        field_name=field_name,
-        lifespan=lifespan,
-    )
-    add_analyst_routes(app, backend.facts, pool, writer, batcher, health, counters, states, streams, tokens)
-    add_operator_routes(app, pool, writer, verification, counters, states, streams)
-    add_error_bodies(app)
-    app.state.streams = streams
-    max_bytes = max_body_bytes(pool)
-    add_guards(
-        app,
-        tokens=tokens,
-        max_body_bytes=lambda: max_bytes,
-        rate=settings.rate,
-        strangers=settings.strangers,
-        tracer=tracer,
-        on_response=counters.count_request,
-    )
-    return app
 
 
 NAMESPACE = "fairpate"
