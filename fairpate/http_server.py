@@ -1,8 +1,8 @@
 """Serve an ASGI application over HTTP: error bodies, headers, logs, connection limits, TLS, and uvicorn in a thread.
 
 The aggregator and the published student share this module and :mod:`fairpate.http_requests`: :func:`new_app` makes the
-application with its error bodies and health routes, :func:`add_guards` puts the middleware around it, and
-:class:`HttpServer` serves it, so that every option of a service holds for both.
+application with its error bodies, health routes and middleware, and :class:`HttpServer` serves it, so that every option
+of a service holds for both.
 
 The limits of connections hold before anything is parsed or buffered. uvicorn's protocol on h11 is the parser;
 :class:`LimitedProtocol` chooses the bytes it gets. A head has a maximum size, head and body have deadlines, a
@@ -85,17 +85,29 @@ def faults_response(
     return json_response({"errors": list(faults)}, status=status, headers=headers)
 
 
+OnResponse = Callable[[Mapping[str, Any], float], object]
+"""Called when a response starts, with the facts of its request (those of a log line) and the seconds it took."""
+
+
 def new_app(
     *,
     title: str,
     description: str,
     reasons: Callable[[], Awaitable[Sequence[str]]],
+    tokens: Tokens,
+    max_body_bytes: Callable[[], int],
+    rate: RequestRate,
+    strangers: RequestRate = STRANGERS,
+    open_to_all: bool = False,
+    tracer: Any = None,
+    on_response: OnResponse = lambda *_: None,
     field_name: Callable[[Mapping[str, Any]], str] = lambda error: ".".join(field_of(error)) or "body",
     unrouted: str = "see /docs.",
     lifespan: Any = None,
 ) -> FastAPI:
-    """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``.
+    """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``, for more routes.
 
+    :class:`Guard` and, around it, :class:`Observed` stand in front of all routes; their arguments are passed on.
     ``reasons`` returns what keeps the service from answering now. ``field_name`` returns the field of one of pydantic's
     errors; ``unrouted`` ends the remedy for a path without a route.
     """
@@ -156,32 +168,10 @@ def new_app(
     async def docs() -> Response:
         return Response(api_page(app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
 
-    return app
-
-
-OnResponse = Callable[[Mapping[str, Any], float], object]
-"""Called when a response starts, with the facts of its request (those of a log line) and the seconds it took."""
-
-
-def add_guards(
-    app: FastAPI,
-    *,
-    tokens: Tokens,
-    max_body_bytes: Callable[[], int],
-    rate: RequestRate,
-    strangers: RequestRate = STRANGERS,
-    open_to_all: bool = False,
-    tracer: Any = None,
-    on_response: OnResponse = lambda *_: None,
-) -> None:
-    """Put :class:`Guard` and, around it, :class:`Observed` in front of ``app``.
-
-    Also marks in the OpenAPI document which routes need a token.
-    """
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
-        # FastAPI caches the document, so what is added here stays.
+        # The routes that need a token are marked once: FastAPI caches the document.
         if app.openapi_schema is None and (tokens.needs_token or not open_to_all):
             document = describe()
             document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
@@ -201,6 +191,7 @@ def add_guards(
     )
     # The middleware added last is outermost: requests that Guard refuses are logged, counted and traced too.
     app.add_middleware(Observed, tracer=tracer, on_response=on_response)
+    return app
 
 
 _REQUESTS = logging.getLogger("fairpate.requests")
@@ -276,6 +267,8 @@ class Observed:
             await self._app(scope, receive, send)
             return
         began_s = time.perf_counter()
+        # A caller may send any word as the method; few are distinguished.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         given, state = headers.get("x-request-id", ""), scope.setdefault("state", {})
         state["request_id"] = request_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
@@ -288,7 +281,7 @@ class Observed:
 
                 span = opened.enter_context(
                     self._tracer.start_as_current_span(
-                        "request",
+                        method,
                         context=TraceContextTextMapPropagator().extract(headers),
                         kind=SpanKind.SERVER,
                         # The text of an exception may contain private values: it goes to the log alone.
@@ -306,8 +299,7 @@ class Observed:
                     message["headers"] = found
                     caller, client = state.get("caller"), scope.get("client")
                     facts = {
-                        # A caller may send any word as the method; few are distinguished.
-                        "method": scope["method"] if scope["method"] in _METHODS else "other",
+                        "method": method,
                         # The template of the route, without the values in the path.
                         "route": getattr(scope.get("route"), "path", "none"),
                         "status": message["status"],
@@ -318,9 +310,9 @@ class Observed:
                     _REQUESTS.info("request", extra=facts)
                     self._on_response(facts, time.perf_counter() - began_s)
                     if span is not None:
-                        span.update_name(f"{facts['method']} {facts['route']}")
+                        span.update_name(f"{method} {facts['route']}")
                         attributes = {
-                            "http.request.method": facts["method"],
+                            "http.request.method": method,
                             "http.route": facts["route"],
                             "http.response.status_code": facts["status"],
                             "fairpate.request_id": request_id,

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.http_requests import Body, FaultError, NoTokens, RequestRate, Tokens, largest_body_bytes
-from fairpate.http_server import add_guards, new_app
+from fairpate.http_server import new_app
 from fairpate.later import torch
 from fairpate.types import GateRule
 from student.card import read_card
@@ -145,6 +145,11 @@ def student_app(
         title="FairPATE student",
         description="Predictions of a published model: any number of them costs no further privacy.",
         reasons=reasons,
+        tokens=tokens or NoTokens(),
+        max_body_bytes=lambda: replica().max_body_bytes,
+        rate=rate or RequestRate(),
+        open_to_all=True,
+        tracer=tracer,
         # A client of an aggregator shows this to the user who gave it this URL.
         unrouted="a published student is served here, not an aggregator: it answers POST /v1/predictions, see /docs.",
     )
@@ -159,14 +164,6 @@ def student_app(
         """Describe the student: its inputs, labels and groups, and its gate."""
         return replica().describe()
 
-    add_guards(
-        app,
-        tokens=tokens or NoTokens(),
-        max_body_bytes=lambda: replica().max_body_bytes,
-        rate=rate or RequestRate(),
-        open_to_all=True,
-        tracer=tracer,
-    )
     return app
 
 

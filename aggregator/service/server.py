@@ -28,7 +28,7 @@ from aggregator.service.routes import add_analyst_routes, add_error_bodies, add_
 from aggregator.service.wire import CountVotes, Facts, PublicPool, max_body_bytes
 from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Verification, Writer
 from aggregator.session import AggregatorSession
-from fairpate.http_server import HttpServer, HttpSettings, ServiceError, add_guards, new_app
+from fairpate.http_server import HttpServer, HttpSettings, ServiceError, new_app
 from fairpate.types import UsageError, UserError
 
 _HISTORY_INTERVAL_S = 5.0
@@ -98,10 +98,17 @@ class Backend:
                 watch.cancel()
             await asyncio.to_thread(writer.close)
 
+        max_bytes = max_body_bytes(pool)
         app = new_app(
             title="FairPATE aggregator",
             description="Private and fair labels, each paid for from one budget.",
             reasons=reasons,
+            tokens=tokens,
+            max_body_bytes=lambda: max_bytes,
+            rate=settings.rate,
+            strangers=settings.strangers,
+            tracer=tracer,
+            on_response=counters.count_request,
             field_name=field_name,
             lifespan=lifespan,
         )
@@ -109,16 +116,6 @@ class Backend:
         add_operator_routes(app, pool, writer, verification, counters, states, streams)
         add_error_bodies(app)
         app.state.streams = streams
-        max_bytes = max_body_bytes(pool)
-        add_guards(
-            app,
-            tokens=tokens,
-            max_body_bytes=lambda: max_bytes,
-            rate=settings.rate,
-            strangers=settings.strangers,
-            tracer=tracer,
-            on_response=counters.count_request,
-        )
         return app
 
 
