@@ -278,14 +278,13 @@ class Verification:
             if self._writer.failure:
                 continue
             try:
-                began_s, entries, is_complete = time.perf_counter(), 0, True
+                began_s, entries = time.perf_counter(), 0
                 for count in verified_slices(books.ledger):
                     entries, took_s = count, time.perf_counter() - began_s
                     if self._ended.wait(max(_PAUSE_S, took_s / _SHARE)) or books is not self._writer.books:
-                        is_complete = False
                         break
                     began_s = time.perf_counter()
-                if is_complete:
+                else:
                     self._note(books, entries)
             except UnreachableError as error:
                 _log.warning("The ledger cannot be verified now: %s", error)
