@@ -37,6 +37,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import h11
@@ -69,6 +70,9 @@ from fairpate.types import UserError
 
 # A reference: given the model, FastAPI would build its schema for every status of every route, half of its start.
 _FAULTS: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Faults"}}}}
+_NOT_KEPT = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_HEADERS = {"http": _NOT_KEPT, "https": [*_NOT_KEPT, (b"strict-transport-security", b"max-age=31536000")]}
+"""The headers of every response, by scheme: not cached, read as the stated type only, and TLS only once it was used."""
 _log = logging.getLogger(__name__)
 
 
@@ -147,7 +151,7 @@ def new_app(
         # The type alone: the message of an unforeseen error may quote what no analyst may see.
         found = fault("server", type(error).__name__, "A defect; inform the operator.")
         # Starlette sends this response outside all middleware.
-        headers = {name.decode(): value.decode() for name, value in _security_headers(request.scope["scheme"])}
+        headers = {name.decode(): value.decode() for name, value in _HEADERS.get(request.scope["scheme"], _NOT_KEPT)}
         return faults_response(500, [found], headers)
 
     @app.get("/livez", response_model=Health)
@@ -295,7 +299,7 @@ class Observed:
                     found = [*message["headers"], (b"x-request-id", request_id.encode())]
                     known = {name.lower() for name, _ in found}
                     # A header of the route wins: a page has a stricter policy of its own.
-                    found += [each for each in _security_headers(scope["scheme"]) if each[0] not in known]
+                    found += [each for each in _HEADERS.get(scope["scheme"], _NOT_KEPT) if each[0] not in known]
                     message["headers"] = found
                     caller, client = state.get("caller"), scope.get("client")
                     facts = {
@@ -326,12 +330,6 @@ class Observed:
                 await self._app(scope, receive, observed)
             finally:
                 _id_now.reset(token)
-
-
-def _security_headers(scheme: str) -> list[tuple[bytes, bytes]]:
-    """Return the headers of every response: never cached, read as the stated type only, and TLS only once used."""
-    found = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-    return [*found, (b"strict-transport-security", b"max-age=31536000")] if scheme == "https" else found
 
 
 _SLICE_BYTES = 4096  # a head passes its limit by at most this
@@ -421,8 +419,9 @@ class LimitedProtocol(H11Protocol):
             super().data_received(data[:size])
             data = data[size:]
             if self.cycle is not None and self.cycle.transport is self.transport:
-                # The end of this response must not cut off a client that is still sending.
-                self.cycle.transport = _Lingering(self)  # type: ignore[assignment]
+                # uvicorn closes the transport of a response at its end, which would cut off a client that still sends.
+                own, cycle = self.transport, self.cycle
+                cycle.transport = SimpleNamespace(write=own.write, is_closing=own.is_closing, close=self.finish)  # type: ignore[assignment]
             if self.phase != "closing":
                 phases: dict[Any, str] = {h11.SEND_BODY: "body", h11.IDLE: "head"}
                 self._enter(phases.get(self.conn.their_state, "answer"))
@@ -434,7 +433,7 @@ class LimitedProtocol(H11Protocol):
             return
         if not self.is_read and not self.transport.is_closing():
             self.server_state.total_requests += 1
-            self.linger()
+            self._linger()
             return
         super().on_response_complete()
         if self.transport.is_closing():
@@ -477,7 +476,14 @@ class LimitedProtocol(H11Protocol):
         """True if all that the client sent has been parsed."""
         return self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]
 
-    def linger(self) -> None:
+    def finish(self) -> None:
+        """Close the connection after a response, a moment later if the client is still sending."""
+        if self.is_read:
+            self.transport.close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
         """End the response, and discard what the client still sends for a moment."""
         self._enter("closing")
         # Closing a socket with unread bytes resets the connection, and the client may lose the response.
@@ -512,25 +518,10 @@ class LimitedProtocol(H11Protocol):
         """Write a response without the parser, which has no request to answer."""
         body = json.dumps({"errors": [found]}).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers += [(b"connection", b"close"), *_security_headers(self.scheme or "http")]
+        headers += [(b"connection", b"close"), *_HEADERS[self.scheme or "http"]]
         head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()
         self.transport.write(head + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n" + body)
-        self.linger()
-
-
-class _Lingering:
-    """The transport of one response; closing it lets a client that is still sending read the response first."""
-
-    def __init__(self, protocol: LimitedProtocol) -> None:
-        self.write, self.is_closing = protocol.transport.write, protocol.transport.is_closing
-        self._protocol = protocol
-
-    def close(self) -> None:
-        """Close the connection, after a moment if the client is still sending."""
-        if self._protocol.is_read:
-            self._protocol.transport.close()
-        else:
-            self._protocol.linger()
+        self._linger()
 
 
 @dataclass(frozen=True, kw_only=True)
