@@ -21,7 +21,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -57,16 +57,6 @@ def token_digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def _owner(entries: Iterable[Entry], token: str | None) -> KnownCaller | None:
-    """Return the owner of ``token``, the last one in ``entries``; None for an unknown token."""
-    # Every digest is compared in full even after a match, so that the time reveals nothing about a token.
-    offered, found, now_s = token_digest(token or ""), None, time.time()
-    for digest, caller in entries:
-        if hmac.compare_digest(digest, offered) and (caller.expires_s is None or now_s < caller.expires_s):
-            found = caller
-    return found if token else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class TokenBook:
     """The tokens of a service at its start. ``files``: the files that the tokens of a role came from.
@@ -88,10 +78,6 @@ class TokenBook:
         """True if no token is configured and none ever was; any store, also an empty one, asks for tokens."""
         stored = self.store is not None and any(map(os.path.lexists, (self.store, _mark(self.store))))
         return not (self.entries or stored)
-
-    def caller(self, token: str | None) -> KnownCaller | None:
-        """Return the owner of ``token``; None for an unknown one."""
-        return _owner(self.entries, token)
 
 
 def read_tokens(
@@ -365,8 +351,13 @@ class LiveTokens:
         self._look()
         if not self._needs_token:
             return LOCAL_ANALYST
-        # The tokens of the start are last, so that they win.
-        return _owner((*self._stored_entries, *self._book.entries), token)
+        # Every digest is compared in full even after a match, so that the time reveals nothing about a token. Tokens of
+        # the start are last, so that they win.
+        offered, found, now_s = token_digest(token or ""), None, time.time()
+        for digest, caller in (*self._stored_entries, *self._book.entries):
+            if hmac.compare_digest(digest, offered) and (caller.expires_s is None or now_s < caller.expires_s):
+                found = caller
+        return found if token else None
 
     @property
     def needs_token(self) -> bool:
@@ -393,13 +384,10 @@ class LiveTokens:
                 # Closed rather than open: a token may have been removed from the file that cannot be read.
                 _log.error("Nobody is admitted by the token files: %s", error)
                 self._book = replace(self._book, entries=kept)
-        if self._book.store is not None:
-            self._look_at_store(self._book.store)
-
-    def _look_at_store(self, path: Path) -> None:
+        path = self._book.store
         # The version before the content: a store that is replaced in between is read again at the next look.
-        version = file_version(path)
-        if version and version == self._store_version:
+        version = () if path is None else file_version(path)
+        if path is None or (version and version == self._store_version):
             return
         self._store_version = version
         # The limits stay: no caller may spend more because a file is gone or cannot be read.
