@@ -263,7 +263,7 @@ class DpSgd(DpSgdFamily):
 
 
 class FairDpSgdConfig(DpfrConfig):
-    """Regulariser of FairDP-SGD."""
+    """The parity regulariser of FairDP-SGD on public records."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     variant: Literal["as_in_paper", "post"] = Field(
@@ -283,7 +283,7 @@ def train_fair_dp_sgd(
     generator: torch.Generator,
     **options: Any,
 ) -> Trained:
-    """As :func:`train_dp_sgd`, with its ``options``; ``generator`` also draws public batches."""
+    """Run :func:`train_dp_sgd` with its ``options`` and the regulariser; ``generator`` also draws public batches."""
     return train_dp_sgd(
         model,
         x,

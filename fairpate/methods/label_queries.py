@@ -436,7 +436,7 @@ class Spending:
     def drawn(self, start: int, stop: int) -> Event:
         """The votes that the same queries touched, as the ledger holds them; free refusals touched none."""
         touched = [
-            charge.reservation.votes
+            charge.votes
             for charges in self.charges_Q[start:stop]
             for charge in charges
             if charge.outcome is None or charge.outcome.is_charged
@@ -446,7 +446,7 @@ class Spending:
     def as_in_paper(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         """The published code's curve for the same queries: fairness rejections are free, and no crash ever happened."""
         ended = [
-            (charges[-1].reservation.votes, charges[-1].outcome.verdict)
+            (charges[-1].votes, charges[-1].outcome.verdict)
             for charges in self.charges_Q[start:stop]
             if charges[-1].outcome is not None and charges[-1].outcome.is_charged
         ]
@@ -743,7 +743,7 @@ def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charg
     """The charges of every query with an outcome, the run's first; those of queries without one go with the first."""
     charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
     for charge in charges:
-        charges_of.setdefault(charge.reservation.key, []).append(charge)
+        charges_of.setdefault(charge.key, []).append(charge)
     by_query = [of_key for of_key in charges_of.values() if of_key and of_key[-1].outcome is not None]
     # They were charged, so some query must carry them: all queries together are priced by their charges.
     abandoned = [charge for of_key in charges_of.values() if of_key and of_key[-1].outcome is None for charge in of_key]
