@@ -436,15 +436,9 @@ class Method(Section):
         return {}
 
     @property
-    def declared_size(self) -> int | None:
-        """The declared, public number of private records that a sampling rate was set for; None if none was
-        declared."""
-        return None
-
-    @property
     def rate_tells_size(self) -> bool:
-        """True if a sampling rate reveals the real number of private records."""
-        return self.declared_size is None
+        """True if a sampling rate reveals the real number of private records: unless it was set for a declared one."""
+        return True
 
     def check(self) -> None:
         """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""

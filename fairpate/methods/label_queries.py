@@ -72,7 +72,6 @@ from fairpate.run.context import (
     read_json,
     read_labels,
     read_statement,
-    read_votes,
     write_json,
     write_labels,
 )
@@ -309,19 +308,6 @@ def shard_reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None
             "keeps how they are seen), so no worker can read them; set it to false."
         )
     return _Read(dataset.source.model_dump_json())
-
-
-def stored_votes(run: RunDirectory, queries: Split) -> VoteBatch | None:
-    """The run's votes; None before the first vote. RunDirectoryError for votes on other records."""
-    if not run.votes.exists():
-        return None
-    votes = read_votes(run.votes)
-    if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
-        raise RunDirectoryError(
-            f"{run.votes}: votes on other records than this configuration asks about; restore the data set's files, or "
-            "start a new run folder."
-        )
-    return votes
 
 
 @dataclass(frozen=True, kw_only=True)

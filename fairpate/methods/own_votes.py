@@ -300,6 +300,8 @@ class OwnVotes(GnmaxMethod):
     title: ClassVar[str] = "Votes made elsewhere"
     paper: ClassVar[str] = "Papernot et al. 2018, arXiv 1802.08908; Yaghini et al. 2023 (FairPATE), Algorithm 1"
 
+    votes_on_anything: ClassVar[bool] = False  # only on records in the file
+
     method: str = "own_votes"
     votes: VotesConfig = VotesConfig()
     aggregator: OwnAggregatorConfig = OwnAggregatorConfig()
@@ -316,11 +318,6 @@ class OwnVotes(GnmaxMethod):
     def keeps_teachers(self) -> bool:
         """True if the file with their votes is there."""
         return self.votes.path is not None and self.votes.path.is_file()
-
-    @property
-    def votes_on_anything(self) -> bool:
-        """False: only on records in the file."""
-        return False
 
     @property
     def num_voters(self) -> int:

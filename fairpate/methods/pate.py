@@ -71,20 +71,23 @@ from fairpate.methods.label_queries import (
     fit_student,
     release_labels,
     shard_reader,
-    stored_votes,
 )
-from fairpate.run.context import RunDirectory, checkpoint_folder, read_votes, write_votes
+from fairpate.run.context import RunDirectory, RunDirectoryError, checkpoint_folder, read_votes, write_votes
 from fairpate.types import GateRule, LabelledSet, VoteBatch
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
 
 class VotingMethod(Method):
-    """A method whose voters answer public queries. A subclass says who votes and how the student learns."""
+    """A method whose voters answer public queries. A subclass says who votes and how the student learns.
+
+    ``votes_on_anything``: voters that stay for a service can vote on records that are not in the pool.
+    """
 
     asks_teachers: ClassVar[bool] = True
     releases_model: ClassVar[bool] = False
     reads_groups: ClassVar[bool] = False
+    votes_on_anything: ClassVar[bool] = True
 
     target: QueriesTarget = QueriesTarget()
     noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
@@ -105,11 +108,6 @@ class VotingMethod(Method):
     @property
     def keeps_teachers(self) -> bool:
         """True if a service may ask them further queries."""
-        return True
-
-    @property
-    def votes_on_anything(self) -> bool:
-        """True if voters that stay can vote on records that are not in the pool."""
         return True
 
     @property
@@ -338,12 +336,18 @@ class PateFamily(GnmaxMethod):
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
         """The votes of all teachers, which are kept: they are asked once."""
+        path = training.run.votes
         # What was voted is what is charged: trained again on another machine, teachers may vote otherwise.
-        votes = stored_votes(training.run, queries)
-        if votes is None:
+        if not path.exists():
             votes = self.ask(dataset, queries, training)
-            write_votes(votes, training.run.votes)
+            write_votes(votes, path)
         else:
+            votes = read_votes(path)
+            if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
+                raise RunDirectoryError(
+                    f"{path}: votes on other records than this configuration asks about; restore the data set's files, "
+                    "or start a new run folder."
+                )
             training.reporter.note("teachers", "votes are there already")
         yield votes
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
-from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding, save_embedding
+from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
 from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
@@ -118,12 +118,6 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
             "new run folder with --out."
         )
     return load(data)
-
-
-def keep_embedding(run: RunDirectory, dataset: Dataset) -> None:
-    """Write the embedding that made the features, next to the student that will read them."""
-    if dataset.embedding is not None and not run.embedding.exists():
-        save_embedding(dataset.embedding, run.embedding)
 
 
 def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
