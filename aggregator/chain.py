@@ -13,11 +13,11 @@ point on each store:
 2. *In order.* Every entry is one transaction and follows the one before; none is changed or removed. 3. *One writer.*
 While a writer is open no other can open, unless it takes over (where the store allows it). From then on
    no write of the deposed writer succeeds, whenever it continues.
-4. *Nothing in between.* Between a writer's reading of the store and its first entry, nobody else adds an entry.
+4. *Nothing in between.* Between a writer's reading of the store and its first entry, no other process adds an entry.
 5. *Whole or not at all.* A ledger that is being made is not visible before it is complete, and one that was lost is
    never made again.
 6. *The last entry is noted.* A ledger that lacks it is refused, and so is one with an edited entry.
-7. *Readers disturb nobody.* They take no lock and write nothing.
+7. *Readers do not disturb the writer.* They take no lock and write nothing.
 
 A store notices if entries were removed, but not if an older copy replaced all of it. An *anchor* notes the last entry
 out of reach of such a copy: in a file on another disk, or in another database. It holds the number and digest of an
@@ -141,14 +141,14 @@ def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -
     number, digest = head
     for row in rows:
         number, digest = number + 1, chain.link(digest, row[1], row[2])
-        # No comparison in constant time: whoever can write entries can read the key, which lies in the same store.
+        # No comparison in constant time: a process that can write entries can read the key in the same store.
         if row[0] != number or row[3] != digest:
             raise LedgerError(f"{name}: entry {number} was changed or removed; restore the ledger from a copy.")
         yield row
 
 
 def entry_text(payload: Mapping[str, Any]) -> str:
-    """Return an entry as it is stored. ValueError for text that no reader accepts: half of a UTF-16 pair."""
+    """Return the stored text of an entry. ValueError for text that no reader accepts: half of a UTF-16 pair."""
     text = canonical(payload)
     if "\\ud" in text:  # only then can there be such a half; parsing every entry twice would be slow
         from_json(text)
@@ -252,7 +252,7 @@ class Reader(Protocol):
     """
 
     def header(self) -> Header:
-        """Return the header as it is stored now."""
+        """Return the stored header."""
         ...
 
     def rows(self, after: int, most: int) -> Sequence[Row]:
@@ -260,7 +260,7 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection to the store."""
         ...
 
 

@@ -211,8 +211,8 @@ class PostgresStore:
                     new = Header.new(terms)
                     self._commits.run(_MAKE, (self._name, new.version, terms, new.chain.key.hex(), *new.start))
                 self._take_advisory_lock(take_over=take_over)
-                # Until `begin` commits, this transaction locks the row: nobody appends while this writer reads and
-                # verifies.
+                # Until `begin` commits, this transaction locks the row: no other writer appends while this one reads
+                # and verifies.
                 connection = self._commits.connection
                 connection.execute("BEGIN")
                 connection.execute("UPDATE fairpate_ledgers SET epoch = epoch + 1 WHERE name = %s", (self._name,))
@@ -269,7 +269,7 @@ class PostgresStore:
             raise LedgerError(f"{self._place}: another writer took over; stop one of the two.")
 
     def was_deposed(self) -> bool:
-        """Whether a later epoch than any of this process is in force; asked on a connection of its own."""
+        """Return whether a later epoch than any of this process is in force, asked on a new connection."""
         with closing(connect(self._url)) as connection, as_ledger_errors(self._place):
             found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
         # A ledger that was restored from a copy begins again at a lower epoch.

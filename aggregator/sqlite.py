@@ -151,7 +151,7 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
     """Connect without changing the folder. LedgerError if there is no such file."""
     if not path.is_file():
         raise LedgerError(f"{path}: no such ledger; restore it, or give a run folder or a ledger file that is there.")
-    # Without a write-ahead log nobody has the file open, and without `immutable` reading would create one.
+    # Without a write-ahead log no process has the file open, and without `immutable` reading would create one.
     alone = not beside(path, "-wal").exists()
     uri = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if alone else ''}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
@@ -207,7 +207,7 @@ def _complete_or_create(path: Path, terms: str, *, create: bool) -> None:
 
 
 def _write_unfinished(path: Path, header: Header, rows: Sequence[Row]) -> Head:
-    """Write a whole ledger with the kinds and payloads of ``rows`` under a name that nobody opens; return its head."""
+    """Write a whole ledger with the kinds and payloads of ``rows`` under a temporary name; return its head."""
     # A log left by a crash must not be replayed into the new file.
     for file in (path, beside(path, "-wal"), beside(path, "-shm")):
         file.unlink(missing_ok=True)
@@ -286,7 +286,7 @@ class SqliteStore:
         head_file = head_path(self._path)
         files = (self._path, beside(self._path, "-wal"), beside(self._path, "-shm"), head_file)
         seen = {file: _look(file) for file in files}
-        # The lock is on the file that was opened; its name must still lead there, or it keeps nobody out.
+        # The lock is on the file that was opened; its name must still lead there, or it excludes no writer.
         held = os.fstat(self._head_file)
         if seen[head_file][:2] != (held.st_dev, held.st_ino):
             raise LedgerError(f"{head_file}: was replaced while it was opened; open the ledger again.")
@@ -455,7 +455,7 @@ class FileAnchor:
                 raise StoreError(
                     f"{self._path}: another writer noted entry {noted.number}, and this one is at {head.number}"
                 )
-            # In place, not by a rename: a lock on a file that was renamed over keeps nobody out.
+            # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
             os.pwrite(descriptor, _head_text(head), 0)
             os.fdatasync(descriptor)
 
