@@ -19,7 +19,7 @@ from aggregator.mechanism import Outcome
 from aggregator.service.auth import TokenBook, added, change, limited
 from aggregator.service.writer import Batcher, Books, Readiness, Writer
 from aggregator.session import AggregatorSession, OverBudget
-from fairpate.http_requests import Caller
+from fairpate.http_requests import KnownCaller
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.events import ConfidentGnmaxQueries
@@ -110,7 +110,7 @@ def test_a_caller_with_a_quota_does_not_pay_for_another_who_has_no_room(path):
         own_limits=lambda: limits,
     )
     questions = [POOL.question(number) for number in range(200)]
-    analysts = {name: Caller(name=name, role="analyst") for name in ("alice", "bob")}
+    analysts = {name: KnownCaller(name=name, role="analyst") for name in ("alice", "bob")}
 
     async def together():
         return await asyncio.gather(*(batcher.ask(questions, caller, "r") for caller in analysts.values()))
@@ -122,7 +122,7 @@ def test_a_caller_with_a_quota_does_not_pay_for_another_who_has_no_room(path):
         asyncio.run(batcher.ask(questions, analysts["bob"], "r"))
     with pytest.raises(QuotaExceededError):
         asyncio.run(batcher.ask(questions[:2], analysts["bob"], "r"))
-    root = Caller(name="root", role="operator")
+    root = KnownCaller(name="root", role="operator")
     assert answered(asyncio.run(batcher.ask(questions[:5], root, "r"))) == 5
     writer.close()
 
