@@ -29,21 +29,18 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from aggregator import sqlite
 from aggregator.chain import (
-    Anchor,
     EntryKind,
     Head,
     Header,
     LedgerError,
     Place,
-    Reader,
     Row,
-    Store,
     Stored,
     canonical,
     entry_payload,
@@ -55,6 +52,12 @@ from aggregator.chain import (
 from aggregator.mechanism import Mechanism, Outcome, mechanism_named, outcome
 from fairpate.types import Budget, GateRule, IntArray, Relation, Unit, tell
 
+if TYPE_CHECKING:
+    from aggregator.postgres import DatabaseAnchor, DatabaseReader, PostgresStore
+
+Store: TypeAlias = "sqlite.SqliteStore | PostgresStore"
+Reader: TypeAlias = "sqlite.SqliteReader | DatabaseReader"
+Anchor: TypeAlias = "sqlite.FileAnchor | DatabaseAnchor"
 _TOLD_EVERY = 1024  # entries between two reports of progress
 _SLICE_S = 5e-4  # a request may have to wait for a slice
 _MOST_ENTRIES = 256
@@ -386,7 +389,7 @@ def open_store(place: Place, terms: str, *, create: bool, take_over: bool) -> St
 
 
 def open_reader(place: Place) -> Reader:
-    """Open the ledger at ``place`` for reading while any process may write to it. Errors as :class:`Reader`."""
+    """Open the ledger at ``place`` for reading while any process may write to it."""
     if is_database(place):
         from aggregator import postgres
 
@@ -427,7 +430,8 @@ def open_anchor(place: Place) -> Anchor:
 
 
 def noted_at(place: Place | None) -> tuple[Head, ...]:
-    """Return the entry that an anchor notes; none without an anchor. LedgerError as :meth:`Anchor.noted`."""
+    """Return the entry that an anchor notes; none without an anchor. LedgerError as
+    :meth:`aggregator.sqlite.FileAnchor.noted`."""
     if place is None:
         return ()
     with closing(open_anchor(place)) as anchor:

@@ -198,7 +198,7 @@ _LAST_EPOCHS: dict[tuple[str, str], int] = {}
 
 
 class PostgresStore:
-    """One ledger of a database, open for writing."""
+    """One ledger of a database, open for its one writer; methods as of :class:`aggregator.sqlite.SqliteStore`."""
 
     remedy = "Bring the database back, or stop the other writer; then it goes on."
 
@@ -317,7 +317,7 @@ def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
 
 
 class DatabaseReader:
-    """Reads a ledger in a database that another connection writes."""
+    """Reads a ledger that another connection writes; methods as of :class:`aggregator.sqlite.SqliteReader`."""
 
     def __init__(self, place: str) -> None:
         self._place, (url, self._name) = shown(place), split_place(place)
@@ -418,7 +418,7 @@ def _end_holder(connection: Connection[Any], name: str) -> None:
 
 
 class DatabaseAnchor:
-    """An anchor in the row of its name in ``fairpate_anchors``."""
+    """An anchor in a row of ``fairpate_anchors``; methods as of :class:`aggregator.sqlite.FileAnchor`."""
 
     def __init__(self, place: str) -> None:
         self._place, (self._url, self._name) = shown(place), split_place(place)

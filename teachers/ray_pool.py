@@ -5,10 +5,9 @@
   and kept in memory. When the head of a cluster dies Ray ends this process after a minute or so without a message;
   :class:`HeadWatch` warns before.
 * :class:`RayPool` is a bounded pool of actors, each with a block of teachers at a time. An item is sent to the one
-worker
-  that computes it, and at most two per worker are under way. A lost worker is replaced on any node with room, and its
-  items are computed again, which changes nothing because the function is pure. Sums stay on the workers until each
-  gives its total. Ray's own retries do not replace this. A restarted actor keeps its tasks, which wait for a place
+  worker that computes it, and at most two per worker are under way. A lost worker is replaced on any node with room,
+  and its items are computed again, which changes nothing because the function is pure. Sums stay on the workers until
+  each gives its total. Ray's own retries do not replace this. A restarted actor keeps its tasks, which wait for a place
   while other actors are idle. A task is not bound to one node: its caller learns that a node fell silent only from
   gRPC, which pings every five minutes, while the head reports it at once for an actor; and on GPUs each task starts a
   process of its own.
