@@ -194,7 +194,7 @@ def test_two_drivers_do_not_share_a_folder_and_other_folders_are_left_alone(tmp_
         run(tmp_path / "sweep", counted)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(RunDirectoryError, match="not empty and no sweep"):
+    with pytest.raises(RunDirectoryError, match="not empty and not a sweep"):
         run(tmp_path / "other", counted)
 
 
