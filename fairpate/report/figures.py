@@ -3,9 +3,9 @@
 The page embeds a specification and changes its parameters (level of epsilon, hidden methods, frontier only). For a
 paper vl-convert turns the same specification into PDF, SVG or PNG; it needs neither a browser nor a network.
 
-A method looks the same everywhere: shape by family, colour and dash within the family. Every kind of colour vision
-tells the seven colours apart (least CIE76 distance above 25 under normal, protan, deutan and tritan vision, on light
-and dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
+A method looks the same everywhere: shape by family, colour and dash within the family. The seven colours differ for
+every kind of colour vision (least CIE76 distance above 25 under normal, protan, deutan and tritan vision, on light and
+dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
 
 A point has four drawn coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. The area of a
 mark shows coverage. Marks that would cover each other move apart along the horizontal axis, by at most ``MOST_SHIFT``
@@ -129,7 +129,7 @@ _OTHER_SHAPES = tuple(_SHAPE_OF[name] for name in ("star", "triangle-up", "trian
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesStyle:
-    """How one series is drawn; ``place`` is the index of its colour in ``COLOURS`` and of its dash in ``DASHES``."""
+    """The look of one series; ``place`` is the index of its colour in ``COLOURS`` and of its dash in ``DASHES``."""
 
     series: str
     family: str
@@ -207,7 +207,7 @@ class EpsilonAxis:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Positions and labels."""
+        """Positions of the ticks, and their labels."""
         # Two digits: a calibrated epsilon is a little below its target. Labels need 8 % of the axis each.
         marked = sorted({float(f"{value:.2g}") for value in self.values})
         room = 0.08 * (self.high - self.low)
@@ -314,7 +314,7 @@ def _with_room(low: float, high: float) -> tuple[float, float]:
 
 
 def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tuple[int, int]) -> list[int]:
-    """How far each mark moves along the horizontal axis of a plane, in thousandths of its length.
+    """Shifts of the marks along the horizontal axis of a plane, in thousandths of its length.
 
     Marks within one cell, which is as large as a small mark, stand side by side in the order of points.
     """
@@ -354,7 +354,7 @@ PAIRS: tuple[tuple[Objective, Objective], ...] = (
 
 
 def titles(notion: NotionName) -> dict[Objective, str]:
-    """What each objective is called where disparity is that of ``notion``."""
+    """The name of each objective where disparity is that of ``notion``."""
     measure = NOTIONS[notion].measure
     return {"epsilon": "privacy budget ε", "disparity": measure, "error": "accuracy", "refused": "coverage"}
 
@@ -611,7 +611,7 @@ class PanelView:
 
 @dataclass(frozen=True, kw_only=True)
 class _Medium:
-    """How charts look on a page or on paper. A page's colours are variables of its style sheet, for light and dark."""
+    """The look of charts on a page or on paper. A page's colours are variables of its style sheet."""
 
     places: tuple[str, ...]
     ink: str
@@ -733,7 +733,7 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
 
 
 def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict[str, Any]]:
-    """The channels that tell series apart."""
+    """The channels in which series differ."""
     names = list(known)
 
     def channel(values: Sequence[Any], *, has_legend: bool = True) -> dict[str, Any]:

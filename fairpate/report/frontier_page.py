@@ -67,6 +67,7 @@ from fairpate.report.frontier import (
     select,
 )
 from fairpate.report.page import count, counted, decimal, epsilon_text, percent, render
+from fairpate.report.records import listed
 from fairpate.types import NotionName
 
 _LEAST_SEEDS = 3
@@ -183,7 +184,7 @@ def _fairest(points: Sequence[Point]) -> Point:
 
 
 def _standard_error(point: Point, objective: Objective) -> float:
-    """Of the mean over seeds; NaN for a single seed."""
+    """The standard error of the mean over seeds; NaN for a single seed."""
     return float(point.spread_O[OBJECTIVES.index(objective)]) / math.sqrt(len(point.seeds))
 
 
@@ -198,11 +199,11 @@ def _accuracy_words(point: Point) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """``a, b and c``, each once; of many the first ones and how many more."""
+    """Join names as ``a, b and c``, each once; of many the first three and how many more."""
     names = list(dict.fromkeys(names))
     if len(names) > _MOST_NAMES:
         names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} others"]
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return listed(names)
 
 
 def rule_words(rule: SelectionRule, notion: NotionName) -> str:
@@ -232,7 +233,7 @@ def choices(rule: SelectionRule, points: Sequence[Point]) -> dict[Setting, list[
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """What an accuracy of a panel is compared with; NaN where unknown.
+    """Accuracies that those of a panel are compared with; NaN where unknown.
 
     ``majority``: accuracy of the most common class, mean over seeds. ``unprotected``: the best accuracy of a run
     without privacy among the points that may be shown, and ``unprotected_method`` its method.
@@ -342,7 +343,7 @@ def frontier_report(report: FrontierReport) -> str:
     points, shown, secret = report.points(), report.shown, report.secret
     series = looks(points)
     members = on_frontier(points)
-    # The notion that the page opens with comes first; everything that depends on the notion is written once for each.
+    # The page opens with the first notion; parts that depend on the notion are written once for each.
     notions = tuple(dict.fromkeys((report.notion, *notions_of(points))))
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
     by_notion = [by_panel(found) for found in seen]

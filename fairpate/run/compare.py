@@ -78,7 +78,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What may be published; a cell that failed has a row too, without its cause."""
+        """The rows that may be published; a cell that failed has one too, without its cause."""
         return read_rows(self.folder.results)
 
     @cached_property
@@ -157,7 +157,7 @@ def compare(
 
 
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:
-    """Whether some node can hold a cell. PoolError if none can ``ray.wait_for_nodes_s`` after ``since``."""
+    """True if some node can hold a cell. PoolError if none can ``ray.wait_for_nodes_s`` seconds after ``since``."""
     tasks, wait_s = sweep.tasks, sweep.ray.wait_for_nodes_s
     fitting, cluster = room_for(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus)
     if not fitting and time.monotonic() - since >= wait_s:
@@ -170,7 +170,7 @@ def _require_room(sweep: SweepConfig, *, since: float) -> bool:
 
 
 def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
-    """Where the votes or the release that the cell shares with others are kept; None if it shares nothing."""
+    """The file of the votes or of the release that the cell shares with others; None if it shares nothing."""
     votes, release = votes_name(cell), release_name(cell)
     if votes is not None:
         return folder.votes / f"{votes}.parquet"
@@ -262,7 +262,7 @@ def collect_shared_releases(
     tasks = sweep.tasks
     # Never tried again by Ray: a worker that died may have drawn a release, and the next one is another.
     remote: Any = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=0)(_in_time)
-    # The file lies in the public folder of the release's run directory.
+    # The file is in the public folder of the release's run directory, hence its second parent.
     drawn = {
         path: remote.remote(tasks, _draw, cell.config, path.parents[1])
         for path, cell in cell_of.items()
@@ -334,7 +334,7 @@ def run_cells(
     *,
     compute: Compute,
 ) -> None:
-    """Run ``missing`` on the Ray that is there; each ends in the folder and in the table as soon as it is done.
+    """Run ``missing`` on the Ray that was started; each result is written and shown as soon as it is known.
 
     A cell fails at once if the file that it shares is among ``faults``. Now and then the results of all ``cells`` are
     assembled, so that a driver that is killed leaves few parts to read. Cells are submitted before there is room, so
@@ -398,7 +398,7 @@ def run_cells(
                         folder.assemble(cells)
                 table.refresh()
         finally:
-            # After an interrupt, cells that nobody waits for would keep the cluster busy. Those about to end get a
+            # After an interrupt, the cells that still run would keep the cluster busy. Those about to end get a
             # moment: Ray 2.60 aborts the driver if it cancels a task whose result is just arriving.
             _, running = ray.wait(list(pending), num_returns=len(pending), timeout=_WAIT_S) if pending else ([], [])
             for reference in running:
@@ -587,7 +587,7 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
 
 
 def comparison_outcome(comparison: Comparison) -> Output:
-    """What `fairpate compare` puts out: ranges over finished cells by data set and method, warnings, and the files.
+    """The output of `fairpate compare`: ranges over finished cells by data set and method, warnings, and the files.
 
     In words a table per data set with a line per method; tables fit 80 columns. Results without privacy that may not be
     published are counted.
@@ -673,7 +673,6 @@ def _range(values: Iterable[float | None]) -> list[float] | None:
 
 
 def _short(value: float) -> str:
-    """.800 for 0.8."""
     return f"{value:.3f}".removeprefix("0")
 
 
@@ -694,7 +693,7 @@ def write_figures(
     """Draw slices and attainment of every data set and privacy class in ``results``; nothing is run.
 
     ``results`` is a results.parquet, or the folder of a sweep. No picture shows what depends on private votes; those of
-    an operator's table do not show what has no privacy guarantee either. ``out`` None: ``paper`` beside the table.
+    an operator's table do not show what has no privacy guarantee either. ``out`` None: ``paper``, next to the table.
     UsageError where nothing can be drawn.
     """
     table = results / "results.parquet" if results.is_dir() else results

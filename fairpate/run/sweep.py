@@ -167,12 +167,12 @@ def read_table(path: Path) -> pa.Table:
 
 
 def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
-    """What may be published of ``table``, a table of ``SCHEMA``.
+    """The rows of ``table`` (of ``SCHEMA``) that may be published.
 
     Rows whose epsilon depends on votes are left out, and so is, without ``unprotected``, every row of a run without
     privacy guarantee, failed ones included. The other rows lose how long a run took and why it failed.
     """
-    # In tables of earlier versions only an infinite epsilon shows that there is none; a failed run has no epsilon.
+    # Tables of earlier versions lack the column: there an infinite epsilon means no guarantee. A failed run has none.
     is_infinite = pc.fill_null(pc.is_inf(table["epsilon"]), False)
     has_guarantee = pc.and_not(pc.fill_null(table["has_guarantee"], True), is_infinite)
     may_be_seen = pc.or_(has_guarantee, unprotected)
@@ -241,7 +241,6 @@ class Cell:
 
     @property
     def method(self) -> str:
-        """The method's name."""
         return self.config.method
 
     @cached_property
@@ -468,7 +467,7 @@ def _placed(fault: str, data: str, layers: Sequence[_Layer]) -> str:
 
 
 def _fitted_start(data: str, method: str, layers: Sequence[_Layer]) -> Values:
-    """What `fairpate run --method METHOD --data NAME` starts from, if given the layers' settings of the data."""
+    """The start of `fairpate run --method METHOD --data NAME` with the layers' settings of the data."""
     given: Values = {"data": {"name": data}}
     for layer in layers:
         if isinstance(own := _nested(layer).get("data", {}), dict):
@@ -487,7 +486,7 @@ def _fitted_values(method: str, data_json: str) -> Values:
 
 @lru_cache
 def _start(method: str, data_json: str) -> Method:
-    """Where `fairpate run --method METHOD --data NAME` starts."""
+    """The configuration that `fairpate run --method METHOD --data NAME` starts from."""
     name = DataConfig.model_validate_json(data_json).name
     return configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
 
@@ -592,7 +591,7 @@ class SweepFolder:
     private_results = PathIn("private", "results.parquet")
     """The operator's table: every row, with its run time and with the cause of a failure."""
     report = PathIn("root", "report.html")
-    """The page for everybody."""
+    """The page that may be published."""
     figures = PathIn("root", "figures")
     """The page's figures as pictures."""
     private_report = PathIn("private", "report.html")
@@ -623,7 +622,7 @@ class SweepFolder:
         write_rows([row], self.failed / f"{cell.digest}.parquet", private=True)
 
     def holds(self, cells: Sequence[Cell]) -> bool:
-        """Whether the tables hold exactly these cells, all finished; only their digests are read."""
+        """True if the tables hold exactly these cells, all finished; only their digests are read."""
         public = [cell.digest for cell in cells if cell.config.is_private or self.publish_unprotected]
         return _digests(self.results) == public and set(_digests(self.private_results)) == {c.digest for c in cells}
 
@@ -633,7 +632,7 @@ class SweepFolder:
         Rows that the operator's table holds already are taken from there, so that only new parts are read.
         """
         digests = [cell.digest for cell in cells]
-        # Results first: a crash may have left a failure beside the result that came later.
+        # Results first: a crash may have left both a failure and the result that came later.
         done = _gathered(digests, self.parts, known=self.private_results)
         finished = set(done["digest"].to_pylist())
         failed = _gathered([digest for digest in digests if digest not in finished], self.failed)
