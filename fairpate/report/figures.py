@@ -431,7 +431,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
     for found in seen:
         index_of = {id(point): index for index, point in enumerate(found)}
         for panel, of_panel in by_panel(found).items():
-            view = PanelView.of(of_panel, series)
+            view = PanelView(of_panel, series)
             stairs = {f"stairs{number}": view.stairs(pair) for number, pair in enumerate(PAIRS)}
             charts.setdefault(panel, []).append(
                 {
@@ -532,39 +532,20 @@ class FigureStyle:
         return WIDTHS_IN[self.columns] if self.width_in is None else self.width_in
 
 
-@dataclass(frozen=True, kw_only=True)
 class PanelView:
-    """The points of one data set and privacy class, and the drawn coordinates of the complete ones.
+    """The points of one data set and privacy class, and the drawn coordinates (N, 4) of the complete ones.
 
-    ``ends`` are those of each axis, ``members`` the ``id`` of points on the frontier, ``between`` the range of coverage
-    that sizes show.
+    ``known`` holds the style of every series, also of those on other panels.
     """
 
-    points: Sequence[Point]
-    looks: Mapping[str, SeriesStyle]
-    axis: EpsilonAxis
-    complete: Sequence[Point]
-    drawn_N4: FloatArray
-    ends: Sequence[tuple[float, float]]
-    members: set[int]
-    between: tuple[float, float]
-
-    @classmethod
-    def of(cls, points: Sequence[Point], known: Mapping[str, SeriesStyle]) -> PanelView:
-        """The view of one panel's points; ``known`` holds the style of every series, also of those elsewhere."""
-        axis = epsilon_axis(points)
-        complete, _ = defined(points, OBJECTIVES)
-        drawn_N4 = coordinates(complete, axis)
-        return cls(
-            points=points,
-            looks={name: look for name, look in known.items() if name in {point.series for point in points}},
-            axis=axis,
-            complete=complete,
-            drawn_N4=drawn_N4,
-            ends=extents(drawn_N4, axis),
-            members=on_frontier(points),
-            between=coverage_range(points),
-        )
+    def __init__(self, points: Sequence[Point], known: Mapping[str, SeriesStyle]) -> None:
+        self.points = points
+        series = by_series(points)
+        self.looks = {name: look for name, look in known.items() if name in series}
+        self.axis = epsilon_axis(points)
+        self.complete, _ = defined(points, OBJECTIVES)
+        self.drawn_N4 = coordinates(self.complete, self.axis)
+        self.ends = extents(self.drawn_N4, self.axis)
 
     def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
         """A row for each complete point, those on the frontier last, so that they lie above the others.
@@ -577,6 +558,7 @@ class PanelView:
         lines = {id(point) for line in joined(self.complete).values() for point in line}
         moved = [shifts(self.drawn_N4, self.ends, plane) for plane in PLANES]
         lengths = [high - low for low, high in self.ends]
+        members, sizes = on_frontier(self.points), coverage_range(self.points)
         rows = []
         for rank, (point, drawn_4) in enumerate(zip(self.complete, self.drawn_N4.tolist(), strict=True)):
             across = {
@@ -590,8 +572,8 @@ class PanelView:
                     **across,
                     **{name: round(value, 5) for name, value in zip(_FIELDS, drawn_4, strict=True)},
                     "l": level_of(point, levels),
-                    "z": round((scale * size_of(1 - point.value("refused"), self.between)) ** 2, 1),
-                    "f": id(point) in self.members,
+                    "z": round((scale * size_of(1 - point.value("refused"), sizes)) ** 2, 1),
+                    "f": id(point) in members,
                     "g": bool(point.degenerate),
                     "h": point.epsilon_is_data_dependent,
                     "j": id(point) in lines,
@@ -654,10 +636,11 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
         "x": _axis(view, across, medium, field=f"x{number}"),
         "y": _axis(view, up, medium, field=_FIELDS[up]),
     }
-    series = _series(view.looks, medium)
+    series, width = _series(view.looks, medium), 1.4 * medium.scale
+    area = {"field": "z", "type": "quantitative", "scale": None}
     line = {
         "transform": [{"filter": "datum.j"}],
-        "mark": {"type": "line", "strokeWidth": 1.4 * medium.scale, "opacity": 0.6, "aria": False},
+        "mark": {"type": "line", "strokeWidth": width, "opacity": 0.6, "aria": False},
         "encoding": {**place, "stroke": series["stroke"], "strokeDash": series["strokeDash"], "order": {"field": "l"}},
     }
     marks = {
@@ -665,21 +648,15 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
         "encoding": {
             **place,
             **_marks(series, medium),
-            "size": {"field": "z", "type": "quantitative", "scale": None},
+            "size": area,
             "opacity": {"condition": {"test": "datum.f", "value": 1}, "value": 0.4},
         },
     }
     # A degenerate predictor is crossed out: its gap is meaningless.
     crossed = {
         "transform": [{"filter": "datum.g"}],
-        "mark": {
-            "type": "point",
-            "shape": _CROSS,
-            "stroke": medium.ink,
-            "strokeWidth": 1.4 * medium.scale,
-            "aria": False,
-        },
-        "encoding": {**place, "size": {"field": "z", "type": "quantitative", "scale": None}},
+        "mark": {"type": "point", "shape": _CROSS, "stroke": medium.ink, "strokeWidth": width, "aria": False},
+        "encoding": {**place, "size": area},
     }
     shown = "datum.l <= level && (!only || datum.f) && indexof(hidden, datum.s) < 0"
     layers: list[dict[str, Any]] = [*([line] if across == EPSILON else []), marks, crossed]
@@ -743,11 +720,10 @@ def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict
 
     colours = [medium.places[look.place] for look in known.values()]
     dashes = [[2 * medium.scale * length for length in look.dash] for look in known.values()]
+    fills = ["transparent" if look.hollow else ink for look, ink in zip(known.values(), colours, strict=True)]
     return {
         "stroke": channel(colours),
-        "fill": channel(
-            ["transparent" if look.hollow else ink for look, ink in zip(known.values(), colours, strict=True)]
-        ),
+        "fill": channel(fills),
         "shape": channel([look.shape.path for look in known.values()]),
         "strokeDash": channel(dashes, has_legend=False),
     }
@@ -770,14 +746,12 @@ def _axis(
     """The channel of one drawn coordinate, over ``ends`` or over the extent of the panel's points."""
     names = titles(view.points[0].notion)
     title = ["ε" if medium is _PAPER else names["epsilon"], names["disparity"], names["error"], names["refused"]]
-    axis: dict[str, Any] = {}
+    axis: dict[str, Any] = {"tickCount": 5}
     if coordinate == EPSILON:
         places, words = zip(*((round(at, 4), label) for at, label in view.axis.ticks), strict=True)
         axis = {"values": places, "labelExpr": f"{json.dumps(words)}[indexof({json.dumps(places)}, datum.value)]"}
     elif coordinate != DISPARITY:
         axis = {"format": ".3~%", "tickCount": 5}
-    else:
-        axis = {"tickCount": 5}
     domain = [round(end, 5) for end in ends or view.ends[coordinate]]
     scale = {"domain": domain, "zero": False, "nice": False}
     return {"field": field, "type": "quantitative", "title": title[coordinate], "axis": axis, "scale": scale}
@@ -821,8 +795,14 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
     style = style or FigureStyle()
     known = looks(points)
     files: dict[str, bytes] = {}
-    for place, found in _places(points).items():
-        view = PanelView.of(found, known)
+    names: set[str] = set()
+    for panel, found in by_panel(points).items():
+        words = f"{panel.data} {panel.privacy.unit} {panel.privacy.relation} {panel.privacy.delta:g}"
+        name = re.sub("[^a-z0-9]+", "-", words.lower()).strip("-")
+        # Of names that are equal in a file's letters, the later ones are numbered.
+        name = next(each for each in (name, *(f"{name}-{n}" for n in range(2, len(names) + 3))) if each not in names)
+        names.add(name)
+        view = PanelView(found, known)
         narrow = min(style.width, WIDTHS_IN[1])
         attainment = attained(view, PAIRS[0], _PAPER)
         del attainment["autosize"]
@@ -831,14 +811,14 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
         drawn = {"slices": (_slices(view, style), style.width), "attainment": (attainment, narrow)}
         for kind, (specification, width_in) in drawn.items():
             pictures = _pictures(view, specification, width_in, style)
-            files |= {f"{kind}-{place}.{suffix}": content for suffix, content in pictures.items()}
+            files |= {f"{kind}-{name}.{suffix}": content for suffix, content in pictures.items()}
     return files
 
 
 def slices_picture(points: Sequence[Point]) -> bytes:
     """The slices of one panel's points as a PNG for a notebook."""
     style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
-    view = PanelView.of(points, looks(points))
+    view = PanelView(points, looks(points))
     return _pictures(view, _slices(view, style), style.width, style)["png"]
 
 
@@ -903,15 +883,3 @@ def _pictures(
         "png": lambda: vl_convert.svg_to_png(drawing, ppi=_DPI),
     }
     return {suffix: make[suffix]() for suffix in style.formats}
-
-
-def _places(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points of each panel by a name for files; where two names are equal, the later one is numbered."""
-    places: dict[str, list[Point]] = {}
-    for panel, found in by_panel(points).items():
-        privacy = panel.privacy
-        words = f"{panel.data} {privacy.unit} {privacy.relation} {privacy.delta:g}"
-        name = re.sub("[^a-z0-9]+", "-", words.lower()).strip("-")
-        numbered = (f"{name}-{number}" for number in itertools.count(2))
-        places[name if name not in places else next(each for each in numbered if each not in places)] = found
-    return places
