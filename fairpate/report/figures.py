@@ -432,12 +432,12 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         index_of = {id(point): index for index, point in enumerate(found)}
         for panel, of_panel in by_panel(found).items():
             view = PanelView(of_panel, series)
-            stairs = {f"stairs{number}": view.stairs(pair) for number, pair in enumerate(PAIRS)}
+            stairs = [view.stairs(pair) for pair in PAIRS]
             charts.setdefault(panel, []).append(
                 {
-                    "data": {"points": view.rows(index_of), **stairs},
+                    "data": {"points": view.rows(index_of), **{f"stairs{n}": rows for n, rows in enumerate(stairs)}},
                     "planes": [plane(view, number, _PAGE) for number in range(len(PLANES))],
-                    "attained": [attained(view, pair, _PAGE) for pair in PAIRS],
+                    "attained": [attained(view, pair, rows, _PAGE) for pair, rows in zip(PAIRS, stairs, strict=True)],
                 }
             )
 
@@ -663,13 +663,15 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
     return _specification("points", shown, layers, level=level)
 
 
-def attained(view: PanelView, pair: tuple[Objective, Objective], medium: _Medium) -> dict[str, Any]:
-    """The specification of what half of the seeds attain, over the stairs of ``pair``."""
+def attained(
+    view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], medium: _Medium
+) -> dict[str, Any]:
+    """The specification of what half of the seeds attain, over the ``stairs`` of ``pair``."""
     coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
     place = {}
     for objective, channel in zip(pair, "xy", strict=True):
         # Seeds reach further than the means of configurations do.
-        reached = [row[channel] for row in view.stairs(pair)] or [0.0, 1.0]
+        reached = [row[channel] for row in stairs] or [0.0, 1.0]
         ends = view.ends[EPSILON] if objective == "epsilon" else _with_room(min(reached), max(reached))
         place[channel] = _axis(view, coordinate[objective], medium, field=channel, ends=ends)
     series = _series(view.looks, medium)
@@ -804,10 +806,11 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
         names.add(name)
         view = PanelView(found, known)
         narrow = min(style.width, WIDTHS_IN[1])
-        attainment = attained(view, PAIRS[0], _PAPER)
+        stairs = view.stairs(PAIRS[0])
+        attainment = attained(view, PAIRS[0], stairs, _PAPER)
         del attainment["autosize"]
         attainment["title"] = _caption(view, style, narrow, "reached by at least half of the seeds")
-        attainment["datasets"] = {"stairs0": view.stairs(PAIRS[0])}
+        attainment["datasets"] = {"stairs0": stairs}
         drawn = {"slices": (_slices(view, style), style.width), "attainment": (attainment, narrow)}
         for kind, (specification, width_in) in drawn.items():
             pictures = _pictures(view, specification, width_in, style)
