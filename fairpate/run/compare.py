@@ -37,9 +37,9 @@ from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically
 from fairpate.later import torch
+from fairpate.methods.base import ReleasingMethod
 from fairpate.methods.label_queries import choose_queries, collect_vote_batch
 from fairpate.methods.pate import PateFamily
-from fairpate.methods.record_votes import ReleasingMethod
 from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
