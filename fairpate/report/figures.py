@@ -201,6 +201,7 @@ class EpsilonAxis:
     has_infinity: bool
 
     def position(self, epsilon: float) -> float:
+        # A logarithm has no place for 0 and infinity: both stand a quarter of a decade beyond the others.
         if epsilon <= 0:
             return self.low - 0.25
         return self.high + 0.25 if math.isinf(epsilon) else math.log10(epsilon)
@@ -303,6 +304,7 @@ def extents(drawn_N4: FloatArray, axis: EpsilonAxis) -> list[tuple[float, float]
     if not len(drawn_N4):
         return [axis.range, (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)]
     low_4, high_4 = drawn_N4.min(axis=0).tolist(), drawn_N4.max(axis=0).tolist()
+    # No gap is 0: an axis that began at the least gap would make it look like none.
     low_4[DISPARITY] = 0.0
     return [axis.range, *(_with_room(low_4[each], high_4[each]) for each in (DISPARITY, ACCURACY, COVERAGE))]
 
@@ -328,6 +330,7 @@ def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tup
     moved = [0] * len(drawn_N4)
     for indices in members.values():
         step = min(_STEP, 2 * MOST_SHIFT / max(len(indices) - 1, 1))
+        # Symmetric about their place, in the order of points: the same marks always move alike.
         for rank, index in enumerate(indices):
             moved[index] = round((rank - (len(indices) - 1) / 2) * step)
     return moved
@@ -337,6 +340,7 @@ def size_of(coverage: float, between: tuple[float, float]) -> float:
     """Diameter in pixels of a mark: its area grows with coverage."""
     low, high = between
     share = min(max((coverage - low) / (high - low), 0.0), 1.0)
+    # The eye compares areas, so the squares of diameters are interpolated.
     return math.sqrt(SMALLEST**2 + share * (LARGEST**2 - SMALLEST**2))
 
 
@@ -579,6 +583,7 @@ class PanelView:
                     "j": id(point) in lines,
                 }
             )
+        # Marks are drawn in the order of rows: the last ones lie on top.
         return sorted(rows, key=lambda row: row["f"])
 
     def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:

@@ -39,7 +39,6 @@ FAILED = "failed"
 """The published text of every error."""
 Objective = Literal["epsilon", "disparity", "error", "refused"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-MAX_OBJECTIVES = len(OBJECTIVES)
 
 _EPSILON, _DISPARITY = 0, 1
 # A seed repeats a configuration, and the place where something runs does not change what it computes.
@@ -228,6 +227,7 @@ def points_of(
         raise ValueError(f"Expected one command per record, got {len(commands)} for {len(records)} records.")
     runs: dict[str, dict[str, tuple[RunRecord, str]]] = {}
     for record, command in zip(records, commands or [""] * len(records), strict=True):
+        # An epsilon that depends on votes is another claim, so the same configuration is another point.
         configuration = [record.method, record.data, record.unit, record.relation, record.delta]
         key = _text([*configuration, record.epsilon_is_data_dependent, settings_of(record.config)])
         seeds = {path: seed for path, seed in flattened(record.config).items() if path.split(".")[-1] == "seed"}
@@ -433,6 +433,7 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
     if not eligible:
         return None
     first = FIRST[setting]
+    # Epsilons are level as they are guaranteed, not as they were calibrated.
     first_N = guaranteed(eligible, [first])[:, 0]
     is_level_N = first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING
     level = [point for point, is_level in zip(eligible, is_level_N, strict=True) if is_level]
@@ -468,6 +469,7 @@ def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
     Configurations without privacy guarantee count only if there are no others.
     """
     covered = [point for point in points if rule.is_covered(point) and not math.isnan(point.value("error"))]
+    # Otherwise a run without privacy would set a bar that no private one can meet.
     protected = [point for point in covered if math.isfinite(point.value("epsilon"))]
     return min((point.value("error") for point in protected or covered), default=math.inf)
 
@@ -498,6 +500,7 @@ def dominance(points: Sequence[Point]) -> list[Dominance]:
         for loser, worse_MO in values.items():
             if winner == loser:
                 continue
+            # Every point of one series against every point of the other: (N, 1, O) against (M, O).
             nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
             somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
             beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)
@@ -522,8 +525,8 @@ def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> floa
     """
     reference = np.asarray(reference_O, dtype=np.float64)
     values = np.asarray(values_NO, dtype=np.float64).reshape(-1, len(reference))
-    if not 1 <= len(reference) <= MAX_OBJECTIVES or not np.isfinite(reference).all():
-        raise ValueError(f"Expected 1 to {MAX_OBJECTIVES} finite reference values, got {reference.tolist()}.")
+    if not 1 <= len(reference) <= len(OBJECTIVES) or not np.isfinite(reference).all():
+        raise ValueError(f"Expected 1 to {len(OBJECTIVES)} finite reference values, got {reference.tolist()}.")
     if np.isnan(values).any():
         raise ValueError("Expected defined objectives, got nan; leave such points out and count them.")
     return float(moocore.hypervolume(values, ref=reference))

@@ -161,6 +161,7 @@ def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> Bu
         seeds = min(len(best.seeds), len(fairest.seeds))
         rows.append((name, str(seeds), _accuracy_with_error(best), gap, _accuracy_with_error(fairest)))
 
+    # A sentence names a winner, so it needs means; the table lists single seeds too, with their number.
     repeated = [point for point in affordable if len(point.seeds) >= _LEAST_SEEDS]
     sentence = "No configuration has three seeds: with fewer, a difference between methods may be chance."
     if repeated:
@@ -246,6 +247,7 @@ class Baselines:
 
 def baselines(points: Sequence[Point]) -> Baselines:
     """The baselines of one panel. Where coverage differs, the majority is that of the point with the widest."""
+    # With a reject option the majority is that of the answered records, so the point that answers most counts.
     known = [point for point in points if not math.isnan(point.majority_accuracy)]
     widest = min(known, key=lambda point: point.value("refused"), default=None)
     free = [p for p in points if math.isinf(p.value("epsilon")) and not math.isnan(p.value("error"))]
@@ -378,7 +380,7 @@ def frontier_report(report: FrontierReport) -> str:
         notions=[NOTIONS[notion] for notion in notions],
         rules=[rule_words(report.rule, notion) for notion in notions],
         fairness={point: [with_spread(point.seen_by(notion))[0] for notion in notions] for point in points},
-        # The third plane of a data set is chosen by its number among all planes.
+        # Two planes are fixed. The third plane of a data set is chosen by its number among all planes.
         planes=((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage")),
         colours=list(enumerate(zip(COLOURS, DARK_COLOURS, strict=True))),
         most_shift=MOST_SHIFT / 1000,

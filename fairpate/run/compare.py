@@ -186,6 +186,7 @@ def votes_name(cell: Cell) -> str | None:
     if (type(config).ask, type(config).queried) != (PateFamily.ask, PateFamily.queried):
         return None
     values = determining_values(config)
+    # Cells that differ only in mechanism, gate, budget or student share votes, so none of these is here.
     asked = {
         **{name: values[name] for name in ("data", "seed", "teachers")},
         "num_queries": config.aggregator.num_queries,

@@ -206,6 +206,7 @@ def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, 
         objective = _OBJECTIVE_OF.get(name, "disparity")
         value = float((seen.mean_O if seed is None else seen.values_SO[seed])[OBJECTIVES.index(objective)])
         values[name] = 1 - value if name in _LEAST else value
+        # A gap among fewer groups is smaller for that alone, so it meets no limit.
         if objective == "disparity" and point.groups.unmeasured:
             values[name] = math.nan
     return values
@@ -376,6 +377,7 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
     if offer is None:
         return None
     point = offer.point
+    # Objectives of a point are minimised; a user reads accuracy and coverage, whose spread is the same.
     disparity = OBJECTIVES.index("disparity")
     seen = {name: point.seen_by(name) for name in NAMES}
     spread = zip(("disparity", "accuracy", "coverage"), seen[DEFAULT].spread_O[1:].tolist(), strict=True)

@@ -374,6 +374,7 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
 
     Of axes that share a field, the method's replace the data set's, and these replace the sweep's.
     """
+    # A cell runs in a Ray task: actors of its own would wait for the CPUs that it holds.
     in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, torch_threads=sweep.tasks.torch_threads)
     settings, axes = [_Layer("tasks", {"ray": in_task.model_dump()})], dict[str, list[_Layer]]()
     for place, part in (
@@ -504,6 +505,7 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | No
     values = read_yaml(path)
     for override in overrides:
         apply_override(values, override)
+    # Before the values are checked, because that imports the class of a method of another package.
     methods = values.get("methods")
     for method in methods if isinstance(methods, dict | list) else ():
         require_trusted(method, path)
@@ -718,5 +720,6 @@ def _in_order(digests: Sequence[str], table: pa.Table) -> pa.Table:
     rows_of: dict[str, list[int]] = {}
     for row, digest in enumerate(table["digest"].to_pylist()):
         rows_of.setdefault(digest, []).append(row)
+    # An operator's table has two rows for a cell whose epsilon also has a value that depends on votes.
     order = [row for digest in digests for row in rows_of.get(digest, [])]
     return table.take(pa.array(order, pa.int64()))
