@@ -204,7 +204,7 @@ class Guarantee:
     def row(self) -> tuple[str, str]:
         """The guarantee as one line of a terminal or a notebook."""
         if not math.isfinite(self.epsilon):
-            return "epsilon", f"none: no guarantee (noise: {self.noise_words})"
+            return "epsilon", f"none: no guarantee ({self.noise_words})"
         at = f"{epsilon_text(self.epsilon)} at delta {delta_text(self.delta)}, per {self.unit}, {self.relation}"
         return "epsilon", f"{at} ({self.accounting}; noise: {self.noise_words})"
 
