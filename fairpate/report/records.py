@@ -63,18 +63,19 @@ _UNITS: Mapping[Unit, tuple[str, str]] = {
     "person": ("everything about one person", "All records of a person are protected together."),
     "sensitive attribute": ("one sensitive attribute", "All else about a record is not protected."),
 }
-"""For each unit: what is protected, and what holds for somebody with several records."""
+"""For each unit, the words for what is protected and the sentence for a person with several records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """The published guarantee; ``epsilon`` is inf where there is none, ``events`` say what touched private records.
+    """The published guarantee, with epsilon infinite if nothing is guaranteed.
 
-    ``noise`` is ``os_entropy``, or says why nothing is private. ``not_protected`` is what the model may reveal without
-    noise, ``remarks`` qualify the guarantee, ``tells_size`` says that an event reveals the number of private records.
-    ``epsilon_with_earlier`` is the epsilon of ``earlier_releases`` of the same private data together with this one if
-    all were fixed beforehand, ``epsilon_adaptive_with_earlier`` the least limit that admits them, each chosen in view
-    of the earlier ones; None where that is not finite.
+    ``events`` name, in words, what touched private records. ``noise`` is ``os_entropy``, or the reason why nothing is
+    private. The model may reveal ``not_protected`` without noise, ``remarks`` qualify the guarantee, and with
+    ``tells_size`` an event reveals the number of private records. ``epsilon_with_earlier`` is the epsilon of
+    ``earlier_releases`` of the same private data together with this one if all were fixed beforehand,
+    ``epsilon_adaptive_with_earlier`` the least limit that admits them, each chosen in view of the earlier ones; None
+    where that is not finite.
     """
 
     unit: Unit
@@ -107,7 +108,7 @@ class Guarantee:
             **{name: getattr(statement, name) for name in same},
             epsilon=math.inf if statement.epsilon is None else statement.epsilon,
             events=touched,
-            # Neighbours are sampled at a rate that is configured, whatever the number of records.
+            # The rate at which neighbours are sampled is configured; it does not depend on the number of records.
             tells_size=queries is None and any(event.get("sampling_rate", 1) < 1 for event in events),
             earlier_releases=statement.earlier_releases or 0,
             epsilon_with_earlier=statement.epsilon_with_earlier,
@@ -116,12 +117,12 @@ class Guarantee:
 
     @property
     def is_attested(self) -> bool:
-        """Whether the operator declared the unit, for votes that were made elsewhere."""
+        """True if the operator declared the unit, for votes that were made elsewhere."""
         return self.unit not in UNITS
 
     @property
     def protects(self) -> bool:
-        """Whether the guarantee holds for what was published."""
+        """True if the guarantee holds for what was published."""
         return math.isfinite(self.epsilon) and self.noise == "os_entropy"
 
     @property
@@ -131,12 +132,12 @@ class Guarantee:
 
     @property
     def epsilon_words(self) -> str:
-        """Epsilon as it is published, or that there is none."""
+        """Epsilon as it is published, or the word none."""
         return epsilon_text(self.epsilon) if math.isfinite(self.epsilon) else "none"
 
     @property
     def noise_words(self) -> str:
-        """Where the noise comes from, or why it is not private."""
+        """The source of the noise, or the reason why it is not private."""
         return "from operating-system entropy" if self.noise == "os_entropy" else self.noise.replace(": ", ", ")
 
     @property
@@ -146,12 +147,12 @@ class Guarantee:
 
     @property
     def protected(self) -> str:
-        """What is protected; a unit that the operator declared stands for all that belongs to it."""
+        """The protected unit in words; a unit that the operator declared means everything that belongs to it."""
         return _UNITS[self.unit][0] if self.unit in _UNITS else f"everything about one {self.unit}"
 
     @property
     def several_records(self) -> str:
-        """What holds for somebody to whom several records belong."""
+        """The sentence for a person with several records."""
         attested = f"The operator attests that one {self.unit} touches one vote of a query at most."
         return attested if self.is_attested else _UNITS[self.unit][1]
 
@@ -193,7 +194,7 @@ class Guarantee:
 
     @property
     def meaning(self) -> str:
-        """What an attacker can learn about one unit; where the noise is not private, what fresh noise would give."""
+        """The bound on what an attacker can learn about one unit; without private noise, the bound of fresh noise."""
         seen = "all that is published"
         bound = meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
@@ -246,7 +247,7 @@ class Statement:
 
     @property
     def fairness(self) -> Fairness:
-        """What the demographic-parity gap on test records shows."""
+        """The verdict of the demographic-parity gap on test records."""
         gap = self.measured.measured("demographic_parity")
         if self.measured.degenerate:
             return "degenerate"
@@ -280,7 +281,7 @@ class Statement:
 
     @property
     def _accuracy_words(self) -> str:
-        """How far the accuracy lies from the best that it may be compared with."""
+        """The distance of the accuracy from the best baseline."""
         measured, baseline = self.measured, self.without_privacy
         if math.isnan(measured.accuracy):
             return "an accuracy that is not shown"
@@ -488,7 +489,7 @@ def majority_words(measured: Evaluation) -> str:
 
 
 def small_cell_words(measured: Evaluation) -> str:
-    """What is not shown because it rests on too few test records; empty where all is shown."""
+    """Name the numbers that rest on too few test records to be shown; empty where all are shown."""
     if None not in measured.confusion_GYC:
         return ""
     counts = "of the other groups alone" if any(measured.confusion_GYC) else "of no group"
@@ -530,7 +531,7 @@ class GapBetweenGroups(PopulationEstimate):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivatePopulation:
-    """How a published model treats the groups of the private population, estimated from a release by group.
+    """Estimates of how a model treats the groups of the private population, from a release by group.
 
     The estimates are post-processing of what was released (:mod:`fairpate.fairness.private_population`): they have no
     privacy cost and may be published, unlike metrics on test records. Each has an interval at ``level``; gaps are over
@@ -645,7 +646,7 @@ OUTCOMES: Mapping[Outcome, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class GroupOutcomes:
-    """How the queries of one public group ended."""
+    """Outcomes of the queries of one public group."""
 
     name: str
     answered: int
@@ -745,16 +746,16 @@ class PublicReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateReport:
-    """What the operator's page adds to the report of a run with votes.
+    """The contents of the operator's page, in addition to the report of a run with votes.
 
-    Every array follows the order of the submitted queries and depends on the votes.
-    ``rdp_Q`` is the data-dependent Renyi cost of each query at order ``rdp_order``, in nats. The courses are
-    data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
-    computed, ``epsilon_as_in_paper_course_Q`` leaves out rejections by the fairness gate. ``rdp_worst_Q`` is what each
-    query costs at its worst case, whatever its votes. ``plurality_votes_Q`` counts the voters behind the most popular
-    label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who voted. ``groups_Q`` are places in
-    ``voting.outcomes``, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` who asked (empty: the run itself).
-    ``without_privacy`` is what a model without noise reaches that learned from the same private records.
+    Every array follows the order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent
+    Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost at its worst case. The courses
+    are data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
+    computed, ``epsilon_as_in_paper_course_Q`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts
+    the voters behind the most popular label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who
+    voted. ``groups_Q`` are places in ``voting.outcomes``, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the
+    callers who asked (empty: the run itself). ``without_privacy`` measures a model without noise that learned from the
+    same private records.
     """
 
     public: PublicReport

@@ -149,7 +149,7 @@ def histogram(
                 }
                 rows.append({"stack": name, **ends})
             base[place] += number
-    # Whole steps, because half a query is none.
+    # Whole steps, because queries are counted.
     step = next(
         step for power in range(20) for step in (10**power, 2 * 10**power, 5 * 10**power) if 4 * step >= max(totals)
     )
@@ -168,7 +168,7 @@ def histogram(
         "scale": {"domain": [0, top], "nice": False},
         "axis": {"values": list(range(0, top + 1, step)), "format": ",d"},
     }
-    # What the gate refused is hatched, so that colour alone tells nothing apart.
+    # Refusals by the gate are hatched, so that nobody depends on colour alone.
     hatch = re.sub("[^a-z]+", "-", title.lower())
     fills = [f"url(#{hatch})" if name == "fairness" else f"var(--{name})" for name in stacks]
     fill = {"field": "stack", "type": "nominal", "legend": None, "scale": {"domain": list(stacks), "range": fills}}
@@ -271,9 +271,9 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
     labels = ""
     if voting:
         if trained is None:
-            labels = "released labels, of which the number was not recorded"
+            labels = "an unrecorded number of released labels"
         elif trained < voting.answered:
-            others = f"the other {count(voting.answered - trained)} answer queries beside the run’s own"
+            others = f"the other {count(voting.answered - trained)} answer queries from outside the run"
             labels = f"{count(trained)} of these labels: {others}"
         else:
             labels = "these labels" if trained == voting.answered else counted(trained, "released label")
@@ -296,7 +296,7 @@ def _answered_words(measured: Evaluation) -> str:
 
 
 def prediction_words(measured: Evaluation, model: str) -> str:
-    """How many classes are predicted at all, to read a gap with."""
+    """Count the classes that are predicted at all, to read a gap with."""
     if not measured.num_answered:
         return "No record is answered."
     predicted = sum(any(rates[k] > 0 for rates in measured.rates_GC) for k in range(len(measured.class_names)))
@@ -366,7 +366,7 @@ def private_report(report: PrivateReport) -> str:
 
 
 def _compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int, are_one: bool) -> str:
-    """How the three totals differ as they are printed, rounded up to hundredths."""
+    """Compare the three totals as they are printed, rounded up to hundredths."""
     if are_one:
         gates = (
             f" {counted(rejected, 'rejection')} by the fairness gate cost the same as an answer." if rejected else ""
@@ -388,7 +388,7 @@ def _compared_ledgers(independent: float, dependent: float, as_in_paper: float, 
 
 
 def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
-    """What each query cost as a share of its worst case, which was published for it, and how far the voters agreed."""
+    """Show the cost of each query as a share of its worst case, which is published, and the agreement of the voters."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
@@ -467,7 +467,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
 
 
 def _voters_words(num_votes_Q: Sequence[int], voting: AnsweredQueries) -> str:
-    """Whether all teachers voted; of neighbours, how many were near enough."""
+    """Report whether all teachers voted; for neighbours, how many were near enough."""
     if not num_votes_Q:
         return "Nobody was asked."
     least, most = min(num_votes_Q), max(num_votes_Q)
@@ -576,7 +576,7 @@ class Card:
 
     @property
     def description(self) -> str:
-        """What the model does, in sentences."""
+        """Input, output, method and groups of the model, in sentences."""
         model, data, (*others, last) = self.model, self.data, self.model.classes
         shown = [*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])]
         classes = f"one of {count(len(others) + 1)} classes: {', '.join(shown)} or {last}"
@@ -592,7 +592,7 @@ class Card:
 
     @property
     def publishable(self) -> list[str]:
-        """What may be published with the model."""
+        """The items that may be published with the model."""
         if not self.privacy.protects:
             return ["Nothing: neither the model nor its predictions or metrics are protected."]
         bare = self.privacy.not_protected
@@ -605,7 +605,7 @@ class Card:
 
     @property
     def not_publishable(self) -> list[str]:
-        """What must stay with the operator."""
+        """The items that must stay with the operator."""
         return [
             "The private records, models that were trained on them without noise, and their votes.",
             "Any price that was computed from votes, and any ledger: both depend on private values.",
@@ -615,7 +615,7 @@ class Card:
 
     @property
     def limits(self) -> list[str]:
-        """What the numbers do not show."""
+        """Cautions for reading the numbers."""
         privacy, measured = self.privacy, self.evaluation
         covered = f"what the operator calls a {privacy.unit}, each behind one vote,"
         if not privacy.is_attested:

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
-    """What was published of the test records of ``run``. Errors of many kinds for a damaged file."""
+    """The published evaluation of ``run`` on its test records. Errors of many kinds for a damaged file."""
     metrics = read_json(run.metrics)
     # Earlier versions published `without_privacy`, of a model that learned from test records.
     return Evaluation.from_json(
@@ -341,7 +341,7 @@ def write_reports(
 ) -> None:
     """Write ``public/report.html``, and ``private/report.html`` where queries were spent."""
     evaluations = assessment.evaluations
-    if spending is None:  # without teachers nobody calls it a student
+    if spending is None:  # a model without teachers is not called a student
         evaluations = {name.replace("student", "model"): found for name, found in evaluations.items()}
     public = PublicReport(
         title=title,
@@ -491,7 +491,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
 
 def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:
-    """How a raw row becomes the graph's input, as far as that was declared."""
+    """Describe how a raw row becomes the graph's input, as far as that was declared."""
     if len(record_shape) > 1:
         inside = "" if dataset.embedding is None else " and places them in the public embedding"
         return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}

@@ -171,8 +171,8 @@ def test_the_ledgers_are_compared_by_their_numbers(
     ("trained", "words"),
     [
         (3, "The student was trained on these labels."),
-        (2, "The student was trained on 2 of these labels: the other 1 answer queries beside the run’s own."),
-        (None, "The student was trained on released labels, of which the number was not recorded."),
+        (2, "The student was trained on 2 of these labels: the other 1 answer queries from outside the run."),
+        (None, "The student was trained on an unrecorded number of released labels."),
     ],
 )
 def test_what_the_student_was_trained_on_stands_apart_from_what_the_ledger_released(
