@@ -645,34 +645,14 @@ OUTCOMES: Mapping[Outcome, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupOutcomes:
-    """Outcomes of the queries of one public group."""
-
-    name: str
-    answered: int
-    rejected_confidence: int
-    rejected_fairness: int
-    refused_free: int
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The numbers in the order of ``OUTCOMES``."""
-        return self.answered, self.rejected_fairness, self.rejected_confidence, self.refused_free
-
-    @property
-    def total(self) -> int:
-        """The number of the group's queries."""
-        return sum(self.counts)
-
-
-@dataclass(frozen=True, kw_only=True)
 class AnsweredQueries:
     """The queries that teachers were asked and what was answered, as far as it may be published.
 
     ``voters``, at most ``num_teachers`` a query, are ``teachers`` or ``neighbours``.
     ``mechanism`` says in words how labels are released. ``epsilon_course_Q`` is the data-independent epsilon after each
     submitted query, at the guarantee's delta: it grows with every one, also with those refused before the vote.
-    ``answered_GC[z][k]`` counts released labels.
+    ``outcomes_GO`` counts the outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the
+    released labels of each group and class.
     """
 
     mechanism: str
@@ -686,7 +666,7 @@ class AnsweredQueries:
     rejected_fairness: int
     refused_free: int
     epsilon_course_Q: Sequence[float]
-    outcomes: Sequence[GroupOutcomes]
+    outcomes_GO: Sequence[Sequence[int]]
     answered_GC: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
@@ -701,12 +681,11 @@ class PublicReport:
     """The contents of the public page, for a run of any method.
 
     ``title`` names the data set. ``voting`` is None for a method whose teachers, if it has any, answer no queries.
-    ``num_private_records`` is a declared, public number (the exact count is itself protected when records may be added
-    or removed); None leaves it out. ``evaluations`` maps what was measured on the test records to its result; the first
-    is the headline. ``reject_option`` is how a model that may refuse fares in other orders of the test records; None
-    for one that answers everything. ``num_training_labels`` counts the released labels that the student was trained on,
-    to which the ledger may have added others; None where that is not known. ``private_population`` are estimates from
-    a release by group. ``made`` says when and by which version.
+    ``evaluations`` maps each set of predictions on the test records to its result; the first is the headline.
+    ``reject_option`` holds the results of a model that may refuse over other orders of the test records; None for one
+    that answers everything. ``num_training_labels`` counts the released labels that the student was trained on, to
+    which the ledger may have added others; None where that is not known. ``private_population`` are estimates from a
+    release by group. ``made`` says when and by which version.
     """
 
     title: str
@@ -715,7 +694,6 @@ class PublicReport:
     evaluations: Mapping[str, Evaluation]
     voting: AnsweredQueries | None = None
     reject_option: RejectOptionSpread | None = None
-    num_private_records: int | None = None
     num_training_labels: int | None = None
     private_population: PrivatePopulation | None = None
     made: str = ""
@@ -753,7 +731,7 @@ class PrivateReport:
     are data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
     computed, ``epsilon_as_in_paper_course_Q`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts
     the voters behind the most popular label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who
-    voted. ``groups_Q`` are places in ``voting.outcomes``, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the
+    voted. ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the
     callers who asked (empty: the run itself). ``without_privacy`` measures a model without noise that learned from the
     same private records.
     """

@@ -37,8 +37,8 @@ from fairpate.report.frontier_page import FrontierReport, findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.page import counted, epsilon_text, made_words, render
 from fairpate.report.records import (
+    OUTCOMES,
     AnsweredQueries,
-    GroupOutcomes,
     Guarantee,
     PrivatePopulation,
     PrivateReport,
@@ -347,9 +347,7 @@ def write_reports(
         title=title,
         method=method_title(statement.method),
         guarantee=Guarantee.of(statement),
-        voting=None
-        if spending is None
-        else _answered_queries(spending, statement, assessment.headline.group_names, num_public_records),
+        voting=None if spending is None else _answered_queries(spending, statement, num_public_records),
         evaluations=evaluations,
         reject_option=assessment.reject_option,
         num_training_labels=num_training_labels,
@@ -361,9 +359,7 @@ def write_reports(
     write_text(run.public_report, public_report(public))
 
 
-def _answered_queries(
-    spending: Spending, statement: PrivacyStatement, group_names: Sequence[str], num_public_records: int
-) -> AnsweredQueries:
+def _answered_queries(spending: Spending, statement: PrivacyStatement, num_public_records: int) -> AnsweredQueries:
     """The public side of the queries; their epsilon after each is data-independent."""
     queries, terms, submitted = statement.queries, spending.terms, len(spending.charges_Q)
     assert queries is not None
@@ -396,16 +392,7 @@ def _answered_queries(
         rejected_fairness=queries.rejected_fairness,
         refused_free=queries.refused_free,
         epsilon_course_Q=course,
-        outcomes=[
-            GroupOutcomes(
-                name=name,
-                answered=outcomes[group, "answered"],
-                rejected_confidence=outcomes[group, "confidence"],
-                rejected_fairness=outcomes[group, "fairness"],
-                refused_free=outcomes[group, "free"],
-            )
-            for group, name in enumerate(group_names)
-        ],
+        outcomes_GO=[[outcomes[group, each] for each in OUTCOMES] for group in range(terms.num_groups)],
         answered_GC=[[labels[group, k] for k in range(terms.num_classes)] for group in range(terms.num_groups)],
     )
 
