@@ -249,10 +249,12 @@ class Statement:
     def fairness(self) -> Fairness:
         """The verdict of the demographic-parity gap on test records."""
         gap = self.measured.measured("demographic_parity")
+        # First, because the gap of a degenerate model is small for that reason alone.
         if self.measured.degenerate:
             return "degenerate"
         if math.isnan(gap.value) or math.isnan(gap.high):
             return "unknown"
+        # The whole interval decides: a value below the limit may be chance.
         if gap.low > FAIR_GAP:
             return "not fair"
         if gap.high > FAIR_GAP or self._too_few:
@@ -285,6 +287,7 @@ class Statement:
         measured, baseline = self.measured, self.without_privacy
         if math.isnan(measured.accuracy):
             return "an accuracy that is not shown"
+        # To surpass a baseline that a constant surpasses is no merit.
         if baseline is None or baseline.accuracy < measured.majority_accuracy:
             if measured.majority_class is None:
                 return f"{percent(measured.accuracy)} accuracy"
@@ -293,7 +296,7 @@ class Statement:
             other, whose = baseline.accuracy, "a logistic model without privacy"
             if measured.accuracy > other:  # possible because the model had public records too
                 whose += f" that learned from {counted(baseline.num_records, 'private record')}"
-        # From the numbers as they are printed.
+        # From the numbers as they are printed, so that a reader's subtraction gives the same.
         points = Decimal(f"{100 * measured.accuracy:.1f}") - Decimal(f"{100 * other:.1f}")
         if not points:
             return f"the accuracy of {whose}"
@@ -316,6 +319,7 @@ class Statement:
         if measured.not_measured:
             return f"{begin}, {accuracy}; {self._fair_words}."
         joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self._fair_words}")
+        # Behind the word, wherever it stands in the sentence.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
         perfect = ""
         if self.fairness == "not fair" and measured.perfect_gap >= FAIR_GAP:
@@ -451,7 +455,7 @@ class Statement:
         ]
         of_worst = " (worst class)" if len(measured.class_names) > 2 else ""
         for name, kind, bounds_rate in (("other gaps", "gap", False), (f"errors{of_worst}", "rate", True)):
-            # Files of earlier versions lack some of the notions.
+            # Files of earlier versions lack some notions.
             known = [
                 f"{notion.measure.removesuffix(f' {kind}')} {decimal(measured.gaps[notion.reading].value)}"
                 for notion in rates.NOTIONS.values()
