@@ -160,7 +160,7 @@ class Evaluation:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there was any record; without one, every number is undefined."""
+        """True if there was any record; without one, every number is undefined."""
         return self.num_records > 0
 
     @property
@@ -405,7 +405,7 @@ def _drawn_apart(
 
 
 def _with_words(measured: Evaluation) -> Evaluation:
-    """``measured`` with everything that is computed from its tables, all of which are there."""
+    """Add everything that is computed from the tables of ``measured``, where none is left out."""
     table_GYC = np.asarray(measured.confusion_GYC)
     label_GC = table_GYC.sum(axis=2)
     label_C = label_GC.sum(axis=0)
@@ -530,7 +530,7 @@ def shown_records(
     persons_N: npt.ArrayLike | None = None,
     apart_N: BoolArray | None = None,
 ) -> Shown:
-    """What may be shown of the records ``answered_N``; ``apart_N`` are those that another evaluation leaves out."""
+    """Choose the records of ``answered_N`` to show; ``apart_N`` are those that another evaluation leaves out."""
     units_N = np.arange(len(groups_N)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
     published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
 

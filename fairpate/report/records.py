@@ -1,4 +1,4 @@
-"""What may be claimed of a published model: its guarantee, what was measured, and the one place that words both.
+"""Claims about a published model: its guarantee, its measurements, and the one place that words both.
 
 A :class:`Statement` joins the privacy guarantee of a run with the evaluation on test records. Report, card, operator's
 page, terminal and notebook are views of its sentences, figures and rows, so that a verdict is decided here alone.
@@ -132,7 +132,7 @@ class Guarantee:
 
     @property
     def epsilon_words(self) -> str:
-        """Epsilon as it is published, or the word none."""
+        """Epsilon in its published digits, or the word none."""
         return epsilon_text(self.epsilon) if math.isfinite(self.epsilon) else "none"
 
     @property
@@ -263,11 +263,11 @@ class Statement:
 
     @property
     def _too_few(self) -> str:
-        """The reason why a small gap does not make the model fair yet; empty where there is none."""
+        """The reason why a small gap does not make the model fair yet; empty if there is no such reason."""
         if self.measured.coverage < 0.5:
             return f"It is of the {percent(self.measured.coverage)} of the test records that the model answers."
         if self.measured.measured("demographic_parity").min_cell_size < FEW:
-            return f"Fewer than {FEW} records of a group cannot tell so small a gap."
+            return f"Fewer than {FEW} records of a group cannot show so small a gap."
         return ""
 
     @property

@@ -163,7 +163,7 @@ def histogram(
         "scale": {"domain": [0, top], "nice": False},
         "axis": {"values": list(range(0, top + 1, step)), "format": ",d"},
     }
-    # Refusals by the gate are hatched, so that nobody depends on colour alone.
+    # Refusals by the gate are hatched, because colour alone does not reach every reader.
     hatch = re.sub("[^a-z]+", "-", title.lower())
     fills = [f"url(#{hatch})" if name == "fairness" else f"var(--{name})" for name in stacks]
     fill = {"field": "stack", "type": "nominal", "legend": None, "scale": {"domain": list(stacks), "range": fills}}
@@ -458,7 +458,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
 
 
 def _voter_rows(report: PrivateReport, voting: AnsweredQueries) -> Rows:
-    """How many voted, when the queries were charged, and who asked."""
+    """The number of voters, the time of the charges, and the callers."""
     votes_Q, known = report.num_votes_Q, [at_s for at_s in report.at_Q if at_s]
     if not votes_Q:
         voters = "Nobody was asked."

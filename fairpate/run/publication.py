@@ -1,4 +1,4 @@
-"""Everything that a finished run hands out: report, card, portable model, and what a notebook shows.
+"""The products of a finished run: report, card, portable model, and its view in a notebook.
 
 Report and operator's page are written at the end of a run, from its release and its evaluation. The card and the
 notebook's view read the public part of a run directory alone; of the configuration the card reads only the method and
