@@ -1,29 +1,29 @@
-"""The chain of entries under a ledger, and what every store of one guarantees.
+"""The chain of a ledger's entries, and the guarantees of every store of ledgers.
 
 Each entry has a digest over its predecessor's, so that an edit, a gap or a lost end is noticed. The digest is keyed
 (HMAC-SHA256; the key lies in the ledger), because entries hold votes and a plain digest would let its reader confirm a
-guess about them. The chain starts from the terms of its ledger. What entries mean is in :mod:`aggregator.ledger`.
+guess about them. The chain starts from the terms of its ledger. :mod:`aggregator.ledger` gives entries their meaning.
 
-Entries lie in a store: a SQLite file (:mod:`aggregator.sqlite`) or ``postgresql://HOST/DATABASE#LEDGER``
-(:mod:`aggregator.postgres`). Every store guarantees the following, and ``tests/aggregator/test_stores.py`` tries each
-point on each store:
+Entries are kept in a store: a SQLite file (:mod:`aggregator.sqlite`) or ``postgresql://HOST/DATABASE#LEDGER``
+(:mod:`aggregator.postgres`). Both have the same methods, described in :class:`aggregator.sqlite.SqliteStore`. Every
+store guarantees the following, and ``tests/aggregator/test_stores.py`` tries each point on each store:
 
-1. *Durable before visible.* An entry that :meth:`Store.append` took is there after the process, its machine or the
-   database server ended at any instant. Where it raises, the entry may be there or not, and nothing more is taken.
+1. *Durable before visible.* Once ``append`` returns, the entry survives an end of the process, its machine or the
+   database server at any instant. If it raises, the entry may be stored or not, and nothing more is accepted.
 2. *In order.* Every entry is one transaction and follows the one before; none is changed or removed.
-3. *One writer.* While one is open no other opens, unless it takes over (where the store can). From that moment no write
-   of the deposed writer succeeds, whenever it continues.
-4. *Nothing in between.* What a writer reads when it opens is all that there is until its own first entry.
-5. *Whole or not at all.* A ledger that is being made is not there before it is complete, and one that was lost is never
-   made again.
+3. *One writer.* While a writer is open no other can open, unless it takes over (where the store allows it). From then
+   on no write of the deposed writer succeeds, whenever it continues.
+4. *Nothing in between.* Between a writer's reading of the store and its first entry, no other process adds an entry.
+5. *Whole or not at all.* A ledger that is being made is not visible before it is complete, and one that was lost is
+   never made again.
 6. *The last entry is noted.* A ledger that lacks it is refused, and so is one with an edited entry.
-7. *Readers disturb nobody.* They take no lock and write nothing.
+7. *Readers do not disturb the writer.* They take no lock and write nothing.
 
-A store notices what was taken from it, but not an older copy of the whole of itself. An *anchor* notes the last entry
-where such a copy does not reach: in a file on another disk, or in another database. It holds the number and digest of
-an entry, which reveal nothing without the ledger's key. It is written after the entry is durable and before anything
-leaves, and it never goes back: a ledger that lacks an answer that left also lacks the entry that its anchor notes. An
-anchor that is missing, cannot be written or names another entry of the same number ends the writing.
+A store notices if entries were removed, but not if an older copy replaced all of it. An *anchor* notes the last entry
+out of reach of such a copy: in a file on another disk, or in another database. It holds the number and digest of an
+entry, which reveal nothing without the ledger's key. It is written after the entry is durable and before an answer
+leaves, and its number never decreases: a ledger that lacks a released answer also lacks the entry that its anchor
+notes. If an anchor is missing, cannot be written or names another entry of the same number, nothing more is written.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ import hashlib
 import importlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pydantic_core import from_json
 
@@ -50,7 +50,7 @@ EntryKind = Literal["reserve", "commit", "limit"]
 Row: TypeAlias = tuple[int, EntryKind, str, str]
 """Number, kind, text and digest of an entry, as they are stored."""
 Place: TypeAlias = Path | str
-"""Where a ledger or an anchor lies: a file, or a name in a database."""
+"""The place of a ledger or an anchor: a file, or a name in a database."""
 
 # One spelling per value, because digests are over the text.
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
@@ -61,11 +61,11 @@ class LedgerError(UserError):
 
 
 class UnreachableError(LedgerError):
-    """The ledger or its anchor cannot be reached or read now, which says nothing about what it holds."""
+    """The ledger or its anchor cannot be reached or read now; its content may be intact."""
 
 
 class StoreError(OSError):
-    """An entry could not be stored; it may be there or not. The message is the reason."""
+    """An entry could not be stored: it may be in the store or not. The message is the reason."""
 
 
 class Head(NamedTuple):
@@ -77,13 +77,9 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """Digests of entries under ``key``, of at most 64 bytes."""
+    """Computes the digests of entries, keyed with ``key`` of at most 64 bytes."""
 
     key: bytes
-
-    def start(self, terms: str) -> Head:
-        """Return the head of the chain without entries."""
-        return Head(number=0, digest=self.link("", "terms", terms))
 
     def after(self, head: Head, kind: str, text: str) -> Head:
         """Return the head once this entry follows ``head``."""
@@ -113,6 +109,17 @@ class Header(NamedTuple):
     terms: str
     chain: Chain
 
+    @classmethod
+    def new(cls, terms: str) -> Header:
+        """Return the header of a new ledger, with a random key."""
+        # As long as the digest: RFC 2104, section 3, discourages shorter keys.
+        return cls(SCHEMA_VERSION, terms, Chain(secrets.token_bytes(32)))
+
+    @property
+    def start(self) -> Head:
+        """The head of the chain without entries."""
+        return Head(number=0, digest=self.chain.link("", "terms", self.terms))
+
 
 def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
     """Return the header with these stored values. LedgerError for another schema, and for a damaged key."""
@@ -133,14 +140,14 @@ def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -
     number, digest = head
     for row in rows:
         number, digest = number + 1, chain.link(digest, row[1], row[2])
-        # No comparison in constant time: whoever can write entries can read the key, which lies in the same store.
+        # No comparison in constant time: a process that can write entries can read the key in the same store.
         if row[0] != number or row[3] != digest:
             raise LedgerError(f"{name}: entry {number} was changed or removed; restore the ledger from a copy.")
         yield row
 
 
 def entry_text(payload: Mapping[str, Any]) -> str:
-    """Return an entry as it is stored. ValueError for text that no reader would take: half of a UTF-16 pair."""
+    """Return the stored text of an entry. ValueError for text that no reader accepts: half of a UTF-16 pair."""
     text = canonical(payload)
     if "\\ud" in text:  # only then can there be such a half; parsing every entry twice would be slow
         from_json(text)
@@ -148,7 +155,7 @@ def entry_text(payload: Mapping[str, Any]) -> str:
 
 
 def entry_payload(name: str, number: int, text: str) -> dict[str, Any]:
-    """Return what the text of an entry of the ledger ``name`` holds. LedgerError where it cannot be read."""
+    """Return the content of an entry of the ledger ``name``. LedgerError where it cannot be read."""
     try:
         payload: dict[str, Any] = from_json(text)
     except (ValueError, RecursionError) as error:
@@ -190,91 +197,3 @@ class Stored:
     header: Header
     noted: tuple[Head, ...]
     rows: Iterable[Row]
-
-
-class Store(Protocol):
-    """A ledger that is open for its one writer, which writes from :meth:`begin` on."""
-
-    @property
-    def remedy(self) -> str:
-        """What to do when it cannot be written, as a sentence."""
-        ...
-
-    def read(self) -> AbstractContextManager[Stored]:
-        """Return what the last writer left."""
-        ...
-
-    def begin(self, head: Head) -> None:
-        """Begin to write after ``head``, the last entry that was read. LedgerError if it is not the last one stored."""
-        ...
-
-    def append(self, kind: EntryKind, text: str, head: Head) -> None:
-        """Store the entry that ``head`` names. StoreError or sqlite3.Error where that fails."""
-        ...
-
-    def fault(self) -> str | None:
-        """Return why nothing can be written any more, as far as this process can see; None without a reason."""
-        ...
-
-    def look(self) -> None:
-        """LedgerError unless the store is there and this is its writer, asked on a new connection; may hang."""
-        ...
-
-    def was_deposed(self) -> bool:
-        """Return whether another process is the writer now. LedgerError if that cannot be asked."""
-        ...
-
-    def has_room(self) -> bool:
-        """Return whether there is room for a transaction, as far as this process can see."""
-        ...
-
-    def require_writable(self) -> None:
-        """LedgerError unless a writer that failed can be opened again, as far as this process can see."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything; safe to call twice."""
-        ...
-
-
-class Reader(Protocol):
-    """A ledger that another connection writes, read piece by piece; for one thread.
-
-    All methods raise UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
-    """
-
-    def header(self) -> Header:
-        """Return the header as it is stored now."""
-        ...
-
-    def rows(self, after: int, most: int) -> Sequence[Row]:
-        """Return at most ``most`` entries after number ``after``, in order."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it."""
-        ...
-
-
-class Anchor(Protocol):
-    """The last entry of a ledger, noted elsewhere."""
-
-    def make(self, head: Head) -> None:
-        """Note ``head`` where nothing was noted. LedgerError where something was, or nothing can be."""
-        ...
-
-    def noted(self) -> Head:
-        """Return the entry that was noted last. LedgerError where none can be found."""
-        ...
-
-    def look(self) -> None:
-        """LedgerError as :meth:`noted`, without a lock that a writer would wait for."""
-        ...
-
-    def note(self, head: Head) -> None:
-        """Note ``head`` durably, unless a later one is. StoreError where that fails, or for another ledger's entry."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything; safe to call twice."""
-        ...

@@ -1,11 +1,9 @@
 """A ledger in SQLite files: WAL mode, full synchronisation, and the last entry noted in a second file, the head.
 
 The one writer holds a lock on the head. An entry is made durable first, then the head, and an answer leaves when both
-are: so a write-ahead log that was removed or cut short is noticed. Making or completing a ledger is done under a lock
-on its folder. While a ledger is open its files are looked at before and after every write: if one was removed, replaced
-or cut short, nothing more is written or answered.
-
-An anchor in a file (:class:`FileAnchor`) is here too.
+are: so a write-ahead log that was removed or cut short is noticed. Making or completing a ledger happens under a lock
+on its folder. While a ledger is open, its files are checked before and after every write: if one was removed, replaced
+or cut short, nothing more is written or answered. :class:`FileAnchor` is an anchor in a file.
 """
 
 from __future__ import annotations
@@ -13,18 +11,16 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import secrets
 import sqlite3
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from aggregator.chain import (
     SCHEMA_VERSION,
-    Chain,
     EntryKind,
     Head,
     Header,
@@ -64,13 +60,13 @@ def ledger_files(path: Path) -> list[Path]:
 
 
 def lock(path: Path) -> int:
-    """Open the head of a ledger for its one writer. LedgerError if it is gone, or another process holds it."""
+    """Open and lock the head of a ledger for its one writer. LedgerError if it is gone, or another process holds it."""
     try:
         # Not through a link: the head is looked at under this name in this folder later on.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError as error:
         raise LedgerError(
-            f"{path}: is gone, and says how many entries the ledger must hold; restore both from one copy."
+            f"{path}: is gone, and records how many entries the ledger must hold; restore both from one copy."
         ) from error
     try:
         # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
@@ -92,7 +88,7 @@ def folder_held(path: Path, *, create: bool) -> Iterator[None]:
     except OSError as error:
         raise LedgerError(f"{path}: cannot be written ({error}); make its folder writable.") from error
     try:
-        # Waits, as the head's lock does not: what is done under this one ends by itself.
+        # Waits, unlike the head's lock: work under this one ends by itself.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
         os.fsync(descriptor)  # names must outlive a crash
@@ -108,7 +104,7 @@ def noted_head(path: Path) -> Head:
         text = head.read_text("ascii", "replace")
     except FileNotFoundError as error:
         raise LedgerError(
-            f"{head}: cannot be read ({error.strerror}), and says how many entries {path.name} must hold; "
+            f"{head}: cannot be read ({error.strerror}), and records how many entries {path.name} must hold; "
             "restore both from one copy."
         ) from error
     except OSError as error:
@@ -155,7 +151,7 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
     """Connect without changing the folder. LedgerError if there is no such file."""
     if not path.is_file():
         raise LedgerError(f"{path}: no such ledger; restore it, or give a run folder or a ledger file that is there.")
-    # Without a write-ahead log nobody has the file open, and without `immutable` reading would create one.
+    # Without a write-ahead log no process has the file open, and without `immutable` reading would create one.
     alone = not beside(path, "-wal").exists()
     uri = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if alone else ''}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
@@ -193,43 +189,39 @@ def _complete_or_create(path: Path, terms: str, *, create: bool) -> None:
     """Make the ledger, whole or not at all, or finish what a crash interrupted. LedgerError where one was lost."""
     left, unfinished = ledger_files(path), beside(path, ".new")
     # A crash fell between head and rename: the head proves that the unfinished file is the one it belongs to.
-    if left == [head_path(path)] and unfinished.exists() and noted_head(path) == _empty_head(unfinished):
-        unfinished.replace(path)
-        return
+    if left == [head_path(path)] and unfinished.exists():
+        noted = noted_head(path)
+        with closing(_open_read_only(unfinished)) as database:
+            start = _read_header(database, unfinished).start
+        if noted == start:
+            unfinished.replace(path)
+            return
     if left or not create:
         others = f", although {', '.join(file.name for file in left)} is there" if left else ""
         raise LedgerError(f"{path}: is gone{others}; restore all its files from one copy, or start a new run folder.")
-    # As long as the digest: RFC 2104, section 3, discourages shorter keys.
-    key = secrets.token_bytes(32)
-    _write_unfinished(unfinished, terms, key, [])
-    # The head comes first: a ledger without one is refused, and a head alone says that a ledger was there.
-    _write_head(path, Chain(key).start(terms))
+    header = Header.new(terms)
+    _write_unfinished(unfinished, header, [])
+    # The head comes first: a ledger without one is refused, and a head alone shows that a ledger was there.
+    _write_head(path, header.start)
     unfinished.replace(path)
 
 
-def _empty_head(path: Path) -> Head:
-    with closing(_open_read_only(path)) as database:
-        header = _read_header(database, path)
-    return header.chain.start(header.terms)
-
-
-def _write_unfinished(path: Path, terms: str, key: bytes, entries: Iterable[tuple[str, str]]) -> Head:
-    """Write a whole ledger with these entries (kind and payload) under a name that nobody opens; return its head."""
+def _write_unfinished(path: Path, header: Header, rows: Sequence[Row]) -> Head:
+    """Write a whole ledger with the kinds and payloads of ``rows`` under a temporary name; return its head."""
     # A log left by a crash must not be replayed into the new file.
     for file in (path, beside(path, "-wal"), beside(path, "-shm")):
         file.unlink(missing_ok=True)
     # Made here and not by SQLite, which follows the umask and gives its log the rights of this file.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    chain = Chain(key)
-    head = chain.start(terms)
+    head = header.start
     # Closed before it is renamed: that writes the log back, and the file is whole by itself.
     with closing(connect(path)) as database:
         database.execute("BEGIN IMMEDIATE")
         database.execute("CREATE TABLE chain (version INTEGER, terms TEXT, key TEXT)")
         database.execute("CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT, payload TEXT, digest TEXT)")
-        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (SCHEMA_VERSION, terms, key.hex()))
-        for kind, text in entries:
-            head = chain.after(head, kind, text)
+        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (header.version, header.terms, header.chain.key.hex()))
+        for _, kind, text, _ in rows:
+            head = header.chain.after(head, kind, text)
             database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
         database.execute("COMMIT")
     return head
@@ -242,10 +234,7 @@ def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> N
         if left:
             raise LedgerError(f"{left[0]}: already exists; give another place, or move it aside.")
         unfinished = beside(path, ".new")
-        written = _write_unfinished(
-            unfinished, header.terms, header.chain.key, [(kind, text) for _, kind, text, _ in rows]
-        )
-        if written != head:
+        if _write_unfinished(unfinished, header, rows) != head:
             raise LedgerError(f"{path}: the entries to be written do not end in entry {head.number}; nothing was made.")
         # The head comes first: a ledger without one is refused.
         _write_head(path, head)
@@ -253,56 +242,32 @@ def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> N
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return which file this is, by any name. LedgerError for a link and for what is not a regular file."""
+    """Return the device and inode of a file. LedgerError for a link and for anything but a regular file."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise LedgerError(f"{path}: is a link or not a file; put the ledger itself there.")
     return found.st_dev, found.st_ino
 
 
-class _OpenFiles:
-    """The files of an open ledger; none may be removed, replaced or cut short under its writer."""
-
-    def __init__(self, path: Path, head_file: int) -> None:
-        self._paths = (path, beside(path, "-wal"), beside(path, "-shm"), head_path(path))
-        self._seen = tuple(self._look(file) for file in self._paths)
-        # The lock is on the file that was opened; its name must still lead there, or it keeps nobody out.
-        held = os.fstat(head_file)
-        if self._seen[-1][:2] != (held.st_dev, held.st_ino):
-            raise LedgerError(f"{head_path(path)}: was replaced while it was opened; open the ledger again.")
-
-    def fault(self) -> str | None:
-        """Return what was done to one of them, or None. None of them ever shrinks: the log is written over in place."""
-        seen = []
-        for path, before in zip(self._paths, self._seen, strict=True):
-            try:
-                now = self._look(path)
-            except OSError as error:
-                return f"{path.name} cannot be found ({error.strerror}); stop, and restore all its files from one copy"
-            if now[:2] != before[:2]:
-                return f"{path.name} was replaced; stop, and restore all its files from one copy"
-            if now[2] < before[2]:
-                return f"{path.name} was cut short; stop, and restore all its files from one copy"
-            seen.append(now)
-        self._seen = tuple(seen)
-        return None
-
-    @staticmethod
-    def _look(path: Path) -> tuple[int, int, int]:
-        # By lstat, so that a link in its place is seen as another file.
-        found = path.lstat()
-        return found.st_dev, found.st_ino, found.st_size
+def _look(path: Path) -> tuple[int, int, int]:
+    """Return device, inode and size of a file."""
+    # By lstat, so that a link in its place is seen as another file.
+    found = path.lstat()
+    return found.st_dev, found.st_ino, found.st_size
 
 
 class SqliteStore:
-    """The files of one ledger, open for writing."""
+    """One ledger in files, open for its one writer, which writes from :meth:`begin` on.
+
+    ``remedy`` says, in a sentence, what to do when it cannot be written.
+    """
 
     remedy = "Fix the disk, then start again."
 
     def __init__(self, path: Path, terms: str, *, create: bool) -> None:
         self._path = path
         self._database: sqlite3.Connection | None = None
-        self._files: _OpenFiles | None = None
+        self._seen: dict[Path, tuple[int, int, int]] = {}  # the files of the open ledger at the last look
         with folder_held(path, create=create):
             if not os.path.lexists(path):
                 _complete_or_create(path, terms, create=create)
@@ -312,21 +277,30 @@ class SqliteStore:
         self._head_file: int | None = lock(head_path(path))
 
     def read(self) -> AbstractContextManager[Stored]:
+        """Return the content that the last writer left."""
         return read_file(self._path)
 
     def begin(self, head: Head) -> None:
+        """Begin to write after ``head``, the last entry that was read. LedgerError if it is not the last one stored."""
         assert self._head_file is not None
         self._database = connect(self._path)
         # The writer must have opened what was verified, not what was put in its place since.
         last = self._database.execute("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1").fetchone()
         if _identity(self._path) != self._identity or (last is not None and Head(*last) != head):
             raise LedgerError(f"{self._path}: was replaced while it was opened; open it again.")
-        self._files = _OpenFiles(self._path, self._head_file)
+        head_file = head_path(self._path)
+        files = (self._path, beside(self._path, "-wal"), beside(self._path, "-shm"), head_file)
+        seen = {file: _look(file) for file in files}
+        # The lock is on the file that was opened; its name must still lead there, or it excludes no writer.
+        held = os.fstat(self._head_file)
+        if seen[head_file][:2] != (held.st_dev, held.st_ino):
+            raise LedgerError(f"{head_file}: was replaced while it was opened; open the ledger again.")
+        self._seen = seen
         if noted_head(self._path) != head:  # a crash came between an entry and its note; what it stored may leave now
             self._note(head)
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
-        """Store the entry in one transaction, then the head."""
+        """Store the entry that ``head`` names, in one transaction. StoreError or sqlite3.Error where that fails."""
         assert self._database is not None
         assert self._head_file is not None
         # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
@@ -344,16 +318,29 @@ class SqliteStore:
         os.fdatasync(self._head_file)
 
     def fault(self) -> str | None:
+        """Return why nothing can be written any more, as far as this process can see; None without a reason."""
         # SQLite writes into a file that was unlinked without an error.
-        return None if self._files is None else self._files.fault()
+        for path, before in self._seen.items():
+            try:
+                now = _look(path)
+            except OSError as error:
+                return f"{path.name} cannot be found ({error.strerror}); stop, and restore all its files from one copy"
+            # None of the files ever shrinks: the log is written over in place.
+            if now[:2] != before[:2] or now[2] < before[2]:
+                change = "replaced" if now[:2] != before[:2] else "cut short"
+                return f"{path.name} was {change}; stop, and restore all its files from one copy"
+            self._seen[path] = now
+        return None
 
     def look(self) -> None:
+        """LedgerError unless the store exists and this is its writer, asked on a new connection; may hang."""
         fault = self.fault()
         if fault is not None:
             raise LedgerError(f"{self._path}: {fault}.")
 
     def was_deposed(self) -> bool:
-        """No: the lock on the folder cannot be taken from a process that lives."""
+        """Return whether another process is the writer now. LedgerError if that cannot be asked."""
+        # Never here: the lock on the head cannot be taken from a process that lives.
         return False
 
     def has_room(self) -> bool:
@@ -380,9 +367,10 @@ class SqliteStore:
                 trial.unlink()
 
     def close(self) -> None:
+        """Release files, locks and connections; safe to call twice."""
         if self._database is not None:
             # Closing removes the log by name, and names of files that were replaced may be another ledger's.
-            if self._files is not None and self._files.fault() is None:
+            if self._seen and self.fault() is None:
                 self._database.close()
             else:
                 # Left open until the process ends: closing would delete a log by name, a restored one included.
@@ -396,12 +384,12 @@ class SqliteStore:
 
 @contextmanager
 def read_file(path: Path, *, after: int = 0) -> Iterator[Stored]:
-    """Read what the files hold after entry ``after``."""
+    """Read the entries after number ``after``, in one snapshot."""
     # The head is read first: a writer that continues only adds to what it names.
     try:
         noted = noted_head(path)
     except LedgerError:
-        _require_schema(path)  # one of another schema may have no head, and is not damaged
+        _require_schema(path)  # a ledger of another schema may have no head, and is not damaged
         raise
     with _reading_errors(path), closing(_open_read_only(path)) as database:
         # One snapshot for header and entries, while a writer may append.
@@ -411,7 +399,10 @@ def read_file(path: Path, *, after: int = 0) -> Iterator[Stored]:
 
 
 class SqliteReader:
-    """Files of a ledger that another connection writes."""
+    """Reads, piece by piece and in one thread, a ledger in files that another connection writes.
+
+    All methods raise UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -419,10 +410,12 @@ class SqliteReader:
             self._database = _open_read_only(path)
 
     def header(self) -> Header:
+        """Return the stored header."""
         with _reading_errors(self._path):
             return _read_header(self._database, self._path)
 
     def rows(self, after: int, most: int) -> Sequence[Row]:
+        """Return at most ``most`` entries after number ``after``, in order."""
         # A transaction for each piece: the log could not be written over while one stayed open.
         with _reading_errors(self._path):
             return self._database.execute(f"{_ENTRIES} LIMIT ?", (after, most)).fetchall()
@@ -432,12 +425,13 @@ class SqliteReader:
 
 
 class FileAnchor:
-    """An anchor in a file of its own."""
+    """The last entry of a ledger, noted in a file of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def make(self, head: Head) -> None:
+        """Note ``head`` where nothing was noted. LedgerError where something was, or nothing can be."""
         try:
             # Never over another one, which may hold another ledger to its last entry.
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -452,31 +446,34 @@ class FileAnchor:
             raise LedgerError(f"{self._path}: no anchor can be made there ({error}); give another place.") from error
 
     def noted(self) -> Head:
-        return self._noted(self._held())
+        """Return the entry that was noted last. LedgerError where none can be found."""
+        return self._noted(locked=True)
 
     def look(self) -> None:
-        self._noted(self._opened())
+        """LedgerError as :meth:`noted`, without a lock that a writer would wait for."""
+        self._noted(locked=False)
 
-    def _noted(self, opened: AbstractContextManager[int]) -> Head:
+    def _noted(self, *, locked: bool) -> Head:
         try:
-            with opened as descriptor:
+            with self._opened(locked=locked) as descriptor:
                 return self._read(descriptor)
         except StoreError as error:
             raise LedgerError(str(error)) from error
         except OSError as error:
             raise UnreachableError(
-                f"{self._path}: the ledger's anchor cannot be read ({error.strerror}), and says which entry the ledger "
-                "must hold; bring it back."
+                f"{self._path}: the ledger's anchor cannot be read ({error.strerror}), and records which entry the "
+                "ledger must hold; bring it back."
             ) from error
 
     def note(self, head: Head) -> None:
-        with self._held() as descriptor:
+        """Note ``head`` durably, unless a later one is. StoreError where that fails, or for another ledger's entry."""
+        with self._opened(locked=True) as descriptor:
             noted = self._read(descriptor)
             if noted.number > head.number or (noted.number == head.number and noted != head):
                 raise StoreError(
                     f"{self._path}: another writer noted entry {noted.number}, and this one is at {head.number}"
                 )
-            # In place, not by a rename: a lock on a file that was renamed over keeps nobody out.
+            # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
             os.pwrite(descriptor, _head_text(head), 0)
             os.fdatasync(descriptor)
 
@@ -484,21 +481,14 @@ class FileAnchor:
         """Do nothing: no file stays open."""
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _opened(self, *, locked: bool) -> Iterator[int]:
+        """Open the file, under a lock if it is asked for; a writer holds it only for the moment in which it notes."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW)
         try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    @contextmanager
-    def _held(self) -> Iterator[int]:
-        """Open the file under a lock, which a writer holds only for the moment in which it notes."""
-        with self._opened() as descriptor:
             # Asked again and again, since flock waits without a limit and a paused writer would hold up its successor.
             deadline_s = time.monotonic() + _LOCK_S
-            while True:
+            while locked:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
@@ -507,6 +497,8 @@ class FileAnchor:
                         raise StoreError(f"{self._path}: the anchor is held by a process that hangs; end it") from error
                     time.sleep(0.01)
             yield descriptor
+        finally:
+            os.close(descriptor)
 
     def _read(self, descriptor: int) -> Head:
         try:

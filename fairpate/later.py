@@ -29,11 +29,6 @@ class _Later:
 
 if TYPE_CHECKING:
     import dp_accounting as dp_accounting
-    import matplotlib as matplotlib
-    import matplotlib.backends.backend_svg
-    import matplotlib.figure
-    import matplotlib.lines
-    import matplotlib.ticker
     import pyarrow.dataset as arrow_dataset
     import safetensors.torch as safetensors_torch
     import sklearn as sklearn
@@ -43,7 +38,6 @@ else:
     arrow_dataset = _Later("pyarrow.dataset")
     dp_accounting = _Later("dp_accounting")
     functional = _Later("torch.nn.functional")
-    matplotlib = _Later("matplotlib", "backends.backend_svg", "figure", "lines", "ticker")
     safetensors_torch = _Later("safetensors.torch")
     sklearn = _Later("sklearn")
     torch = _Later("torch")
@@ -52,7 +46,6 @@ __all__ = [
     "arrow_dataset",
     "dp_accounting",
     "functional",
-    "matplotlib",
     "safetensors_torch",
     "sklearn",
     "torch",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -33,16 +32,15 @@ from rich.text import Text
 from fairpate.config import ConfigError, Section
 from fairpate.data import DatasetDescription, DatasetListing
 from fairpate.data.registry import Check
-from fairpate.fairness.rates import DEFAULT, NOTIONS, FloatArray, Notion
+from fairpate.fairness.rates import FloatArray
 from fairpate.files import PlaceError, check_output_folder
 from fairpate.methods.base import find_method, method_names
-from fairpate.report.page import counted, epsilon_text
+from fairpate.report.page import counted
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
 from fairpate.run.release_log import state_folder
 from fairpate.terminal import MODULES, Output, facts, import_error, install_words, is_missing, listing
-from fairpate.types import READING_TELLS, PrivacyStatement, UsageError
-from fairpate.words import delta_text
+from fairpate.types import READING_TELLS, UsageError
 from student.card import read_card
 
 _PICTURES = ("color_digits", "color_mnist", "utkface", "fairface", "celeba", "chexpert")
@@ -132,107 +130,29 @@ def outcome(run: RunDirectory) -> Output:
     return Output(facts=facts, words=summarise(run))
 
 
-def _guarantee(statement: PrivacyStatement) -> str:
-    if statement.epsilon is None:
-        return f"none: no guarantee ({statement.noise})"
-    return (
-        f"{epsilon_text(statement.epsilon)} at delta {delta_text(statement.delta)} ({statement.relation} "
-        f"{statement.unit}; {statement.accounting}; noise: {statement.noise})"
-    )
-
-
 def summarise(run: RunDirectory) -> Group:
     """The published numbers of a finished run, and where its files are."""
-    statement, metrics, record = read_statement(run), read_json(run.metrics), read_json(run.record)
-    queries = statement.queries
+    from fairpate.run.publication import read_claims
+
+    record, queries = read_json(run.record), read_statement(run).queries
     rows = [
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
-        ("epsilon", _guarantee(statement)),
-        *measured_rows(metrics),
-        *_without_privacy(run),
+        *read_claims(run, for_operator=True).rows,
     ]
     if queries is not None:
-        rows += [
-            ("labels released", f"{queries.answered} of {queries.submitted} queries"),
-            *_trained_on(read_card(run.student).num_training_labels, queries.answered),
-        ]
-    rows += [("model", str(run.student))]
-    rows += [("without this package", str(run.graph))] if run.graph.exists() else []
-    rows += [("record", str(run.record))]
-    rows += [("report", str(run.public_report))] if run.public_report.exists() else []
-    rows += [("operator only", str(run.private_report))] if queries is not None else []
-    return Group(Text(), facts(rows))
-
-
-def measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Accuracy and gap on the test records, or that there were none."""
-    if not metrics["num_records"]:
-        return [("accuracy", f"unknown: {'too few' if metrics.get('not_measured') else 'no'} test records")]
-    gap = metrics["gaps"]["dp_one_vs_rest"]
-    return [
-        ("accuracy", f"{number_text(metrics['accuracy'])} on {metrics['num_answered']} test records"),
-        *baseline_rows(metrics),
-        ("coverage", number_text(metrics["coverage"])),
-        ("demographic disparity", f"{number_text(gap['value'])}, {interval_text(gap)}"),
-        *_other_notions(metrics),
-        *_not_shown(metrics),
-    ]
-
-
-def _not_shown(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """That counts by true label are left out, where every group is measured and they are."""
-    if metrics.get("not_measured") or None not in metrics["confusion_GYC"]:
-        return []
-    few = f"fewer than {metrics['least_cell']} test records of a group and class"
-    return [("not shown", f"counts by true label, gaps given it: {few}")]
-
-
-def _without_privacy(run: RunDirectory) -> list[tuple[str, str]]:
-    """The operator's baseline, where private files are here."""
-    if not run.without_privacy.exists():
-        return []
-    found = read_json(run.without_privacy)
-    learned = counted(found["num_records"], "private record")
-    words = f"{number_text(found['accuracy'])}: a logistic model of {learned}; operator only"
-    return [("without privacy", words)]
-
-
-def _other_notions(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The other notions of fairness, in one line of gaps and one of rates; none of an earlier version's run."""
-    gaps, of_worst = metrics["gaps"], " (worst class)" if len(metrics["class_names"]) > 2 else ""
-    known = [notion for notion in NOTIONS.values() if notion.name != DEFAULT and notion.reading in gaps]
-    of_kind = (("other gaps", False), (f"errors{of_worst}", True))
-    lines = [
-        (name, ", ".join(_measure(notion, gaps) for notion in known if notion.bounds_rate == bounds_rate))
-        for name, bounds_rate in of_kind
-    ]
-    return [(name, words) for name, words in lines if words]
-
-
-def _measure(notion: Notion, gaps: Mapping[str, Any]) -> str:
-    kind = "rate" if notion.bounds_rate else "gap"
-    return f"{notion.measure.removesuffix(f' {kind}')} {number_text(gaps[notion.reading]['value'])}"
-
-
-def _trained_on(num_labels: int | None, num_released: int) -> list[tuple[str, str]]:
-    """Said where the ledger released more labels than the student learned from."""
-    if num_labels is None or num_labels == num_released:
-        return []
-    return [("student trained on", f"{num_labels} of these labels, those of the run's own queries")]
-
-
-def baseline_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Beside an accuracy, that of the most common class on the same test records; and what is degenerate."""
-    # Files of earlier versions lack the second and the third.
-    said = (*metrics["degenerate"], *metrics.get("underserved", ()))
-    warnings = [("warning", f"the model {words}") for words in said]
-    if groups := metrics.get("not_measured"):
-        warnings.append(("warning", f"gaps leave out {', '.join(groups)}: too few answered test records"))
-    if metrics["majority_class"] is None:
-        return warnings
-    always = f"always {metrics['majority_class']!r}, the most common class"
-    compared = [("to compare", f"{number_text(metrics['majority_accuracy'])}: {always}")]
-    return [*compared, *warnings]
+        trained = read_card(run.student).num_training_labels
+        rows.append(("labels released", f"{queries.answered} of {queries.submitted} queries"))
+        # The ledger may have released more labels since.
+        if trained not in (None, queries.answered):
+            rows.append(("student trained on", f"{trained} of these labels, those of the run's own queries"))
+    places = {
+        "model": run.student,
+        "without this package": run.graph,
+        "record": run.record,
+        "report": run.public_report,
+    }
+    places |= {} if queries is None else {"operator only": run.private_report}
+    return Group(Text(), facts([*rows, *((name, str(path)) for name, path in places.items() if path.exists())]))
 
 
 def check_table(check: Check) -> Group:
@@ -274,16 +194,6 @@ def describe_table(description: DatasetDescription) -> Group:
             table.add_row(split.name, Text(name), *(f"{count:,}" for count in shown), f"{sum(shown):,}")
         table.add_section()
     return Group(heading, table, *(Text(note) for note in description.notes))
-
-
-def interval_text(gap: Mapping[str, Any]) -> str:
-    """The bootstrap interval of a gap."""
-    return f"95 % interval {number_text(gap['low'])} to {number_text(gap['high'])}"
-
-
-def number_text(value: float | None) -> str:
-    """A rate or a gap with three decimals."""
-    return "undefined" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
 _LITTLE_DISK = 2**30

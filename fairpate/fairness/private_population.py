@@ -1,6 +1,6 @@
 """A published student on the groups of the *private* population, estimated from a noisy table and public records.
 
-The table holds, for every group z and label y, the noisy sum S[z, y] of its private records' votes: vectors phi(x), or
+The table has, for every group z and label y, the noisy sum S[z, y] of its private records' votes: vectors phi(x), or
 for counts the unit vector of a record's cell. The number of them for which a student predicts j is estimated by
 
     J[z, y, j] = <beta[z, y, j], S[z, y]>
@@ -10,20 +10,11 @@ p(y | x), the probability that the release gives x the label y (regression estim
 1992). For counts it is the weighted share of j in the cell. Rates and gaps are ratios of such sums. All is
 post-processing.
 
-**Assumption.** Over the private records of a group and label, the residual of the regression is 0 on average, as it is
+**Assumption.** Over the private records of a group and label, the residual of the regression is 0 on average, as
 over the public records of that group under these weights. In cells: a private record is predicted like the public
 records of its cell and group, weighted by their probability of that label. Where a group has no public record in a
 cell, those of all groups are used, and where there is none at all, the label's average: each fit is shrunk towards the
 coarser one with the weight of one record.
-
-**Errors** that the intervals cover: the release's noise, ``sigma^2 |beta|^2``; the sampling of public records, by the
-influence of each on J (linearisation); and the sampling of private records, by the residuals. Not covered: a false
-assumption. A largest gap is inside its interval whenever all differences are inside simultaneous ones, so at least as
-often as these are.
-
-A student that had learned from this very noise would fit it and look better than it is. So the table is thinned into
-two with independent noise (Leiner et al. 2023, arXiv 2112.11079): the student learns from one, the other is kept for
-the estimate.
 
 Shapes: M public records, W numbers per vote, G groups, Y labels, J outcomes (Y predictions, and perhaps a refusal), R
 draws of the error.
@@ -35,6 +26,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 
 from fairpate.fairness.rates import FloatArray, GroupCell, IndexArray, Metric, RateEvents, divide, located
 from fairpate.types import IntArray
@@ -48,7 +40,9 @@ _LEAST_STDDEVS = 4.0  # of a count: below, it is no denominator
 def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -> tuple[IntArray, FloatArray]:
     """Two tables whose noises are independent, made of one with noise of ``stddev`` on every number.
 
-    That of the first is ``TAUGHT_NOISE`` times as wide, that of the second ``KEPT_NOISE`` times. Anyone may repeat it.
+    A student that had learned from the very noise of the estimate would fit it and look better than it is. So the
+    student learns from the first table, and the second is kept for the estimate (Leiner et al. 2023, arXiv 2112.11079).
+    Noise of the first is ``TAUGHT_NOISE`` times as wide, of the second ``KEPT_NOISE`` times. Anyone may repeat it.
     """
     drawn = generator.normal(scale=stddev, size=table.shape)
     # Covariance stddev^2 (1 - sqrt(2) sqrt(1 / 2)) = 0.
@@ -105,7 +99,11 @@ class GapEstimate(PopulationEstimate):
 def estimated_population(
     table: TableByGroup, public: LabelledRecords, *, generator: np.random.Generator, num_draws: int = 2000
 ) -> Population:
-    """The estimate and its error; NaN for a group without public records, on which there is no information."""
+    """The estimate and its error; NaN for a group without public records, on which there is no information.
+
+    The error covers the release's noise, ``sigma^2 |beta|^2``; the sampling of public records, by the influence of each
+    on J (linearisation); and the sampling of private records, by the residuals. A false assumption is not covered.
+    """
     num_groups, num_labels, _ = table.sums_GYW.shape
     num_outcomes = public.outcome_MJ.shape[1]
     joint_GYJ = np.full((num_groups, num_labels, num_outcomes), np.nan)
@@ -120,14 +118,24 @@ def estimated_population(
         (rows,) = (public.groups_M == group).nonzero()
         if not len(rows):
             continue
-        parts = [_of_group(table, public, rows, coarse[label], group, label) for label in range(num_labels)]
-        joint_GYJ[group] = [part.joint_J for part in parts]
-        influence = np.concatenate([part.influence_MJ for part in parts], axis=1)
+        influences, noises = [], []
+        for label, all_groups in enumerate(coarse):
+            votes_MW, sum_W = public.votes_MW, table.sums_GYW[group, label]
+            own = _Fit.of(votes_MW[rows], all_groups.weights_M[rows], public.outcome_MJ[rows], all_groups.beta_WJ)
+            joint_GYJ[group, label] = sum_W @ own.beta_WJ
+            # The derivative of J by a record's outcome: through the group's own fit, and through the coarser one.
+            direct_W = np.linalg.solve(own.gram_WW, sum_W)
+            drawn_W = _RIDGE * np.linalg.solve(all_groups.gram_WW, direct_W)
+            influence_MJ = (all_groups.weights_M * (votes_MW @ drawn_W))[:, None] * all_groups.residual_MJ
+            influence_MJ[rows] += (own.weights_M * (votes_MW[rows] @ direct_W))[:, None] * own.residual_MJ
+            influences.append(influence_MJ)
+            # A noisy count may be negative, a variance may not.
+            count = max(float(table.one_W @ sum_W), 0.0)
+            left_JJ = (own.residual_MJ * own.weights_M[:, None]).T @ own.residual_MJ / own.weights_M.sum()
+            noises.append(table.stddev**2 * own.beta_WJ.T @ own.beta_WJ + count * left_JJ)
+        influence = np.concatenate(influences, axis=1)
         # Public records are drawn independently: the squares of their influences add up.
-        covariance = influence.T @ influence
-        for label, part in enumerate(parts):
-            block = slice(label * num_outcomes, (label + 1) * num_outcomes)
-            covariance[block, block] += part.covariance_JJ
+        covariance = influence.T @ influence + scipy.linalg.block_diag(*noises)
         # An outcome that no public record has leaves the covariance singular, which a Cholesky factor refuses.
         errors = generator.multivariate_normal(np.zeros(len(covariance)), covariance, size=num_draws, method="eigh")
         draws_RGYJ[:, group] = joint_GYJ[group] + errors.reshape(num_draws, num_labels, num_outcomes)
@@ -149,7 +157,10 @@ def estimated_rates(
 
 
 def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95) -> GapEstimate:
-    """The largest difference of ``metric`` among the private records, with its interval."""
+    """The largest difference of ``metric`` among the private records, with its interval.
+
+    It is inside the interval whenever all differences are inside simultaneous ones, so at least as often as these are.
+    """
     hits_EG, sizes_EG, hits_REG, sizes_REG = _large_enough(metric.events, joint_GYC, draws_RGYC)
     differences = metric.compare(hits_EG, sizes_EG)
     value_D, value_RD = differences.ravel(), metric.compare(hits_REG, sizes_REG).reshape(len(draws_RGYC), -1)
@@ -166,15 +177,6 @@ def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray,
     value, low, high = (float(np.clip(v.max(), 0, 1)) for v in (value_D, value_D - reach_D, value_D + reach_D))
     where = located(differences, metric.events(joint_GYC).cells)
     return GapEstimate(value=value, low=low, high=high, where=where, n_undefined=n_undefined)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _GroupPart:
-    """Outcomes of one group and label, the influence of every public record on them, and the other errors."""
-
-    joint_J: FloatArray
-    influence_MJ: FloatArray
-    covariance_JJ: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,26 +209,6 @@ class _Fit:
         )
 
 
-def _of_group(
-    table: TableByGroup, public: LabelledRecords, rows: IndexArray, all_groups: _Fit, group: int, label: int
-) -> _GroupPart:
-    votes_MW, sum_W = public.votes_MW, table.sums_GYW[group, label]
-    own = _Fit.of(votes_MW[rows], all_groups.weights_M[rows], public.outcome_MJ[rows], all_groups.beta_WJ)
-    # The derivative of J by a record's outcome: through the group's own fit, and through the coarser one.
-    direct_W = np.linalg.solve(own.gram_WW, sum_W)
-    drawn_W = _RIDGE * np.linalg.solve(all_groups.gram_WW, direct_W)
-    influence_MJ = (all_groups.weights_M * (votes_MW @ drawn_W))[:, None] * all_groups.residual_MJ
-    influence_MJ[rows] += (own.weights_M * (votes_MW[rows] @ direct_W))[:, None] * own.residual_MJ
-    # A noisy count may be negative, a variance may not.
-    count = max(float(table.one_W @ sum_W), 0.0)
-    left_JJ = (own.residual_MJ * own.weights_M[:, None]).T @ own.residual_MJ / own.weights_M.sum()
-    return _GroupPart(
-        joint_J=sum_W @ own.beta_WJ,
-        influence_MJ=influence_MJ,
-        covariance_JJ=table.stddev**2 * own.beta_WJ.T @ own.beta_WJ + count * left_JJ,
-    )
-
-
 def _large_enough(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -235,8 +217,7 @@ def _large_enough(
     error_EG = np.sqrt(np.square(drawn.sizes_EG - found.sizes_EG).mean(axis=0))
     is_known_EG = found.sizes_EG > _LEAST_STDDEVS * error_EG
     # `divide` turns sizes of 0 into undefined rates, as for groups without records.
-    kept = (
+    hits_EG, sizes_EG, hits_REG, sizes_REG = (
         np.where(is_known_EG, values, 0.0) for values in (found.hits_EG, found.sizes_EG, drawn.hits_EG, drawn.sizes_EG)
     )
-    hits_EG, sizes_EG, hits_REG, sizes_REG = kept
     return hits_EG, sizes_EG, hits_REG, sizes_REG

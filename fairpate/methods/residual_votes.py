@@ -37,14 +37,14 @@ from pydantic import Field
 from scipy.special import softmax
 
 from fairpate.config import Count, EmbeddingConfig, Positive
-from fairpate.methods.base import Trained, Training
+from fairpate.data import Dataset
+from fairpate.methods.base import ExpectedVotes, Trained, Training
 from fairpate.methods.record_votes import (
     UNITS,
-    Ballot,
     PoolLabels,
-    Released,
     TaughtConfig,
     VotesOfRecords,
+    WeightedBallot,
     balancing_weights,
     matched_rule,
 )
@@ -52,11 +52,13 @@ from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
+from fairpate.run.release_log import Released
 from fairpate.types import IntArray
 
 DoubleArray = npt.NDArray[np.float64]
 Curvature = Literal["public", "private"]
 _AT_ONCE = 8192
+_COMPARED = 2000  # public records, with one another
 _SHARES: dict[Curvature, dict[str, float]] = {
     "public": {"sums": 0.25, "moments": 0.0},
     "private": {"sums": 0.25, "moments": 0.3},
@@ -180,9 +182,8 @@ class ResidualVotesConfig(TaughtConfig):
 
 
 class ResidualVotes(VotesOfRecords):
-    """Within the target for one record or person, added or removed: several releases, composed."""
+    """Sums of feature vectors and of residuals, and the linear rule that they correct step by step."""
 
-    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "residual record votes"
     paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
     afterwards: ClassVar[tuple[str, ...]] = (
@@ -197,6 +198,16 @@ class ResidualVotes(VotesOfRecords):
     def by_group(self) -> bool:
         """Never: several tables by group are not thinned together."""
         return False
+
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
+        """As weighted votes, under the noise of the sums alone."""
+        ballot = WeightedBallot.of(dataset, self.residual_votes.embedding)
+        sums, *_ = self.residual_votes.events(self.multiplier(), "public")
+        return ExpectedVotes(
+            votes=ballot.similar(dataset.public.x[:_COMPARED], num_records),
+            noise_stddev_votes=sums.noise_stddev_votes / UNITS,
+            labels=round(self.residual_votes.taught_share * len(dataset.public)),
+        )
 
     def multiplier(self) -> float:
         """The noise multiplier of one Gaussian release that costs as much as all of either plan."""
@@ -218,7 +229,7 @@ class ResidualVotes(VotesOfRecords):
         person_N = None if private.person_N is None else private.person_N.numpy()
         labels_N, source = private.y.numpy(), self.source
         with training.reporter.stage("votes"):
-            ballot = Ballot.of(dataset, settings.embedding)
+            ballot = WeightedBallot.of(dataset, settings.embedding)
             # In 16 bits: no number of a vote is above U, which is 2^14.
             phi_NW, pool_MW = (ballot.votes(split.x).astype(np.int16) for split in (private, dataset.public))
             width = pool_MW.shape[1]

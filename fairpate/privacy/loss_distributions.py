@@ -1,38 +1,14 @@
 """Privacy loss distributions on a grid, rounded to the safe side: made from hockey-stick divergences and composed.
 
-**Divergences.** The last part gives those of Gaussian and Laplace noise. A mechanism with a known divergence D on *all*
-records, at thresholds of any sign, is put on a Poisson sample there. A sample of rate r has for removing and for adding
-a record
+A mechanism's worst pair of output distributions gives its divergence at thresholds of any sign (the last part has those
+of Gaussian and Laplace noise), on all records or on a Poisson sample. :func:`connected` makes losses on a grid of it.
+Losses of independent releases add up, and their distributions are convolved by Fourier transforms, with a rounding
+error relative to the *largest* masses: a small delta would drown in it. So every distribution is tilted first: masses
+m(l) exp(t l) / M(t), with t chosen for the delta or the epsilon that is asked for, move the losses that decide it into
+the middle. The sum's masses are P(s) = P_t(s) exp(ln M(t) - t s), where M multiplies (:class:`_Tail`).
 
-    removing:  r D(ln((e^eps - 1 + r) / r))                                for e^eps > 1 - r, else 1 - e^eps
-    adding:    (1 - (1 - r) e^eps) D(ln(r e^eps / (1 - (1 - r) e^eps)))    for e^eps < 1 / (1 - r), else 0
-
-Both are non-negative multiples of D, so that a base which dominates gives a sample that does. Replacing a record of a
-sample has a worst pair of its own (:func:`_replacing`).
-
-**From a divergence to losses.** The masses that have D's values at all points of the grid, and lie above it between
-them, are the pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1). It is given the
-excess X(e) = D(e) - max(0, 1 - exp(e)) over a release without any loss: X vanishes on both sides, so that its second
-differences keep their digits where D is nearly 1.
-
-**Composition.** Losses of independent releases add up, and their distributions are convolved by Fourier transforms,
-with a rounding error relative to the *largest* masses: a small delta would drown in it. So every distribution is
-tilted first: masses m(l) exp(t l) / M(t), with t chosen for the delta or the epsilon that is asked for, move the losses
-that decide it into the middle. The sum's masses are P(s) = P_t(s) exp(ln M(t) - t s), where M multiplies.
-
-**Never below the truth.** Three bounds are added to the result:
-
-- The transforms' rounding. Each output of a fast transform of length N sums its inputs along one path each of log2 N
-  butterflies, so that it is wrong by at most c u log2 N times the sum of their absolute values (Higham 2002, Accuracy
-  and Stability of Numerical Algorithms, section 24.1; c is 4.3 for radix 2, below 8 for 3 and 5, and 10 here). A power
-  of n is wrong by n times the error of its base and 3 u n of its own (Brent, Percival and Zimmermann 2007: a product by
-  sqrt(5) u). The sum over the frequencies bounds the error of every mass, and each gets it added.
-- Wrap-around. A transform's window holds all but 1e-15 of the tilted sum on either side (Chernoff's bound). Masses
-  outside are added to masses inside, never taken from them; all above the window counts as infinite too, by its bound.
-- The rounding of tilting, of sums and of exponentials, as a factor on delta.
-
-None in place of a loss distribution means no guarantee. Not known here: mechanisms, events, units, who is protected.
-Shapes: L losses of one release, S of a sum.
+No result is below the truth. None instead of a loss distribution means no guarantee. Mechanisms, events and units are
+elsewhere. Shapes: L losses of one release, S of a sum.
 """
 
 from __future__ import annotations
@@ -79,22 +55,6 @@ class Losses:
         """The finite losses, ascending."""
         return self.interval * np.arange(self.lowest, self.lowest + len(self.masses_L), dtype=np.float64)
 
-    def without_top(self, mass: float) -> Losses:
-        """The same losses with the largest ones, of at most ``mass`` together, counted as infinite."""
-        kept = int(np.searchsorted(np.cumsum(self.masses_L[::-1]), mass, side="right"))
-        if not 0 < kept < len(self.masses_L):
-            return self
-        infinite = self.infinite + float(self.masses_L[-kept:].sum())
-        return replace(self, masses_L=self.masses_L[:-kept], infinite=infinite)
-
-    def with_chance(self, share: float) -> Losses:
-        """The loss of a release that happens with probability ``share`` and otherwise loses nothing."""
-        lowest, end = min(self.lowest, 0), max(self.lowest + len(self.masses_L), 1)
-        masses = np.zeros(end - lowest)
-        masses[self.lowest - lowest :][: len(self.masses_L)] = share * self.masses_L
-        masses[-lowest] += 1 - share
-        return replace(self, lowest=lowest, masses_L=masses, infinite=share * self.infinite)
-
 
 Sum = tuple[tuple[Losses, int], ...]
 """Independent losses on one grid, each with its number of repetitions."""
@@ -112,7 +72,7 @@ class LossDistribution:
         deltas = []
         for losses in self.directions:
             tilt = _tilt(losses, lambda t, _, mean: mean - epsilon - 1 / t - 1 / (t + 1))
-            # Without a tilt rounding is smaller where epsilon lies in the middle already.
+            # Without a tilt rounding is smaller where epsilon is in the middle already.
             deltas.append(min(_Tail.of(losses, each).delta_at(epsilon) for each in {tilt, 0.0}))
         return max(deltas)
 
@@ -163,8 +123,11 @@ def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, i
 def connected(interval: float, lowest: int, excess_L: FloatArray) -> Losses:
     """The losses of a release whose divergence exceeds that of no loss by ``excess_L`` at points of a grid.
 
-    The first of them is ``lowest`` times ``interval``; 0 is among them. A divergence that is given too large gives
-    losses that are too large.
+    The masses that have the divergence's values D at all points of the grid, and lie above it between them, are the
+    pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1). It is given the excess
+    X(e) = D(e) - max(0, 1 - exp(e)) over a release without any loss: X vanishes on both sides, so that its second
+    differences keep their digits where D is nearly 1. The first of them is ``lowest`` times ``interval``; 0 is
+    among them. A divergence that is given too large gives losses that are too large.
     """
     # Slopes of the divergence in e^epsilon, times e^epsilon. On the left of the first point the excess falls to 0 at
     # -inf, on the right of the last one it stays.
@@ -198,7 +161,15 @@ def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution
     """One release ``base`` with probability ``share``, else nothing, and it shows which: a bound by convexity."""
     assert all(count == 1 for direction in base.directions for _, count in direction)
     assert all(len(direction) == 1 for direction in base.directions)
-    return base.each(lambda losses, count: (losses.with_chance(share), count))
+
+    def mixed(losses: Losses, count: int) -> tuple[Losses, int]:
+        lowest, end = min(losses.lowest, 0), max(losses.lowest + len(losses.masses_L), 1)
+        masses = np.zeros(end - lowest)
+        masses[losses.lowest - lowest :][: len(losses.masses_L)] = share * losses.masses_L
+        masses[-lowest] += 1 - share
+        return replace(losses, lowest=lowest, masses_L=masses, infinite=share * losses.infinite), count
+
+    return base.each(mixed)
 
 
 def epsilon_at(distribution: LossDistribution | None, target_delta: float) -> float:
@@ -214,10 +185,15 @@ def epsilon_and_excess(distribution: LossDistribution | None, target_delta: floa
 
 
 def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
-    # Losses of a mass far below delta may be so large that a tilt would move them into the middle, in place of those
-    # that decide.
-    beyond = _LITTLE * delta / sum(count for _, count in losses)
-    losses = tuple((part.without_top(beyond), count) for part, count in losses)
+    # Losses of a mass far below delta may be so large that a tilt would move them into the middle, instead of those
+    # that decide: they count as infinite.
+    beyond, parts = _LITTLE * delta / sum(count for _, count in losses), list(losses)
+    for place, (part, count) in enumerate(parts):
+        top = int(np.searchsorted(np.cumsum(part.masses_L[::-1]), beyond, side="right"))
+        if 0 < top < len(part.masses_L):
+            infinite = part.infinite + float(part.masses_L[-top:].sum())
+            parts[place] = replace(part, masses_L=part.masses_L[:-top], infinite=infinite), count
+    losses = tuple(parts)
     # The saddle point, where the integrand of delta(eps) = 1 / (2 pi i) integral M(t) exp(-t eps) / (t (t + 1)) dt is
     # flat and about delta.
     tilt = _tilt(losses, lambda t, log_moment, mean: t * mean - log_moment + math.log(delta * t * (t + 1)) - 2)
@@ -236,6 +212,19 @@ def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tail:
     """The upper tail of a sum of losses, no mass of it below the truth.
+
+    Three bounds are added to it:
+
+    - The transforms' rounding. Each output of a fast transform of length N sums its inputs along one path each of log2
+      N butterflies, so that it is wrong by at most c u log2 N times the sum of their absolute values (Higham 2002,
+      Accuracy and Stability of Numerical Algorithms, section 24.1; c is 4.3 for radix 2, below 8 for 3 and 5, and 10
+      here). A power of n is wrong by n times the error of its base and 3 u n of its own (Brent, Percival and Zimmermann
+      2007: a product by sqrt(5) u). The sum over the frequencies bounds the error of every mass, and each gets it
+      added.
+    - Wrap-around. A transform's window holds all but 1e-15 of the tilted sum on either side (Chernoff's bound). Masses
+      outside are added to masses inside, never taken from them; all above the window counts as infinite too, by its
+      bound.
+    - The rounding of tilting, of sums and of exponentials, as a factor on delta.
 
     ``tilted_S[i]`` exp(``log_scale`` - ``tilt`` loss) is the mass of the loss (``first`` + i) ``interval``, ``error``
     the part of its first factor that bounds rounding. ``excess``: about how much of an epsilon the grid adds.
@@ -386,7 +375,14 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
         others = np.roll(folded, -place)
         largest, others[0] = float(others[0]), 0.0
         base = np.asarray(scipy.fft.rfft(others) + largest, dtype=np.complex128)
-        _multiply_by_power(product, base, count)
+        exponent = count
+        while True:  # by repeated squaring, in place
+            if exponent % 2:
+                product *= base
+            exponent //= 2
+            if not exponent:
+                break
+            base *= base
         total, least, first, atom = total + count, min(least, count), first - count * place, atom * largest**count
         of_bases += count * (rounding * float(others.sum()) + 2 * UNIT)
     product -= atom
@@ -399,17 +395,6 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
     of_powers = (mean + atom) * (4 * UNIT * total + 2 * of_bases) + of_bases * 0.5 ** (least - 1)
     error = mean * rounding + of_powers
     return np.maximum(np.roll(sums_S, -(first % length))[:size], 0.0) + error, error
-
-
-def _multiply_by_power(product: npt.NDArray[np.complex128], base: npt.NDArray[np.complex128], count: int) -> None:
-    """Multiply ``product`` by ``base`` to the power of ``count``, in place, by repeated squaring of ``base``."""
-    while True:
-        if count % 2:
-            product *= base
-        count //= 2
-        if not count:
-            return
-        base *= base
 
 
 def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
@@ -579,7 +564,13 @@ def unsampled(base: WorstPair, *, interval: float = DEFAULT_INTERVAL) -> LossDis
 def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
     """``base`` on a Poisson sample, for adding or removing a record.
 
-    Holds for any mechanism that loses as much when mirrored.
+    With the divergence D on all records, a sample of rate r has
+
+        removing:  r D(ln((e^eps - 1 + r) / r))                                for e^eps > 1 - r, else 1 - e^eps
+        adding:    (1 - (1 - r) e^eps) D(ln(r e^eps / (1 - (1 - r) e^eps)))    for e^eps < 1 / (1 - r), else 0
+
+    Both are non-negative multiples of D, so that a base which dominates gives a sample that does. Holds for any
+    mechanism that loses as much when mirrored. Replacing a record has a worst pair of its own (:func:`_replacing`).
     """
     if sampling_rate == 1:
         return unsampled(base, interval=interval)

@@ -142,22 +142,19 @@ def _points(stddev: float, low: float, high: float) -> FloatArray:
     reach = _DEVIATIONS * stddev
     step = stddev / _POINTS_PER_DEVIATION
     count = math.ceil((high - low + 2 * reach) / step) + 1
-    found: FloatArray = low - reach + step * np.arange(count, dtype=np.float64)
-    return found
+    return np.asarray(low - reach + step * np.arange(count, dtype=np.float64))
 
 
 def _log_normal(offsets: FloatArray, stddev: float) -> FloatArray:
     # Points are a deviation over _POINTS_PER_DEVIATION apart; sums over them are integrals to the last digit.
     log_step = -math.log(_POINTS_PER_DEVIATION * math.sqrt(2 * math.pi))
-    found: FloatArray = log_step - offsets**2 / (2 * stddev**2)
-    return found
+    return np.asarray(log_step - offsets**2 / (2 * stddev**2))
 
 
 def _mixed(outside: FloatArray, inside: FloatArray, rate: float) -> FloatArray:
     if rate == 1:
         return inside
-    found: FloatArray = np.logaddexp(math.log1p(-rate) + outside, math.log(rate) + inside)
-    return found
+    return np.asarray(np.logaddexp(math.log1p(-rate) + outside, math.log(rate) + inside))
 
 
 def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
@@ -189,6 +186,7 @@ def _coarse(pair: Pair) -> Pair:
 
 
 Events = Sequence[Mapping[str, Any]]
+PairsOfEvent = list[tuple[Pair | None, int]]
 
 LEAST_DELTA = 1e-9
 """Below this delta the rounding of Fourier transforms would decide."""
@@ -202,7 +200,7 @@ _TEACHERS = ("ThresholdChecks", "NoisyArgmaxes", "ConfidentGnmaxQueries", "Attri
 class Kind:
     """The pairs of one kind of event, and its unit and relation; None where the event's own field gives them."""
 
-    pairs: Callable[[Mapping[str, Any]], list[tuple[Pair | None, int]]]
+    pairs: Callable[[Mapping[str, Any]], PairsOfEvent]
     unit: str | None = None
     relation: str | None = "add or remove one"
 
@@ -256,10 +254,34 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
     """The epsilon in one direction of all ``parts``, each with its number of repetitions."""
     if not parts:
         return 0.0
-    low, high = _range(parts)
+    # The interval of the composed loss, but for a mass of e^_LOG_LOST on either side, by Chernoff's bound at every
+    # rate: the choice of rates decides how tight the interval is, never whether it holds.
+    ends = []
+    for sign in (-1, 1):
+        bounds = []
+        for rate in np.geomspace(1e-4, 1e4, 81):
+            # ln E[exp(rate loss)], in log space: the exponentials may overflow.
+            moments = (
+                count * np.logaddexp.reduce(pair.with_K + sign * rate * (pair.with_K - pair.without_K))
+                for pair, count in parts
+            )
+            bounds.append((math.fsum(map(float, moments)) - _LOG_LOST) / rate)
+        ends.append(sign * min(bounds))
+    low, high = min(ends[0], 0.0), max(ends[1], 0.0)
+
+    # A grid that is fine for the least spread of a release, if the largest grid allows.
+    spreads = []
+    for pair, _ in parts:
+        losses, masses = pair.with_K - pair.without_K, np.exp(pair.with_K)
+        spreads.append(math.sqrt(max(float(masses @ losses**2) - float(masses @ losses) ** 2, 0.0)))
+    least = min((spread for spread in spreads if spread > 0), default=1.0)
+    wanted = min(max((high - low) * _POINTS_PER_SPREAD / least, _LEAST_GRID), _LARGEST_GRID)
     # Splitting a loss between two points moves a sum of n by more than this many steps with e^-41 at most (Hoeffding).
     margin = math.ceil(math.sqrt(-_LOG_LOST / 2 * sum(count for _, count in parts)))
-    size, step = _grid(parts, low, high, margin)
+    size = 2 ** math.ceil(math.log2(wanted + 2 * margin))
+    # A few points to spare, as both ends are rounded outwards to the grid.
+    step = max((high - low) / (size - 8 - 2 * margin), 1e-12)
+
     transform: npt.NDArray[np.complex128] = np.ones(size // 2 + 1, dtype=np.complex128)
     lost = 0.0
     first, last = math.floor(low / step) - margin, math.ceil(high / step) + margin
@@ -273,54 +295,20 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
     # The transform is cyclic: point k lies at first + k, modulo its size. Below 0 there is only rounding.
     found: FloatArray = np.maximum(np.roll(np.fft.irfft(transform, size), -(first % size)), 0.0)
     losses = step * (first + np.arange(size, dtype=np.float64))
-    return _epsilon_at(losses, found, delta - lost - math.exp(_LOG_LOST))
 
-
-def _range(parts: list[tuple[Pair, int]]) -> tuple[float, float]:
-    """The interval of the composed loss, but for a mass of e^``_LOG_LOST`` on either side, by Chernoff's bound."""
-    ends = []
-    for sign in (-1, 1):
-        bounds = []
-        # A bound at every rate: the choice of rates decides how tight the range is, never whether it holds.
-        for rate in np.geomspace(1e-4, 1e4, 81):
-            # ln E[exp(rate loss)], in log space: the exponentials may overflow.
-            moments = (
-                count * np.logaddexp.reduce(pair.with_K + sign * rate * (pair.with_K - pair.without_K))
-                for pair, count in parts
-            )
-            bounds.append((math.fsum(map(float, moments)) - _LOG_LOST) / rate)
-        ends.append(sign * min(bounds))
-    return min(ends[0], 0.0), max(ends[1], 0.0)
-
-
-def _grid(parts: list[tuple[Pair, int]], low: float, high: float, margin: int) -> tuple[int, float]:
-    """Number of points and step of the grid: fine for the least spread of a release, if the largest grid allows."""
-    spreads = []
-    for pair, _ in parts:
-        losses, masses = pair.with_K - pair.without_K, np.exp(pair.with_K)
-        spreads.append(math.sqrt(max(float(masses @ losses**2) - float(masses @ losses) ** 2, 0.0)))
-    least = min((spread for spread in spreads if spread > 0), default=1.0)
-    wanted = min(max((high - low) * _POINTS_PER_SPREAD / least, _LEAST_GRID), _LARGEST_GRID)
-    size = 2 ** math.ceil(math.log2(wanted + 2 * margin))
-    # A few points to spare, as both ends are rounded outwards to the grid.
-    return size, max((high - low) / (size - 8 - 2 * margin), 1e-12)
-
-
-def _epsilon_at(losses: FloatArray, masses: FloatArray, delta: float) -> float:
-    """The least epsilon >= 0 at which the sum of masses times (1 - exp(epsilon - loss))_+ is at most ``delta``."""
-    step = losses[1] - losses[0]
-    losses, masses = losses[losses > 0], masses[losses > 0]
-    # The mass outside the grid uses up all of delta.
-    if delta <= 0:
+    # The least epsilon >= 0 at which the sum of masses times (1 - exp(epsilon - loss))_+ is at most what is left.
+    left, step = delta - lost - math.exp(_LOG_LOST), losses[1] - losses[0]
+    losses, masses = losses[losses > 0], found[losses > 0]
+    if left <= 0:  # the mass outside the grid uses up all of delta
         return math.inf
     above = np.cumsum(masses[::-1])[::-1]
     # Masses from each point on, times exp(point - loss): absolute powers would underflow for large losses.
     discounted = scipy.signal.lfilter([1.0], [1.0, -math.exp(-step)], masses[::-1])[::-1]
-    if not len(losses) or above[0] - discounted[0] * math.exp(-losses[0]) <= delta:
+    if not len(losses) or above[0] - discounted[0] * math.exp(-losses[0]) <= left:
         return 0.0
-    j = int(np.argmax(above - discounted <= delta))
+    j = int(np.argmax(above - discounted <= left))
     # Down to the point before, delta(epsilon) is above[j] - exp(epsilon - losses[j]) discounted[j].
-    within = math.log(max(above[j] - delta, 1e-300) / discounted[j]) if discounted[j] > 0 else 0.0
+    within = math.log(max(above[j] - left, 1e-300) / discounted[j]) if discounted[j] > 0 else 0.0
     return float(np.clip(losses[j] + within, max(losses[j] - step, 0.0), losses[j]))
 
 
@@ -366,60 +354,56 @@ def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
     return [argmaxes] if threshold == -math.inf else [checks, argmaxes]
 
 
-def _of_teachers(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+def _teachers(event: Mapping[str, Any]) -> PairsOfEvent:
     return [(discrete_gaussian(stddev) if count else None, count) for count, stddev in _noises(event)]
 
 
-def _gaussian_sums(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+def _sampled(base: Callable[[Mapping[str, Any]], Pair | None]) -> Callable[[Mapping[str, Any]], PairsOfEvent]:
+    """Releases of the pair ``base``, each on a fresh secret sample."""
+    return lambda event: [(on_sample(base(event), float(event["sampling_rate"])), event["count"])]
+
+
+def _gaussian_sums(event: Mapping[str, Any]) -> PairsOfEvent:
     stddev, rate = float(event["noise_multiplier"]), float(event["sampling_rate"])
-    if event["relation"] == "replace one":
-        return [(sampled_replacement(stddev, rate), event["count"])]
-    return [(on_sample(gaussian(stddev), rate), event["count"])]
+    replaced = event["relation"] == "replace one"
+    return [(sampled_replacement(stddev, rate) if replaced else on_sample(gaussian(stddev), rate), event["count"])]
 
 
-def _gaussian_laplaces(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+def _gaussian_and_laplace(event: Mapping[str, Any]) -> Pair | None:
     scale = float(event["laplace_scale"])
-    step = together(gaussian(float(event["gradient_noise_multiplier"])), laplace(1 / scale if scale else math.inf))
-    return [(on_sample(step, float(event["sampling_rate"])), event["count"])]
+    return together(gaussian(float(event["gradient_noise_multiplier"])), laplace(1 / scale if scale else math.inf))
 
 
-def _attribute_gaussians(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+def _attribute_gaussians(event: Mapping[str, Any]) -> PairsOfEvent:
     base = gaussian(float(event["attribute_noise_multiplier"]))
     return [(on_visible_sample(base, float(event.get("sampling_rate", 1))), event["count"])]
 
 
-def _vote_tables(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
-    base = discrete_gaussian(float(event["noise_stddev_votes"]))
-    return [(on_sample(base, float(event["sampling_rate"])), event["count"])]
-
-
-def _vote_sums(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+def _vote_sum(event: Mapping[str, Any]) -> Pair | None:
     variance = float(event["noise_stddev_votes"]) ** 2 - _ROUNDING**2
-    base = gaussian(math.sqrt(variance) / event["norm"]) if variance > 0 else None
-    return [(on_sample(base, float(event["sampling_rate"])), event["count"])]
+    return gaussian(math.sqrt(variance) / event["norm"]) if variance > 0 else None
 
 
-def _neighbour_votes(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
-    count = discrete_gaussian(float(event["noise_stddev_votes"]))
-    check = event.get("threshold_stddev_votes")
-    moved = [count, count] if check is None else [count, count, discrete_gaussian(float(check))]
-    return [(on_sample(together(*moved), float(event["sampling_rate"])), event["count"])]
+def _neighbours(event: Mapping[str, Any]) -> Pair | None:
+    count, check = discrete_gaussian(float(event["noise_stddev_votes"])), event.get("threshold_stddev_votes")
+    # Two counts move, and the check where there is one.
+    return together(count, count, *([] if check is None else [discrete_gaussian(float(check))]))
 
 
 KINDS: Mapping[str, Kind] = {
-    "ThresholdChecks": Kind(_of_teachers),
-    "NoisyArgmaxes": Kind(_of_teachers),
-    "ConfidentGnmaxQueries": Kind(_of_teachers),
-    "AttributeQueries": Kind(_of_teachers, relation="replace one"),
+    "ThresholdChecks": Kind(_teachers),
+    "NoisyArgmaxes": Kind(_teachers),
+    "ConfidentGnmaxQueries": Kind(_teachers),
+    "AttributeQueries": Kind(_teachers, relation="replace one"),
     "SmoothRelease": Kind(lambda event: []),  # noqa: ARG005 - by Renyi divergences alone
     "PoissonGaussians": Kind(_gaussian_sums, relation=None),
-    "PoissonGaussianLaplaces": Kind(_gaussian_laplaces),
+    "PoissonGaussianLaplaces": Kind(_sampled(_gaussian_and_laplace)),
     "AttributeGaussians": Kind(_attribute_gaussians, "sensitive attribute", "replace one"),
     "SecretBatchAttributeGaussians": Kind(_attribute_gaussians, "sensitive attribute", "replace one"),
     "PureReleases": Kind(lambda event: [(two_answers(float(event["epsilon"])), event["count"])], relation=None),
     "LaplaceReleases": Kind(lambda event: [(laplace(float(event["epsilon"])), event["count"])], relation=None),
-    "VoteTables": Kind(_vote_tables),
-    "VoteSums": Kind(_vote_sums),
-    "MomentSums": Kind(_vote_sums),
-    "NeighbourVotes": Kind(_neighbour_votes),
+    "VoteTables": Kind(_sampled(lambda event: discrete_gaussian(float(event["noise_stddev_votes"])))),
+    "VoteSums": Kind(_sampled(_vote_sum)),
+    "MomentSums": Kind(_sampled(_vote_sum)),
+    "NeighbourVotes": Kind(_sampled(_neighbours)),
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,7 +131,7 @@ class RunDirectory:
 
 
 def run_at(root: Path) -> RunDirectory:
-    """The run in ``root``. RunFolderError where there is none."""
+    """The run in ``root``. RunFolderError if there is no run."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
         reason = "no config.yaml" if root.is_dir() else "no such folder"
@@ -141,7 +141,7 @@ def run_at(root: Path) -> RunDirectory:
 
 @contextmanager
 def sole_worker(folder: Path, command: str) -> Iterator[None]:
-    """Keep a second process out of a folder that ``command`` writes. RunDirectoryError where one is at work."""
+    """Keep a second process out of a folder that ``command`` writes. RunDirectoryError if one is at work."""
     with (folder / LOCK).open("a") as lock:  # not "w", which would empty a file that a link points to
         try:
             # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
@@ -152,9 +152,9 @@ def sole_worker(folder: Path, command: str) -> Iterator[None]:
 
 
 def checkpoint_folder(storage: str | None, own: Path) -> Path | Storage:
-    """Where teachers are kept: the configured ``storage``, or the folder ``own`` of this machine.
+    """The place of teachers' checkpoints: the configured ``storage``, or the folder ``own`` of this machine.
 
-    StorageError where the storage cannot be used.
+    StorageError if the storage cannot be used.
     """
     return own if storage is None else open_storage(storage)
 
@@ -180,6 +180,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path}: damaged, expected an object; restore it from a copy.")
     return value
+
+
+def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that differ, in their order, each as ``name: before -> now``; a missing field is None."""
+    names = sorted(before.keys() | now.keys())
+    return {
+        name: f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)
+    }
 
 
 def read_statement(run: RunDirectory) -> PrivacyStatement:
@@ -222,7 +230,7 @@ def write_labels(labelled: LabelledSet, path: Path) -> None:
 
 
 def read_labels(path: Path) -> LabelledSet:
-    """What :func:`write_labels` wrote. RunDirectoryError for a damaged file."""
+    """The labels that :func:`write_labels` wrote. RunDirectoryError for a damaged file."""
     table = _read(path)
     counts = table["counts"].to_pylist() if "counts" in table.column_names else None
     return LabelledSet(

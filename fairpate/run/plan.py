@@ -35,7 +35,7 @@ from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, DataSettingsError
-from fairpate.methods.base import Method, Price, PrivateMethod, Voting, count_protected, price, resolved
+from fairpate.methods.base import ExpectedVotes, Method, Price, PrivateMethod, count_protected, price, resolved
 from fairpate.methods.pate import VotingMethod
 from fairpate.report.page import counted, epsilon_text, percent
 from fairpate.run.context import RunDirectory
@@ -196,7 +196,7 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
     return tuple(filter(None, found))
 
 
-def too_little_to_learn(voting: Voting, num_classes: int, majority: Majority | None) -> str | None:
+def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
     """Why labels under this noise teach no class but the most common, even if all voters are right; None if they may.
 
     Without a known ``majority`` classes are taken to be equally common.
