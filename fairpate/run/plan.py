@@ -45,6 +45,7 @@ from fairpate.words import delta_text
 
 VOTERS = {
     "weighted_votes": "every record, a vector",
+    "residual_votes": "every record, several times",
     "record_votes": "every record, one count",
     "private_knn": "nearest records of a secret sample",
     "fairpate": "models trained on shards",

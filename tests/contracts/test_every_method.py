@@ -38,6 +38,7 @@ QUICK: dict[str, Any] = {  # less training than where results are compared with 
     "student": {"model": {"name": "logistic"}, "fit": {"epochs": 3, "learning_rate": 0.02}},
     "record_votes": {"num_prototypes": 20, "num_components": 10},
     "weighted_votes": {"embedding": {"num_components": 10, "graph_share": 0}},
+    "residual_votes": {"embedding": {"num_components": 10, "graph_share": 0}},
     "private_knn": {"sampling_rate": 0.2},
 }
 VALUES = {**SMALL, **TARGET, **QUICK}

@@ -1,13 +1,31 @@
 """Residual votes: what one record or person can move, bit for bit, and what the releases are priced as."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import softmax
 
-from fairpate.methods.record_votes import UNITS
-from fairpate.methods.residual_votes import curvature_inverse, product_sum, residuals, shortened, whole_rule
+from fairpate.config import DataConfig
+from fairpate.data import Dataset, load_data
+from fairpate.methods.base import Training, configured
+from fairpate.methods.record_votes import UNITS, WeightedBallot
+from fairpate.methods.residual_votes import (
+    ResidualVotes,
+    curvature_inverse,
+    product_sum,
+    residuals,
+    shortened,
+    whole_rule,
+)
+from fairpate.privacy import accountant
+from fairpate.run.context import RunDirectory
+from fairpate.run.release_log import Released
+from fairpate.terminal import Reporter
 
 RANDOM = np.random.default_rng(7)
 BOUND = UNITS // 2
@@ -77,6 +95,66 @@ def test_shortening_keeps_direction_and_whole_numbers_within_the_norm() -> None:
         assert (short.astype(float) * matrix).sum() / np.linalg.norm(matrix.astype(float)) > 0.999999 * UNITS**2
     inside = np.full((2, 2), UNITS**2 // 2 - 1)
     assert shortened(inside, norm=UNITS**2) is inside
+
+
+@pytest.mark.parametrize("epsilon", [0.03, 1.0, 8.0])
+def test_both_plans_cost_the_target_and_begin_with_the_same_release(epsilon: float) -> None:
+    method = configured({"target": {"epsilon": epsilon, "delta": 1e-5}}, method="residual_votes")
+    assert isinstance(method, ResidualVotes)
+    plans = [method.residual_votes.events(method.multiplier(), curvature) for curvature in ("public", "private")]
+    assert plans[0][0] == plans[1][0]
+    for events in plans:
+        assert 0.98 * epsilon < accountant.epsilon_pld(events, target_delta=1e-5) <= epsilon
+    assert [type(event).__name__ for event in plans[1]] == ["VoteSums", "MomentSums", "VoteSums"]
+    assert [event.count for event in plans[1]] == [1, 1, 3]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load_data(DataConfig(embedding={"num_components": 6, "graph_share": 0}))
+
+
+def released(dataset: Dataset, tmp_path: Path, **settings: Any) -> Released:
+    values = {"target": {"epsilon": 8, "delta": 1e-5}, "noise": "seeded", "residual_votes": settings}
+    method = configured(values, method="residual_votes")
+    assert isinstance(method, ResidualVotes)
+    training = Training(
+        dataset=dataset, model=None, run=RunDirectory(root=tmp_path), reporter=Reporter(quiet=True), seed=0
+    )
+    return method.measure(training)
+
+
+def test_one_record_moves_the_first_releases_by_its_own_numbers(digits: Dataset, tmp_path: Path) -> None:
+    """The noise is seeded, so that it is the same for both data sets; what comes later sees other rules."""
+    without = replace(digits, private=digits.private.take(torch.arange(1, len(digits.private))))
+    with_one, others = (released(each, tmp_path, curvature="private").arrays for each in (digits, without))
+    ballot = WeightedBallot.of(digits, ResidualVotes().residual_votes.embedding)
+    phi_W = ballot.votes(digits.private.x[:1])[0]
+    moved = with_one["sums_CW"] - others["sums_CW"]
+    np.testing.assert_array_equal(moved[int(digits.private.y[0])], phi_W)
+    assert not np.delete(moved, int(digits.private.y[0]), axis=0).any()
+    np.testing.assert_array_equal(with_one["moments_WW"] - others["moments_WW"], np.outer(phi_W, phi_W))
+
+
+def test_noise_of_moments_is_symmetric_with_half_the_variance_off_the_diagonal(digits: Dataset, tmp_path: Path) -> None:
+    arrays = released(digits, tmp_path, curvature="private")
+    ballot = WeightedBallot.of(digits, ResidualVotes().residual_votes.embedding)
+    phi_NW = ballot.votes(digits.private.x)
+    noise = arrays.arrays["moments_WW"] - phi_NW.T @ phi_NW
+    np.testing.assert_array_equal(noise, noise.T)
+    stddev = arrays.events[1].noise_stddev_votes
+    above, diagonal = noise[np.triu_indices(len(noise), 1)] / stddev, np.diag(noise) / stddev
+    assert 0.5 < above.std() * math.sqrt(2) < 1.5
+    assert 0.4 < diagonal.std() < 2
+
+
+def test_the_curvature_is_private_where_the_pool_is_small_for_the_noise(digits: Dataset, tmp_path: Path) -> None:
+    def chosen(pool: int) -> bool:
+        few = replace(digits, public=digits.public.take(torch.arange(pool)))
+        return "moments_WW" in released(few, tmp_path).arrays
+
+    assert chosen(12)
+    assert not chosen(len(digits.public))
 
 
 def test_the_inverse_of_noisy_moments_is_positive_and_its_floor_bounds_it() -> None:
