@@ -114,8 +114,8 @@ def digits() -> Dataset:
     return load_data(DataConfig(embedding={"num_components": 6, "graph_share": 0}))
 
 
-def released(dataset: Dataset, tmp_path: Path, **settings: Any) -> Released:
-    values = {"target": {"epsilon": 8, "delta": 1e-5}, "noise": "seeded", "residual_votes": settings}
+def released(dataset: Dataset, tmp_path: Path, *, epsilon: float = 8.0, **settings: Any) -> Released:
+    values = {"target": {"epsilon": epsilon, "delta": 1e-5}, "noise": "seeded", "residual_votes": settings}
     method = configured(values, method="residual_votes")
     assert isinstance(method, ResidualVotes)
     training = Training(
@@ -149,12 +149,13 @@ def test_noise_of_moments_is_symmetric_with_half_the_variance_off_the_diagonal(d
 
 
 def test_the_curvature_is_private_where_the_pool_is_small_for_the_noise(digits: Dataset, tmp_path: Path) -> None:
-    def chosen(pool: int) -> bool:
+    def is_private(pool: int, epsilon: float) -> bool:
         few = replace(digits, public=digits.public.take(torch.arange(pool)))
-        return "moments_WW" in released(few, tmp_path).arrays
+        return "moments_WW" in released(few, tmp_path, epsilon=epsilon).arrays
 
-    assert chosen(12)
-    assert not chosen(len(digits.public))
+    assert is_private(12, 1.0)
+    assert not is_private(300, 1.0)
+    assert is_private(300, 8.0)
 
 
 def test_the_inverse_of_noisy_moments_is_positive_and_its_floor_bounds_it() -> None:
