@@ -32,10 +32,10 @@ from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, re
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
 from fairpate.types import GateRule, Unit
 from student.card import StudentCard, StudentFileError, read_card
-from student.student import Student, load_student
 
 if TYPE_CHECKING:
     from fairpate.methods.base import Method
+    from student.student import Student
 
 _GIVEN = "a data set that was given from Python"
 
@@ -255,6 +255,8 @@ def read_student(run: RunDirectory, *, is_free: bool) -> Student:
 
     RunDirectoryError for a damaged file; ``is_free``: training it again costs no privacy.
     """
+    from student.student import load_student  # of torch, which commands that train nothing do without
+
     try:
         return replace(load_student(run.student), embedding=None)
     except StudentFileError as error:

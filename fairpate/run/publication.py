@@ -93,11 +93,10 @@ from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, Unit, stepwise, strict, tell
 from fairpate.words import delta_text, meaning
 from student.card import read_card as read_student_card
-from student.portable import PortableError, PortableStudent, missing_packages, portable
-from student.student import Student
 
 if TYPE_CHECKING:
     from fairpate.run.compare import Comparison
+    from student.student import Student
 
 _SEEN = "all that is published"
 Rows = list[tuple[str, str]]
@@ -593,15 +592,20 @@ _MOST_RECORDS = 256
 
 def write_portable(run: RunDirectory, student: Student, dataset: Dataset, reporter: Reporter) -> None:
     """Write both files, unless they are there and belong to this student."""
+    from student.portable import PortableError, missing_packages, portable  # of torch, which a card does without
+
     if _is_there(run):
         return
     missing = missing_packages()
     if missing:
         reporter.note("onnx", f"no model.onnx: {', '.join(missing)} missing; pip install 'fairpate[onnx]', run again")
         return
+    records = dataset.public.x[:_MOST_RECORDS]
+    if dataset.before_embedding is not None:  # with the embedding inside, checked on public records from before it
+        student, records = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples
     try:
         with reporter.stage("onnx"):
-            made = _portable(student, dataset)
+            made = portable(student, records, encoding=encoding_of(dataset, tuple(records.shape[1:])))
     except PortableError as error:
         reporter.note("onnx", str(error))
         return
@@ -616,14 +620,6 @@ def _is_there(run: RunDirectory) -> bool:
     described = read_json(run.graph_description)
     found = {"sha256": hashlib.sha256(run.graph.read_bytes()).hexdigest(), "student_sha256": sha256_of(run.student)}
     return found.items() <= described.items()
-
-
-def _portable(student: Student, dataset: Dataset) -> PortableStudent:
-    """With the embedding inside, checked on public records as they were before it."""
-    records = dataset.public.x[:_MOST_RECORDS]
-    if dataset.before_embedding is not None:
-        student, records = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples
-    return portable(student, records, encoding=encoding_of(dataset, tuple(records.shape[1:])))
 
 
 def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:

@@ -54,7 +54,6 @@ from fairpate.run.ledger_commands import last_backup_s
 from fairpate.run.release_log import LedgerMeter, Meter, Odometer, state_folder
 from fairpate.terminal import require_extra
 from fairpate.types import UsageError
-from teachers.ray_pool import start_ray
 
 
 def public_pool(dataset: Dataset, settings: QueriesConfig, *, takes_posted: bool = True) -> PublicPool:
@@ -437,5 +436,7 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
     """Ray for a service; one that stays needs a cluster that stays."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError("--detach and --stop need a cluster that stays; set RAY_ADDRESS, or leave them out.")
+    from teachers.ray_pool import start_ray  # of torch, which a refusal does without
+
     with start_ray(config):
         yield
