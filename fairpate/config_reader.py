@@ -290,8 +290,6 @@ def determining_values(config: Configuration) -> dict[str, Any]:
 def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]:
     """``values`` of the method of ``config`` without what decides nothing there."""
     kept = _without(values, (*_PLACES, *config.unread))
-    if "teachers" in kept:  # a field of earlier versions, with which their digests were computed
-        kept["teachers"]["model"]["python"] = None
     # At its default it is left out: digests of runs from before it could be set stay.
     if kept.get("evaluation") == EvaluationConfig().model_dump():
         del kept["evaluation"]

@@ -97,7 +97,6 @@ from fairpate.methods.base import (
     configured_exactly,
     find_method,
     fitted_to,
-    read_of,
     stream_seed,
 )
 from fairpate.privacy.mechanism_events import event_from
@@ -156,7 +155,7 @@ def parameters_of(method: str) -> dict[str, Any]:
 def configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, seed: int) -> Method:
     """What the parameters ``given`` say. ConfigError, a ValueError, for every fault with its field."""
     schema = find_method(method)
-    base = read_of(schema, fitted_to(method, count=sizes.num_records, num_public=sizes.num_public))
+    base = fitted_to(method, count=sizes.num_records, num_public=sizes.num_public)
     values = merge(base, _said(schema, given))
     if given["embedding"] == "auto":
         values["data"] = base.get("data", {}) if sizes.num_public else {}

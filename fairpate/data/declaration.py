@@ -130,7 +130,7 @@ class Identity(Section):
     prefix: str = Field("", description="Start of every name; empty: the name of the data set.")
     key: Texts = Field((), description="Columns that name a record together; empty: its features and label do.")
     text: Texts = Field((), description="Columns whose text is hashed instead of features and label.")
-    as_written: bool = Field(
+    by_text: bool = Field(
         False,
         description="Hash the text of all declared columns instead, without those of groups and those computed from "
         "groups: `30` and `30.0` are then two records.",
@@ -138,9 +138,9 @@ class Identity(Section):
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Identity:
-        given = [name for name in ("key", "text", "as_written") if getattr(self, name)]
+        given = [name for name in ("key", "text", "by_text") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"Expected one of key, text and as_written, got {' and '.join(given)}")
+            raise ValueError(f"Expected one of key, text and by_text, got {' and '.join(given)}")
         return self
 
 
@@ -460,11 +460,11 @@ class Declaration(Section):
     def text_of_names(self, columns: Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
         """The ``columns`` with text that names a record: none where features and label do.
 
-        Those of `identity.text` but for the groups in force, or with `as_written` all declared ones but those of
+        Those of `identity.text` but for the groups in force, or with `by_text` all declared ones but those of
         groups. Undeclared columns are left out: they might reveal the group, and so would the names.
         """
         in_force = {group.column for group in self.chosen_groups(options)}
-        declared = set(self.used()) - set(self.told_by_groups) if self.identity.as_written else ()
+        declared = set(self.used()) - set(self.told_by_groups) if self.identity.by_text else ()
         named = self.identity.text or [column for column in columns if column in declared]
         return tuple(column for column in named if column not in in_force)
 
@@ -579,7 +579,7 @@ def _rows_of_file(table: Declaration, part: Part, file: SourceFile, request: Req
         columns=table.header or None,
         separator=table.separator,
         comment=table.comment,
-        wanted=None if table.identity.as_written else table.used(request.options),
+        wanted=None if table.identity.by_text else table.used(request.options),
     )
     vectors = [(column, feature.vector) for column, feature in table.visible(request.options) if feature.array]
     sizes = {column: size for column, size in vectors if size is not None}
@@ -593,7 +593,7 @@ def _trimmed_rows(table: Declaration, part: Part, rows: pa.Table, name: str, req
     _require_once(rows, [column for column in used if not (is_unlabelled and column == label)], name)
     if is_unlabelled:
         rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
-    if not table.identity.as_written:  # otherwise columns of other options are part of a name too
+    if not table.identity.by_text:  # otherwise columns of other options are part of a name too
         rows = rows.select(used)
     for trim in table.trim:
         for column in trim.columns:
@@ -780,7 +780,7 @@ def _units(
     for column in columns:
         _require_no_list(rows, column)
     texts = [rows.text(column) for column in columns]
-    if not (identity.text or identity.as_written):
+    if not (identity.text or identity.by_text):
         texts += [_seen_values(table, rows, request), pa.array(map(str, codes_N.tolist()), pa.string())]
     return content_units(prefix if pool == "records" else f"{prefix}-{pool}", texts).packed
 

@@ -696,15 +696,28 @@ def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], *sections: str)
 
 
 def refused(path: Names, value: Any) -> list[str]:
-    """Why no method takes ``value`` as its field ``path``; nothing where one does."""
+    """Why no method takes ``value`` as its field ``path``; nothing where one does.
+
+    Methods are imported one by one until one takes it, the method that the section is named after first: a file with
+    sections of several methods is read without importing them all.
+    """
     *sections, last = path
-    known = {other: _fields_in(other, sections) for other in all_methods().values()}
-    names = dict.fromkeys(name for fields in known.values() for name in fields)
-    faults = [f"{'.'.join(path)}: unknown field{nearest(last, names)}."]
     for name in reversed(path):
         value = {name: value}
-    closest = 0
-    for other in (other for other, fields in known.items() if last in fields):
+    faults, names, closest = [], dict[str, None](), 0
+    for method in sorted(method_names(), key=lambda method: method != path[0]):
+        try:
+            other = find_method(method)
+        except ConfigError:  # another package's that cannot be imported
+            if method in _OURS:
+                raise
+            continue
+        fields = _fields(other)
+        for section in sections:
+            fields = _fields(fields.get(section))
+        names |= dict.fromkeys(fields)
+        if last not in fields:
+            continue
         try:
             parse_config(merge(start_of(other), value), other)
         except ConfigError as error:
@@ -714,13 +727,7 @@ def refused(path: Names, value: Any) -> list[str]:
                 faults, closest = found, depth
         else:
             return []
-    return faults
-
-
-def _fields_in(schema: Any, sections: Sequence[str]) -> Values:
-    for name in sections:
-        schema = _fields(schema).get(name)
-    return _fields(schema)
+    return faults or [f"{'.'.join(path)}: unknown field{nearest(last, names)}."]
 
 
 def _fields(annotation: Any) -> Values:
@@ -762,7 +769,7 @@ def start_values(overrides: Sequence[str], method: str | None = None) -> Values:
 
 
 def fitted(data: DataConfig, method: str | None = None) -> Values:
-    """Values of a configuration of ``method`` for ``data``, with sections of others; None: of :func:`method_for`."""
+    """Values of a configuration of ``method`` for ``data``; None: of :func:`method_for`."""
     name = method_for(data) if method is None else method
     # A declaration need not say how many records there are, unless a setting follows from it.
     follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()
@@ -783,7 +790,6 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
     many = count > _MANY_RECORDS
     rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
     num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
-    # Sections of other methods too: the caller keeps what the method reads.
     values: Values = {
         "method": name,
         "student": linear,
@@ -810,7 +816,8 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
         values["data"] = {"embedding": {}}
-    return merge(values, {section: value.model_dump(exclude_unset=True) for section, value in own.items()})
+    own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}
+    return read_of(type(method), merge(values, own_values))
 
 
 def count_protected(data: DataConfig) -> int:

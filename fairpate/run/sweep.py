@@ -281,8 +281,7 @@ class Cell:
         overrides = [
             f"--set {shlex.quote(f'{path}={_yaml(value)}')}"
             for path, value in now.items()
-            if path in said  # a digest may hold what is no field any more
-            and (path not in start or start[path] != said[path])
+            if (path not in start or start[path] != said[path])
             and path not in ("method", "data.name")
             and unread_because_of(path, every) is None
         ]
@@ -570,11 +569,10 @@ def parse_sweep(values: Values, *, folder: Path, data_dir: Path | None = None) -
 
 def _require_sweep(values: Values) -> None:
     """ConfigError, in one line, for the configuration of a run."""
-    fields = {
-        name for schema in all_methods().values() for name in schema.model_fields
-    } - SweepConfig.model_fields.keys()
-    of_a_run = [name for name in values if name in fields]
-    if of_a_run and not {"methods", "data_sets"} & values.keys():
+    if {"methods", "data_sets"} & values.keys():
+        return
+    fields = {name for schema in all_methods().values() for name in schema.model_fields}
+    if of_a_run := [name for name in values if name in fields - SweepConfig.model_fields.keys()]:
         raise ConfigError(
             f"no sweep: it has {', '.join(of_a_run)} and neither methods nor data_sets; a configuration of one run is "
             "for `fairpate run`."
