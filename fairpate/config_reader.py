@@ -192,11 +192,22 @@ def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def apply_override(values: dict[str, Any], override: str) -> None:
-    """Set ``section.field=value`` in ``values``; the value is read as YAML."""
-    dotted, separator, text = override.partition("=")
-    if not separator or not dotted:
-        raise ConfigError(f"--set {override}: expected section.field=value.")
+Override = str | tuple[str, Any]
+"""``section.field=value``, as `--set` takes it, or a dotted field and its value."""
+
+
+def apply_override(values: dict[str, Any], override: Override) -> None:
+    """Set one field in ``values``; the value in a text is read as YAML."""
+    if isinstance(override, str):
+        dotted, separator, text = override.partition("=")
+        if not separator or not dotted:
+            raise ConfigError(f"--set {override}: expected section.field=value.")
+        try:
+            value = _load_yaml(text)
+        except (yaml.YAMLError, ValueError) as error:
+            raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
+    else:
+        dotted, value = override
     *parents, field = dotted.split(".")
     section = values
     for name in parents:
@@ -205,10 +216,7 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         section = section[name]
         if not isinstance(section, dict):
             raise ConfigError(f"--set {override}: {name} is a value, not a section.")
-    try:
-        section[field] = _load_yaml(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
+    section[field] = value
 
 
 def _describe(fault: Any, schema: type[Section]) -> str:

@@ -71,7 +71,15 @@ from fairpate.config import (
     named_object,
     nearest,
 )
-from fairpate.config_reader import apply_override, flattened, merge, parse_config, read_yaml, unread_because_of
+from fairpate.config_reader import (
+    Override,
+    apply_override,
+    flattened,
+    merge,
+    parse_config,
+    read_yaml,
+    unread_because_of,
+)
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.later import torch
 from fairpate.privacy import accountant
@@ -449,9 +457,9 @@ class Method(Section):
             "protects each record by itself, or choose another method."
         )
 
-    def voting(self, dataset: Dataset, num_records: int) -> Voting:
-        """What to expect of ``num_records`` private records, a public number; of ``dataset`` public ones are read."""
-        raise NotImplementedError
+    def voting(self, dataset: Dataset, num_records: int) -> Voting | None:  # noqa: ARG002
+        """How ``num_records`` private records, a public number, vote on public ones; None: nobody votes."""
+        return None
 
     def own_dataset(self) -> Dataset | None:
         """The data set that comes with the configuration itself; None: the one that ``data`` names."""
@@ -570,15 +578,15 @@ def require_trusted(method: Any, path: Path) -> None:
 
 
 def configured(
-    source: Values | Path | str | None, overrides: Sequence[str] = (), *, method: str | None = None
+    source: Values | Path | str | None, overrides: Sequence[Override] = (), *, method: str | None = None
 ) -> Method:
     """The checked configuration of one method.
 
     Args:
         source: A mapping of sections, the path of a YAML file, or None for the method's defaults. A file may serve
             several methods: sections of other methods are checked and left out.
-        overrides: ``section.field=value``, read as YAML, on top of ``source``. One that the method does not read is an
-            error.
+        overrides: ``section.field=value``, read as YAML, or a field and its value, on top of ``source``. One that the
+            method does not read is an error.
         method: The method's name, or ``module:Class``; None: the one that ``overrides`` or ``source`` name, or
             ``fairpate``.
 
@@ -596,7 +604,8 @@ def configured(
     name = _name(values, said, method)
     schema = find_method(name)
     faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]
-    faults += _unread_faults(schema, said, [override.partition("=")[0] for override in overrides], method=name)
+    fields = [each.partition("=")[0] if isinstance(each, str) else each[0] for each in overrides]
+    faults += _unread_faults(schema, said, fields, method=name)
     try:
         config = parse_config(merged(values, overrides, method=name) | {"method": name}, schema)
     except ConfigError as error:
@@ -640,7 +649,7 @@ def _unread_faults(schema: type[Method], said: Values, options: Sequence[str] = 
     return faults
 
 
-def merged(values: Values, overrides: Sequence[str], *, method: str | None) -> Values:
+def merged(values: Values, overrides: Sequence[Override], *, method: str | None) -> Values:
     """What the method reads: its defaults, a file's ``values`` over them, ``overrides`` on top; nothing is checked."""
     schema = find_method(_name(values, _said(overrides), method))
     full = merge(start_of(schema), values)
@@ -649,7 +658,7 @@ def merged(values: Values, overrides: Sequence[str], *, method: str | None) -> V
     return read_of(schema, full)
 
 
-def _said(overrides: Sequence[str]) -> Values:
+def _said(overrides: Sequence[Override]) -> Values:
     said: Values = {}
     for override in overrides:
         apply_override(said, override)
@@ -749,7 +758,7 @@ _FOLLOW_FROM_COUNT = frozenset({"teachers", "private_knn", "record_votes", "dp_s
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 
-def resolved(overrides: Sequence[str], method: str | None = None) -> Method:
+def resolved(overrides: Sequence[Override], method: str | None = None) -> Method:
     """The configuration of a run that starts from no file: what fits the data set that ``overrides`` name, under them.
 
     This is what `fairpate run` without a configuration computes, and so what every command that is printed means.
@@ -757,11 +766,9 @@ def resolved(overrides: Sequence[str], method: str | None = None) -> Method:
     return configured(start_values(overrides, method), overrides, method=method)
 
 
-def start_values(overrides: Sequence[str], method: str | None = None) -> Values:
+def start_values(overrides: Sequence[Override], method: str | None = None) -> Values:
     """What lies under ``overrides`` there."""
-    said: Values = {}
-    for override in overrides:
-        apply_override(said, override)
+    said = _said(overrides)
     name = said.get("method") if method is None else method
     if name is not None and not isinstance(name, str):
         return {}  # refused with the rest of the configuration

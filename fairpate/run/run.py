@@ -55,7 +55,7 @@ from torch import Tensor, nn
 
 from aggregator.service.wire import worded
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
-from fairpate.config_reader import determining_values
+from fairpate.config_reader import Override, determining_values
 from fairpate.data import REGISTRY, Dataset, load_data
 from fairpate.data.dataset import Split, sha256_of
 from fairpate.files import write_atomically
@@ -696,7 +696,7 @@ def _by_group(labels: Labels, num_groups: int) -> tuple[int, ...] | None:
     return tuple(np.bincount(labels.labelled.groups, minlength=num_groups).tolist())
 
 
-def aggregate(values: dict[str, Any], overrides: Sequence[str], reporter: Reporter) -> RunDirectory:
+def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
     """One release of the labels of a file of votes, however often the command is given; with features, a student too.
 
     ``values`` and ``overrides`` configure :class:`OwnVotes`. VotesFileError lists all that is wrong with the file,
