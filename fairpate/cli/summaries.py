@@ -40,7 +40,7 @@ from fairpate.report.page import counted, epsilon_text
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
 from fairpate.run.release_log import state_folder
-from fairpate.terminal import MODULES, Output, facts, import_error, install_words, is_missing, listing
+from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import READING_TELLS, PrivacyStatement, UsageError
 from fairpate.words import delta_text
 from student.card import read_card
@@ -349,10 +349,9 @@ def _data_folder(folder: str | None) -> Finding:
 
 def _extras() -> Iterator[Finding]:
     for extra in MODULES:
-        error = import_error(extra)
-        value = "installed" if error is None else install_words(extra, error)
-        level: Literal["ok", "fix"] = "ok" if error is None or is_missing(error) else "fix"
-        yield Finding(name=f"extra {extra}", value=value, level=level)
+        fault = extra_fault(extra)
+        value = "installed" if fault is None else fault.words
+        yield Finding(name=f"extra {extra}", value=value, level="fix" if fault and fault.is_broken else "ok")
 
 
 Kind = Literal["table", "images", "embeddings"]
