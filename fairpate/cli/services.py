@@ -529,7 +529,7 @@ def version() -> Output:
     from fairpate import __version__
     from fairpate.cli.summaries import findings
 
-    found, marks = findings(), {"ok": "", "fix": "fix: "}
+    found, marks = list(findings()), {"ok": "", "fix": "fix: "}
     return Output(
         facts={"version": __version__, "findings": found},
         words=facts((finding.name, marks[finding.level] + finding.value) for finding in found),
