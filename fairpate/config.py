@@ -128,7 +128,7 @@ class DeclarationConfig(Section):
     sha256: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
-        description="Checksum of the file; null: as it is when the configuration is read.",
+        description="Checksum of the file; null: that of the file when the configuration is read.",
     )
 
     @model_validator(mode="before")
@@ -182,7 +182,7 @@ class DataConfig(Section):
         "set names persons.",
     )
     embedding: EmbeddingConfig | None = Field(
-        None, description="What every method reads of a record, fitted to public records; null: the record as it is."
+        None, description="What every method reads of a record, fitted to public records; null: the record itself."
     )
 
 
@@ -205,7 +205,7 @@ class AugmentConfig(Section):
 
     @property
     def is_identity(self) -> bool:
-        """Whether nothing is changed."""
+        """True if nothing is changed."""
         return not any(self.model_dump().values())
 
 
@@ -220,12 +220,12 @@ class WeightsConfig(Section):
     sha256: str | None = Field(
         None,
         pattern="^[0-9a-f]{64}$",
-        description="Checksum of the file; null: as it is when the configuration is read.",
+        description="Checksum of the file; null: that of the file when the configuration is read.",
     )
 
     @property
     def is_imagenet(self) -> bool:
-        """Whether torchvision's published file is named, and was not looked for yet."""
+        """True if torchvision's published file is named, and was not looked for yet."""
         return self.path == Path(IMAGENET)
 
     @model_validator(mode="before")
@@ -263,7 +263,7 @@ class ModelConfig(Section):
 
     @property
     def keeps_batch_statistics(self) -> bool:
-        """Whether BatchNorm keeps the statistics of the weights file."""
+        """True if BatchNorm keeps the statistics of the weights file."""
         return self.weights is not None and self.norm != "group"
 
     @model_validator(mode="after")
@@ -296,7 +296,7 @@ class FitConfig(Section):
 
 
 class LearningConfig(Section):
-    """How a model learns from released labels and from public records without a label."""
+    """Settings for learning from released labels and from public records without a label."""
 
     fit: FitConfig = FitConfig()
     method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
@@ -404,7 +404,7 @@ class PenaltyConfig(DpfrConfig):
 class CalibrationConfig(DpfrConfig):
     """Fine-tuning of a trained model on public records."""
 
-    epochs: CountOrZero = Field(20, description="Largest number of epochs; 0 leaves the model as it is.")
+    epochs: CountOrZero = Field(20, description="Largest number of epochs; 0 leaves the model unchanged.")
     max_disparity: Fraction = Field(0.0, description="Stop once the held-out disparity is no larger.")
     anchor: NotNegative = Field(1.0, description="Weight of the distance from the model's earlier predictions.")
     held_out: float = Field(0.25, gt=0, lt=1, description="Share of the public records that decides when to stop.")
@@ -431,7 +431,7 @@ class PublicDataConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """What may be published of test records."""
+    """Limits on what is published of test records."""
 
     least_cell: Count = Field(
         10,
@@ -478,7 +478,7 @@ class TeachersConfig(Section):
 
 
 class BudgetConfig(Section):
-    """What a run and the service after it may spend in total; fixed when the ledger is made."""
+    """The total budget of a run and of the service after it; fixed when the ledger is made."""
 
     kind: BudgetKind = Field("data_independent", description="The quantity that is limited; see fairpate.types.Budget.")
     epsilon: Positive | None = Field(None, description="Limit at `target.delta`; not for query_count.")
@@ -574,7 +574,7 @@ class GatedQueriesConfig(QueriesConfig):
 
 
 class QueriesTarget(Terms):
-    """What released labels may cost together, for one record added or removed."""
+    """The guarantee of all released labels together, for one record added or removed."""
 
     epsilon: Positive | None = Field(None, description="Epsilon that is published. null: the noise is as configured.")
 
@@ -618,14 +618,14 @@ Grid = Annotated[
 
 
 class SweepPart(Section):
-    """What one method or one data set adds."""
+    """Settings that one method or one data set adds."""
 
     settings: Settings = Field(default_factory=dict, description="Sections, or dotted fields, with one value.")
     grid: Grid = Field(default_factory=dict, description="Dotted fields with a list of values each.")
 
 
 class DataSetPart(SweepPart):
-    """What one data set adds; its name is the data set's unless ``settings`` name another."""
+    """Settings that one data set adds; its name is the data set's unless ``settings`` name another."""
 
     file: Path | None = Field(
         None,
@@ -635,13 +635,13 @@ class DataSetPart(SweepPart):
 
 
 class MethodPart(SweepPart):
-    """What one method adds, and where it runs."""
+    """Settings that one method adds, and its data sets."""
 
     data_sets: tuple[str, ...] | None = Field(None, description="Names of data sets to run it on; null: all.")
 
 
 class TasksConfig(Section):
-    """What one cell reserves on a node. ``ray.wait_for_nodes_s`` limits the wait for a node that has it."""
+    """Resources that one cell reserves on a node. ``ray.wait_for_nodes_s`` limits the wait for a node that has it."""
 
     num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly a fraction.")

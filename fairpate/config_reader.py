@@ -143,16 +143,16 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses names that occur twice in a mapping, of which YAML would silently take the last.
+    """Refuses names that occur twice in a mapping: YAML would silently take the last one.
 
-    It also refuses anchors that contain themselves, or that stand for more values than anybody writes.
+    Anchors that contain themselves, or that expand to too many values, are refused too.
     """
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()
         # Before any of it becomes a value, which might fill the memory.
         if node is not None and _written_out(node, {}) > _MOST_VALUES:
-            raise yaml.YAMLError(f"its anchors stand for more than {_MOST_VALUES} values; write them out")
+            raise yaml.YAMLError(f"its anchors expand to more than {_MOST_VALUES} values; write them out")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -171,7 +171,7 @@ def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
         if not counted[id(node)]:
             raise yaml.YAMLError("an anchor contains itself; write it out")
         return counted[id(node)]
-    # 0 while its parts are counted: a node that meets it then is inside it.
+    # 0 while its parts are counted, so that an alias of it among them is found.
     counted[id(node)] = 0
     parts: list[Any] = [] if isinstance(node, yaml.ScalarNode) else node.value
     if isinstance(node, yaml.MappingNode):
@@ -280,7 +280,7 @@ def determining_values(config: Configuration) -> dict[str, Any]:
 
 
 def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]:
-    """Return ``values`` of the method of ``config`` without those that decide nothing there."""
+    """Return ``values`` without those that do not change what ``config`` computes."""
     kept = _without(values, (*_PLACES, *config.unread))
     # Left out at its default, so that runs from before it could be set keep their digests.
     if kept.get("evaluation") == EvaluationConfig().model_dump():
@@ -311,7 +311,7 @@ def values_digest(values: dict[str, Any]) -> str:
 
 
 def default_folder(config: Configuration) -> Path:
-    """Return ``runs/METHOD-DATA-DIGEST``."""
+    """Return the folder of a run without `--out`: ``runs/METHOD-DATA-DIGEST``."""
     words = (re.sub("[^A-Za-z0-9_.-]+", "-", word) for word in (config.method, config.data.name))
     return Path("runs") / f"{'-'.join(words)}-{config_digest(config)}"
 

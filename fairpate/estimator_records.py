@@ -124,7 +124,7 @@ def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> Records
     if column is not None:
         place = _place(None if names is None else list(names), column, x.shape[1])
         if not column.edges:
-            raise ValueError("sensitive_feature.edges: needed to tell the groups of public records that are drawn.")
+            raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
         x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
     return Records(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
 
@@ -149,7 +149,7 @@ def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: 
     width = table.shape[1]
     if width == 1:
         # In words that scikit-learn's own checks look for.
-        raise ValueError("X: expected other features beside the sensitive one, got 1 feature(s).")
+        raise ValueError("X: expected other features than the sensitive one, got 1 feature(s).")
     place = _place(names, column, width)
     values = np.asarray(_safe_indexing(table, place, axis=1))
     rest = _safe_indexing(table, [other for other in range(width) if other != place], axis=1)
@@ -171,7 +171,7 @@ def _place(names: Sequence[Any] | None, column: SensitiveFeature, width: int) ->
 
 
 def _groups_of(values: Values, column: SensitiveFeature) -> Values:
-    """Return the values themselves, or the names of the intervals between edges that they lie in."""
+    """Return the values themselves, or with edges the name of the interval of each value."""
     _require_known(values, "sensitive_feature")
     if not column.edges:
         return values

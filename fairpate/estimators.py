@@ -282,7 +282,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
       many records of independent standard normal features, for when there is no public record.
     - ``sensitive_feature``: the column of ``X`` that holds the groups, by name or position; it is no feature then. A
       mapping of ``column`` and ``edges`` divides numbers, such as ages, between public edges.
-    - ``embedding``: what is seen of a record, as ``data.embedding``: a mapping; None: the record as it is; "auto": an
+    - ``embedding``: what is seen of a record, as ``data.embedding``: a mapping; None: the record itself; "auto": an
       embedding of public records where there are some and whole records are protected.
     - ``num_records``: a public number of private records, or of persons where ``fit`` is given them, by which settings
       are chosen; None: the real one, which then counts as public, and the statement says so.
@@ -368,7 +368,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             num_public=0 if public is None else len(public.x),
         )
         config = self._configuration(sizes, seed=seed)
-        # All refusals before training: what it releases is spent, whatever fails afterwards.
+        # All refusals before training, because what it releases stays spent when something fails afterwards.
         _require_inputs(config, private, labels, public, has_persons=bool(names))
         dataset, classes, group_names = dataset_of(
             private.x,

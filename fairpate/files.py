@@ -42,7 +42,7 @@ class PlaceError(UsageError, OSError):
 
 
 def cache_dir() -> Path:
-    """Return FAIRPATE_CACHE, or ~/.cache/fairpate, for files that can be made again."""
+    """Return FAIRPATE_CACHE, or ~/.cache/fairpate, for files that can be recomputed."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fairpate")
 
 
@@ -67,7 +67,7 @@ def check_output_file(path: Path, option: str, *, suffixes: tuple[str, ...] = ()
 
 
 def _check_place(path: Path, option: str) -> None:
-    """Write a file without a name into the nearest folder that exists: permissions alone do not tell."""
+    """Write a file without a name into the nearest folder that exists: permissions alone do not show that."""
     try:
         with suppress(FileNotFoundError):
             path.lstat()  # a name that is too long, or no name at all
@@ -86,10 +86,10 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, private: bo
     ``private``: only its owner can read the file. An error in ``write`` leaves ``path`` as it was and is raised; that
     of a full disk, in which the system names no file, gets the name of ``path``.
     """
-    # Processes on several nodes may write the same name at once: a process id would not tell them apart.
+    # Processes on several nodes may write the same name at once: a process id would not be unique.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        if private:  # rights before content: nobody may open it in between
+        if private:  # rights before content: no one may open it in between
             temporary.touch(mode=0o600)
         write(temporary)
         # Before the rename: no loss of power leaves the name with half of the content.

@@ -41,7 +41,7 @@ def environment(**filters: Callable[..., Any]) -> jinja2.Environment:
 
 Json = Mapping[str, Any]
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
-"""With these a browser fetches nothing for the page, whatever is in it."""
+"""With these a browser fetches nothing for the page, even if a value in it asks for that."""
 _METHODS = ("get", "post", "put", "patch", "delete")
 _PAGES = environment()
 

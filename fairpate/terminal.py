@@ -1,4 +1,4 @@
-"""What a command prints: text or one JSON document, and progress; and which optional packages can be imported.
+"""Output of commands as text or one JSON document, their progress, and the optional packages that can be imported.
 
 A command returns an :class:`Output`: its facts, in words for a person or, with `--json`, as one document of strict
 JSON. Standard output then holds the document alone; remarks go to standard error, and no progress is shown. An error is
@@ -64,7 +64,7 @@ class _Console(Console):
 
 
 def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """Return a console that prints text as it is, without markup; into a pipe or a file, no line is wrapped or cut."""
+    """Return a console that prints plain text, without markup; into a pipe or a file, no line is wrapped or cut."""
     console = _Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         console.width = _UNLIMITED
@@ -111,7 +111,7 @@ def discard_output() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What a command has to say: ``facts`` for a program, ``words`` for a person.
+    """The result of a command: ``facts`` for a program, ``words`` for a person.
 
     ``words`` None: a line for each fact; an iterator: line by line, as they come. ``code`` is the exit code, and
     ``failure`` explains on standard error why it is not 0.
@@ -215,7 +215,7 @@ _LEAST_S = 1.0  # of a pace that says anything
 
 @dataclass
 class Pace:
-    """How fast steps are done, since the first report: what was done by then was not done now."""
+    """The pace of steps since the first report: steps that were done before it do not count."""
 
     clock: Callable[[], float] = lambda: time.monotonic()
     _first: tuple[float, int] | None = field(default=None, init=False)
@@ -265,7 +265,7 @@ class Reporter:
 
     @contextmanager
     def stage(self, name: str, *, patience_s: float = 0.0) -> Iterator[Advance]:
-        """Show a stage and its progress, including steps reported by :func:`fairpate.types.tell`.
+        """Show a stage and its progress, including steps that loops report (:mod:`fairpate.types`).
 
         With ``patience_s``, a stage that takes less is not shown. A quiet reporter passes steps on to its listener.
         """

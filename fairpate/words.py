@@ -76,7 +76,7 @@ def _by_name() -> Mapping[str, Term]:
 
 
 def term_of(word: str) -> Term | None:
-    """Return the term that explains ``word``, whatever its case; None for a word that is not in the glossary."""
+    """Return the term that explains ``word`` in upper or lower case; None for a word that is not in the glossary."""
     return _by_name().get(word.lower())
 
 
@@ -196,7 +196,7 @@ def votes_matter(of_worst_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]) -> bool
 
 
 def dearest(cost_Q: FloatArray) -> list[int]:
-    """Return the queries that cost most, the dearest first, without those that cost nothing."""
+    """Return the queries that cost most, the dearest first, and none without a cost."""
     order: list[int] = np.argsort(-cost_Q, kind="stable")[:_MOST_SHOWN].tolist()
     return [query for query in order if cost_Q[query] > 0]
 

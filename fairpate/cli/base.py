@@ -1,4 +1,4 @@
-"""What all commands share: `--json`, modes, fields that are given twice, errors and exit codes, common options.
+"""Parts that all commands share: `--json`, modes, fields that are given twice, errors, exit codes and common options.
 
 Every command is a function that returns an :class:`Output`; `--json` prints its facts as one document. A command with
 several modes is made of one function for each (:func:`in_modes`): the options of the command are the parameters of
@@ -171,7 +171,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
 
 
 def _asks_for(*options: str) -> bool:
-    """Whether the command line has one of ``options``, also where it cannot be parsed."""
+    """Return whether the command line has one of ``options``, also where it cannot be parsed."""
     words = sys.argv[1:]
     return not {*options}.isdisjoint(words[: words.index("--")] if "--" in words else words)
 

@@ -93,7 +93,7 @@ def declare_data(
     public: Annotated[Path, typer.Option(help="Table of public records: the same columns, the label may be missing.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML file to write; default: none.")] = None,
 ) -> Output:
-    """Draft a declaration of your own records, with questions where public records cannot tell."""
+    """Draft a declaration of your own records, with questions where public records do not suffice."""
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
     for name, table in (("file", file), ("--public", public)):
@@ -393,7 +393,7 @@ serve = in_modes(
     Mode(
         function=_serve_student,
         option="student",
-        flag=typer.Option("--student", help="Serve the published model; without tokens it is open to everybody."),
+        flag=typer.Option("--student", help="Serve the published model; without tokens it is open to all users."),
     ),
 )
 

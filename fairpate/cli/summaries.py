@@ -1,8 +1,8 @@
-"""What commands print at length: methods and their settings, finished runs, data sets, this installation, new projects.
+"""Long outputs of commands: methods and their settings, finished runs, data sets, this installation, new projects.
 
-The example records of a new project are drawn from a fixed seed, so they are about nobody. Their three parts share no
-record, public ones have no label, and groups differ a little in how often the label is yes, so that there is something
-to measure.
+The example records of a new project are drawn from a fixed seed, so they are about no real person. Their three parts
+share no record, public ones have no label, and groups differ a little in how often the label is yes, so that there is
+something to measure.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ _LITTLE_DISK = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line about this installation. ``level`` ``fix``: it does not work as it is, and ``value`` says what to do."""
+    """One line about this installation. ``level`` ``fix``: it does not work yet, and ``value`` says what to do."""
 
     name: str
     value: str

@@ -1,11 +1,11 @@
 """Carry out ``fairpate ledger`` and ``fairpate tokens``: show, verify, copy, restore, audit; tokens of callers.
 
-A copy of a ledger is a ledger in files with its head, whatever store the ledger is in; it may be made while a service
-writes. It is restored only if it holds the last entry that the present ledger, its head and its anchor are known to
-have, and as many queries as were stated: no charge may be forgotten. The files of the ledger that it replaces are
-renamed, never removed. Restored to another place, a copy moves a ledger between stores.
+A copy of a ledger in any store is a ledger in files, with its head; it may be made while a service writes. It is
+restored only if it holds the last entry that the present ledger, its head and its anchor are known to have, and as many
+queries as were stated: no charge may be forgotten. The files of the ledger that it replaces are renamed, never removed.
+Restored to another place, a copy moves a ledger between stores.
 
-Whatever an operator does to a run is noted in the run's journal of actions before it is done.
+Every action of an operator on a run is noted in the run's journal of actions before it is done.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from fairpate.types import UsageError, UserError
 from fairpate.words import delta_text
 
 T = TypeVar("T")
-_KEY_SHOWN = 12  # of 64 digits, all of which `--json` and an export have
+_KEY_SHOWN = 12  # of 64 digits; `--json` and an export have all
 _SQLITE = b"SQLite format 3"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -254,7 +254,7 @@ def check_audit_log(log: Path, head: str) -> Output:
 
 
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
-    """Note that an operator reads private entries; where the folder cannot be written, say so and go on."""
+    """Note that an operator reads private entries; where the folder cannot be written, print a remark instead."""
     try:
         # Who can read the files needs no command for it: refusing here would protect nothing.
         audit.note_action(None if run is None else run.actions, event, **facts)

@@ -1,4 +1,4 @@
-"""What a run would spend and what its noise would leave of the labels, from public facts alone.
+"""The cost of a run and the effect of its noise on labels, forecast from public facts alone.
 
 `fairpate run --dry-run` prints a :class:`Forecast` of the run and, where no method was named, one of each other kind of
 voters. No private record is read and nothing is assumed about the voters. The noise on the votes decides by how much
@@ -54,7 +54,7 @@ _OFTEN = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """What a run of ``method`` would spend, and under how much noise its labels would be released.
+    """The cost of a run of ``method``, and the noise on its labels.
 
     ``epsilon`` is what the run would publish; None: no guarantee. ``votes`` decide a label, ``noise_stddev_votes`` is
     the standard deviation of the noise on each count, ``labels`` public records get a label, and noise leaves a label
@@ -86,7 +86,7 @@ def forecast(config: Method, dataset: Dataset, cost: Price | None) -> Forecast:
 
 
 def _voting(config: Method, dataset: Dataset) -> Voting | None:
-    """Return how many votes decide a label; None where nobody votes or the number of private records is not public."""
+    """Return how many votes decide a label; None without votes or a public number of private records."""
     entry = _entry(config.data, dataset)
     if entry is None or entry.rows is None:
         return None
@@ -100,7 +100,7 @@ def _voting(config: Method, dataset: Dataset) -> Voting | None:
 def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     """Return the most that a run of ``config`` would publish as its price; None without a guarantee.
 
-    A target is used up, whatever the data. Without a target, the queries that fit the budget are priced as if all of
+    A target is used up with any data. Without a target, the queries that fit the budget are priced as if all of
     them were submitted.
     """
     if isinstance(config, VotingMethod):
@@ -236,7 +236,7 @@ def too_little_to_learn(voting: Voting, num_classes: int, majority: Majority | N
 
 
 def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return how many noiseless labels are worth as much as ``labels`` of which the share ``right`` is right."""
+    """Return the number of noiseless labels that are worth ``labels`` with a share ``right`` of right ones."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 

@@ -35,7 +35,7 @@ _WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {".parquet": pq.write
 
 
 def query_words(words: Sequence[str], *, token_file: Path | None) -> Output | None:
-    """Run the command in ``words``, or a shell if there is none. A first word with :// is the URL.
+    """Run the command in ``words``, or a shell if there is none. A first word that contains :// is the URL.
 
     UsageError, before anything is asked, for a URL or a token that cannot be read.
     """
