@@ -1,14 +1,14 @@
-"""What happened in a ledger: verification, rows, an export, and the audit log.
+"""Audits of a ledger: verification, rows, an export, and the audit log.
 
-Everything here verifies every entry first, takes no lock and writes nothing to the ledger, so that it may run while a
+Each function verifies every entry first, takes no lock and writes nothing to the ledger, so that it may run while a
 service writes. Summaries, rows and exports are for the operator: they hold votes.
 
 The audit log is JSON lines: who was charged with which queries, when; whose limits changed; and, from the run's journal
 of actions, who read, copied, restored or took over the ledger and changed tokens. Nothing in it depends on votes: it
-has no votes, labels, refusals or prices, and does not show whether a query was answered. (Under a data-dependent budget
-the number of charges depends on votes, here as everywhere.) Every line ends with ``chain``, a digest over all lines up
-to it. So an edit is seen, and, by whoever noted the ``chain`` of an earlier line, a cut. A log kept away from its
-ledger is also an anchor of every entry: it continues only from an entry that the ledger still holds."""
+has no votes, labels, refusals or costs, and does not show whether a query was answered. (Under a data-dependent budget
+the number of charges depends on votes, here as elsewhere.) Every line ends with ``chain``, a digest over all lines up
+to it. So an edit is noticed, and a cut is noticed by a reader who noted the ``chain`` of an earlier line. A log kept
+away from its ledger is also an anchor of every entry: it continues only from an entry that the ledger still holds."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from aggregator.budgets import epsilon_data_independent
-from aggregator.chain import EntryKind, Head, LedgerError, Place, entry_payload, shown, verified_entries
-from aggregator.ledger import Charge, LedgerState, LedgerTerms, OwnLimit, read_ledger, reading
+from aggregator.chain import Head, LedgerError, Place, entry_payload, shown, verified_entries
+from aggregator.ledger import LedgerState, LedgerTerms, read_ledger, reading
 from fairpate.files import write_atomically
 from fairpate.types import UserError, strict
 from fairpate.words import delta_text
@@ -82,20 +82,15 @@ class ChargeRow:
     at_s: float
 
 
-def stored_limits(place: Place) -> Mapping[str, OwnLimit]:
-    """Return what each caller may spend, as the ledger has it. LedgerError where an entry was changed."""
-    return _read(place, None)[1].limits
-
-
 def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
     """Verify every entry against its predecessor, and that the noted ones are there. LedgerError if one fails."""
-    terms, state, head = _read(place, anchor)
+    terms, state = _read(place, anchor)
     budget = terms.budget
     limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
     verdicts = Counter("open" if settled is None else settled.verdict for settled in state.outcomes)
     return VerifiedLedger(
-        entries=head.number,
-        head=head.digest,
+        entries=state.head.number,
+        head=state.head.digest,
         reservations=len(state.keys),
         # Fewer than reservations where a crash left one open and its query was asked again.
         queries=len(set(state.keys)),
@@ -111,8 +106,7 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
 
 def rows(place: Place, *, anchor: Place | None = None) -> Sequence[ChargeRow]:
     """Return every reservation in the order it was made. LedgerError as :func:`verify`."""
-    terms, state, _ = _read(place, anchor)
-    return [_row(charge) for charge in state.charges(terms.num_classes)]
+    return _rows(_read(place, anchor)[1])
 
 
 def export(place: Place, out: Path) -> None:
@@ -124,47 +118,48 @@ def export(place: Place, out: Path) -> None:
         raise UserError(f"{out}: expected a name that ends in .parquet or .json.")
     if out.exists():
         raise UserError(f"{out}: already exists; remove it, or give another name.")
-    terms, state, _ = _read(place)
-    found = [asdict(_row(charge)) for charge in state.charges(terms.num_classes)]
+    found, state = _read(place)
+    terms, written = strict(found.to_json()), [asdict(row) for row in _rows(state)]
 
     def write(unfinished: Path) -> None:
         if out.suffix == ".json":
-            whole = {"terms": strict(terms.to_json()), "rows": found}
-            unfinished.write_text(json.dumps(whole, allow_nan=False), encoding="utf-8")
+            unfinished.write_text(json.dumps({"terms": terms, "rows": written}, allow_nan=False), encoding="utf-8")
         else:
-            metadata = {"terms": json.dumps(strict(terms.to_json()))}
-            pq.write_table(pa.Table.from_pylist(found, schema=_COLUMNS.with_metadata(metadata)), unfinished)
+            schema = _COLUMNS.with_metadata({"terms": json.dumps(terms)})
+            pq.write_table(pa.Table.from_pylist(written, schema=schema), unfinished)
 
     write_atomically(out, write, private=True)
 
 
-def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, LedgerState, Head]:
-    stored, _, state, head = read_ledger(place, anchor)
+def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, LedgerState]:
+    state = read_ledger(place, anchor)
     try:
-        return LedgerTerms.from_json(stored), state, head
+        return LedgerTerms.from_json(state.stored_terms), state
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(
             f"{shown(place)}: its terms are not those of a ledger ({error}); restore it from a copy."
         ) from error
 
 
-def _row(charge: Charge) -> ChargeRow:
-    reservation, settled = charge.reservation, charge.outcome
-    return ChargeRow(
-        number=reservation.number,
-        key=reservation.key,
-        group=reservation.group,
-        verdict="open" if settled is None else settled.verdict,
-        label=None if settled is None else settled.label,
-        votes=reservation.votes,
-        caller=reservation.asker.caller,
-        request=reservation.asker.request,
-        at_s=reservation.at_s,
-    )
+def _rows(state: LedgerState) -> list[ChargeRow]:
+    return [
+        ChargeRow(
+            number=reservation.number,
+            key=reservation.key,
+            group=reservation.group,
+            verdict="open" if settled is None else settled.verdict,
+            label=None if settled is None else settled.label,
+            votes=reservation.votes,
+            caller=reservation.asker.caller,
+            request=reservation.asker.request,
+            at_s=reservation.at_s,
+        )
+        for reservation, settled in ((charge.reservation, charge.outcome) for charge in state.charges)
+    ]
 
 
 class LogEnd(NamedTuple):
-    """Where an audit log ends: its last entry of the ledger, its last action, and the chain of its last line."""
+    """The end of an audit log: its last entry of the ledger, its last action, and the chain of its last line."""
 
     entry: Head = Head(0, "")
     action: Head = Head(0, "")
@@ -181,7 +176,7 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
     """
     name = shown(place)
     with reading(place, after=end.entry.number) as found:
-        start = found.header.chain.start(found.header.terms)
+        start = found.header.start
         before = start if end.entry == START.entry else end.entry
         # A log that goes beyond the last entry saw entries that the ledger lacks now.
         last = found.noted[0]
@@ -192,21 +187,40 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
             )
         # Where entries follow, the digest of the first one is over `before`: another ledger's log fails there.
         for number, kind, text, digest in verified_entries(found.rows, name, found.header.chain, before):
-            values = _entry_values(number, kind, entry_payload(name, number, text), digest)
-            line, chain = _chained(values, end.chain)
+            payload = entry_payload(name, number, text)
+            values: dict[str, Any] = {"entry": number}
+            if "at" in payload:
+                values["at"] = _moment(payload["at"])
+            if kind == "reserve":
+                keys, groups = iter(payload["keys"].split()), iter(payload["groups"])
+                charges = [
+                    {"caller": who, "request": request, "keys": [*islice(keys, n)], "groups": [*islice(groups, n)]}
+                    for who, request, n in payload["asked"]
+                ]
+                values |= {"event": "charge", "charges": charges}
+            elif kind == "limit":
+                values |= {"event": "limit", "caller": payload["caller"], "limit": payload["limit"]}
+            else:
+                values |= {"event": "stored", "first": payload["first"], "queries": len(payload["outcomes"])}
+            line, chain = _chained({**values, "digest": digest}, end.chain)
             end = end._replace(entry=Head(number, digest), chain=chain)
             yield end, line
-    if actions is not None:
-        for head, values in _actions_after(actions, end.action):
-            line, chain = _chained({**values, "digest": head.digest}, end.chain)
-            end = end._replace(action=head, chain=chain)
-            yield end, line
+    if actions is None:
+        return
+    journal = [(Head(0, ""), {}), *_actions(actions, actions.read_bytes() if actions.exists() else b"")]
+    number = end.action.number
+    if len(journal) <= number or journal[number][0] != end.action:
+        raise LedgerError(f"{actions}: lacks action {number} of the log; it was cut, or the log is another run's.")
+    for head, values in journal[number + 1 :]:
+        line, chain = _chained({**values, "digest": head.digest}, end.chain)
+        end = end._replace(action=head, chain=chain)
+        yield end, line
 
 
 def follow(
     place: Place, end: LogEnd, actions: Path | None = None, *, pause_s: float = 1.0
 ) -> Iterator[tuple[LogEnd, str]]:
-    """Yield the same lines, and then every new one as it comes; never ends."""
+    """Yield the lines of :func:`lines_after`, and then every new one as it comes; never ends."""
     while True:
         for end, line in lines_after(place, end, actions):  # noqa: B020 - the next round continues from here
             yield end, line
@@ -214,7 +228,7 @@ def follow(
 
 
 def log_end(log: Path) -> LogEnd:
-    """Verify a log and return where it ends; the part of a line that a crash left behind it is cut off.
+    """Verify a log and return its end; the part of a line that a crash left behind the end is cut off.
 
     LedgerError for a file that is not an audit log, which stays as it is, and for a log with an edited line.
     """
@@ -256,7 +270,7 @@ def _lines(content: bytes) -> list[str]:
 
 
 def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
-    """Yield where the log ends after each of its lines, verified."""
+    """Yield the end of the log after each of its lines, verified."""
     end = START
     for number, line in enumerate(_lines(content), start=1):
         try:
@@ -280,28 +294,12 @@ def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
     return json.dumps({**values, "chain": chain}, ensure_ascii=False), chain
 
 
-def _entry_values(number: int, kind: EntryKind, payload: dict[str, Any], digest: str) -> dict[str, Any]:
-    if kind == "reserve":
-        keys, groups = iter(payload["keys"].split()), iter(payload["groups"])
-        charges = [
-            {"caller": caller, "request": request, "keys": [*islice(keys, count)], "groups": [*islice(groups, count)]}
-            for caller, request, count in payload["asked"]
-        ]
-        event: dict[str, Any] = {"event": "charge", "charges": charges}
-    elif kind == "limit":
-        event = {"event": "limit", "caller": payload["caller"], "limit": payload["limit"]}
-    else:
-        event = {"event": "stored", "first": payload["first"], "queries": len(payload["outcomes"])}
-    at = {"at": _moment(payload["at"])} if "at" in payload else {}
-    return {"entry": number, **at, **event, "digest": digest}
-
-
 def _moment(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds")
 
 
 def note_action(journal: Path | None, event: str, **facts: object) -> None:
-    """Add what an operator does to the journal of a run, durably; None: to no journal. To be called before it is done.
+    """Add an operator's action to the journal of a run, durably; None: to no journal. Call it before the action.
 
     LedgerError where the journal cannot be written, or is damaged.
     """
@@ -313,10 +311,10 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
             # Two processes that add at the same time would number their actions alike.
             fcntl.flock(file, fcntl.LOCK_EX)
             content = file.read()
-            whole = content[: content.rfind(b"\n") + 1]  # a crash may have left a part of a line
-            *_, (last, _) = (Head(0, ""), {}), *_actions(journal, whole)
+            *_, (last, _) = (Head(0, ""), {}), *_actions(journal, content)
             values = {"action": last.number + 1, "at": _moment(time.time()), "event": event, **facts}
-            file.seek(len(whole))
+            # Over the part of a line that a crash may have left.
+            file.seek(content.rfind(b"\n") + 1)
             file.truncate()
             file.write(_chained(values, last.digest)[0].encode() + b"\n")
             file.flush()
@@ -325,19 +323,11 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
         raise LedgerError(f"{journal}: cannot be written ({error}); repair the disk or the folder.") from error
 
 
-def _actions_after(journal: Path, last: Head) -> Iterator[tuple[Head, dict[str, Any]]]:
-    """Yield the actions after ``last``. LedgerError where the journal lacks ``last``, or has an edited line."""
-    content = journal.read_bytes() if journal.exists() else b""
-    found = [(Head(0, ""), {}), *_actions(journal, content[: content.rfind(b"\n") + 1])]
-    if len(found) <= last.number or found[last.number][0] != last:
-        raise LedgerError(f"{journal}: lacks action {last.number} of the log; it was cut, or the log is another run's.")
-    yield from found[last.number + 1 :]
-
-
 def _actions(journal: Path, content: bytes) -> Iterator[tuple[Head, dict[str, Any]]]:
     """Yield every action with its number and digest, verified as the lines of a log are."""
     last = Head(0, "")
-    for line in _lines(content):
+    # Up to the last line break: a crash may have left a part of a line.
+    for line in _lines(content[: content.rfind(b"\n") + 1]):
         try:
             values = json.loads(line)
             chain = values.pop("chain")

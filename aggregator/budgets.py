@@ -1,13 +1,13 @@
-"""When to stop: the filters of a ledger's budget, and what single callers may spend of it.
+"""Budgets: the filters that end a ledger's queries, and the limits and quotas of single callers.
 
-Three kinds of budget limit a ledger. A limit on the number of queries is priced beforehand, by loss distributions where
-there are any. A limit on the data-independent epsilon is a Renyi filter (:mod:`fairpate.privacy.accountant`) at one
-order that is fixed before the first query. Every query costs the same, so that filter, too, admits a number of queries
-that is known beforehand, and stopping there is sound although analysts choose queries adaptively. The guarantee is then
-the limit, not the price of the queries submitted so far. A limit on the data-dependent epsilon stops where private
-votes say so, which leaks; :class:`VotesFilter` says what that means.
+Three kinds of budget limit a ledger. A limit on the number of queries is priced beforehand, by privacy loss
+distributions where there are any. A limit on the data-independent epsilon is a Renyi filter
+(:mod:`fairpate.privacy.accountant`) at one order that is fixed before the first query. Every query costs the same, so
+that this filter, too, admits a number of queries that is known beforehand, and stopping there is sound although
+analysts choose queries adaptively. The guarantee is then the limit, not the cost of the queries submitted so far. A
+limit on the data-dependent epsilon ends when private votes decide it, which leaks (:class:`VotesFilter`).
 
-Reservations count in full: refused ones, free ones and those that a crash left open.
+Reservations count in full, also those of refused and free queries and those that a crash left open.
 
 A caller may have a limit of its own and a quota per day. Callers may act together, so the guarantee is that of the
 shared budget; own limits divide it. Charges and limits are entries of the ledger and outlive a restart. A query is
@@ -18,15 +18,15 @@ for everybody. Own limits never depend on votes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.ledger import Asker, Ledger, LedgerTerms, OwnLimit
+from aggregator.ledger import Ledger, LedgerTerms, OwnLimit
 from aggregator.mechanism import Mechanism
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, RenyiFilter, least_noise
@@ -42,7 +42,7 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetStatus:
-    """The public side of a budget: its limits, and what is spent of it data-independently.
+    """The public part of a budget: its limits, and how much of it is spent data-independently.
 
     ``closed``: no new query has room. Under ``data_dependent``, both ``closed`` and ``queries_submitted`` depend on
     votes.
@@ -71,52 +71,44 @@ def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> Budg
     )
 
 
-class BudgetFilter(Protocol):
-    """Decides how many of some new queries still fit."""
-
-    def room(self, wanted: int) -> int:
-        """Return how many of ``wanted`` queries may fit, as far as can be said without their votes."""
-        ...
-
-    def admit(self, votes_QC: IntArray) -> int:
-        """Return how many of these queries fit, from the first on; they are reserved next."""
-        ...
-
-
 class CountFilter:
-    """Admits at most ``limit`` reservations, whatever the votes."""
+    """Admits at most ``limit`` reservations for any votes."""
 
     def __init__(self, ledger: Ledger, limit: int) -> None:
         self._ledger, self._limit = ledger, limit
 
     def room(self, wanted: int) -> int:
+        """Return how many of ``wanted`` queries fit."""
         return max(0, min(wanted, self._limit - self._ledger.num_reservations))
 
     def admit(self, votes_QC: IntArray) -> int:
+        """Return how many of these queries fit, from the first on; they are reserved next."""
         return self.room(len(votes_QC))
 
 
 class VotesFilter:
-    """Admits reservations while their data-dependent price stays within the limit; closes at the first that does not.
+    """Admits reservations while their data-dependent cost stays within the limit; closes at the first that does not.
 
-    Private: when it closes depends on votes. It is not a filter in the sense of :mod:`fairpate.privacy.accountant`
-    either: prices differ from query to query, and any order may be the one that is within its limit.
+    Private: votes decide when it closes. It is also not a filter in the sense of :mod:`fairpate.privacy.accountant`:
+    costs differ from query to query, and any order may be the one that is within its limit.
     """
 
-    def __init__(self, ledger: Ledger, renyi: RenyiFilter) -> None:
-        self._terms, self._renyi = ledger.terms, renyi
+    def __init__(self, ledger: Ledger) -> None:
+        self._mechanism, self._renyi = ledger.terms.mechanism, _renyi(ledger.terms.budget)
         self._spent_A = np.zeros(len(_ORDERS_A))
         self._closed = False
         if ledger.num_reservations:
-            self._spent_A += self._prices(ledger.votes_QC).sum(axis=0)
+            self._spent_A += self._mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
 
     def room(self, wanted: int) -> int:
+        """Return how many of ``wanted`` queries may fit, as far as can be said without their votes."""
         return 0 if self._closed else wanted
 
     def admit(self, votes_QC: IntArray) -> int:
+        """Return how many of these queries fit, from the first on; they are reserved next."""
         if self._closed or not len(votes_QC):
             return 0
-        for number, price_A in enumerate(self._prices(votes_QC)):
+        for number, price_A in enumerate(self._mechanism.realised_rdp(votes_QC, _ORDERS_A)):
             if not self._renyi.admits(self._spent_A, price_A):
                 self._closed = True
                 return number
@@ -124,14 +116,11 @@ class VotesFilter:
             self._spent_A = self._spent_A + price_A
         return len(votes_QC)
 
-    def _prices(self, votes_QC: IntArray) -> FloatArray:
-        return self._terms.mechanism.realised_rdp(votes_QC, _ORDERS_A)
 
-
-def open_filter(ledger: Ledger) -> BudgetFilter:
-    """Return the filter of this ledger's budget, with what the ledger holds already spent."""
+def open_filter(ledger: Ledger) -> CountFilter | VotesFilter:
+    """Return the filter of this ledger's budget, which counts the ledger's reservations as spent."""
     if ledger.terms.budget.kind == "data_dependent":
-        return VotesFilter(ledger, _renyi(ledger.terms.budget))
+        return VotesFilter(ledger)
     return CountFilter(ledger, queries_that_fit(ledger.terms, UNLIMITED))
 
 
@@ -141,7 +130,7 @@ def _renyi(budget: Budget) -> RenyiFilter:
 
 
 def queries_that_fit(terms: LedgerTerms, wanted: int) -> int:
-    """Return how many of ``wanted`` queries a new ledger under ``terms`` admits; all, where only votes can decide."""
+    """Return how many of ``wanted`` queries a new ledger under ``terms`` admits; all where votes decide."""
     budget = terms.budget
     if budget.kind == "query_count":
         assert budget.max_queries is not None
@@ -158,8 +147,8 @@ def mechanism_within(
 ) -> MechanismT:
     """Return ``mechanism`` with its noise scaled by the least factor that keeps ``num_queries`` within the target.
 
-    Holds whatever the votes. Queries that have a loss distribution are priced by it; then no more than ``num_queries``
-    may be submitted. ValueError for a target that no noise reaches.
+    Holds for any votes. Queries that have a loss distribution are priced by it; then no more than ``num_queries`` may
+    be submitted. ValueError for a target that no noise reaches.
     """
     arguments = (mechanism, target_epsilon, target_delta, num_queries)
     try:
@@ -192,18 +181,18 @@ def _factor_within(mechanism: Mechanism, target_epsilon: float, target_delta: fl
 
 
 def epsilon_data_independent(terms: LedgerTerms, *, num_queries: int) -> float:
-    """Return what ``num_queries`` reservations cost whatever the votes, at the budget's delta."""
+    """Return the epsilon of ``num_queries`` reservations for any votes, at the budget's delta."""
     events: list[Event] = [terms.mechanism.worst_case(num_queries)]
     if terms.budget.kind == "query_count":
         return accountant.least_epsilon(events, target_delta=terms.budget.delta)
-    # A limit on the price is a Renyi filter, which spends by curves.
+    # A limit on epsilon is a Renyi filter, which spends by curves.
     return accountant.epsilon(events, target_delta=terms.budget.delta).epsilon
 
 
-# Cached by terms, which never change once a ledger is made; statements and pages ask again and again.
+# Cached by terms, which never change once a ledger is made: statements and pages ask for it repeatedly.
 @lru_cache(maxsize=16)
 def epsilon_fixed_beforehand(terms: LedgerTerms) -> float | None:
-    """Return the epsilon that was fixed before the first query, however queries are chosen and ended.
+    """Return the epsilon that was fixed before the first query, for any way to choose and end queries.
 
     It is stated at the budget's delta. None for a data-dependent budget, which fixes no such bound.
     """
@@ -219,16 +208,9 @@ QuotaRoom = Callable[[str], float]
 """How many new queries a caller's quota allows now."""
 
 
-class HasAskers(Protocol):
-    """A query with its askers, in the order in which they would be charged."""
-
-    @property
-    def askers(self) -> tuple[Asker, ...]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class OwnStatus:
-    """A caller's limit and what it spent of it, data-independent.
+    """A caller's limit and how much of it is spent, data-independent.
 
     ``left``: how many new queries the limit still admits; None without a limit.
     """
@@ -239,34 +221,8 @@ class OwnStatus:
     left: int | None
 
 
-def no_quota(caller: str) -> float:  # noqa: ARG001 - the same for every caller
-    """Return infinity: no quota."""
-    return math.inf
-
-
-def payers(ledger: Ledger, queries: Sequence[HasAskers], quota: QuotaRoom = no_quota) -> list[Asker | None]:
-    """Return who is charged with each new query: the first asker with room; None where nobody has room.
-
-    Room is what both the caller's own limit and its ``quota`` leave. The result holds until the next charge, so only
-    the ledger's writer may rely on it.
-    """
-    # Counted down here: the ledger knows these charges only when their block is reserved.
-    left: dict[str, float] = {}
-
-    def has_room(caller: str) -> bool:
-        if caller not in left:
-            own = most_queries(ledger.terms, ledger.limit_of(caller)) - ledger.charged_to(caller)
-            left[caller] = min(own, quota(caller))
-        if left[caller] < 1:
-            return False
-        left[caller] -= 1
-        return True
-
-    return [next((asker for asker in query.askers if has_room(asker.caller)), None) for query in queries]
-
-
 def status_of(ledger: Ledger, caller: str, limit: OwnLimit) -> OwnStatus:
-    """Return what ``caller`` spent, and what is left under ``limit``."""
+    """Return how much ``caller`` spent, and how much is left under ``limit``."""
     queries = ledger.charged_to(caller)
     most = most_queries(ledger.terms, limit)
     return OwnStatus(
@@ -318,69 +274,64 @@ class QuotaRule:
             )
 
 
+@dataclass(kw_only=True)
+class _Bucket:
+    """A leaky bucket: the charges of one caller that have not leaked out yet. ``num_seen`` requests were counted."""
+
+    rule: QuotaRule
+    level: float = 0.0
+    filled_at_s: float = 0.0
+    num_seen: int = 0
+
+    def level_at(self, now_s: float) -> float:
+        passed_s = max(0.0, now_s - self.filled_at_s)
+        return max(0.0, self.level - passed_s * self.rule.max_queries / self.rule.period_s)
+
+    def room_at(self, now_s: float) -> float:
+        return math.inf if math.isinf(self.rule.max_queries) else self.rule.max_queries - self.level_at(now_s)
+
+
 class Quotas:
-    """How many new queries each caller may ask now: leaky buckets, filled by the charges in the ledger."""
+    """Counts how many new queries each caller may ask now: leaky buckets, filled by the charges in the ledger.
+
+    ``now_s`` is in seconds since 1970, on the clock of the ledger's charges.
+    """
 
     def __init__(self, rule: QuotaRule) -> None:
         self._rule = rule
         self._buckets: dict[str, _Bucket] = {}
 
     def refusal(self, ledger: Ledger, caller: str, num_queries: int, *, now_s: float) -> QuotaRefusal | None:
-        """Return why ``caller`` may not be charged with ``num_queries`` now, or None; nothing is taken.
-
-        ``now_s``: seconds since 1970, on the clock that the ledger's charges have.
-        """
+        """Return why ``caller`` may not be charged with ``num_queries`` now, or None; nothing is taken."""
         bucket = self._bucket(ledger, caller)
-        free = bucket.room(now_s)
+        free, rule = bucket.room_at(now_s), bucket.rule
         if num_queries <= free:
             return None
-        # A request for more than the bucket holds never fits.
-        wait_s, rule = math.inf, bucket.rule
+        wait_s = math.inf  # a request for more than the bucket holds never fits
         if num_queries <= rule.max_queries:
-            wait_s = bucket.stands_still_s(now_s) + (num_queries - free) * rule.period_s / rule.max_queries
+            # Nothing leaks until a clock that was set back has caught up.
+            still_s = max(0.0, bucket.filled_at_s - now_s)
+            wait_s = still_s + (num_queries - free) * rule.period_s / rule.max_queries
         return QuotaRefusal(allowed_now=max(0, math.floor(free)), retry_after_s=wait_s)
 
     def room(self, ledger: Ledger, caller: str, *, now_s: float) -> float:
         """Return how many new queries ``caller`` may be charged with now; inf without a quota."""
-        return self._bucket(ledger, caller).room(now_s)
+        return self._bucket(ledger, caller).room_at(now_s)
 
     def _bucket(self, ledger: Ledger, caller: str) -> _Bucket:
+        """Return the caller's bucket with all charges counted."""
         own = ledger.limit_of(caller).per_day
         rule = self._rule if own is None else QuotaRule(max_queries=own)
         bucket = self._buckets.get(caller)
         # Under another rule all earlier charges are counted again, as that rule counts them.
         if bucket is None or bucket.rule != rule:
-            bucket = self._buckets[caller] = _Bucket(rule)
-        bucket.catch_up(ledger, caller)
-        return bucket
-
-
-class _Bucket:
-    """The charges of one caller that have not leaked out yet."""
-
-    def __init__(self, rule: QuotaRule) -> None:
-        self.rule = rule
-        self._level, self._filled_at_s, self._num_seen = 0.0, 0.0, 0
-
-    def catch_up(self, ledger: Ledger, caller: str) -> None:
-        """Count the charges since the last call."""
-        if math.isinf(self.rule.max_queries):
-            return
-        for asked in ledger.asked[self._num_seen :]:
+            bucket = self._buckets[caller] = _Bucket(rule=rule)
+        if math.isinf(rule.max_queries):
+            return bucket
+        for asked in ledger.asked[bucket.num_seen :]:
             if asked.asker.caller == caller:
-                self._level = self._left(asked.at_s) + asked.num_queries
+                bucket.level = bucket.level_at(asked.at_s) + asked.num_queries
                 # Never back: after a clock was set back, time that has leaked once must not leak again.
-                self._filled_at_s = max(self._filled_at_s, asked.at_s)
-        self._num_seen = len(ledger.asked)
-
-    def room(self, now_s: float) -> float:
-        """Return how many queries have room now."""
-        return self.rule.max_queries if math.isinf(self.rule.max_queries) else self.rule.max_queries - self._left(now_s)
-
-    def stands_still_s(self, now_s: float) -> float:
-        """Return for how long nothing leaks: until a clock that was set back has caught up."""
-        return max(0.0, self._filled_at_s - now_s)
-
-    def _left(self, now_s: float) -> float:
-        passed_s = max(0.0, now_s - self._filled_at_s)
-        return max(0.0, self._level - passed_s * self.rule.max_queries / self.rule.period_s)
+                bucket.filled_at_s = max(bucket.filled_at_s, asked.at_s)
+        bucket.num_seen = len(ledger.asked)
+        return bucket

@@ -1,29 +1,29 @@
-"""The chain of entries under a ledger, and what every store of one guarantees.
+"""The chain of a ledger's entries, and the guarantees of every store of ledgers.
 
 Each entry has a digest over its predecessor's, so that an edit, a gap or a lost end is noticed. The digest is keyed
 (HMAC-SHA256; the key lies in the ledger), because entries hold votes and a plain digest would let its reader confirm a
-guess about them. The chain starts from the terms of its ledger. What entries mean is in :mod:`aggregator.ledger`.
+guess about them. The chain starts from the terms of its ledger. :mod:`aggregator.ledger` gives entries their meaning.
 
-Entries lie in a store: a SQLite file (:mod:`aggregator.sqlite`) or ``postgresql://HOST/DATABASE#LEDGER``
+Entries are kept in a store: a SQLite file (:mod:`aggregator.sqlite`) or ``postgresql://HOST/DATABASE#LEDGER``
 (:mod:`aggregator.postgres`). Every store guarantees the following, and ``tests/aggregator/test_stores.py`` tries each
 point on each store:
 
-1. *Durable before visible.* An entry that :meth:`Store.append` took is there after the process, its machine or the
-   database server ended at any instant. Where it raises, the entry may be there or not, and nothing more is taken.
-2. *In order.* Every entry is one transaction and follows the one before; none is changed or removed.
-3. *One writer.* While one is open no other opens, unless it takes over (where the store can). From that moment no write
-   of the deposed writer succeeds, whenever it continues.
-4. *Nothing in between.* What a writer reads when it opens is all that there is until its own first entry.
-5. *Whole or not at all.* A ledger that is being made is not there before it is complete, and one that was lost is never
-   made again.
+1. *Durable before visible.* Once :meth:`Store.append` returns, the entry survives an end of the process, its machine or
+   the database server at any instant. If it raises, the entry may be stored or not, and nothing more is accepted.
+2. *In order.* Every entry is one transaction and follows the one before; none is changed or removed. 3. *One writer.*
+While a writer is open no other can open, unless it takes over (where the store allows it). From then on
+   no write of the deposed writer succeeds, whenever it continues.
+4. *Nothing in between.* Between a writer's reading of the store and its first entry, nobody else adds an entry.
+5. *Whole or not at all.* A ledger that is being made is not visible before it is complete, and one that was lost is
+   never made again.
 6. *The last entry is noted.* A ledger that lacks it is refused, and so is one with an edited entry.
 7. *Readers disturb nobody.* They take no lock and write nothing.
 
-A store notices what was taken from it, but not an older copy of the whole of itself. An *anchor* notes the last entry
-where such a copy does not reach: in a file on another disk, or in another database. It holds the number and digest of
-an entry, which reveal nothing without the ledger's key. It is written after the entry is durable and before anything
-leaves, and it never goes back: a ledger that lacks an answer that left also lacks the entry that its anchor notes. An
-anchor that is missing, cannot be written or names another entry of the same number ends the writing.
+A store notices if entries were removed, but not if an older copy replaced all of it. An *anchor* notes the last entry
+out of reach of such a copy: in a file on another disk, or in another database. It holds the number and digest of an
+entry, which reveal nothing without the ledger's key. It is written after the entry is durable and before an answer
+leaves, and its number never decreases: a ledger that lacks a released answer also lacks the entry that its anchor
+notes. If an anchor is missing, cannot be written or names another entry of the same number, nothing more is written.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import hashlib
 import importlib
 import json
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ EntryKind = Literal["reserve", "commit", "limit"]
 Row: TypeAlias = tuple[int, EntryKind, str, str]
 """Number, kind, text and digest of an entry, as they are stored."""
 Place: TypeAlias = Path | str
-"""Where a ledger or an anchor lies: a file, or a name in a database."""
+"""The place of a ledger or an anchor: a file, or a name in a database."""
 
 # One spelling per value, because digests are over the text.
 canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
@@ -61,11 +62,11 @@ class LedgerError(UserError):
 
 
 class UnreachableError(LedgerError):
-    """The ledger or its anchor cannot be reached or read now, which says nothing about what it holds."""
+    """The ledger or its anchor cannot be reached or read now; its content may be intact."""
 
 
 class StoreError(OSError):
-    """An entry could not be stored; it may be there or not. The message is the reason."""
+    """An entry could not be stored: it may be in the store or not. The message is the reason."""
 
 
 class Head(NamedTuple):
@@ -77,13 +78,9 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class Chain:
-    """Digests of entries under ``key``, of at most 64 bytes."""
+    """Computes the digests of entries, keyed with ``key`` of at most 64 bytes."""
 
     key: bytes
-
-    def start(self, terms: str) -> Head:
-        """Return the head of the chain without entries."""
-        return Head(number=0, digest=self.link("", "terms", terms))
 
     def after(self, head: Head, kind: str, text: str) -> Head:
         """Return the head once this entry follows ``head``."""
@@ -113,6 +110,17 @@ class Header(NamedTuple):
     terms: str
     chain: Chain
 
+    @classmethod
+    def new(cls, terms: str) -> Header:
+        """Return the header of a new ledger, with a random key."""
+        # As long as the digest: RFC 2104, section 3, discourages shorter keys.
+        return cls(SCHEMA_VERSION, terms, Chain(secrets.token_bytes(32)))
+
+    @property
+    def start(self) -> Head:
+        """The head of the chain without entries."""
+        return Head(number=0, digest=self.chain.link("", "terms", self.terms))
+
 
 def known_header(name: str, version: Any, terms: Any, key: Any) -> Header:
     """Return the header with these stored values. LedgerError for another schema, and for a damaged key."""
@@ -140,7 +148,7 @@ def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -
 
 
 def entry_text(payload: Mapping[str, Any]) -> str:
-    """Return an entry as it is stored. ValueError for text that no reader would take: half of a UTF-16 pair."""
+    """Return an entry as it is stored. ValueError for text that no reader accepts: half of a UTF-16 pair."""
     text = canonical(payload)
     if "\\ud" in text:  # only then can there be such a half; parsing every entry twice would be slow
         from_json(text)
@@ -148,7 +156,7 @@ def entry_text(payload: Mapping[str, Any]) -> str:
 
 
 def entry_payload(name: str, number: int, text: str) -> dict[str, Any]:
-    """Return what the text of an entry of the ledger ``name`` holds. LedgerError where it cannot be read."""
+    """Return the content of an entry of the ledger ``name``. LedgerError where it cannot be read."""
     try:
         payload: dict[str, Any] = from_json(text)
     except (ValueError, RecursionError) as error:
@@ -197,11 +205,11 @@ class Store(Protocol):
 
     @property
     def remedy(self) -> str:
-        """What to do when it cannot be written, as a sentence."""
+        """The remedy when it cannot be written, as a sentence."""
         ...
 
     def read(self) -> AbstractContextManager[Stored]:
-        """Return what the last writer left."""
+        """Return the content that the last writer left."""
         ...
 
     def begin(self, head: Head) -> None:
@@ -217,7 +225,7 @@ class Store(Protocol):
         ...
 
     def look(self) -> None:
-        """LedgerError unless the store is there and this is its writer, asked on a new connection; may hang."""
+        """LedgerError unless the store exists and this is its writer, asked on a new connection; may hang."""
         ...
 
     def was_deposed(self) -> bool:
@@ -233,12 +241,12 @@ class Store(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; safe to call twice."""
+        """Release files, locks and connections; safe to call twice."""
         ...
 
 
 class Reader(Protocol):
-    """A ledger that another connection writes, read piece by piece; for one thread.
+    """Reads, piece by piece and in one thread, a ledger that another connection writes.
 
     All methods raise UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
     """
@@ -252,7 +260,7 @@ class Reader(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         ...
 
 
@@ -276,5 +284,5 @@ class Anchor(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; safe to call twice."""
+        """Release files and connections; safe to call twice."""
         ...

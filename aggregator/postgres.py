@@ -4,19 +4,18 @@ Needs psycopg (`pip install 'fairpate[postgresql]'`).
 
 A ledger is a row of ``fairpate_ledgers`` (header, last entry, epoch of its writer) and its entries. A new writer takes
 the next epoch in a transaction that locks the row, reads and verifies all entries in it, and commits. Every entry is
-one transaction that locks the row, asserts epoch and last entry, moves the last entry and inserts. So the write of a
-deposed writer, however long it was paused, finds another epoch and changes nothing.
+one transaction that locks the row, checks epoch and last entry, moves the last entry and inserts. So the write of a
+deposed writer, even after a long pause, finds another epoch and changes nothing.
 
-A second writer by mistake is refused as long as the connection of the first lives: an advisory lock, which is a
-courtesy and no part of the guarantee. ``take_over`` ends that connection.
+While the connection of the first writer lives, an advisory lock refuses a second one that was started by mistake. The
+lock is not part of the guarantee; ``take_over`` ends that connection.
 
-A server that does not wait for its disk is refused, and so is a standby: it takes no writes, and what it shows may lag
-behind the primary. A commit on a server with a synchronous standby waits for it too; one that the server stopped
-waiting for comes with a warning, and counts as failed."""
+A server that does not wait for its disk is refused, and so is a standby: it accepts no writes, and its content may lag
+behind the primary. A commit on a server with a synchronous standby waits for it too; if the server stopped waiting, the
+commit comes with a warning and counts as failed."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -26,8 +25,6 @@ import psycopg
 from psycopg import Connection
 
 from aggregator.chain import (
-    SCHEMA_VERSION,
-    Chain,
     EntryKind,
     Head,
     Header,
@@ -88,7 +85,12 @@ class Commits:
         try:
             with as_ledger_errors(place):
                 require_durable(self.connection, place)
-                make_tables(self.connection)
+                (are_there,) = one(self.connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_anchors")
+                if not are_there:  # only then: making them needs more rights than writing to them
+                    with self.connection.transaction():
+                        # Two that make a table at the same time would fail.
+                        self.connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
+                        self.connection.execute(_TABLES)
         except BaseException:
             self.connection.close()
             raise
@@ -130,7 +132,7 @@ def connect(url: str) -> Connection[Any]:
 
 
 def require_durable(connection: Connection[Any], place: str) -> None:
-    """LedgerError unless this server's commits are on its disk when they return, and it takes writes."""
+    """LedgerError unless this server's commits are on its disk when they return, and it accepts writes."""
     for name, allowed in _DURABLE.items():
         (found,) = one(connection, "SELECT current_setting(%s)", name)
         if found not in allowed:
@@ -149,17 +151,6 @@ def require_primary(connection: Connection[Any], place: str) -> None:
         raise UnreachableError(
             f"{place}: is a standby, which takes no writes and may lag behind; promote it, or name the primary."
         )
-
-
-def make_tables(connection: Connection[Any]) -> None:
-    """Make the tables where they do not exist."""
-    (are_there,) = one(connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_anchors")
-    if are_there:  # making them would need more rights than writing to them
-        return
-    with connection.transaction():
-        # Two that make a table at the same time would fail.
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", (_TABLES_LOCK,))
-        connection.execute(_TABLES)
 
 
 def one(connection: Connection[Any], statement: LiteralString, *values: Any) -> tuple[Any, ...]:
@@ -197,6 +188,8 @@ _APPEND: LiteralString = """
         RETURNING name)
     INSERT INTO fairpate_entries SELECT name, %(number)s, %(kind)s, %(text)s, %(digest)s FROM held
 """
+# Nothing where a ledger of this name exists.
+_MAKE: LiteralString = "INSERT INTO fairpate_ledgers VALUES (%s, %s, %s, %s, 0, %s, %s) ON CONFLICT DO NOTHING"
 _TAKE_OVER_S = 5.0
 _CLOSED_S = 1.0  # a server notices that a connection was closed, and ends its session, a moment later
 _BLOCK = 256
@@ -214,21 +207,31 @@ class PostgresStore:
         self._commits = Commits(self._url, self._place)
         try:
             with as_ledger_errors(self._place):
-                if create:  # in one statement, and only where none exists
-                    key = os.urandom(32)
-                    self._commits.run(
-                        "INSERT INTO fairpate_ledgers VALUES (%s, %s, %s, %s, 0, %s, %s) ON CONFLICT DO NOTHING",
-                        (self._name, SCHEMA_VERSION, terms, key.hex(), *Chain(key).start(terms)),
-                    )
-                self._hold(take_over=take_over)
-                self._last, self._epoch, self._header = self._take_epoch()
+                if create:
+                    new = Header.new(terms)
+                    self._commits.run(_MAKE, (self._name, new.version, terms, new.chain.key.hex(), *new.start))
+                self._take_advisory_lock(take_over=take_over)
+                # Until `begin` commits, this transaction locks the row: nobody appends while this writer reads and
+                # verifies.
+                connection = self._commits.connection
+                connection.execute("BEGIN")
+                connection.execute("UPDATE fairpate_ledgers SET epoch = epoch + 1 WHERE name = %s", (self._name,))
+                self._epoch = self._stored_epoch(connection)
+                self._last, self._header = _header(connection, self._place, self._name)
         except BaseException:
             self.close()
             raise
 
+    def _stored_epoch(self, connection: Connection[Any]) -> int:
+        found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
+        if found is None:
+            raise LedgerError(f"{self._place}: is gone; restore it from a copy, or start a new run folder.")
+        epoch: int = found[0]
+        return epoch
+
     @contextmanager
     def read(self) -> Iterator[Stored]:
-        """Read what the database holds; its row has been locked since the epoch was taken."""
+        """Read the entries; the row has been locked since the epoch was taken."""
         with (
             as_ledger_errors(self._place),
             closing(_rows(self._commits.connection, self._place, self._name, self._last)) as rows,
@@ -261,10 +264,8 @@ class PostgresStore:
         # A new one each time: one that was kept would have to be closed from another thread while it hangs.
         with closing(connect(self._url)) as connection, as_ledger_errors(self._place):
             require_durable(connection, self._place)
-            found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
-        if found is None:
-            raise LedgerError(f"{self._place}: is gone; restore it from a copy, or start a new run folder.")
-        if found[0] != self._epoch:
+            epoch = self._stored_epoch(connection)
+        if epoch != self._epoch:
             raise LedgerError(f"{self._place}: another writer took over; stop one of the two.")
 
     def was_deposed(self) -> bool:
@@ -278,14 +279,14 @@ class PostgresStore:
         return True  # the server's disk cannot be seen from here
 
     def require_writable(self) -> None:
-        """Do nothing: only opening again can show it."""
+        """Do nothing: only opening the ledger again can show it."""
 
     def close(self) -> None:
         """End the connection, and with it the advisory lock and a transaction that was not committed."""
         self._commits.connection.close()
 
-    def _hold(self, *, take_over: bool) -> None:
-        """Take the advisory lock. LedgerError where another writer's connection lives."""
+    def _take_advisory_lock(self, *, take_over: bool) -> None:
+        """Take the advisory lock, or only try to. LedgerError where another writer's connection lives."""
         deadline_s = time.monotonic() + (_TAKE_OVER_S if take_over else _CLOSED_S)
         statement: LiteralString = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
         while not one(self._commits.connection, statement, self._name)[0]:
@@ -301,25 +302,10 @@ class PostgresStore:
                 _end_holder(self._commits.connection, self._name)
             time.sleep(0.05)
 
-    def _take_epoch(self) -> tuple[Head, int, Header]:
-        """Return last entry, epoch and header, in a transaction that locks the row until :meth:`begin`."""
-        connection = self._commits.connection
-        connection.execute("BEGIN")
-        # The row stays locked until `begin` commits: nobody appends while this writer reads and verifies.
-        connection.execute("UPDATE fairpate_ledgers SET epoch = epoch + 1 WHERE name = %s", (self._name,))
-        # An aggregate, which gives a row where the ledger is gone as well.
-        (epoch,) = connection.execute(
-            "SELECT max(epoch) FROM fairpate_ledgers WHERE name = %s", (self._name,)
-        ).fetchone() or (None,)
-        if epoch is None:
-            raise LedgerError(f"{self._place}: is gone; restore it from a copy, or start a new run folder.")
-        last, header = _header(connection, self._place, self._name)
-        return last, epoch, header
-
 
 @contextmanager
 def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
-    """Read what the database holds, in one snapshot. LedgerError where there is no such ledger."""
+    """Read the entries after number ``after``, in one snapshot. LedgerError where there is no such ledger."""
     url, name = split_place(place)
     with closing(connect(url)) as connection, as_ledger_errors(shown(place)):
         require_primary(connection, shown(place))
@@ -331,7 +317,7 @@ def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
 
 
 class DatabaseReader:
-    """A ledger of a database that another connection writes."""
+    """Reads a ledger in a database that another connection writes."""
 
     def __init__(self, place: str) -> None:
         self._place, (url, self._name) = shown(place), split_place(place)
@@ -360,14 +346,12 @@ class DatabaseReader:
 
 
 def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) -> None:
-    """Put a whole ledger there, in one transaction. LedgerError where one of this name exists."""
+    """Put a whole ledger at ``place``, in one transaction. LedgerError where one of this name exists."""
     url, name = split_place(place)
     commits = Commits(url, shown(place))
     with commits.connection as connection, as_ledger_errors(shown(place)), connection.transaction():
-        made = connection.execute(
-            "INSERT INTO fairpate_ledgers VALUES (%s, %s, %s, %s, 0, %s, %s) ON CONFLICT DO NOTHING",
-            (name, header.version, header.terms, header.chain.key.hex(), *head),
-        )
+        values = (name, header.version, header.terms, header.chain.key.hex(), *head)
+        made = connection.execute(_MAKE, values)
         if made.rowcount != 1:
             raise LedgerError(f"{shown(place)}: a ledger of this name already exists; give another name.")
         with connection.cursor().copy("COPY fairpate_entries FROM STDIN") as copy:
@@ -460,11 +444,13 @@ class DatabaseAnchor:
             ) from error
         if found is None:
             raise LedgerError(
-                f"{self._place}: the ledger's anchor is gone, and says which entry the ledger must hold; bring it back."
+                f"{self._place}: the ledger's anchor is gone, and records which entry the ledger must hold; bring it "
+                "back."
             )
         return Head(*found)
 
     def look(self) -> None:
+        # On a connection of its own: it may hang.
         with closing(DatabaseAnchor(f"{self._url}#{self._name}")) as anchor:
             anchor.noted()
 

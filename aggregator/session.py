@@ -1,49 +1,42 @@
-"""Queries against a ledger, one charge each, and what is asked, in which order, until a budget is spent.
-
-One querying session: queries in, answers out, with votes, budget and ledger between the two.
+"""One querying session on a ledger: queries in, answers out, one charge each, until the budget is spent.
 
 Vote, reserve, draw, commit, release, in this order: the reservation of a block of queries is durable before its first
-noise is drawn, and no answer of a block leaves before all its outcomes are durable. A query is admitted under the limit
-of who asks for it and under the shared one, both right before it is reserved. Threads that ask at the same time share
-blocks, so that they share the two waits for the disk: the first thread to reach the ledger writes for all that wait.
+noise is drawn, and no answer of a block leaves before all its outcomes are durable. A query is admitted under its
+asker's limit and under the shared budget, both right before it is reserved. Threads that ask at the same time share
+blocks, and so the two waits for the disk: the first thread to reach the ledger writes for all that wait.
 
-Which queries to submit next, decided from what is public, so that the gate refuses fewer of them after they are
-paid.
+:func:`answer_queries` submits a batch of public queries in order and collects the labels that may train a student.
+:func:`admit_queries` chooses which queries to submit next, so that the gate refuses fewer of them after they are
+charged. A label that the gate rejects costs what an answer costs, because the votes were drawn. A model of the labels
+already released predicts the next one, and the gate's counters are public; so a query that the gate would probably
+reject is left out for now, without touching a vote, and may be admitted later, when the counters have moved. All of
+this is post-processing of released labels and costs nothing; the gate itself still decides.
 
-A label that the gate rejects costs what an answer costs, because the votes were drawn. Whether it will be rejected
-can be guessed beforehand: a model of the labels already released predicts the next one, and the gate's counters are
-public. A query that the gate would then reject is left out for now, without touching a vote, and may be admitted later,
-when the counters have moved. All of this is post-processing of released labels and costs nothing; a wrong guess costs
-what any query costs and breaks nothing, since the gate itself still decides.
-
-Knows no model: predictions come as probabilities. Shapes: N candidates, C classes.
-
-A batch of public queries through a session: what came of each, and the labels that may train a student.
-
-The queries of a run are asked in their order, a block of them at a time, with the votes of a :class:`Ballot`.
+Shapes: N candidates, Q queries, C classes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.budgets import BudgetStatus as BudgetStatus
-from aggregator.budgets import QuotaRoom, budget_status, no_quota, open_filter, payers
+from aggregator.budgets import BudgetStatus, QuotaRoom, budget_status, most_queries, open_filter
 from aggregator.ledger import NOBODY, Asker, Ledger, LedgerTerms, OwnLimit
 from aggregator.mechanism import Outcome
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.types import Answer, IntArray, LabelledSet, Refusal, RefusalReason
+from fairpate.types import Answer, IntArray, LabelledSet, Refusal
 
 MAX_BLOCK = 1024
-"""Queries that share a transaction, and that a crash can waste, at most."""
+"""Largest number of queries that share a transaction, and that a crash can waste."""
+FloatArray = npt.NDArray[np.float64]
 
 
 class VotesUnavailableError(RuntimeError):
@@ -52,9 +45,9 @@ class VotesUnavailableError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What is asked: the hash of a record's content (see :func:`query_key`), its public group and its public name.
+    """A query: the hash of a record's content (see :func:`query_key`), its public group and its public name.
 
-    ``askers``: who asks for it now; the first with room under its own limit and quota is charged.
+    ``askers`` ask for it now; the first with room under its own limit and quota is charged.
     """
 
     key: str
@@ -72,11 +65,9 @@ Reply = Outcome | OverBudget
 VoteFunction = Callable[[Sequence[Query]], IntArray]
 """Counts of all teachers on Q queries, shape (Q, C); raises VotesUnavailableError rather than leave a teacher out."""
 
-_OVER_BUDGET = OverBudget()
-
 
 def query_key(features: npt.NDArray[np.generic], group: int) -> str:
-    """What a query is: the hash of its features and its public group. The same content is the same query."""
+    """Return the hash of a record's features and public group, which identifies the query."""
     # Type and shape too: equal bytes of another type are another record.
     digest = hashlib.sha256(f"{features.dtype.str}{features.shape}{group}".encode())
     digest.update(np.ascontiguousarray(features).tobytes())
@@ -95,46 +86,36 @@ class _Request:
 
 
 class AggregatorSession:
-    """Asks one ledger's teachers, within its budget. All methods may be called from any thread."""
+    """Asks the teachers of one ledger, within its budget. All methods may be called from any thread."""
 
     def __init__(self, ledger: Ledger, *, source: NoiseSource) -> None:
-        """ValueError unless ``source`` is the kind of noise that the ledger declares."""
-        # What the terms declare is what the statement says of the noise.
+        """ValueError unless ``source`` is the kind of noise that the ledger's terms declare."""
+        # The terms are what the published statement says about the noise.
         if source.label != ledger.terms.noise:
             raise ValueError(f"Expected a {ledger.terms.noise} source for this ledger, got {source.label}.")
         self._ledger, self._source = ledger, source
-        self._gate = _resumed_gate(ledger)
+        self._gate = self._resumed_gate()
         self._filter = open_filter(ledger)
         self._line: list[_Request] = []
-        self._at_line, self._at_ledger = threading.Lock(), threading.Lock()
+        self._line_lock, self._ledger_lock = threading.Lock(), threading.Lock()
+
+    def _resumed_gate(self) -> DemographicParityGate:
+        terms = self._ledger.terms
+        # Stored nowhere: its state is the counts of the answers that were committed.
+        return DemographicParityGate(
+            terms.gate,
+            num_groups=terms.num_groups,
+            num_classes=terms.num_classes,
+            counts_GC=np.array(self._ledger.counts_GC, dtype=np.int64),
+        )
 
     @property
     def terms(self) -> LedgerTerms:
-        """What its ledger is a ledger of."""
+        """The terms of its ledger."""
         return self._ledger.terms
 
-    def ask(self, queries: Sequence[Query], vote: VoteFunction, *, quota: QuotaRoom = no_quota) -> tuple[Reply, ...]:
-        """One reply per query, in order; a batch stops at the exact query that crosses the budget.
-
-        A query with an outcome gets that one: nothing is charged or drawn, also when the budget is closed. ``vote`` is
-        called with new queries only; nobody is charged with more of them than ``quota`` says. VotesUnavailableError if
-        not all teachers voted, LedgerError if the ledger cannot be written; what was committed until then is answered
-        when it is asked again.
-        """
-        new = self._new(queries, quota)
-        if new:
-            # Votes come before any lock is taken, so that slow teachers hold up nobody else.
-            self._settle(_Request(queries=new, votes_QC=self._votes(new, vote), quota=quota))
-        # As the ledger has it, not as it was drawn: what is not stored does not leave.
-        outcome = self._ledger.outcome
-        return tuple([outcome(query.key) or _OVER_BUDGET for query in queries])
-
-    def budget_status(self) -> BudgetStatus:
-        """The budget as it is now: public values only."""
-        return self.estimate(0)
-
-    def estimate(self, num_new_queries: int) -> BudgetStatus:
-        """The budget as it would be after that many new queries, whether or not all of them have room."""
+    def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
+        """Return the budget after that many new queries, whether or not all of them have room: public values only."""
         return budget_status(
             self._ledger.terms,
             num_queries=self._ledger.num_reservations + num_new_queries,
@@ -143,130 +124,133 @@ class AggregatorSession:
         )
 
     def room(self, wanted: int) -> int:
-        """How many of ``wanted`` new queries the budget may have room for, as far as can be said without votes."""
+        """Return how many of ``wanted`` new queries the budget may have room for, as far as known without votes."""
         return self._filter.room(wanted)
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
-        """Store what ``caller`` may spend from now on. LedgerError if it cannot be written."""
-        with self._at_ledger:
+        """Store how much ``caller`` may spend from now on. LedgerError if it cannot be written."""
+        with self._ledger_lock:
             self._ledger.limit(caller, limit)
 
-    def _new(self, queries: Sequence[Query], quota: QuotaRoom) -> Sequence[Query]:
-        """The queries without an outcome, each key once, as many as the budget may have room for."""
-        outcome = self._ledger.outcome
-        new = {query.key: query for query in queries if outcome(query.key) is None}
-        # Without the ledger's lock, so that nobody votes on what has no room; under the lock all is decided again.
-        paid = _with_payers(self._ledger, list(new.values()), quota)[1]
-        return paid[: self._filter.room(len(paid))] if paid else ()
+    def ask(
+        self, queries: Sequence[Query], vote: VoteFunction, *, quota: QuotaRoom = lambda _: math.inf
+    ) -> tuple[Reply, ...]:
+        """Return one reply per query, in order; a batch stops at the exact query that crosses the budget.
 
-    def _votes(self, queries: Sequence[Query], vote: VoteFunction) -> IntArray:
-        terms = self._ledger.terms
+        A query with an outcome gets that one: nothing is charged or drawn, also when the budget is closed. ``vote`` is
+        called with new queries only; no caller is charged with more of them than ``quota`` allows.
+        VotesUnavailableError if not all teachers voted, LedgerError if the ledger cannot be written; what was committed
+        until then is answered when it is asked again.
+        """
+        ledger, terms = self._ledger, self._ledger.terms
+        distinct = list({query.key: query for query in queries if ledger.outcome(query.key) is None}.values())
+        # Without the ledger's lock, so that nobody votes on what has no room; under the lock all is decided again.
+        payers = self._payers(distinct, quota)
+        new = [query for query, payer in zip(distinct, payers, strict=True) if payer is not None]
+        new = new[: self._filter.room(len(new))]
+        if new:
+            for query in new:
+                if not 0 <= query.group < terms.num_groups:
+                    raise ValueError(f"Expected 0 <= group < {terms.num_groups}, got {query.group}.")
+            # Votes come before any lock is taken, so that slow teachers hold up nobody else.
+            votes_QC = vote(new)
+            if votes_QC.shape != (len(new), terms.num_classes):
+                raise ValueError(f"Expected votes of shape {(len(new), terms.num_classes)}, got {votes_QC.shape}.")
+            if not terms.mechanism.is_complete(votes_QC, num_teachers=terms.num_teachers):
+                raise VotesUnavailableError(f"Expected the votes of all {terms.num_teachers} teachers on every query.")
+            self._settle(_Request(queries=new, votes_QC=votes_QC, quota=quota))
+        # As the ledger has it, not as it was drawn: what is not stored does not leave.
+        return tuple([ledger.outcome(query.key) or OverBudget() for query in queries])
+
+    def _payers(self, queries: Sequence[Query], quota: QuotaRoom) -> list[Asker | None]:
+        """Return who is charged with each new query: the first asker with room; None where nobody has room.
+
+        Room is what both the caller's own limit and its ``quota`` leave. The result holds until the next charge, so
+        only the thread that holds the ledger's lock may rely on it.
+        """
+        ledger = self._ledger
+        # Counted down here: the ledger knows these charges only when their block is reserved.
+        left: dict[str, float] = {}
+        payers: list[Asker | None] = []
         for query in queries:
-            if not 0 <= query.group < terms.num_groups:
-                raise ValueError(f"Expected 0 <= group < {terms.num_groups}, got {query.group}.")
-        votes_QC = vote(queries)
-        if votes_QC.shape != (len(queries), terms.num_classes):
-            raise ValueError(f"Expected votes of shape {(len(queries), terms.num_classes)}, got {votes_QC.shape}.")
-        if not terms.mechanism.is_complete(votes_QC, num_teachers=terms.num_teachers):
-            raise VotesUnavailableError(f"Expected the votes of all {terms.num_teachers} teachers on every query.")
-        return votes_QC
+            payers.append(None)
+            for asker in query.askers:
+                caller = asker.caller
+                if caller not in left:
+                    own = most_queries(ledger.terms, ledger.limit_of(caller)) - ledger.charged_to(caller)
+                    left[caller] = min(own, quota(caller))
+                if left[caller] >= 1:
+                    left[caller] -= 1
+                    payers[-1] = asker
+                    break
+        return payers
 
     def _settle(self, request: _Request) -> None:
-        with self._at_line:
+        """Wait in line until this thread, or another one, has reserved, drawn and committed the request."""
+        with self._line_lock:
             self._line.append(request)
-        with self._at_ledger:
+        with self._ledger_lock:
             # Another thread may have written for this one while it waited.
             if not request.done:
-                with self._at_line:
-                    # The line's lock is held for a moment only, inside the ledger's: others can join while one writes.
+                # The line's lock is held for a moment only, inside the ledger's: others can join while one writes.
+                with self._line_lock:
                     waiting, self._line = self._line, []
-                self._settle_together(waiting)
+                self._write(waiting)
         if request.error is not None:
             raise request.error
 
-    def _settle_together(self, requests: Sequence[_Request]) -> None:
-        """Reserve, draw and commit what these requests ask, and tell each that it is done."""
-        # Stays where what ends this thread is no Exception: those who wait must not take that for success.
-        error: Exception | None = RuntimeError("The thread that wrote for this request was interrupted; ask again.")
+    def _write(self, requests: Sequence[_Request]) -> None:
+        """Reserve, draw and commit these requests in blocks, and mark each as done."""
+        ledger = self._ledger
 
         def quota(caller: str) -> float:
             # Requests that share a block may state different quotas; nobody is charged beyond the smallest.
             return min(request.quota(caller) for request in requests)
 
+        # Kept where this thread ends by no Exception: the threads that wait must not take that for success.
+        error: Exception | None = RuntimeError("The thread that wrote for this request was interrupted; ask again.")
         try:
-            for queries, votes_QC in _blocks(requests, self._ledger):
+            queries = [query for request in requests for query in request.queries]
+            votes_QC = np.concatenate([request.votes_QC for request in requests])
+            # Another request may have got an outcome since these votes were cast. If several requests ask the same key,
+            # one row of votes is used; the others are dropped unread.
+            new = sorted(
+                {query.key: row for row, query in enumerate(queries) if ledger.outcome(query.key) is None}.values()
+            )
+            for start in range(0, len(new), MAX_BLOCK):
+                block = new[start : start + MAX_BLOCK]
                 # Admitted under the ledger's lock, right before it is reserved: no other thread can take the same room.
-                rows, paid, charged = _with_payers(self._ledger, queries, quota)
-                admitted = self._filter.admit(votes_QC[rows])
-                self._answer(paid[:admitted], votes_QC[rows[:admitted]], charged[:admitted])
+                payers = self._payers([queries[row] for row in block], quota)
+                charged = [(row, payer) for row, payer in zip(block, payers, strict=True) if payer is not None]
+                charged = charged[: self._filter.admit(votes_QC[[row for row, _ in charged]])]
+                if not charged:
+                    continue
+                asked, block_QC = [queries[row] for row, _ in charged], votes_QC[[row for row, _ in charged]]
+                keys, groups = [query.key for query in asked], [query.group for query in asked]
+                # Charged first: a crash from here on leaves a charge without an answer, never the reverse.
+                reserved = ledger.reserve(keys, groups, block_QC, [payer for _, payer in charged])
+                outcomes = ledger.terms.mechanism.answer(
+                    block_QC, groups=groups, keys=keys, gate=self._gate, source=self._source
+                )
+                ledger.commit(reserved, outcomes)
             error = None
         except Exception as caught:  # noqa: BLE001 - it belongs to every caller that waits
             error = caught
         finally:
             if error is not None:  # the gate may have counted what was not committed
-                self._gate = _resumed_gate(self._ledger)
+                self._gate = self._resumed_gate()
             for request in requests:
                 request.error, request.done = error, True
-
-    def _answer(self, queries: Sequence[Query], votes_QC: IntArray, charged: Sequence[Asker]) -> None:
-        if not queries:
-            return
-        keys, groups = [query.key for query in queries], [query.group for query in queries]
-        # Charged first: what a crash leaves from here on is a charge without an answer, never the reverse.
-        reserved = self._ledger.reserve(keys, groups, votes_QC, charged)
-        outcomes = self._ledger.terms.mechanism.answer(
-            votes_QC, groups=groups, keys=keys, gate=self._gate, source=self._source
-        )
-        self._ledger.commit(reserved, outcomes)
-
-
-def _blocks(requests: Sequence[_Request], ledger: Ledger) -> Iterator[tuple[Sequence[Query], IntArray]]:
-    """The queries that still have no outcome, each key once, with their votes; at most MAX_BLOCK at a time."""
-    queries, votes_QC = requests[0].queries, requests[0].votes_QC
-    if len(requests) > 1:
-        queries = [query for request in requests for query in request.queries]
-        votes_QC = np.concatenate([request.votes_QC for request in requests])
-    # Another request may have got an outcome since these votes were cast.
-    # Of a key that several ask one row of votes is taken; the others are thrown away unread.
-    rows = {query.key: row for row, query in enumerate(queries) if ledger.outcome(query.key) is None}
-    if len(rows) < len(queries):
-        kept = sorted(rows.values())
-        queries, votes_QC = [queries[row] for row in kept], votes_QC[kept]
-    for start in range(0, len(queries), MAX_BLOCK):
-        yield queries[start : start + MAX_BLOCK], votes_QC[start : start + MAX_BLOCK]
-
-
-def _with_payers(
-    ledger: Ledger, queries: Sequence[Query], quota: QuotaRoom
-) -> tuple[list[int], list[Query], list[Asker]]:
-    """The queries that somebody has room for: their rows, themselves, and who is charged."""
-    found = payers(ledger, queries, quota)
-    rows = [row for row, payer in enumerate(found) if payer is not None]
-    return rows, [queries[row] for row in rows], [payer for payer in found if payer is not None]
-
-
-def _resumed_gate(ledger: Ledger) -> DemographicParityGate:
-    terms = ledger.terms
-    # Stored nowhere: its state is the counts of the answers that were committed.
-    return DemographicParityGate(
-        terms.gate,
-        num_groups=terms.num_groups,
-        num_classes=terms.num_classes,
-        counts_GC=np.array(ledger.counts_GC, dtype=np.int64),
-    )
-
-
-FloatArray = npt.NDArray[np.float64]
 
 
 def admit_queries(
     probabilities_NC: FloatArray, groups_N: IntArray, *, gate: DemographicParityGate, count: int, uncertain_first: bool
 ) -> list[int]:
-    """Rows of at most ``count`` candidates that ``gate`` is expected to accept, in the order to submit them.
+    """Return the rows of at most ``count`` candidates that ``gate`` is expected to accept, in the order to submit them.
 
-    ``gate`` counts what was released; it is used up: each admitted candidate is counted in it as if answered with its
-    likeliest label. Candidates are looked at in their order, or those with the least likely likeliest label first, and
-    again from the start while one was admitted, for each of them moves the counters.
+    ``probabilities_NC`` are predicted for each candidate's label. ``gate`` counts the labels released so far and is
+    modified: each admitted candidate is counted as if answered with its likeliest label. Candidates are tried in their
+    order, or the least certain first, and again from the start while one was admitted, as each moves the counters.
     """
     likeliest_N, confidence_N = probabilities_NC.argmax(axis=1), probabilities_NC.max(axis=1)
     waiting: list[int] = (
@@ -288,9 +272,9 @@ def admit_queries(
 
 
 class Ballot(Protocol):
-    """Public queries and who votes on them, as :class:`fairpate.types.VoteBatch` holds them; private.
+    """Public queries and the votes on them, as :class:`fairpate.types.VoteBatch` holds them; private.
 
-    Where voters are drawn anew for each query, votes exist from the moment they are asked for.
+    Where voters are drawn anew for each query, votes are drawn when they are asked for.
     """
 
     @property
@@ -305,21 +289,21 @@ class Ballot(Protocol):
 
     @property
     def ensemble(self) -> str:
-        """Who votes: a digest of what determines the votes."""
+        """A digest of everything that determines the votes."""
         ...
 
     def counts(self, rows: Sequence[int]) -> IntArray:
-        """``votes_QC`` on the queries in ``rows``; for one answer each."""
+        """Return ``votes_QC`` on the queries in ``rows``; to be used for one answer each."""
         ...
 
     def take(self, rows: Sequence[int]) -> Self:
-        """The queries in ``rows``, in their order."""
+        """Return the queries in ``rows``, in their order."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionResult:
-    """Answers and refusals in the order asked, and the part of them that may train a student.
+    """Answers and refusals in the order asked, and the answered part, which may train a student.
 
     ``replies`` leaves out the ``over_budget`` queries, for which nothing was charged or drawn.
     """
@@ -330,28 +314,26 @@ class SessionResult:
 
     @property
     def num_queries(self) -> int:
-        """How many were put to the session, those without room included."""
+        """How many queries were submitted, those without room included."""
         return len(self.replies) + self.over_budget
 
     @classmethod
     def joined(cls, results: Sequence[SessionResult]) -> SessionResult:
-        """Several results one after the other."""
+        """Return several results one after the other."""
         labelled = [result.labelled for result in results]
+        counts = [part.counts for part in labelled if part.counts is not None]
+        chances: list[npt.NDArray[Any]] = [part.chances for part in labelled if part.chances is not None]
         return cls(
             replies=tuple(reply for result in results for reply in result.replies),
             labelled=LabelledSet(
                 record_ids=tuple(record_id for part in labelled for record_id in part.record_ids),
                 labels=np.concatenate([part.labels for part in labelled]),
                 groups=np.concatenate([part.groups for part in labelled]),
-                counts=_joined([part.counts for part in labelled]),
-                chances=_joined([part.chances for part in labelled]),
+                counts=np.concatenate(counts) if counts else None,
+                chances=np.concatenate(chances) if chances else None,
             ),
             over_budget=sum(result.over_budget for result in results),
         )
-
-    def count(self, reason: RefusalReason) -> int:
-        """How many queries were refused for ``reason``."""
-        return sum(isinstance(reply, Refusal) and reply.reason == reason for reply in self.replies)
 
 
 def answer_queries(
@@ -362,9 +344,9 @@ def answer_queries(
     block_size: int = 256,
     on_progress: Callable[[int], None] = lambda _: None,
 ) -> SessionResult:
-    """Ask every query of ``batch`` in order, with its votes; ``keys[i]`` identifies query i.
+    """Submit every query of ``batch`` in order, a block at a time, with its votes; ``keys[i]`` identifies query i.
 
-    ``on_progress`` hears how many queries of the batch are done.
+    ``on_progress`` is called with the number of queries that are done.
     """
     # Reversed, so that the first of equal keys counts.
     row_of = {key: row for row, key in reversed(list(enumerate(keys)))}
@@ -378,37 +360,27 @@ def answer_queries(
             queries[start : start + block_size], lambda new: batch.counts([row_of[query.key] for query in new])
         )
         on_progress(len(replies))
-    return _collect(queries, replies, session.terms)
-
-
-def _joined(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
-    found = [part for part in parts if part is not None]
-    return np.concatenate(found) if found else None
-
-
-def _collect(queries: Sequence[Query], replies: Sequence[Reply], terms: LedgerTerms) -> SessionResult:
-    submitted = [(query, reply) for query, reply in zip(queries, replies, strict=True) if isinstance(reply, Outcome)]
-    answered = [(query, reply) for query, reply in submitted if reply.label is not None]
-    counts = None
+    published: list[Answer | Refusal] = []
+    answered: list[tuple[Query, Outcome]] = []
+    for query, reply in zip(queries, replies, strict=True):
+        if isinstance(reply, OverBudget):
+            continue
+        if reply.verdict == "answer":
+            assert reply.label is not None
+            answered.append((query, reply))
+            published.append(Answer(record_id=query.record_id, label=reply.label))
+        else:
+            published.append(Refusal(record_id=query.record_id, reason=reply.verdict))
+    terms, counts, chances = session.terms, None, None
     if terms.mechanism.releases == "counts":
         rows = [reply.counts for _, reply in answered]
         counts = np.array(rows, dtype=np.int64).reshape(len(rows), terms.num_classes)
+        chances = terms.mechanism.chances(counts, num_teachers=terms.num_teachers)
     labelled = LabelledSet(
         record_ids=tuple(query.record_id for query, _ in answered),
         labels=np.array([reply.label for _, reply in answered], dtype=np.int64),
         groups=np.array([query.group for query, _ in answered], dtype=np.int64),
         counts=counts,
-        chances=None if counts is None else terms.mechanism.chances(counts, num_teachers=terms.num_teachers),
+        chances=chances,
     )
-    return SessionResult(
-        replies=tuple(_published(query, reply) for query, reply in submitted),
-        labelled=labelled,
-        over_budget=len(replies) - len(submitted),
-    )
-
-
-def _published(query: Query, reply: Outcome) -> Answer | Refusal:
-    if reply.verdict == "answer":
-        assert reply.label is not None
-        return Answer(record_id=query.record_id, label=reply.label)
-    return Refusal(record_id=query.record_id, reason=reply.verdict)
+    return SessionResult(replies=tuple(published), labelled=labelled, over_budget=len(replies) - len(published))

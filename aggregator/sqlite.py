@@ -1,11 +1,9 @@
 """A ledger in SQLite files: WAL mode, full synchronisation, and the last entry noted in a second file, the head.
 
 The one writer holds a lock on the head. An entry is made durable first, then the head, and an answer leaves when both
-are: so a write-ahead log that was removed or cut short is noticed. Making or completing a ledger is done under a lock
-on its folder. While a ledger is open its files are looked at before and after every write: if one was removed, replaced
-or cut short, nothing more is written or answered.
-
-An anchor in a file (:class:`FileAnchor`) is here too.
+are: so a write-ahead log that was removed or cut short is noticed. Making or completing a ledger happens under a lock
+on its folder. While a ledger is open, its files are checked before and after every write: if one was removed, replaced
+or cut short, nothing more is written or answered. :class:`FileAnchor` is an anchor in a file.
 """
 
 from __future__ import annotations
@@ -13,18 +11,16 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import secrets
 import sqlite3
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from aggregator.chain import (
     SCHEMA_VERSION,
-    Chain,
     EntryKind,
     Head,
     Header,
@@ -64,13 +60,13 @@ def ledger_files(path: Path) -> list[Path]:
 
 
 def lock(path: Path) -> int:
-    """Open the head of a ledger for its one writer. LedgerError if it is gone, or another process holds it."""
+    """Open and lock the head of a ledger for its one writer. LedgerError if it is gone, or another process holds it."""
     try:
         # Not through a link: the head is looked at under this name in this folder later on.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError as error:
         raise LedgerError(
-            f"{path}: is gone, and says how many entries the ledger must hold; restore both from one copy."
+            f"{path}: is gone, and records how many entries the ledger must hold; restore both from one copy."
         ) from error
     try:
         # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
@@ -92,7 +88,7 @@ def folder_held(path: Path, *, create: bool) -> Iterator[None]:
     except OSError as error:
         raise LedgerError(f"{path}: cannot be written ({error}); make its folder writable.") from error
     try:
-        # Waits, as the head's lock does not: what is done under this one ends by itself.
+        # Waits, unlike the head's lock: work under this one ends by itself.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
         os.fsync(descriptor)  # names must outlive a crash
@@ -108,7 +104,7 @@ def noted_head(path: Path) -> Head:
         text = head.read_text("ascii", "replace")
     except FileNotFoundError as error:
         raise LedgerError(
-            f"{head}: cannot be read ({error.strerror}), and says how many entries {path.name} must hold; "
+            f"{head}: cannot be read ({error.strerror}), and records how many entries {path.name} must hold; "
             "restore both from one copy."
         ) from error
     except OSError as error:
@@ -193,43 +189,39 @@ def _complete_or_create(path: Path, terms: str, *, create: bool) -> None:
     """Make the ledger, whole or not at all, or finish what a crash interrupted. LedgerError where one was lost."""
     left, unfinished = ledger_files(path), beside(path, ".new")
     # A crash fell between head and rename: the head proves that the unfinished file is the one it belongs to.
-    if left == [head_path(path)] and unfinished.exists() and noted_head(path) == _empty_head(unfinished):
-        unfinished.replace(path)
-        return
+    if left == [head_path(path)] and unfinished.exists():
+        noted = noted_head(path)
+        with closing(_open_read_only(unfinished)) as database:
+            start = _read_header(database, unfinished).start
+        if noted == start:
+            unfinished.replace(path)
+            return
     if left or not create:
         others = f", although {', '.join(file.name for file in left)} is there" if left else ""
         raise LedgerError(f"{path}: is gone{others}; restore all its files from one copy, or start a new run folder.")
-    # As long as the digest: RFC 2104, section 3, discourages shorter keys.
-    key = secrets.token_bytes(32)
-    _write_unfinished(unfinished, terms, key, [])
-    # The head comes first: a ledger without one is refused, and a head alone says that a ledger was there.
-    _write_head(path, Chain(key).start(terms))
+    header = Header.new(terms)
+    _write_unfinished(unfinished, header, [])
+    # The head comes first: a ledger without one is refused, and a head alone shows that a ledger was there.
+    _write_head(path, header.start)
     unfinished.replace(path)
 
 
-def _empty_head(path: Path) -> Head:
-    with closing(_open_read_only(path)) as database:
-        header = _read_header(database, path)
-    return header.chain.start(header.terms)
-
-
-def _write_unfinished(path: Path, terms: str, key: bytes, entries: Iterable[tuple[str, str]]) -> Head:
-    """Write a whole ledger with these entries (kind and payload) under a name that nobody opens; return its head."""
+def _write_unfinished(path: Path, header: Header, rows: Sequence[Row]) -> Head:
+    """Write a whole ledger with the kinds and payloads of ``rows`` under a name that nobody opens; return its head."""
     # A log left by a crash must not be replayed into the new file.
     for file in (path, beside(path, "-wal"), beside(path, "-shm")):
         file.unlink(missing_ok=True)
     # Made here and not by SQLite, which follows the umask and gives its log the rights of this file.
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-    chain = Chain(key)
-    head = chain.start(terms)
+    head = header.start
     # Closed before it is renamed: that writes the log back, and the file is whole by itself.
     with closing(connect(path)) as database:
         database.execute("BEGIN IMMEDIATE")
         database.execute("CREATE TABLE chain (version INTEGER, terms TEXT, key TEXT)")
         database.execute("CREATE TABLE entries (number INTEGER PRIMARY KEY, kind TEXT, payload TEXT, digest TEXT)")
-        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (SCHEMA_VERSION, terms, key.hex()))
-        for kind, text in entries:
-            head = chain.after(head, kind, text)
+        database.execute("INSERT INTO chain VALUES (?, ?, ?)", (header.version, header.terms, header.chain.key.hex()))
+        for _, kind, text, _ in rows:
+            head = header.chain.after(head, kind, text)
             database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
         database.execute("COMMIT")
     return head
@@ -242,10 +234,7 @@ def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> N
         if left:
             raise LedgerError(f"{left[0]}: already exists; give another place, or move it aside.")
         unfinished = beside(path, ".new")
-        written = _write_unfinished(
-            unfinished, header.terms, header.chain.key, [(kind, text) for _, kind, text, _ in rows]
-        )
-        if written != head:
+        if _write_unfinished(unfinished, header, rows) != head:
             raise LedgerError(f"{path}: the entries to be written do not end in entry {head.number}; nothing was made.")
         # The head comes first: a ledger without one is refused.
         _write_head(path, head)
@@ -253,56 +242,29 @@ def write_file(path: Path, header: Header, rows: Sequence[Row], head: Head) -> N
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return which file this is, by any name. LedgerError for a link and for what is not a regular file."""
+    """Return the device and inode of a file. LedgerError for a link and for anything but a regular file."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         raise LedgerError(f"{path}: is a link or not a file; put the ledger itself there.")
     return found.st_dev, found.st_ino
 
 
-class _OpenFiles:
-    """The files of an open ledger; none may be removed, replaced or cut short under its writer."""
-
-    def __init__(self, path: Path, head_file: int) -> None:
-        self._paths = (path, beside(path, "-wal"), beside(path, "-shm"), head_path(path))
-        self._seen = tuple(self._look(file) for file in self._paths)
-        # The lock is on the file that was opened; its name must still lead there, or it keeps nobody out.
-        held = os.fstat(head_file)
-        if self._seen[-1][:2] != (held.st_dev, held.st_ino):
-            raise LedgerError(f"{head_path(path)}: was replaced while it was opened; open the ledger again.")
-
-    def fault(self) -> str | None:
-        """Return what was done to one of them, or None. None of them ever shrinks: the log is written over in place."""
-        seen = []
-        for path, before in zip(self._paths, self._seen, strict=True):
-            try:
-                now = self._look(path)
-            except OSError as error:
-                return f"{path.name} cannot be found ({error.strerror}); stop, and restore all its files from one copy"
-            if now[:2] != before[:2]:
-                return f"{path.name} was replaced; stop, and restore all its files from one copy"
-            if now[2] < before[2]:
-                return f"{path.name} was cut short; stop, and restore all its files from one copy"
-            seen.append(now)
-        self._seen = tuple(seen)
-        return None
-
-    @staticmethod
-    def _look(path: Path) -> tuple[int, int, int]:
-        # By lstat, so that a link in its place is seen as another file.
-        found = path.lstat()
-        return found.st_dev, found.st_ino, found.st_size
+def _look(path: Path) -> tuple[int, int, int]:
+    """Return device, inode and size of a file."""
+    # By lstat, so that a link in its place is seen as another file.
+    found = path.lstat()
+    return found.st_dev, found.st_ino, found.st_size
 
 
 class SqliteStore:
-    """The files of one ledger, open for writing."""
+    """One ledger in files, open for writing."""
 
     remedy = "Fix the disk, then start again."
 
     def __init__(self, path: Path, terms: str, *, create: bool) -> None:
         self._path = path
         self._database: sqlite3.Connection | None = None
-        self._files: _OpenFiles | None = None
+        self._seen: dict[Path, tuple[int, int, int]] = {}  # the files of the open ledger at the last look
         with folder_held(path, create=create):
             if not os.path.lexists(path):
                 _complete_or_create(path, terms, create=create)
@@ -321,7 +283,14 @@ class SqliteStore:
         last = self._database.execute("SELECT number, digest FROM entries ORDER BY number DESC LIMIT 1").fetchone()
         if _identity(self._path) != self._identity or (last is not None and Head(*last) != head):
             raise LedgerError(f"{self._path}: was replaced while it was opened; open it again.")
-        self._files = _OpenFiles(self._path, self._head_file)
+        head_file = head_path(self._path)
+        files = (self._path, beside(self._path, "-wal"), beside(self._path, "-shm"), head_file)
+        seen = {file: _look(file) for file in files}
+        # The lock is on the file that was opened; its name must still lead there, or it keeps nobody out.
+        held = os.fstat(self._head_file)
+        if seen[head_file][:2] != (held.st_dev, held.st_ino):
+            raise LedgerError(f"{head_file}: was replaced while it was opened; open the ledger again.")
+        self._seen = seen
         if noted_head(self._path) != head:  # a crash came between an entry and its note; what it stored may leave now
             self._note(head)
 
@@ -345,7 +314,17 @@ class SqliteStore:
 
     def fault(self) -> str | None:
         # SQLite writes into a file that was unlinked without an error.
-        return None if self._files is None else self._files.fault()
+        for path, before in self._seen.items():
+            try:
+                now = _look(path)
+            except OSError as error:
+                return f"{path.name} cannot be found ({error.strerror}); stop, and restore all its files from one copy"
+            # None of the files ever shrinks: the log is written over in place.
+            if now[:2] != before[:2] or now[2] < before[2]:
+                change = "replaced" if now[:2] != before[:2] else "cut short"
+                return f"{path.name} was {change}; stop, and restore all its files from one copy"
+            self._seen[path] = now
+        return None
 
     def look(self) -> None:
         fault = self.fault()
@@ -353,7 +332,7 @@ class SqliteStore:
             raise LedgerError(f"{self._path}: {fault}.")
 
     def was_deposed(self) -> bool:
-        """No: the lock on the folder cannot be taken from a process that lives."""
+        """Return False: the lock on the head cannot be taken from a process that lives."""
         return False
 
     def has_room(self) -> bool:
@@ -382,7 +361,7 @@ class SqliteStore:
     def close(self) -> None:
         if self._database is not None:
             # Closing removes the log by name, and names of files that were replaced may be another ledger's.
-            if self._files is not None and self._files.fault() is None:
+            if self._seen and self.fault() is None:
                 self._database.close()
             else:
                 # Left open until the process ends: closing would delete a log by name, a restored one included.
@@ -396,12 +375,12 @@ class SqliteStore:
 
 @contextmanager
 def read_file(path: Path, *, after: int = 0) -> Iterator[Stored]:
-    """Read what the files hold after entry ``after``."""
+    """Read the entries after number ``after``, in one snapshot."""
     # The head is read first: a writer that continues only adds to what it names.
     try:
         noted = noted_head(path)
     except LedgerError:
-        _require_schema(path)  # one of another schema may have no head, and is not damaged
+        _require_schema(path)  # a ledger of another schema may have no head, and is not damaged
         raise
     with _reading_errors(path), closing(_open_read_only(path)) as database:
         # One snapshot for header and entries, while a writer may append.
@@ -411,7 +390,7 @@ def read_file(path: Path, *, after: int = 0) -> Iterator[Stored]:
 
 
 class SqliteReader:
-    """Files of a ledger that another connection writes."""
+    """Reads a ledger in files that another connection writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -432,7 +411,7 @@ class SqliteReader:
 
 
 class FileAnchor:
-    """An anchor in a file of its own."""
+    """An anchor in its own file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -465,8 +444,8 @@ class FileAnchor:
             raise LedgerError(str(error)) from error
         except OSError as error:
             raise UnreachableError(
-                f"{self._path}: the ledger's anchor cannot be read ({error.strerror}), and says which entry the ledger "
-                "must hold; bring it back."
+                f"{self._path}: the ledger's anchor cannot be read ({error.strerror}), and records which entry the "
+                "ledger must hold; bring it back."
             ) from error
 
     def note(self, head: Head) -> None:

@@ -448,7 +448,7 @@ def _forget(place: Place) -> None:
 
 def _copy(found: Stored) -> Copy:
     rows = list(found.rows)
-    start = found.header.chain.start(found.header.terms)
+    start = found.header.start
     return Copy(
         header=found.header,
         rows=rows,

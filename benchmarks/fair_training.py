@@ -21,8 +21,8 @@ from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
 from fairpate.methods import raco_dp
-from fairpate.methods.dp_fermi import MatrixGame, default_radius, fermi_training, watched_targets
-from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, SoftPrediction, priced_training
+from fairpate.methods.dp_fermi import MatrixGame, fermi_training, watched_targets
+from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, priced_training
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.private_fit import OsRandomness, PrivateSteps, PrivateTraining
@@ -80,7 +80,7 @@ def dp_sgd_step(case: Case) -> Step:
 
 def dp_fermi_step(case: Case) -> Step:
     """Demographic parity; whole records are hidden."""
-    game = MatrixGame([[0.5, 0.5]], num_classes=NUM_CLASSES, weight=1.0, radius=default_radius(NUM_CLASSES))
+    game = MatrixGame([[0.5, 0.5]], num_classes=NUM_CLASSES, weight=1.0)
     training = fermi_training(
         case.fresh_model(),
         case.x,
@@ -109,7 +109,7 @@ def raco_dp_step(constraint: str) -> Callable[[Case], Step]:
             case.y,
             torch.from_numpy(constraints.partition.cells(case.y.numpy(), case.groups.numpy())),
             planned.gradient,
-            rows=SoftPrediction(config.sharpness),
+            sharpness=config.sharpness,
             num_cells=constraints.partition.num_cells,
             num_classes=NUM_CLASSES,
             laplace_scale=planned.laplace_scale,

@@ -50,7 +50,7 @@ def main() -> None:
 def entries(header: Header, charges: int) -> Iterator[Row]:
     """The rows of so many single queries."""
     votes_QC = np.random.default_rng(0).multinomial(NUM_TEACHERS, [1 / NUM_CLASSES] * NUM_CLASSES, size=4096)
-    head: Head = header.chain.start(header.terms)
+    head: Head = header.start
     for number in range(charges):
         asked = [("alice", f"{number:016x}", 1)]
         reserved = reserve_entry(

@@ -19,6 +19,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import measured
@@ -30,7 +31,14 @@ from fairpate.config import DataConfig, FitConfig, ModelConfig, PrivacyTarget
 from fairpate.data import Dataset, Split, load_data
 from fairpate.methods import dp_oracle_learner, dp_postprocessing, dp_sgd, randomised_response
 from fairpate.methods.base import price
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, GroupRules, guarantee, nu_before_play
+from fairpate.methods.dp_oracle_learner import (
+    RULES_KJ,
+    DpOracleLearnerConfig,
+    GameRules,
+    GroupRules,
+    prices,
+    violations_of,
+)
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
 from fairpate.methods.parity import ParityCells
 from fairpate.methods.randomised_response import RandomisedResponseConfig
@@ -133,6 +141,114 @@ def logistic_regression(dataset: Dataset, seed: int) -> torch.nn.Module:
     return dp_sgd.train_sgd(model, dataset.private.x, dataset.private.y, FIT, generator=generator).model
 
 
+@dataclass(frozen=True, kw_only=True)
+class Excess:
+    """Bounds on what a fair classifier loses: ``error`` over the best fair one, ``gap`` of rates over ``max_gap``."""
+
+    error: float
+    gap: float
+
+
+def mixing_bounds(
+    *, epsilon: float, failure_probability: float, num_records: int, num_groups: int, smallest_share: float
+) -> Excess:
+    """Theorem 3.1 of Jagielski et al. 2019 for two classes and equalized odds.
+
+    With probability 1 - beta over the noise. Error is over the best fair mixing of exact counts, gaps are true ones.
+    Bounds are inf where ``smallest_share``, of any cell, is too small. That share is private; with a released one the
+    result is an estimate.
+    """
+    noise = math.log(4 * num_groups / failure_probability) / (num_records * epsilon)
+    if smallest_share <= 4 * noise:
+        return Excess(error=math.inf, gap=math.inf)
+    return Excess(error=24 * num_groups * noise, gap=8 * noise / (smallest_share - 4 * noise))
+
+
+def game_bounds(nu: float, *, dual_bound: float, num_groups: int, has_indicators: bool = False) -> Excess:
+    """Theorem 4.4: bounds for play within ``nu`` of an equilibrium, on the records that were learned from.
+
+    ``has_indicators``: its Theorem 4.5, for equal false positives and a class with every group's indicator, where
+    ``dual_bound`` exceeds G - 1; the gap is inf where it does not. Before play :func:`nu_before_play` bounds nu;
+    after it :func:`distance` computes nu.
+    """
+    if not (nu >= 0 and dual_bound > 0 and num_groups > 1):
+        raise ValueError(
+            f"Expected nu >= 0, dual_bound > 0 and num_groups > 1, got {nu}, {dual_bound} and {num_groups}."
+        )
+    if not has_indicators:
+        return Excess(error=2 * nu, gap=(1 + 2 * nu) / dual_bound)
+    room = dual_bound - (num_groups - 1)
+    return Excess(error=2 * nu, gap=2 * nu / room if room > 0 else math.inf)
+
+
+def nu_before_play(
+    rules: GameRules,
+    *,
+    num_records: int,
+    num_groups: int,
+    num_events: int,
+    smallest_share: float,
+    round_epsilon: float,
+    size_epsilon: float,
+    failure_probability: float,
+) -> float:
+    """Bound nu, how far rules by group may end from an equilibrium, before they are played (Theorem 4.3).
+
+    The paper's bound hides logarithms, and the constants of its Lemma 4.2; these are ours, for :class:`GroupRules`
+    under its own noise. With probability 1 - beta nobody gains more than nu by leaving the mean of T rounds, nu
+    being the regrets of both sides (Freund and Schapire 1996):
+
+        learner   2 S (G ln K + ln(3 T / beta)) / (m epsilon') + 4 B d    exponential mechanism; prices of noisy sizes
+        auditor   B (ln(M + 1) / (eta T) + eta / 2) + 4 B (w + d)         exponentiated gradient, of gains within 2
+
+    with M = 2 (G - 1) E multipliers, S the most that one attribute changes a cost, d the most that a released size is
+    off and w the most noise of a counted rate, both as parts of the smallest cell. Cells count as the smallest released
+    share, so that the bound is public once sizes are released. In units of the Lagrangian (an error rate); above 1 it
+    is void.
+
+    ``smallest_share``: of any released cell among ``num_records``; ``round_epsilon`` of either side's release in a
+    round, ``size_epsilon`` of that of sizes, before. ValueError for arguments out of range.
+    """
+    if not (0 < smallest_share <= 1 and 0 < failure_probability < 1 and num_groups > 1 and num_events > 0):
+        raise ValueError(
+            "Expected 0 < smallest_share <= 1, 0 < failure_probability < 1, num_groups > 1 and num_events > 0, got "
+            f"{smallest_share}, {failure_probability}, {num_groups} and {num_events}."
+        )
+    bound, rounds, others = rules.dual_bound, rules.num_rounds, num_groups - 1
+    smallest = num_records * smallest_share
+    # Each of the learner's answers, the sizes and the auditor's counts may fail with a third of beta.
+    unlikely = 3 / failure_probability
+    moves = 1 if num_groups == 2 else 2
+    # The reference's size is what the others leave, and so off by the sum of their noises.
+    size_error = others * moves / size_epsilon * math.log(others * num_events * unlikely) / smallest
+    count_error = 2 / round_epsilon * math.log(rounds * num_groups * num_events * unlikely) / smallest
+    # Of |c| and of |c - c'|, where c is 1 or -1 and a price of at most B over the cell's share.
+    sensitivity = max(1 + bound / smallest_share, 2 * bound / smallest_share)
+    complexity = num_groups * math.log(len(RULES_KJ)) + math.log(rounds * unlikely)
+    learner = 2 * sensitivity * complexity / (num_records * round_epsilon) + 4 * bound * size_error
+    auditor = bound * (math.log(2 * others * num_events + 1) / (rules.learning_rate * rounds) + rules.learning_rate / 2)
+    return learner + auditor + 4 * bound * (count_error + size_error)
+
+
+def distance(
+    cells: ParityCells, said_N: npt.NDArray[Any], positive_GJ: Any, multipliers_SOE: Any, rules: GameRules
+) -> float:
+    """nu of Theorem 4.4: how much either side gains by leaving a mixture and multipliers. Exact, and so private.
+
+    ``positive_GJ``: how often the mixture predicts 1. The learner leaves for the best rule by group, the auditor for
+    ``dual_bound`` on the largest violation.
+    """
+    group_rules, shares_GE = GroupRules(cells, said_N), cells.counts() / len(said_N)
+    rates_GE = cells.rates(positive_GJ[cells.groups_N, said_N.astype(np.int64)])
+    violations_SOE = violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
+    priced_GE = prices(multipliers_SOE, shares_GE, reference_group=rules.reference_group)
+    difference_GY = np.array(group_rules.differences(priced_GE), dtype=np.float64)
+    cost_GJ = np.einsum("gyj,gy->gj", group_rules.counts_GYJ, difference_GY) / len(said_N)
+    learner = float((cost_GJ * positive_GJ).sum() - np.minimum(cost_GJ, 0).sum())
+    largest = max(0.0, float(violations_SOE.max()))
+    return max(learner, rules.dual_bound * largest - float((multipliers_SOE * violations_SOE).sum()))
+
+
 def postprocessed(
     base: torch.nn.Module, dataset: Dataset, epsilon: float, settings: dict[str, Any], seed: int
 ) -> list[float]:
@@ -151,7 +267,7 @@ def postprocessed(
         for spent in (epsilon, math.inf)
     )
     mixing = dp_postprocessing.fair_mixing(released, config, epsilon=epsilon)
-    promise = dp_postprocessing.guarantee(
+    promise = mixing_bounds(
         epsilon=epsilon,
         failure_probability=config.failure_probability,
         num_records=len(private),
@@ -160,7 +276,7 @@ def postprocessed(
     )
     best = dp_postprocessing.fair_mixing(exact, config, epsilon=math.inf).error
     said_NC = np.einsum("nj,njk->nk", said_labels(base, test.x), mixing.mixing_GCC[test.z.numpy()])
-    bounds = (best + promise.error_excess, config.max_gap + promise.gap_excess)
+    bounds = (best + promise.error, config.max_gap + promise.gap)
     return [*measure(said_NC, test), mixing.max_slack, *bounds]
 
 
@@ -211,9 +327,8 @@ def bounds_of_game(
         size_epsilon=config.frequency_share * target.epsilon,
         failure_probability=config.failure_probability,
     )
-    play = GroupRules(cells, said_NC.argmax(axis=1))
-    nu = play.distance(trained.mixing_GCC[:, :, 1], trained.mean_multipliers, rules)
-    promise = guarantee(
+    nu = distance(cells, said_NC.argmax(axis=1), trained.mixing_GCC[:, :, 1], trained.mean_multipliers, rules)
+    promise = game_bounds(
         nu,
         dual_bound=config.dual_bound,
         num_groups=num_groups,
@@ -224,7 +339,7 @@ def bounds_of_game(
     )
     whole = DpPostprocessingConfig(constraint=config.constraint, max_gap=config.max_gap)
     best = dp_postprocessing.fair_mixing(counts_GYC, whole, epsilon=math.inf).error
-    return [nu, before, best + promise.error_excess, config.max_gap + promise.gap_excess]
+    return [nu, before, best + promise.error, config.max_gap + promise.gap]
 
 
 def response(seeds: int) -> None:

@@ -211,11 +211,11 @@ class Writer:
         self._tried_s = time.monotonic()
         # A writer that was deposed must not come back by itself once its successor is gone: who writes next is the
         # operator's choice, by a start or by `--take-over`.
-        if self.books.ledger.was_deposed():
+        if self.books.ledger.store.was_deposed():
             self._reopen = None
             self.failure = f"{self.books.ledger.name}: another writer took over; start this service again to write it."
             raise LedgerError(self.failure)
-        self.books.ledger.require_writable()
+        self.books.ledger.store.require_writable()
         self.books.ledger.close()  # it goes on giving stored replies from memory
         try:
             ledger, session = self._reopen()
@@ -433,7 +433,7 @@ class Readiness:
 
     def _look_at_ledger(self) -> None:
         books = self._writer.books
-        self._has_room = books.ledger.has_room()
+        self._has_room = books.ledger.store.has_room()
         # One that failed is looked at by opening it again.
         if self._writer.failure:
             return

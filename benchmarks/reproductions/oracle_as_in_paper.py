@@ -16,7 +16,7 @@ import math
 
 import numpy as np
 
-from fairpate.methods.dp_oracle_learner import Regression, Setting, Sides
+from fairpate.methods.dp_oracle_learner import Regression, Setting, Sides, violations_of
 from fairpate.methods.parity import FloatArray
 from fairpate.privacy.laplace import PureReleases, add_laplace
 
@@ -51,7 +51,8 @@ def sides_as_in_paper(setting: Setting) -> Sides:
         return regression.coefficients(noisy_D)
 
     def violations(coefficients_D: FloatArray) -> FloatArray:
-        exact = setting.violations(cells.rates(features @ coefficients_D < 0))
+        rates_GE, rules = cells.rates(features @ coefficients_D < 0), setting.rules
+        exact = violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
         return add_laplace(exact, l1_sensitivity=rate_reach, epsilon=epsilon, source=source)
 
     # Exact shares are used unreleased: the accountant hears that nothing is guaranteed.

@@ -98,7 +98,7 @@ def train(
 
 
 def _sizes(parity: MeanParity, cells: Tensor) -> Tensor:
-    if parity.num_values != 1:
+    if parity.shape[2] != 1:
         raise ValueError(
             f"Expected 2 classes in the paper's form, got {parity.num_classes}; use fairpate.methods.f_ld."
         )
@@ -157,7 +157,7 @@ def _printed_term(
     total = [torch.zeros_like(p) for p in clipper.parameters]
     targets = torch.stack([y, torch.ones_like(y)], dim=1).float()
     populations = parity.populations(y)
-    for u in range(parity.num_populations):
+    for u in range(parity.shape[0]):
         mean = parity.values(model(x[populations == u]), y[populations == u]).mean()
         of_all = torch.autograd.grad(mean, clipper.parameters)
         for g in range(parity.num_groups):

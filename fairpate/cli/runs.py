@@ -39,7 +39,6 @@ from fairpate.config_reader import Override, read_yaml
 from fairpate.files import check_output_folder
 from fairpate.terminal import Output, facts, waiting
 from fairpate.types import UsageError
-from fairpate.words import delta_text
 
 if TYPE_CHECKING:
     from fairpate.methods.base import Method
@@ -342,9 +341,9 @@ def aggregate(
     out: Out = None,
 ) -> Output:
     """Release labels from votes made elsewhere; with features, also train a student on the labels."""
-    from fairpate.cli.summaries import measured_rows
-    from fairpate.report.page import epsilon_text
-    from fairpate.run.context import read_json, read_statement
+    from fairpate.report.records import Guarantee
+    from fairpate.run.context import read_statement
+    from fairpate.run.publication import read_claims
     from fairpate.run.run import aggregate as run_aggregator
     from fairpate.terminal import Reporter
 
@@ -362,14 +361,13 @@ def aggregate(
     statement = read_statement(run)
     queries = statement.queries
     assert queries is not None
-    stated = "none: no guarantee" if statement.epsilon is None else epsilon_text(statement.epsilon)
     rows = [
-        ("epsilon", f"{stated} at delta {delta_text(statement.delta)} ({statement.relation} {statement.unit})"),
+        Guarantee.of(statement).row,
         ("attested", f"each {statement.unit} changes at most one vote of a query"),
         ("labels released", f"{queries.answered} of {queries.submitted} queries: {run.labels}"),
     ]
     if run.student.exists():
-        rows += [*measured_rows(read_json(run.metrics)), ("model", str(run.student))]
+        rows += [*read_claims(run).measured_rows, ("model", str(run.student))]
     files = {"labels": run.labels, "model": run.student if run.student.exists() else None, "statement": run.statement}
     return Output(
         facts={"run": run.root, "statement": statement, "files": files},

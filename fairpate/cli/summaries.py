@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -33,16 +32,14 @@ from rich.text import Text
 from fairpate.config import ConfigError, Section
 from fairpate.data import REGISTRY, DatasetDescription, DatasetListing
 from fairpate.data.registry import Check
-from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import PlaceError, check_output_folder
 from fairpate.methods.base import find_method, method_names
-from fairpate.report.page import counted, epsilon_text
+from fairpate.report.page import counted
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
 from fairpate.run.release_log import state_folder
 from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import READING_TELLS, UsageError
-from fairpate.words import delta_text
 from student.card import read_card
 
 _WIDTH = 100  # of prose in columns, which would else be as wide as its longest sentence
@@ -125,69 +122,27 @@ def outcome(run: RunDirectory) -> Output:
 
 def summarise(run: RunDirectory) -> Group:
     """Return the published numbers of a finished run, and where its files are."""
-    statement, metrics, record = read_statement(run), read_json(run.metrics), read_json(run.record)
-    guarantee = f"none: no guarantee ({statement.noise})"
-    if statement.epsilon is not None:
-        guarantee = (
-            f"{epsilon_text(statement.epsilon)} at delta {delta_text(statement.delta)} ({statement.relation} "
-            f"{statement.unit}; {statement.accounting}; noise: {statement.noise})"
-        )
+    from fairpate.run.publication import read_claims
+
+    record, queries = read_json(run.record), read_statement(run).queries
     rows = [
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
-        ("epsilon", guarantee),
-        *measured_rows(metrics),
+        *read_claims(run, for_operator=True).rows,
     ]
-    if run.without_privacy.exists():  # the operator's baseline, in private files
-        found = read_json(run.without_privacy)
-        learned = counted(found["num_records"], "private record")
-        baseline = f"{number_text(found['accuracy'])}: a logistic model of {learned}; operator only"
-        rows.append(("without privacy", baseline))
-    queries = statement.queries
     if queries is not None:
+        trained = read_card(run.student).num_training_labels
         rows.append(("labels released", f"{queries.answered} of {queries.submitted} queries"))
-        trained_on = read_card(run.student).num_training_labels
-        if trained_on not in (None, queries.answered):  # a service released more
-            rows.append(("student trained on", f"{trained_on} of these labels, those of the run's own queries"))
-    rows += [("model", str(run.student))]
-    rows += [("without this package", str(run.graph))] if run.graph.exists() else []
-    rows += [("record", str(run.record))]
-    rows += [("report", str(run.public_report))] if run.public_report.exists() else []
-    rows += [("operator only", str(run.private_report))] if queries is not None else []
-    return Group(Text(), facts(rows))
-
-
-def measured_rows(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what was measured on test records, with the most common class as a baseline; or that there were none.
-
-    Metrics of earlier versions may lack other notions of fairness and warnings about groups.
-    """
-    if not metrics["num_records"]:
-        return [("accuracy", f"unknown: {'too few' if metrics.get('not_measured') else 'no'} test records")]
-    rows = [("accuracy", f"{number_text(metrics['accuracy'])} on {metrics['num_answered']} test records")]
-    if metrics["majority_class"] is not None:
-        always = f"always {metrics['majority_class']!r}, the most common class"
-        rows.append(("to compare", f"{number_text(metrics['majority_accuracy'])}: {always}"))
-    rows += [("warning", f"the model {words}") for words in (*metrics["degenerate"], *metrics.get("underserved", ()))]
-    if unmeasured := metrics.get("not_measured"):
-        rows.append(("warning", f"gaps leave out {', '.join(unmeasured)}: too few answered test records"))
-    gaps, gap = metrics["gaps"], metrics["gaps"]["dp_one_vs_rest"]
-    interval = f"95 % interval {number_text(gap['low'])} to {number_text(gap['high'])}"
-    rows += [
-        ("coverage", number_text(metrics["coverage"])),
-        ("demographic disparity", f"{number_text(gap['value'])}, {interval}"),
-    ]
-    of_worst = " (worst class)" if len(metrics["class_names"]) > 2 else ""
-    for name, kind, bounds_rate in (("other gaps", "gap", False), (f"errors{of_worst}", "rate", True)):
-        others = [
-            f"{notion.measure.removesuffix(f' {kind}')} {number_text(gaps[notion.reading]['value'])}"
-            for notion in NOTIONS.values()
-            if notion.name != DEFAULT and notion.reading in gaps and notion.bounds_rate == bounds_rate
-        ]
-        rows += [(name, ", ".join(others))] if others else []
-    if not unmeasured and None in metrics["confusion_GYC"]:  # every group is measured, some of its classes are not
-        few = f"fewer than {metrics['least_cell']} test records of a group and class"
-        rows.append(("not shown", f"counts by true label, gaps given it: {few}"))
-    return rows
+        # The ledger may have released more labels since.
+        if trained not in (None, queries.answered):
+            rows.append(("student trained on", f"{trained} of these labels, those of the run's own queries"))
+    places = {
+        "model": run.student,
+        "without this package": run.graph,
+        "record": run.record,
+        "report": run.public_report,
+    }
+    places |= {} if queries is None else {"operator only": run.private_report}
+    return Group(Text(), facts([*rows, *((name, str(path)) for name, path in places.items() if path.exists())]))
 
 
 def check_table(check: Check) -> Group:
@@ -229,11 +184,6 @@ def describe_table(description: DatasetDescription) -> Group:
             table.add_row(split.name, Text(name), *(f"{count:,}" for count in shown), f"{sum(shown):,}")
         table.add_section()
     return Group(heading, table, *(Text(note) for note in description.notes))
-
-
-def number_text(value: float | None) -> str:
-    """Return a rate or a gap with three decimals."""
-    return "undefined" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
 _LITTLE_DISK = 2**30

@@ -1,23 +1,9 @@
 """Columns of a declared table: kinds, bounds and categories, how each becomes numbers, and the form that asks for them.
 
 A declaration gives the meaning of each published column: a feature, the label, or the group. It holds every bound,
-category and threshold, so that none is a statistic of private records.
-
-A :class:`FeatureCode` describes how one feature is computed, by declared public constants only: a published model
-carries these descriptions. There are six kinds, which :func:`fairpate.data.tables.encode` computes:
-
-    number      (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` where it is not known
-    missing     1 where v is not known, else 0
-    category    1 where the text is one of ``values``, else 0
-    other       1 where the text is none of ``values``, else 0
-    element     the number at ``place`` of the list
-    band        1 where ``at_least`` <= v < ``below``, else 0; without ``below`` the band is open
-
-with s(v) = v, or sign(v) ln(1 + |v|) for ``scale: log``. A number is not known where its text is in ``unknown``, or is
-another spelling of a number in it: 9.0 or 09 for 9.
-
-A :class:`RecordForm` asks a person for one record, one input per published column, and encodes the answers as the same
-row of a file would be, bit for bit, so that it is the same query.
+category and threshold, so that none is a statistic of private records. A :class:`FeatureCode` describes how one feature
+is computed, by these public constants only: a published model carries the descriptions. A :class:`RecordForm` asks a
+person for one record.
 """
 
 from __future__ import annotations
@@ -42,9 +28,19 @@ When = dict[str, str]
 OTHER = "other"
 
 
+def stretched(values: Floats, scale: str | None) -> Floats:
+    """The values on the scale that is linear between the bounds of a number."""
+    return np.sign(values) * np.log1p(np.abs(values)) if scale == "log" else values
+
+
 def several(value: Any) -> Any:
     """Make a list of a single value."""
     return (value,) if isinstance(value, (str, dict)) else value
+
+
+def short_for(name: str) -> Any:
+    """A validator of a section: text alone means ``{name: text}``."""
+    return model_validator(mode="before")(lambda value: {name: value} if isinstance(value, str) else value)
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(several)]
@@ -117,12 +113,8 @@ class Feature(Section):
             places = dict.fromkeys(("", *self.unknown), missing) | places
         return places
 
-    def stretched(self, values: Floats) -> Floats:
-        """The values on the scale that is linear between the bounds."""
-        return np.sign(values) * np.log1p(np.abs(values)) if self.scale == "log" else values
-
     @model_validator(mode="after")
-    def _is_one_kind(self) -> Feature:
+    def _is_consistent(self) -> Feature:
         kinds = [self.bounds is not None, bool(self.categories), bool(self.bands), self.vector is not None]
         if sum(kinds) != 1:
             raise ValueError("Expected one of: bounds (a number), categories, bands (of a numeric code), vector")
@@ -131,31 +123,21 @@ class Feature(Section):
         if self.vector is not None and self.may_be_missing:
             raise ValueError("Expected no missing value of a vector; leave such rows out of the file")
         if self.bounds is not None:
-            low, high = self.stretched(np.array(self.bounds))
-            if not low < high:
-                raise ValueError(f"Expected bounds [low, high] with low < high, got {_listed(self.bounds)}")
+            (low, high), number = self.bounds, _number_in(self.missing)
+            # On its scale too: logarithms of two large bounds may be one float.
+            if not np.less(*stretched(np.array(self.bounds), self.scale)):
+                raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]")
+            if self.missing is not None and (number is None or not low <= number <= high):
+                raise ValueError(
+                    "missing: expected a number within the bounds, which a missing value counts as, got "
+                    f"{self.missing!r}; what means a missing value in the file is `unknown`"
+                )
         elif self.scale != "linear":
             raise ValueError("Expected scale with bounds only")
         if not self.categories and (self.aliases or self.other):
             raise ValueError("Expected aliases and other with categories only")
         if self.bands and (self.may_be_missing or any(not a < b for a, b in itertools.pairwise(self.bands.values()))):
             raise ValueError("Expected bands whose first codes increase, and no missing value with them")
-        return self
-
-    @model_validator(mode="after")
-    def _missing_is_a_constant(self) -> Feature:
-        if self.bounds is None or self.missing is None:
-            return self
-        low, high = self.bounds
-        if not _is_number(self.missing) or not low <= float(self.missing) <= high:
-            raise ValueError(
-                f"missing: expected a number within the bounds, which a missing value counts as, got {self.missing!r}; "
-                "what means a missing value in the file is `unknown`"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _values_are_told_apart(self) -> Feature:
         for alias, value in self.aliases.items():
             if value not in self.categories:
                 raise ValueError(f"Expected aliases of declared categories, got {value!r} for {alias!r}")
@@ -206,10 +188,7 @@ class Meaning(NumberRange):
 
     value: str | None = Field(None, description="The published value.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        return {"value": value} if isinstance(value, str) else value
+    _from_text = short_for("value")
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Meaning:
@@ -301,15 +280,13 @@ class Group(Coding):
         return self.values
 
 
-def _is_number(text: str) -> bool:
+def _number_in(value: float | str | None) -> float | None:
+    """The finite number that ``value`` is or spells; else None."""
     try:
-        return math.isfinite(float(text))
+        number = math.nan if value is None else float(value)
     except ValueError:
-        return False
-
-
-def _listed(numbers: Sequence[float]) -> str:
-    return f"[{', '.join(f'{number:g}' for number in numbers)}]"
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _require_distinct(values: Sequence[str]) -> None:
@@ -320,7 +297,20 @@ def _require_distinct(values: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCode:
-    """One feature, computed from one published ``column``; fields that do not belong to its ``kind`` are None."""
+    """One feature, computed from one published ``column``; fields that do not belong to its ``kind`` are None.
+
+    There are six kinds, which :func:`fairpate.data.tables.encode` computes:
+
+    - ``number``: (s(v) - s(low)) / (s(high) - s(low)), clipped to [0, 1]; v is ``missing`` where it is not known;
+    - ``missing``: 1 where v is not known, else 0;
+    - ``category``: 1 where the text is one of ``values``, else 0;
+    - ``other``: 1 where the text is none of ``values``, else 0;
+    - ``element``: the number at ``place`` of the list;
+    - ``band``: 1 where ``at_least`` <= v < ``below``, else 0; without ``below`` the band is open;
+
+    with s(v) = v, or sign(v) ln(1 + abs(v)) for ``scale: log``. A number is not known where its text is in ``unknown``,
+    or is another spelling of a number in it: 9.0 or 09 for 9.
+    """
 
     feature: str
     column: str
@@ -376,13 +366,6 @@ def _codes(column: str, feature: Feature) -> Iterator[FeatureCode]:
             yield code(feature=f"{column}={name}", kind="other" if is_other else "category", values=values)
 
 
-def _number_in(value: float | str) -> float | None:
-    try:
-        return float(value)
-    except ValueError:
-        return None
-
-
 Value = float | str | None
 """A number, the text of a category, or None if not known."""
 
@@ -404,22 +387,70 @@ class RecordField:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordForm:
-    """The inputs for a record of the table with the features ``codes``."""
+    """The inputs for a record of the table with the features ``codes``: one per published column.
+
+    The answers are encoded as the same row of a file would be, bit for bit, so that they are the same query.
+    """
 
     codes: tuple[FeatureCode, ...]
 
     @property
     def fields(self) -> tuple[RecordField, ...]:
         """One per column, in order."""
-        return tuple(_field(column, codes) for column, codes in self._columns.items())
+        found = []
+        for column, codes in self._columns:
+            first, last = codes[0], codes[-1]
+            if first.kind == "number":
+                bounds: dict[str, Any] = {"low": first.low, "high": first.high}
+                found.append(RecordField(name=column, is_optional=first.missing is not None, **bounds))
+            elif first.kind == "band":
+                found.append(RecordField(name=column, low=first.at_least, high=last.at_least))
+            else:
+                values = [value for code in codes if code.kind == "category" for value in code.values or ()]
+                found.append(
+                    RecordField(
+                        name=column,
+                        choices=tuple(value for value in values if value),
+                        is_optional="" in values,
+                        takes_other=last.kind == "other",
+                    )
+                )
+        return tuple(found)
 
     def encode(self, values: Mapping[str, Value]) -> npt.NDArray[np.float32]:
         """The features (F,) of a record. ValueError names a column without a value, or with an undeclared one."""
-        return np.concatenate([_encoded(column, codes, values.get(column)) for column, codes in self._columns.items()])
+        features: list[float] = []
+        for column, codes in self._columns:
+            first, value = codes[0], values.get(column)
+            if first.kind not in ("number", "band"):
+                text = "" if value is None else str(value)
+                is_declared = any(text in (code.values or ()) for code in codes)
+                if not is_declared and (codes[-1].kind != "other" or not text):
+                    raise ValueError(f"{column}: expected one of its categories, got {text!r}")
+                features += [(text in (code.values or ())) != (code.kind == "other") for code in codes]
+                continue
+            number = None
+            if value is not None and not first.is_unknown(value) and (number := _number_in(value)) is None:
+                raise ValueError(f"{column}: expected a number, got {value!r}")
+            if first.kind == "band":
+                if number is None or number < (first.at_least or 0):
+                    raise ValueError(f"{column}: expected a number from {first.at_least:g} on, got {number}")
+                place = sum(number >= (code.at_least or 0) for code in codes) - 1
+                features += [place == each for each in range(len(codes))]
+                continue
+            if number is None and first.missing is None:
+                raise ValueError(f"{column}: expected a number, got none")
+            # The same operations as for a file, so that a typed record has the bits of the same row there.
+            given = np.array([first.low, first.high, first.missing if number is None else number], dtype=np.float64)
+            low, high, scaled = stretched(given, first.scale)
+            features.append(np.clip((scaled - low) / (high - low), 0, 1))
+            features += [] if first.missing is None else [number is None]
+        return np.array(features, dtype=np.float32)
 
     @property
-    def _columns(self) -> dict[str, list[FeatureCode]]:
-        return {column: list(codes) for column, codes in itertools.groupby(self.codes, key=lambda code: code.column)}
+    def _columns(self) -> Iterator[tuple[str, list[FeatureCode]]]:
+        for column, codes in itertools.groupby(self.codes, key=lambda code: code.column):
+            yield column, list(codes)
 
 
 def form_of(codes: Sequence[FeatureCode]) -> RecordForm | None:
@@ -427,60 +458,3 @@ def form_of(codes: Sequence[FeatureCode]) -> RecordForm | None:
     if not codes or any(code.kind == "element" for code in codes):
         return None
     return RecordForm(codes=tuple(codes))
-
-
-def _field(column: str, codes: Sequence[FeatureCode]) -> RecordField:
-    first = codes[0]
-    if first.kind == "number":
-        return RecordField(name=column, low=first.low, high=first.high, is_optional=first.missing is not None)
-    if first.kind == "band":
-        return RecordField(name=column, low=first.at_least, high=codes[-1].at_least)
-    values = [value for code in codes if code.kind == "category" for value in code.values or ()]
-    return RecordField(
-        name=column,
-        choices=tuple(value for value in values if value),
-        is_optional="" in values,
-        takes_other=codes[-1].kind == "other",
-    )
-
-
-def _encoded(column: str, codes: Sequence[FeatureCode], value: Value) -> npt.NDArray[np.float32]:
-    first = codes[0]
-    if first.kind in ("number", "band"):
-        number = None
-        if value is not None and not first.is_unknown(value):
-            number = _number_in(value)
-            if number is None or not np.isfinite(number):
-                raise ValueError(f"{column}: expected a number, got {value!r}")
-        features = _of_number(column, first, number) if first.kind == "number" else _of_band(column, codes, number)
-        return np.array(features, dtype=np.float32)
-    text = "" if value is None else str(value)
-    row = [(text in (code.values or ())) != (code.kind == "other") for code in codes]
-    is_declared = any(text in (code.values or ()) for code in codes)
-    if not is_declared and (codes[-1].kind != "other" or not text):
-        raise ValueError(f"{column}: expected one of its categories, got {text!r}")
-    return np.array(row, dtype=np.float32)
-
-
-def _of_number(column: str, code: FeatureCode, number: float | None) -> list[float]:
-    assert code.low is not None
-    assert code.high is not None
-    if number is None and code.missing is None:
-        raise ValueError(f"{column}: expected a number, got none")
-    low, high = _stretched(code.low, code.scale), _stretched(code.high, code.scale)
-    place = _stretched(code.missing if number is None else number, code.scale)
-    scaled = float(np.clip((place - low) / (high - low), 0, 1))
-    return [scaled] if code.missing is None else [scaled, float(number is None)]
-
-
-def _of_band(column: str, codes: Sequence[FeatureCode], number: float | None) -> list[float]:
-    if number is None or number < (codes[0].at_least or 0):
-        raise ValueError(f"{column}: expected a number from {codes[0].at_least:g} on, got {number}")
-    place = sum(number >= (code.at_least or 0) for code in codes) - 1
-    return [float(place == each) for each in range(len(codes))]
-
-
-def _stretched(value: float | None, scale: str | None) -> np.float64:
-    # The same operations as in `encode`, so that a typed record has the bits of the same row in a file.
-    number = np.float64(value)
-    return np.sign(number) * np.log1p(np.abs(number)) if scale == "log" else number

@@ -1,22 +1,15 @@
 """A data set in memory, its entry in the registry, its files, its records' names and persons, and its splits.
 
 **In memory.** Every stage reads one :class:`Dataset` in four splits. Images stay ``uint8`` and tabular features are
-already scaled by public constants, so nothing here is fitted to private records.
-
-**Files.** An entry is public knowledge only: publisher, licence, files with checksums, options. The folder comes from
-the caller or from FAIRPATE_DATA, and files are never written to. A missing or damaged file is refused with its name,
-the expected checksum and the remedy; records are read only from bytes with the right checksum.
+already scaled by public constants, so nothing here is fitted to private records. An entry is public knowledge only:
+publisher, licence, files with checksums, options. Files are never written to, and records are read only from bytes with
+the right checksum.
 
 **Names.** A record's name depends on the record alone, never on the rows around it, and never on its sensitive
 attribute: methods that protect the attribute alone publish names, and divide records by them. Records that are equal
 but for the attribute are one *unit*: random choices for a record (its split, its teacher) are a keyed hash of its unit,
 so adding, removing or changing another record changes nothing for it. Only the counter that numbers the members of a
 unit may shift.
-
-**Splits.** Units are ranked by a keyed hash of their name; the lowest hashes become public, the next validation, the
-next test, and all others private. Since the private records are the tail of the ranking, adding or removing one moves
-no other record; and since no group enters the name of a unit, changing a group moves none at all. The seed is public. A
-unit is one record, records that differ only in the group, or all records of one person: a split never parts it.
 
 Shapes: N records, R parts of a person, W numbers of a vote.
 """
@@ -41,6 +34,7 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from fairpate.config import Section, nearest
+from fairpate.data.columns import FeatureCode, short_for
 from fairpate.data.large_arrays import Gathered, Names, Pixels, as_names, run_of
 from fairpate.later import torch
 from fairpate.types import IntArray, Unit, UsageError, UserError
@@ -49,7 +43,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fairpate.config import DataConfig
-    from fairpate.data.columns import FeatureCode
     from fairpate.data.embedding import Embedding
 
 SPLIT_NAMES = ("private", "public", "validation", "test")
@@ -214,6 +207,8 @@ class SourceFile(Section):
     extracted: str | None = Field(None, description="For an archive: the extracted folder that may be there instead.")
     when: dict[str, str] = Field({}, description="Options and the value at which the file is read.")
 
+    _from_text = short_for("path")
+
     @field_validator("path", "extracted")
     @classmethod
     def _is_below_the_folder(cls, place: str | None) -> str | None:
@@ -348,9 +343,9 @@ def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
     return all(as_text(options[name]) == value for name, value in when.items())
 
 
-def as_text(value: OptionValue) -> str:
+def as_text(value: Any) -> str:
     """The value as a declaration writes it: flags are `true` and `false`."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, (bool, np.bool_)) else str(value)
 
 
 def origins(**counts: int) -> tuple[Origin, ...]:
@@ -584,34 +579,48 @@ class SplitSizes:
 
 
 def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
-    """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met."""
+    """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met.
+
+    Units are ranked by a keyed hash of their name, with a public ``seed``; the lowest hashes become public, the next
+    validation, the next test, and all others private. A unit is one record, records that differ only in the group, or
+    all records of one person: a split never parts it. Since the private records are the tail of the ranking, adding or
+    removing one moves no other record; and since no group enters the name of a unit, changing a group moves none.
+    """
     ids = records.records.record_id
     wanted_of = {"public": sizes.num_public, "validation": sizes.num_validation, "test": sizes.num_test}
     place_of = {origin: place for place, origin in enumerate(ORIGINS)}
     found = records.origins or itertools.repeat(ORIGINS[0], len(ids))
     origins = np.fromiter(map(place_of.__getitem__, found), np.int8, len(ids))
-    ranks = None
+    rank_N = np.zeros(len(ids), dtype=np.int64)
     # Hashing every name is slow, and only a part that is drawn needs the ranking.
     if any(wanted_of.values()):
-        ranks = _rank(records.person_ids or records.records.unit_id, seed=seed)
+        hashes_N = keyed_hash(records.person_ids or records.records.unit_id, seed=seed, purpose="split")
+        # Records of one unit, and units of equal hashes, share a rank.
+        rank_N = np.unique(hashes_N, return_inverse=True)[1]
     free = np.ones(len(ids), dtype=bool)
     indices = {}
     for name, wanted in wanted_of.items():
         alone = [place_of[origin] for origin in SET_ASIDE[name]]
         own = name != "test" and bool(np.isin(origins, alone).any())  # files of its own: nothing else is taken
         permitted = alone if own or wanted is None else [place_of[origin] for origin in PERMITTED[name]]
-        allowed = free & np.isin(origins, permitted)
-        chosen = allowed if wanted is None else _lowest(allowed, ranks, wanted, name)
+        chosen = free & np.isin(origins, permitted)
+        if wanted is not None and wanted > (available := int(chosen.sum())):
+            raise DataSettingsError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
+        if wanted == 0:
+            chosen = np.zeros(len(ids), dtype=bool)
+        elif wanted is not None:
+            # Every record up to that rank: no unit is parted.
+            chosen &= rank_N <= np.sort(rank_N[chosen])[wanted - 1]
         indices[name] = np.flatnonzero(chosen)
         free &= ~chosen
     indices["private"] = np.flatnonzero(free & np.isin(origins, [place_of[origin] for origin in PERMITTED["private"]]))
-    splits, mapped = {}, records.pixels or records.mapped
-    for name, rows in indices.items():
-        index = torch.from_numpy(rows)
-        # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
-        taken = records.records.take(index) if mapped is None else records.records.take_with(mapped.rows(index), index)
-        splits[name] = taken
-    return splits
+    # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
+    whole, mapped = records.records, records.pixels or records.mapped
+    index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}
+    return {
+        name: whole.take(index) if mapped is None else whole.take_with(mapped.rows(index), index)
+        for name, index in index_of.items()
+    }
 
 
 def with_persons(records: LoadedRecords) -> LoadedRecords:
@@ -663,44 +672,22 @@ def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int
     return declared if own or declared is not None else entry.public_rows // 4
 
 
-def _rank(units: Iterable[str], *, seed: int) -> npt.NDArray[np.int64]:
-    """Each record's rank by its unit's hash. Records of one unit, and units of equal hashes, share a rank."""
-    place: npt.NDArray[np.int64] = np.unique(keyed_hash(units, seed=seed, purpose="split"), return_inverse=True)[1]
-    return place
-
-
-def _lowest(allowed: Mask, ranks: npt.NDArray[np.int64] | None, wanted: int, name: str) -> Mask:
-    """The records of the lowest ranks until ``wanted`` are reached, never parting a unit."""
-    chosen = np.zeros(len(allowed), dtype=bool)
-    if wanted == 0 or ranks is None:
-        return chosen
-    available = int(allowed.sum())
-    if wanted > available:
-        raise DataSettingsError(f"data.num_{name}: expected at most {available} records left for it, got {wanted}.")
-    # Records of one unit share a rank, so that all of the last unit are taken.
-    last = np.sort(ranks[allowed])[wanted - 1]
-    return np.asarray(allowed & (ranks <= last))
-
-
 def check_members(dataset: Dataset) -> None:
     """:class:`DataError` unless each split has every group, and the private split every class.
 
     Validation and test records may be none at all.
     """
-    for name, split in dataset.splits.items():
-        if len(split) == 0 and name in ("validation", "test"):
-            continue
-        _require(split.z, dataset.group_names, f"group of {dataset.sensitive_attribute}", name)
-    _require(dataset.private.y, dataset.label_names, "class", "private")
-
-
-def _require(codes: torch.Tensor, names: tuple[str, ...], what: str, split: str) -> None:
-    counts = torch.bincount(codes, minlength=len(names)).tolist()
-    empty = [name for name, count in zip(names, counts, strict=True) if count == 0]
-    if empty:
-        raise DataError(
-            f"The {split} split has no member of {what} {', '.join(empty)}; "
-            "where a file names the split, add some to it, or leave out of the declaration what no record "
-            "has; where it is drawn, choose larger splits (data.num_public, num_validation, num_test) "
-            "or another data.seed."
-        )
+    groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
+    checks = [
+        (name, split.z, *groups)
+        for name, split in dataset.splits.items()
+        if len(split) or name not in ("validation", "test")
+    ]
+    for name, codes_N, names, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):
+        counts = torch.bincount(codes_N, minlength=len(names)).tolist()
+        if empty := [each for each, count in zip(names, counts, strict=True) if count == 0]:
+            raise DataError(
+                f"The {name} split has no member of {what} {', '.join(empty)}; where a file names the split, add some "
+                "to it, or leave out of the declaration what no record has; where it is drawn, choose larger splits "
+                "(data.num_public, num_validation, num_test) or another data.seed."
+            )

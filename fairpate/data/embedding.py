@@ -1,27 +1,13 @@
 """Fixed features of records that depend on public records alone: components, neighbours, gradients, prototypes.
 
-Every method sees an embedded record in place of the original. The embedding is fitted to public records:
-
-    tables      the columns, and for a column of many values whether it reaches each of some public quantiles
-    pictures    roots of oriented gradients (:mod:`fairpate.oriented_gradients`), perhaps averaged with the mirror
-                image's, and the picture shrunk to few pixels
-
-then the pool's principal components. Each value is divided once by the root of its spread over the pool, a table's
-columns before they are rotated and a picture's components after, so that neither rare values nor large ones decide.
-Pictures also get their position in the pool's graph of neighbours: the pool's records are joined to those that are near
-in some components, and the leading eigenvectors of this graph (Ng, Jordan and Weiss 2001; diffusion maps, Coifman and
-Lafon 2006) follow the shape of a class where distances alone cut through it. Two pictures are near when one is near a
-slightly turned, slanted, stretched or moved copy of the other. Another record is the mean of its nearest public
-neighbours.
+Every method sees an embedded record instead of the original. The embedding (:class:`Embedding`) is fitted to public
+records: principal components of the pool (:class:`Components`), and for pictures also the position in the pool's graph
+of neighbours (:class:`Graph`). :class:`Prototypes` are centres of public records, for votes by cell.
 
 The coordinates of a record depend on that record and on public ones, bit for bit, so that embedding costs no privacy
 and raises no sensitivity. A product of matrices of floats does not have that property: the rounding of a row depends on
 its position among the others. So both factors are rounded to whole numbers, with so few digits that every sum of
 products is exact in any order.
-
-A file holds all that places a record, computed from public records alone: computed again elsewhere an embedding may
-differ, because components of nearly equal spread, and a graph of few pictures, turn with the processor and the number
-of threads. :class:`Prototypes` are centres of public records, for votes by cell.
 
 Shapes: N records, M public ones, V copies of each, F plain features, K thresholds, rows or prototypes, D or E
 components, E eigenvectors.
@@ -47,10 +33,7 @@ from fairpate.config import PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run
 from fairpate.data.dataset import BeforeEmbedding, DataError, Dataset, DataSettingsError, LoadedRecords, Option
 from fairpate.files import write_atomically
 from fairpate.later import functional, safetensors_torch, sklearn, torch
-from fairpate.oriented_gradients import NUM_CELLS as NUM_CELLS
-from fairpate.oriented_gradients import NUM_DIRECTIONS as NUM_DIRECTIONS
-from fairpate.oriented_gradients import gradient_histograms
-from fairpate.oriented_gradients import oriented_gradients as oriented_gradients
+from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
 from fairpate.types import IntArray, UserError
 
 if TYPE_CHECKING:
@@ -107,7 +90,13 @@ class Nearness:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Eigenvectors of the pool's graph of neighbours; other records lie where their neighbours are."""
+    """Eigenvectors of the pool's graph of neighbours; another record is the mean of its nearest public neighbours.
+
+    The pool's records are joined to those that are near in some components, and the leading eigenvectors of this graph
+    (Ng, Jordan and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class where distances
+    alone cut through it. Two pictures are near when one is near a slightly turned, slanted, stretched or moved copy of
+    the other.
+    """
 
     components: Embed
     copies: list[Nearness]
@@ -210,9 +199,14 @@ _NORM = 4.0  # which usual learning rates suit
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """Principal components. ``thresholds_K`` belong to the columns ``column_K`` of a table; pictures have none.
+    """Principal components of the pool's plain features.
 
-    ``whole_FE`` are components in whole numbers of the units ``unit_E``.
+    Those of a table are its columns, and for a column of many values whether it reaches each of some public quantiles:
+    ``thresholds_K`` of the columns ``column_K``. Those of pictures are roots of oriented gradients
+    (:mod:`fairpate.oriented_gradients`), perhaps averaged with the mirror image's, and the picture shrunk to few
+    pixels. Each value is divided once by the root of its spread over the pool, a table's columns before they are
+    rotated and a picture's components after, so that neither rare values nor large ones dominate. ``whole_FE`` are
+    components in whole numbers of the units ``unit_E``.
     """
 
     config: EmbeddingConfig
@@ -377,7 +371,11 @@ class EmbeddingFileError(UserError):
 
 
 def save_embedding(embedding: Embedding, path: Path) -> None:
-    """Write the file that :func:`read_embedding` reads."""
+    """Write all that places a record, for :func:`read_embedding`; computed from public records alone.
+
+    Computed again elsewhere an embedding may differ, because components of nearly equal spread, and a graph of few
+    pictures, turn with the processor and the number of threads.
+    """
     tensors = {f"components.{name}": getattr(embedding.components, name) for name in _COMPONENTS}
     values: dict[str, Any] = {
         "format": FORMAT,
@@ -410,43 +408,38 @@ def read_embedding(path: Path) -> Embedding:
         with safe_open(path, framework="pt") as file:
             values = json.loads((file.metadata() or {})["embedding"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-        return _embedding(values, tensors)
+        if values["format"] != FORMAT or values["sha256"] != _digest(tensors):
+            raise ValueError(f"expected {FORMAT}, and the tensors of its checksum")  # noqa: TRY301 - reported below
+
+        def components(prefix: str, config: dict[str, Any]) -> Components:
+            named = {name: tensors[f"{prefix}.{name}"] for name in _COMPONENTS}
+            return Components(config=EmbeddingConfig.model_validate(config), **named)
+
+        graph = None
+        if "edges" in values:
+            others_VKD = tensors["graph.others_VKD"].float().numpy()
+            halves_VK = tensors["graph.half_squares_VK"].numpy()
+            graph = Graph(
+                components=components("edges", values["edges"]),
+                copies=[
+                    Nearness(scale=values["scale"], others_KD=others_KD, half_squares_K=halves_K)
+                    for others_KD, halves_K in zip(others_VKD, halves_VK, strict=True)
+                ],
+                coordinates_ME=tensors["graph.coordinates_ME"].numpy(),
+            )
+        return Embedding(
+            config=EmbeddingConfig.model_validate(values["config"]),
+            components=components("components", values["config"]),
+            graph=graph,
+            radius=values["radius"],
+            record_shape=tuple(values["record_shape"]),
+        )
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         if not path.exists():
             raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
         raise EmbeddingFileError(
             f"{path}: no embedding that can be read ({' '.join(str(error).split())}); restore it from a copy."
         ) from error
-
-
-def _embedding(values: dict[str, Any], tensors: dict[str, Tensor]) -> Embedding:
-    if values["format"] != FORMAT or values["sha256"] != _digest(tensors):
-        raise ValueError(f"expected {FORMAT}, and the tensors of its checksum")
-    return Embedding(
-        config=EmbeddingConfig.model_validate(values["config"]),
-        components=_components("components", values["config"], tensors),
-        graph=_graph(values, tensors) if "edges" in values else None,
-        radius=values["radius"],
-        record_shape=tuple(values["record_shape"]),
-    )
-
-
-def _components(prefix: str, config: dict[str, Any], tensors: dict[str, Tensor]) -> Components:
-    return Components(
-        config=EmbeddingConfig.model_validate(config), **{name: tensors[f"{prefix}.{name}"] for name in _COMPONENTS}
-    )
-
-
-def _graph(values: dict[str, Any], tensors: dict[str, Tensor]) -> Graph:
-    others_VKD, halves_VK = tensors["graph.others_VKD"].float().numpy(), tensors["graph.half_squares_VK"].numpy()
-    return Graph(
-        components=_components("edges", values["edges"], tensors),
-        copies=[
-            Nearness(scale=values["scale"], others_KD=others_KD, half_squares_K=halves_K)
-            for others_KD, halves_K in zip(others_VKD, halves_VK, strict=True)
-        ],
-        coordinates_ME=tensors["graph.coordinates_ME"].numpy(),
-    )
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
@@ -473,31 +466,29 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
     """
     if features == "pixels":
         return records
-    if PLACE.fullmatch(features):
-        x = _by_function(records.records.x, features)
-        names = tuple(f"{features} {place}" for place in range(x.shape[1]))
+    pictures = records.records.x
+    if not PLACE.fullmatch(features):
+        x, names = oriented_gradients(pictures), feature_names()
     else:
-        x, names = oriented_gradients(records.records.x), feature_names()
+        if not may_run(features):
+            raise DataSettingsError(f"pictures.features: {features} is code that would run with your rights; {REMEDY}.")
+        try:
+            function = named_object(features)
+            # One at a time and as a copy, so that features cannot depend on other pictures nor change the pixels.
+            rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
+        except Exception as error:  # the user's module may raise anything
+            raise DataError(
+                f"pictures.features: {features} failed ({type(error).__name__}: {error}); correct it."
+            ) from error
+        sizes = {tuple(row.shape) for row in rows}
+        if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
+            raise DataError(
+                f"pictures.features: {features}: expected one vector of finite numbers per picture, all of one length, "
+                f"got shapes {sorted(sizes)[:3]}; correct it."
+            )
+        x = torch.stack(rows)
+        names = tuple(f"{features} {place}" for place in range(x.shape[1]))
     return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=names, pixels=None)
-
-
-def _by_function(pictures: Tensor, place: str) -> Tensor:
-    """Features (N, F) by the user's function; DataSettingsError where code may not run, DataError where it fails."""
-    if not may_run(place):
-        raise DataSettingsError(f"pictures.features: {place} is code that would run with your rights; {REMEDY}.")
-    try:
-        function = named_object(place)
-        # One at a time and as a copy, so that features cannot depend on other pictures nor change the pixels.
-        rows = [torch.as_tensor(function(picture.clone()), dtype=torch.float32) for picture in pictures]
-    except Exception as error:  # the user's module may raise anything
-        raise DataError(f"pictures.features: {place} failed ({type(error).__name__}: {error}); correct it.") from error
-    sizes = {tuple(row.shape) for row in rows}
-    if len(sizes) != 1 or len(min(sizes)) != 1 or not all(bool(row.isfinite().all()) for row in rows):
-        raise DataError(
-            f"pictures.features: {place}: expected one vector of finite numbers per picture, all of one length, got "
-            f"shapes {sorted(sizes)[:3]}; correct it."
-        )
-    return torch.stack(rows)
 
 
 def feature_names() -> tuple[str, ...]:

@@ -1,16 +1,8 @@
 """Arrays larger than memory: mapped files of pixels, arrays that move to disk as they grow, packed names of records.
 
-**Pixels** are in Arrow files that processes map into memory instead of reading them. A page of such a file comes from
-the disk when it is touched, is shared by every process of the machine, and goes again when memory runs short. All
-pixels of a file are one uncompressed run of bytes, so a tensor is a view of it and nothing is copied. The file carries
-the sha256 of its pixels, which is checked whenever it is opened. Files hold records: only their owner may read them.
-
-**Arrays** of few records stay in memory. Larger ones are written below FAIRPATE_CACHE to a file without a name, which
-disappears with its process, and mapped from there.
-
-**Names** of many records are packed: a Python string takes 49 bytes and its text, and its place in a list eight. Packed
-names take eight and their text, and those of a large table are in a file without a name. They read as any sequence of
-strings.
+Processes map files into memory instead of reading them: a page comes from the disk when it is touched, is shared by
+every process of the machine, and goes again when memory runs short. Arrays of few records stay in memory. Files hold
+records: only their owner may read them.
 
 Shapes: N records, F features.
 """
@@ -94,7 +86,11 @@ def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], Non
 
 
 def write_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> None:
-    """Write the pictures that ``fill`` appends without holding them in memory; ``path`` is complete or missing."""
+    """Write the pictures that ``fill`` appends without holding them in memory; ``path`` is complete or missing.
+
+    The pixels are one uncompressed run of bytes of an Arrow file, so that a tensor is a view of it. The file carries
+    their sha256, which is checked whenever it is opened.
+    """
     digest = hashlib.sha256()
     # First without a header: in the file the checksum precedes the pixels, but it is known only after them.
     with tempfile.TemporaryFile(dir=path.parent) as plain:
@@ -135,18 +131,14 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
         if stored.shape != shape:
             raise ValueError(f"pictures of shape {stored.shape}, expected {shape}")
         start = stored.ctypes.data - whole.address
-        if _sha256_of(stream, start, stored.nbytes) != metadata.get(_SHA256, b"").decode():
+        # Read, not mapped: pages that are only checked do not count as this process's memory.
+        digest = hashlib.sha256()
+        stream.seek(start)
+        for position in range(0, stored.nbytes, _BYTES_HASHED_AT_ONCE):
+            digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, stored.nbytes - position)))
+        if digest.hexdigest() != metadata.get(_SHA256, b"").decode():
             raise ValueError("pixels do not match their checksum")
     return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=stored.nbytes, offset=start).reshape(shape))
-
-
-def _sha256_of(stream: Any, start: int, size: int) -> str:
-    # Read, not mapped: pages that are only checked do not count as this process's memory.
-    digest = hashlib.sha256()
-    stream.seek(start)
-    for position in range(0, size, _BYTES_HASHED_AT_ONCE):
-        digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, size - position)))
-    return digest.hexdigest()
 
 
 KEPT_BYTES, _ROWS_SPILLED_AT_ONCE = 2**24, 2**15
@@ -155,7 +147,10 @@ AnyArray = npt.NDArray[Any]
 
 @dataclass(kw_only=True)
 class Gathered:
-    """Blocks (n,) or (n, F) of one type, one after the other; :meth:`array` closes it."""
+    """Blocks (n,) or (n, F) of one type, one after the other; :meth:`array` closes it.
+
+    Many are written below FAIRPATE_CACHE to a file without a name, which disappears with its process.
+    """
 
     _blocks: list[AnyArray] = field(default_factory=list)
     _bytes: int = 0
@@ -239,7 +234,11 @@ def as_names(names: Iterable[str]) -> Names:
 
 
 class Names(Sequence[str]):
-    """N names in order; equal to any sequence of the same strings."""
+    """N names in order; equal to any sequence of the same strings.
+
+    Packed: a Python string takes 49 bytes and its text, and its place in a list eight. A packed name takes eight and
+    its text, and the names of a large table are in a file.
+    """
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         gathered = GatheredNames()

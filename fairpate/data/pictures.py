@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -48,7 +48,34 @@ class Pictures:
 def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
     """The pictures of the extracted folder if it exists, else of the ``archive``, checksum verified."""
     choice, path = locate(archive, data_dir)
-    return _from_folder(path) if path.is_dir() else _from_zip(path, check_archive(choice, path))
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if _is_picture(file.name))
+        return _of_files([file.relative_to(path).as_posix() for file in files], path)
+    key = check_archive(choice, path)
+    try:
+        with zipfile.ZipFile(path) as opened:
+            names = tuple(sorted(name for name in opened.namelist() if _is_picture(name)))
+    except zipfile.BadZipFile as error:
+        raise DataError(f"{path}: damaged archive ({error}); delete it and fetch it again.") from error
+
+    def read(wanted: Sequence[str], keep: Callable[[str, bytes], None]) -> None:
+        with zipfile.ZipFile(path) as opened:
+            for name in wanted:
+                keep(name, opened.read(name))
+
+    return Pictures(origin=path, key=key, names=names, read=read)
+
+
+def _of_files(names: Sequence[str], folder: Path) -> Pictures:
+    # Keyed by paths, sizes and modification times: hashing every picture would cost as much as decoding it.
+    stats = ((folder / name, (folder / name).stat()) for name in names)
+    described = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
+
+    def read(wanted: Sequence[str], keep: Callable[[str, bytes], None]) -> None:
+        for name in wanted:
+            keep(name, (folder / name).read_bytes())
+
+    return Pictures(origin=folder, key=hashlib.sha256(described.encode()).hexdigest(), names=tuple(names), read=read)
 
 
 def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = "RGB") -> Pixels:
@@ -73,34 +100,6 @@ def base_name(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _from_zip(path: Path, sha256: str) -> Pictures:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = tuple(sorted(name for name in archive.namelist() if _is_picture(name)))
-    except zipfile.BadZipFile as error:
-        raise DataError(f"{path}: damaged archive ({error}); delete it and fetch it again.") from error
-
-    def read(wanted: Sequence[str], keep: Callable[[str, bytes], None]) -> None:
-        with zipfile.ZipFile(path) as archive:
-            for name in wanted:
-                keep(name, archive.read(name))
-
-    return Pictures(origin=path, key=sha256, names=names, read=read)
-
-
-def _from_folder(folder: Path) -> Pictures:
-    # Keyed by names, sizes and modification times: hashing every picture would cost as much as decoding it.
-    files = sorted(path for path in folder.rglob("*") if _is_picture(path.name))
-    stats = "\n".join(f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files)
-
-    def read(wanted: Sequence[str], keep: Callable[[str, bytes], None]) -> None:
-        for name in wanted:
-            keep(name, (folder / name).read_bytes())
-
-    names = tuple(path.relative_to(folder).as_posix() for path in files)
-    return Pictures(origin=folder, key=hashlib.sha256(stats.encode()).hexdigest(), names=names, read=read)
-
-
 def _is_picture(name: str) -> bool:
     # macOS adds a file of attributes, ._NAME, for each picture of an archive.
     return name.lower().endswith(PICTURE_SUFFIXES) and not base_name(name).startswith("._")
@@ -123,10 +122,7 @@ def _pixels(content: bytes, where: str, size: int, mode: Mode) -> PixelArray:
 
 
 PATH, NAME, LEVEL = "path", "name", "level_"
-
-
-def _as_number(value: Any) -> Any:
-    return int(value) if value in ("1", "3") else value
+_Channels = BeforeValidator(lambda value: int(value) if value in ("1", "3") else value)
 
 
 class PicturesConfig(Section):
@@ -134,7 +130,7 @@ class PicturesConfig(Section):
 
     column: str = Field(PATH, description="Column with the path of each picture, below the data folder.")
     size: int = Field(64, ge=8, le=512, description="Height and width in pixels: the centre square is resized.")
-    channels: Annotated[Literal[1, 3], BeforeValidator(_as_number)] = Field(3, description="3: colour; 1: grey.")
+    channels: Annotated[Literal[1, 3], _Channels] = Field(3, description="3: colour; 1: grey.")
     features: str = Field(
         "pixels",
         pattern=rf"^(pixels|oriented_gradients|{PLACE.pattern})$",
@@ -169,13 +165,4 @@ def check_paths(paths: Sequence[str], folder: Path, file: str, column: str, faul
 
 def read_pictures(paths: Sequence[str], folder: Path, config: PicturesConfig) -> Pixels:
     """Pixels (N, channels, size, size) of the pictures at ``paths``."""
-    stats = ((path, (folder / path).stat()) for path in paths)
-    told = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
-
-    def read(wanted: Sequence[str], keep: Callable[[str, bytes], None]) -> None:
-        for path in wanted:
-            keep(path, (folder / path).read_bytes())
-
-    key = hashlib.sha256(told.encode()).hexdigest()
-    pictures = Pictures(origin=folder, key=key, names=tuple(paths), read=read)
-    return decode(pictures, paths, size=config.size, mode="RGB" if config.channels == 3 else "L")
+    return decode(_of_files(paths, folder), paths, size=config.size, mode="RGB" if config.channels == 3 else "L")

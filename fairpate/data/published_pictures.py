@@ -1,50 +1,7 @@
-"""Picture data sets in their publishers' own layouts, and the embedded digits in colour.
+"""Picture data sets in their publishers' own layouts, and the embedded digits in colour: a loader and an entry each.
 
-**Colour digits**: scikit-learn's handwritten digits, drawn in red or green. Needs no file.
-
-The construction is ColorMNIST's (Arjovsky et al. 2019, arXiv:1907.02893, section 5) on 8 x 8 images: a binary label
-says whether the digit is 5 or more, flipped with probability 0.25; the colour is that label flipped with probability
-0.1. Green is then 0.7 likely for a high digit and 0.3 for a low one, so even a perfect classifier of the digit shows a
-demographic-parity gap of about 0.08. Every flip is a keyed hash of the record's name: a record has the same colour in
-any file.
-
-**ColorMNIST** as FairPATE's authors built it (arXiv:2302.09183; the construction is arXiv:1907.02893, section 5).
-
-MNIST's training and test files are joined to 70,000 images. A binary label says whether the digit is 5 or more,
-flipped with probability 0.25; the colour is that label flipped with probability 0.2 (first 20,000 images), 0.1 (next
-20,000) and 0.9 (last 30,000). The task is the digit. Teachers see the first 39,500 images; public, validation and
-test come from the last 30,000, where colour and label are related the other way round.
-
-Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream. The 500 images
-between 39,500 and 40,000 are left out, as they are by the authors' teachers.
-
-**UTKFace**: gender or age, by race, gender or both, read from the file names `age_gender_race_date.jpg.chip.jpg`.
-
-Research use only: never redistribute a face, never show one. Names with a missing or impossible field are left out
-and counted in the notes. The publisher's labels are estimates of a model, checked by a person.
-
-Age has nine classes, as in Lowy et al. (DP-FERMI, section 4.2), who do not print their bounds: these are decades.
-
-A file name contains the race, so records are named and ordered without it: by age, gender and date, and pictures that
-have these in common by their content. Where the gender is in the group, names leave it out too, which gives another
-division.
-
-**FairFace**: gender by race (7), read from the publisher's two label files and its pictures.
-
-Rows whose picture is not in the archive are left out and counted in the notes, so a subset of the pictures works with
-the full label files. The publisher's validation part is the test split.
-
-**CelebA**: smiling by gender, read from the publisher's lists and aligned pictures.
-
-`list_attr_celeba` and `list_eval_partition` may be the publisher's text files or the CSV form of them. The
-publisher's partition 2 is the test split; partitions 0 and 1 train.
-
-**CheXpert**: a finding in frontal chest radiographs, by race (white, black, Asian).
-
-Reads `train.csv` and `valid.csv` of CheXpert-v1.0-small, its pictures, and the separate demographics table (saved as
-CSV). Patients of another or unknown race are left out and counted in the notes. A finding marked uncertain or left
-blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to one split, and are protected
-together.
+Records that are left out, for malformed names, missing pictures or unknown groups, are counted in the notes of the data
+set. Pictures of people are for research only: never redistribute a face, never show one.
 """
 
 from __future__ import annotations
@@ -54,9 +11,10 @@ import re
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,10 +38,12 @@ from fairpate.data.dataset import (
     resolve_data_dir,
 )
 from fairpate.data.embedding import FEATURES
-from fairpate.data.large_arrays import Pixels
-from fairpate.data.pictures import IMAGE_SIZE, Pictures, base_name, decode, open_pictures
-from fairpate.data.tables import codes, column_of, keep_rows, read_table, require_columns
+from fairpate.data.pictures import IMAGE_SIZE, Mode, Pictures, base_name, decode, open_pictures
+from fairpate.data.tables import codes, column_of, read_table, require_columns
 from fairpate.later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LABEL_FLIP = 0.25
 FIRST_HIGH_DIGIT = 5
@@ -125,29 +85,43 @@ def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -
     return painted
 
 
+def _coloured(
+    request: Request, grey: npt.NDArray[np.uint8], digits: Codes, names: Sequence[str], flips: npt.NDArray[np.float64]
+) -> dict[str, Any]:
+    """The digits in colour, each different from its noisy binary label with its probability of ``flips``."""
+    binary = noisy_binary_label(digits, names, seed=request.seed)
+    colour = binary ^ colour_flips(names, flips, seed=request.seed)
+    sensitive = request.options["sensitive"]
+    return {
+        "kind": "image",
+        "records": Split(
+            x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])),
+            y=torch.from_numpy(digits),
+            z=torch.from_numpy(colour if sensitive == "colour" else binary),
+            record_id=names,
+        ),
+        "label_names": tuple(str(digit) for digit in range(10)),
+        "group_names": GROUPS[sensitive],
+        "sensitive_attribute": sensitive,
+    }
+
+
 COLOUR_FLIP = 0.1
 INK_LEVELS = 16
 
 
 def load_color_digits(request: Request) -> LoadedRecords:
-    """All 1,797 digits as (2, 8, 8) images."""
+    """All 1,797 of scikit-learn's handwritten digits, in red or green, as (2, 8, 8) images; needs no file.
+
+    The construction is ColorMNIST's (Arjovsky et al. 2019, arXiv:1907.02893, section 5): a binary label says whether
+    the digit is 5 or more, flipped with probability 0.25; the colour is that label flipped with probability 0.1. Green
+    is then 0.7 likely for a high digit and 0.3 for a low one, so even a perfect classifier of the digit shows a
+    demographic-parity gap of about 0.08. Every flip is a keyed hash of the record's name: a record has the same colour
+    in any file.
+    """
     grey, digits = _published()
-    ids = tuple(f"digit-{index:04d}" for index in range(len(digits)))
-    binary = noisy_binary_label(digits, ids, seed=request.seed)
-    colour = binary ^ colour_flips(ids, np.full(len(ids), COLOUR_FLIP), seed=request.seed)
-    sensitive = request.options["sensitive"]
-    return LoadedRecords(
-        kind="image",
-        records=Split(
-            x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])),
-            y=torch.from_numpy(digits.copy()),
-            z=torch.from_numpy(colour if sensitive == "colour" else binary),
-            record_id=ids,
-        ),
-        label_names=tuple(str(digit) for digit in range(10)),
-        group_names=GROUPS[sensitive],
-        sensitive_attribute=sensitive,
-    )
+    names = tuple(f"digit-{index:04d}" for index in range(len(digits)))
+    return LoadedRecords(**_coloured(request, grey, digits.copy(), names, np.full(len(names), COLOUR_FLIP)))
 
 
 @cache
@@ -196,51 +170,41 @@ TEST_LABELS = _file("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31d
 
 
 def load_color_mnist(request: Request) -> LoadedRecords:
-    """The 69,500 used images as (2, 28, 28), named by their place in the joined files."""
+    """69,500 images of MNIST as (2, 28, 28), coloured as FairPATE's authors did it (arXiv:2302.09183).
+
+    MNIST's training and test files are joined to 70,000 images, and records are named by their place there. A binary
+    label (5 or more) is flipped with probability 0.25; the colour is that label flipped with probability 0.2 (first
+    20,000 images), 0.1 (next 20,000) and 0.9 (last 30,000). The task is the digit. Teachers see the first 39,500
+    images; public, validation and test come from the last 30,000, where colour and label are related the other way
+    round. Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream; the 500
+    images between 39,500 and 40,000 are left out, as they are by the authors' teachers.
+    """
     grey = np.concatenate([read_images(file, request.data_dir) for file in (TRAIN_IMAGES, TEST_IMAGES)])
     digits = np.concatenate([read_labels(file, request.data_dir) for file in (TRAIN_LABELS, TEST_LABELS)])
-    ids = np.array([f"mnist-{index:05d}" for index in range(len(digits))])
-    flip_probability = np.repeat([p for _, p in COLOUR_FLIPS], [count for count, _ in COLOUR_FLIPS])
-    binary = noisy_binary_label(digits, ids.tolist(), seed=request.seed)
-    colour = binary ^ colour_flips(ids.tolist(), flip_probability, seed=request.seed)
-    sensitive = request.options["sensitive"]
-    used = np.r_[0:NUM_PRIVATE, len(ids) - NUM_HELD_OUT : len(ids)]
-    return LoadedRecords(
-        kind="image",
-        records=Split(
-            x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])[used]),
-            y=torch.from_numpy(digits[used]),
-            z=torch.from_numpy((colour if sensitive == "colour" else binary)[used]),
-            record_id=tuple(ids[used].tolist()),
-        ),
-        label_names=tuple(str(digit) for digit in range(10)),
-        group_names=GROUPS[sensitive],
-        sensitive_attribute=sensitive,
-        origins=origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT),
-    )
+    flips = np.repeat([p for _, p in COLOUR_FLIPS], [count for count, _ in COLOUR_FLIPS])
+    used = np.r_[0:NUM_PRIVATE, len(digits) - NUM_HELD_OUT : len(digits)]
+    names = tuple(f"mnist-{index:05d}" for index in used)
+    coloured = _coloured(request, grey[used], digits[used], names, flips[used])
+    return LoadedRecords(**coloured, origins=origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT))
 
 
 def read_images(file: SourceFile, data_dir: Path | None) -> npt.NDArray[np.uint8]:
     """(N, 28, 28) of an idx3 file."""
-    content = _unpack(file, data_dir)
-    count, height, width = struct.unpack_from(">III", _checked(content, file, IMAGE_MAGIC), 4)
+    content = _idx_content(file, data_dir, IMAGE_MAGIC)
+    count, height, width = struct.unpack_from(">III", content, 4)
     if (height, width) != (PIXELS, PIXELS):
         raise DataError(f"{file.path}: expected images of {PIXELS} x {PIXELS}, got {height} x {width}.")
     return np.frombuffer(content, np.uint8, offset=16).reshape(count, height, width)
 
 
-def read_labels(file: SourceFile, data_dir: Path | None) -> npt.NDArray[np.int64]:
+def read_labels(file: SourceFile, data_dir: Path | None) -> Codes:
     """(N,) digits of an idx1 file."""
-    content = _checked(_unpack(file, data_dir), file, LABEL_MAGIC)
-    return np.frombuffer(content, np.uint8, offset=8).astype(np.int64)
+    return np.frombuffer(_idx_content(file, data_dir, LABEL_MAGIC), np.uint8, offset=8).astype(np.int64)
 
 
-def _unpack(file: SourceFile, data_dir: Path | None) -> bytes:
+def _idx_content(file: SourceFile, data_dir: Path | None, magic: int) -> bytes:
     # The pinned bytes are the gzipped ones; 16 says that they begin with a header of gzip.
-    return zlib.decompress(read_bytes(file, data_dir), wbits=zlib.MAX_WBITS | 16)
-
-
-def _checked(content: bytes, file: SourceFile, magic: int) -> bytes:
+    content = zlib.decompress(read_bytes(file, data_dir), wbits=zlib.MAX_WBITS | 16)
     (found,) = struct.unpack_from(">I", content)
     if found != magic:
         raise DataError(f"{file.path}: expected an idx file with magic number {magic}, got {found}.")
@@ -286,58 +250,28 @@ UTKFACE_ARCHIVE = SourceFile(
 
 
 def load_utkface(request: Request) -> LoadedRecords:
-    """All faces with well-formed names, as (3, size, size)."""
+    """Gender or age by race, gender or both, read from names `age_gender_race_date.jpg.chip.jpg`; (3, size, size).
+
+    The publisher's labels are estimates of a model, checked by a person. Age has nine classes, as in Lowy et al.
+    (DP-FERMI, section 4.2), who do not print their bounds: these are decades. A file name contains the race, so records
+    are named and ordered without it: by age, gender and date, and pictures that have these in common by their content.
+    Where the gender is in the group, names leave it out too, which gives another division.
+    """
     label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
-    _require_difference(label, sensitive)
-    pictures = open_pictures(UTKFACE_ARCHIVE, request.data_dir)
-    found = {name: WELL_FORMED.fullmatch(base_name(name)) for name in pictures.names}
-    told = {name: match for name, match in found.items() if match}
-    if not told:
-        raise DataError(f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg.")
-    public = ("age", "gender", "date") if sensitive == "race" else ("age", "date")
-    unit_of = {name: "utkface-" + "_".join(match.group(*public)) for name, match in told.items()}
-    names = _in_public_order(pictures, unit_of)
-    unit_ids = tuple(unit_of[name] for name in names)
-    malformed = len(pictures.names) - len(names)
-    pixels = decode(pictures, names, size=request.options["image_size"])
-    return LoadedRecords(
-        kind="image",
-        records=Split(
-            x=pixels.x,
-            y=torch.tensor([_code(told[name], label) for name in names]),
-            z=torch.tensor([_code(told[name], sensitive) for name in names]),
-            record_id=counted(unit_ids),
-            unit_id=unit_ids,
-        ),
-        label_names=AGES if label == "age" else UTKFACE_GENDERS,
-        group_names=UTKFACE_GROUPS[sensitive],
-        sensitive_attribute=sensitive.replace("_and_", " and "),
-        pixels=pixels,
-        notes=(f"pictures left out for their malformed names: {malformed:,}",) if malformed else (),
-    )
-
-
-def _require_difference(label: str, sensitive: str) -> None:
-    """The class may not be the group, or a part of it."""
     if label in sensitive.split("_and_"):
         raise DataSettingsError(
             f"data.options.sensitive: expected race with label: {label}, got {sensitive}, which reveals the label; "
             "set data.options.label to age, or leave sensitive out."
         )
-
-
-def _code(match: re.Match[str], what: str) -> int:
-    """The class or group of a picture."""
-    age, gender, race = (int(match[part]) for part in ("age", "gender", "race"))
-    codes = {"age": min(age // 10, len(AGES) - 1), "gender": gender, "race": race}
-    return codes[what] if what in codes else race * len(UTKFACE_GENDERS) + gender
-
-
-def _in_public_order(pictures: Pictures, unit_of: Mapping[str, str]) -> list[str]:
-    """Names by unit, and within one by content; :class:`DataError` for a picture that is there twice."""
-    sizes = Counter(unit_of.values())
-    content_of = dict.fromkeys(unit_of, "")
-    # Only for pictures with a name in common: others are distinct by name, and reading all of them is slow.
+    pictures = open_pictures(UTKFACE_ARCHIVE, request.data_dir)
+    found = {name: WELL_FORMED.fullmatch(base_name(name)) for name in pictures.names}
+    fields = {name: match for name, match in found.items() if match}
+    if not fields:
+        raise DataError(f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg.")
+    public = ("age", "gender", "date") if sensitive == "race" else ("age", "date")
+    unit_of = {name: "utkface-" + "_".join(match.group(*public)) for name, match in fields.items()}
+    # By unit, and within one by content. Only pictures with a unit in common are read for that, because it is slow.
+    sizes, content_of = Counter(unit_of.values()), dict.fromkeys(unit_of, "")
     shared = [name for name in unit_of if sizes[unit_of[name]] > 1]
     pictures.read(shared, lambda name, content: content_of.update({name: hashlib.sha256(content).hexdigest()}))
     place_of = {name: (unit_of[name], content_of[name]) for name in unit_of}
@@ -345,7 +279,51 @@ def _in_public_order(pictures: Pictures, unit_of: Mapping[str, str]) -> list[str
         if count > 1:
             copies = ", ".join(name for name in unit_of if place_of[name] == place)
             raise DataError(f"{pictures.origin}: one picture {count} times: {copies}; remove the copies.")
-    return sorted(unit_of, key=place_of.__getitem__)
+    names = sorted(unit_of, key=place_of.__getitem__)
+
+    codes_of: dict[str, list[int]] = {"age": [], "gender": [], "race": [], "race_and_gender": []}
+    for name in names:
+        age, gender, race = (int(fields[name][part]) for part in ("age", "gender", "race"))
+        both = race * len(UTKFACE_GENDERS) + gender
+        for what, code in zip(codes_of, (min(age // 10, len(AGES) - 1), gender, race, both), strict=True):
+            codes_of[what].append(code)
+    unit_ids = tuple(unit_of[name] for name in names)
+    malformed = len(pictures.names) - len(names)
+    return _of_pictures(
+        request,
+        pictures,
+        names,
+        record_id=counted(unit_ids),
+        unit_id=unit_ids,
+        y=torch.tensor(codes_of[label]),
+        z=torch.tensor(codes_of[sensitive]),
+        label_names=AGES if label == "age" else UTKFACE_GENDERS,
+        group_names=UTKFACE_GROUPS[sensitive],
+        sensitive_attribute=sensitive.replace("_and_", " and "),
+        notes=(f"pictures left out for their malformed names: {malformed:,}",) if malformed else (),
+    )
+
+
+def _of_pictures(
+    request: Request,
+    pictures: Pictures,
+    names: Sequence[str],
+    *,
+    record_id: Sequence[str],
+    y: Tensor,
+    z: Tensor,
+    unit_id: Sequence[str] = (),
+    mode: Mode = "RGB",
+    **facts: Any,
+) -> LoadedRecords:
+    """The records of the pictures called ``names`` in their archive, decoded at the requested size."""
+    pixels = decode(pictures, names, size=request.options["image_size"], mode=mode)
+    records = Split(x=pixels.x, y=y, z=z, record_id=record_id, unit_id=unit_id)
+    return LoadedRecords(kind="image", records=records, pixels=pixels, **facts)
+
+
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    return {name: code for code, name in enumerate(names)}
 
 
 UTKFACE = DatasetEntry(
@@ -390,45 +368,36 @@ FAIRFACE_RACES = ("White", "Black", "Latino_Hispanic", "East Asian", "Southeast 
 
 
 def load_fairface(request: Request) -> LoadedRecords:
-    """All labelled faces whose picture is present, as (3, size, size), named by their path."""
+    """Gender by race (7) of the labelled faces, as (3, size, size), named by their path.
+
+    A subset of the pictures works with the full label files. The publisher's validation part is the test split.
+    """
     pictures = open_pictures(FAIRFACE_ARCHIVE, request.data_dir)
-    (train, num_train), (val, num_val) = (
-        _labelled(file, pictures, request) for file in (FAIRFACE_TRAIN_LABELS, VAL_LABELS)
-    )
-    table = pa.concat_tables([train, val])
-    names = column_of(table, "file", "labels").to_pylist()
+    tables, absent = [], 0
+    for file in (FAIRFACE_TRAIN_LABELS, VAL_LABELS):
+        labels = read_table(read_bytes(file, request.data_dir), file.path)
+        require_columns(labels, ("file", "gender", "race"), file.path)
+        paths = pc.replace_substring_regex(labels["file"], "^fairface/", "")
+        labels = labels.set_column(labels.column_names.index("file"), "file", paths)
+        tables.append(labels.filter(pc.is_in(paths, value_set=pa.array(pictures.names, pa.string()))))
+        absent += len(labels) - len(tables[-1])
+    table = pa.concat_tables(tables)
+    names = table["file"].to_pylist()
     if not names:
         raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg.")
-    pixels = decode(pictures, names, size=request.options["image_size"])
-    return LoadedRecords(
-        kind="image",
-        records=Split(
-            x=pixels.x,
-            y=codes(
-                table, "gender", {name: code for code, name in enumerate(FAIRFACE_GENDERS)}, FAIRFACE_TRAIN_LABELS.path
-            ),
-            z=codes(
-                table, "race", {name: code for code, name in enumerate(FAIRFACE_RACES)}, FAIRFACE_TRAIN_LABELS.path
-            ),
-            record_id=tuple(names),
-        ),
+    return _of_pictures(
+        request,
+        pictures,
+        names,
+        record_id=tuple(names),
+        y=codes(table, "gender", _numbered(FAIRFACE_GENDERS), FAIRFACE_TRAIN_LABELS.path),
+        z=codes(table, "race", _numbered(FAIRFACE_RACES), FAIRFACE_TRAIN_LABELS.path),
         label_names=FAIRFACE_GENDERS,
         group_names=FAIRFACE_RACES,
         sensitive_attribute="race",
-        pixels=pixels,
-        origins=origins(training=len(train), test=len(val)),
-        notes=(f"{num_train + num_val} labelled pictures that are not present left out",),
+        origins=origins(training=len(tables[0]), test=len(tables[1])),
+        notes=(f"{absent} labelled pictures that are not present left out",),
     )
-
-
-def _labelled(file: SourceFile, pictures: Pictures, request: Request) -> tuple[pa.Table, int]:
-    """The rows whose picture is present, and how many are not."""
-    table = read_table(read_bytes(file, request.data_dir), file.path)
-    require_columns(table, ("file", "gender", "race"), file.path)
-    names = pc.replace_substring_regex(table["file"], "^fairface/", "")
-    table = table.set_column(table.column_names.index("file"), "file", names)
-    present = pc.is_in(table["file"], value_set=pa.array(pictures.names, pa.string())).to_numpy()
-    return keep_rows(table, present), int((~present).sum())
 
 
 FAIRFACE = DatasetEntry(
@@ -464,60 +433,52 @@ ATTRIBUTES = _list("list_attr_celeba")
 PARTITION = _list("list_eval_partition")
 PRESENT = {"-1": 0, "1": 1}
 TEST_PARTITION = "2"
-PARTITIONS = {"0": 0, "1": 1, "2": 2}
+PARTITIONS = ("0", "1", "2")
 
 
 def load_celeba(request: Request) -> LoadedRecords:
-    """All listed pictures as (3, size, size), named by file name."""
-    attributes, partition = _attributes(request), _partition(request)
-    names = column_of(attributes, "image_id", ATTRIBUTES.path).to_pylist()
+    """Smiling by gender of all listed pictures, as (3, size, size), named by file name.
+
+    Both lists may be the publisher's text files or the CSV form of them. The publisher's partition 2 is the test split;
+    partitions 0 and 1 train.
+    """
+    file, content = read_any(ATTRIBUTES, request.data_dir)
+    if file.path.endswith(".csv"):
+        attributes = read_table(content, file.path)
+    else:
+        # A count, the 40 names, then rows aligned with runs of spaces.
+        _count, header, *rows = _lines(content, file.path)
+        attributes = read_table(_comma_separated(rows), file.path, columns=("image_id", *header.split()))
+    file, content = read_any(PARTITION, request.data_dir)
+    rows = _lines(content, file.path)[1 if file.path.endswith(".csv") else 0 :]
+    partition = read_table(_comma_separated(rows), file.path, columns=("image_id", "partition"))
+    # For its refusals alone: pictures of an unknown partition would count as training ones.
+    codes(partition, "partition", _numbered(PARTITIONS), file.path)
     part = dict(zip(*(column.to_pylist() for column in partition.columns), strict=True))
+
+    names = column_of(attributes, "image_id", ATTRIBUTES.path).to_pylist()
     pictures = open_pictures(CELEBA_ARCHIVE, request.data_dir)
     places = {base_name(name): name for name in pictures.names}
     for name in names:
         if name not in places or name not in part:
             where = pictures.origin if name not in places else PARTITION.path
             raise DataError(f"{where}: {name} of the attribute list is missing; restore the publisher's files.")
-    pixels = decode(pictures, [places[name] for name in names], size=request.options["image_size"])
-    return LoadedRecords(
-        kind="image",
-        records=Split(
-            x=pixels.x,
-            y=codes(attributes, "Smiling", PRESENT, ATTRIBUTES.path),
-            z=codes(attributes, "Male", PRESENT, ATTRIBUTES.path),
-            record_id=tuple(names),
-        ),
+    return _of_pictures(
+        request,
+        pictures,
+        [places[name] for name in names],
+        record_id=tuple(names),
+        y=codes(attributes, "Smiling", PRESENT, ATTRIBUTES.path),
+        z=codes(attributes, "Male", PRESENT, ATTRIBUTES.path),
         label_names=("not smiling", "smiling"),
         group_names=("female", "male"),
         sensitive_attribute="gender",
-        pixels=pixels,
         origins=tuple("test" if part[name] == TEST_PARTITION else "training" for name in names),
     )
 
 
-def _attributes(request: Request) -> pa.Table:
-    file, content = read_any(ATTRIBUTES, request.data_dir)
-    if file.path.endswith(".csv"):
-        return read_table(content, file.path)
-    # A count, the 40 names, then rows aligned with runs of spaces.
-    _count, header, *rows = _lines(content, file.path)
-    return read_table(_comma_separated(rows), file.path, columns=("image_id", *header.split()))
-
-
-def _partition(request: Request) -> pa.Table:
-    file, content = read_any(PARTITION, request.data_dir)
-    columns = ("image_id", "partition")
-    rows = _lines(content, file.path)
-    if file.path.endswith(".csv"):
-        rows = rows[1:]
-    table = read_table(_comma_separated(rows), file.path, columns=columns)
-    # For its refusals alone: pictures of an unknown partition would count as training ones.
-    codes(table, "partition", PARTITIONS, file.path)
-    return table
-
-
 def _lines(content: bytes, path: str) -> list[str]:
-    """The publisher pins no checksum: what was cut off, or is another thing, shows here."""
+    # The publisher pins no checksum: a cut or different file is noticed here.
     try:
         lines = content.decode().splitlines()
     except UnicodeDecodeError as error:
@@ -571,74 +532,59 @@ PATIENT = re.compile(r"/(patient\d+)/")
 
 
 def load_chexpert(request: Request) -> LoadedRecords:
-    """All frontal pictures of patients whose race is white, black or Asian, as (1, size, size), named by their path."""
-    race_of = _races(request)
-    table = pa.concat_tables([_frontal(file, request) for file in (TRAIN, VALID)])
-    paths = column_of(table, "Path", TRAIN.path).to_pylist()
-    known = np.array([_patient(path) in race_of for path in paths])
-    table = keep_rows(table, known)
-    paths = column_of(table, "Path", TRAIN.path).to_pylist()
-    if not paths:
-        raise DataError(f"{DEMOGRAPHICS.path}: no patient of {TRAIN.path} has a known race; check both files.")
-    finding = request.options["finding"]
-    pixels = _pixels(paths, request)
-    return LoadedRecords(
-        kind="image",
-        records=Split(
-            x=pixels.x,
-            y=codes(table, finding, MARKS, TRAIN.path),
-            z=torch.tensor([race_of[_patient(path)] for path in paths]),
-            record_id=tuple(paths),
-        ),
-        label_names=(f"{finding}: absent", f"{finding}: present"),
-        group_names=CHEXPERT_RACES,
-        sensitive_attribute="race",
-        person_ids=tuple(_patient(path) for path in paths),
-        pixels=pixels,
-        notes=(f"{int((~known).sum())} frontal pictures of patients of another or unknown race left out",),
-    )
+    """A finding by race (white, black, Asian) in frontal pictures, as (1, size, size), named by their path.
 
-
-def _frontal(file: SourceFile, request: Request) -> pa.Table:
-    table = read_table(read_bytes(file, request.data_dir), file.path)
-    require_columns(table, ("Path", "Frontal/Lateral", *FINDINGS), file.path)
-    views = column_of(table, "Frontal/Lateral", file.path).to_pylist()
-    table = keep_rows(table, np.array([view == "Frontal" for view in views]))
-    return table.select(["Path", *FINDINGS])
-
-
-def _races(request: Request) -> dict[str, int]:
-    """Group code by patient, of the patients whose primary race begins with one of the three names."""
+    Reads `train.csv` and `valid.csv` of CheXpert-v1.0-small, and the separate demographics table, saved as CSV. A
+    finding marked uncertain or left blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to
+    one split, and are protected together.
+    """
     spreadsheet = resolve_data_dir(request.data_dir) / DEMOGRAPHICS.path.replace(".csv", ".xlsx")
     if spreadsheet.is_file() and not spreadsheet.with_suffix(".csv").is_file():
         raise DataError(f"{spreadsheet}: save this spreadsheet as CSV next to it; only the CSV form is read.")
-    table = read_table(read_bytes(DEMOGRAPHICS, request.data_dir), DEMOGRAPHICS.path)
-    patients, races = (
-        column_of(table, column, DEMOGRAPHICS.path).to_pylist() for column in ("PATIENT", "PRIMARY_RACE")
-    )
-    return {
+    people = read_table(read_bytes(DEMOGRAPHICS, request.data_dir), DEMOGRAPHICS.path)
+    patients, races = (column_of(people, name, DEMOGRAPHICS.path).to_pylist() for name in ("PATIENT", "PRIMARY_RACE"))
+    race_of = {
         patient: code
         for patient, race in zip(patients, races, strict=True)
         for code, name in enumerate(CHEXPERT_RACES)
-        if race.startswith(name)
+        if race.startswith(name)  # the publisher adds remarks such as ", non-Hispanic"
     }
-
-
-def _patient(path: str) -> str:
-    match = PATIENT.search(path)
-    if match is None:
-        raise DataError(f"{TRAIN.path}: column Path: expected .../patient00001/..., got {path!r}.")
-    return match[1]
-
-
-def _pixels(paths: list[str], request: Request) -> Pixels:
+    tables = []
+    for file in (TRAIN, VALID):
+        listed = read_table(read_bytes(file, request.data_dir), file.path)
+        require_columns(listed, ("Path", "Frontal/Lateral", *FINDINGS), file.path)
+        tables.append(listed.filter(pc.equal(listed["Frontal/Lateral"], "Frontal")).select(["Path", *FINDINGS]))
+    frontal = pa.concat_tables(tables)
+    matches = [(path, PATIENT.search(path)) for path in frontal["Path"].to_pylist()]
+    patient_of = {path: match[1] for path, match in matches if match}
+    for path, match in matches:
+        if match is None:
+            raise DataError(f"{TRAIN.path}: column Path: expected .../patient00001/..., got {path!r}.")
+    table = frontal.filter(pa.array([patient_of[path] in race_of for path, _ in matches], pa.bool_()))
+    paths = table["Path"].to_pylist()
+    if not paths:
+        raise DataError(f"{DEMOGRAPHICS.path}: no patient of {TRAIN.path} has a known race; check both files.")
     pictures = open_pictures(CHEXPERT_ARCHIVE, request.data_dir)
-    place_of = {name.partition(f"{ROOT}/")[2] or name: name for name in pictures.names}
+    name_of = {name.partition(f"{ROOT}/")[2] or name: name for name in pictures.names}
     places = [path.partition(f"{ROOT}/")[2] for path in paths]
     for place in places:
-        if place not in place_of:
+        if place not in name_of:
             raise DataError(f"{pictures.origin}: picture {place} is missing; restore the publisher's files.")
-    return decode(pictures, [place_of[place] for place in places], size=request.options["image_size"], mode="L")
+    finding = request.options["finding"]
+    return _of_pictures(
+        request,
+        pictures,
+        [name_of[place] for place in places],
+        mode="L",
+        record_id=tuple(paths),
+        y=codes(table, finding, MARKS, TRAIN.path),
+        z=torch.tensor([race_of[patient_of[path]] for path in paths]),
+        label_names=(f"{finding}: absent", f"{finding}: present"),
+        group_names=CHEXPERT_RACES,
+        sensitive_attribute="race",
+        person_ids=tuple(patient_of[path] for path in paths),
+        notes=(f"{len(frontal) - len(table)} frontal pictures of patients of another or unknown race left out",),
+    )
 
 
 CHEXPERT = DatasetEntry(

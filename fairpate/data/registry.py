@@ -18,8 +18,7 @@ import shutil
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ from fairpate.data.dataset import (
     Part,
     Request,
     SourceFile,
-    Split,
     SplitSizes,
     check_archive,
     check_members,
@@ -60,10 +58,8 @@ from fairpate.data.dataset import (
 from fairpate.data.declaration import (
     PARTS,
     entry_of,
-    parse_declaration,
     read_declaration,
     read_records,
-    read_values,
 )
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import as_names
@@ -253,6 +249,20 @@ def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
         dataset = DataConfig(name=dataset)
     if isinstance(dataset, DataConfig):
         dataset = load_data(dataset)
+    num_groups, num_classes = dataset.num_groups, dataset.num_classes
+    splits = []
+    for name, split in dataset.splits.items():
+        cells = (split.z * num_classes + split.y)[split.y >= 0]  # public records may lack a label
+        counts_GC = torch.bincount(cells, minlength=num_groups * num_classes).reshape(num_groups, num_classes)
+        unlabelled_G = torch.bincount(split.z[split.y < 0], minlength=num_groups)
+        splits.append(
+            SplitDescription(
+                name=name,
+                records=len(split),
+                counts_GC=tuple(map(tuple, counts_GC.tolist())),
+                unlabelled_G=tuple(unlabelled_G.tolist()),
+            )
+        )
     return DatasetDescription(
         name=dataset.name,
         kind=dataset.kind,
@@ -262,21 +272,7 @@ def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
         sensitive_attribute=dataset.sensitive_attribute,
         feature_names=dataset.feature_names,
         notes=dataset.notes,
-        splits=tuple(_describe_split(name, split, dataset) for name, split in dataset.splits.items()),
-    )
-
-
-def _describe_split(name: str, split: Split, dataset: Dataset) -> SplitDescription:
-    num_groups, num_classes = dataset.num_groups, dataset.num_classes
-    cells = (split.z * num_classes + split.y)[split.y >= 0]  # public records may lack a label
-    flat = torch.bincount(cells, minlength=num_groups * num_classes)
-    counts = flat.reshape(num_groups, num_classes).tolist()
-    unlabelled = torch.bincount(split.z[split.y < 0], minlength=num_groups).tolist()
-    return SplitDescription(
-        name=name,
-        records=len(split),
-        counts_GC=tuple(tuple(row) for row in counts),
-        unlabelled_G=tuple(unlabelled),
+        splits=tuple(splits),
     )
 
 
@@ -318,17 +314,11 @@ def load_data(
         return replace(dataset_of(entry.load(request_of(source, entry)), source, entry), source=source)
     parts: dict[Part, Any] = dict(zip(PARTS, (records, private, public, validation, test), strict=True))
     given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}
-    if isinstance(source, Mapping):
-        values, where = _as_text(dict(source)), "declaration"
-    elif isinstance(source, (str, Path)):
-        values, where = read_values(Path(source)), str(source)
-    else:
+    if not isinstance(source, (Mapping, str, Path)):
         raise DataSettingsError(
             f"declaration: expected the path of a YAML file or a dictionary, got {type(source).__name__}."
         )
-    if given:  # tables in memory replace the declared files
-        values["files"] = {part: part for part in given}
-    table = parse_declaration(values, where)
+    table = read_declaration(source if isinstance(source, Mapping) else Path(source), given=given)
     entry = entry_of(table)
     config = parse_config({"name": table.name, "data_dir": data_dir} | settings, DataConfig)
     beside = None if isinstance(source, Mapping) else Path(source).expanduser().absolute().parent
@@ -359,17 +349,6 @@ def as_table(frame: Any, part: str) -> pa.Table:
         ) from error
 
 
-def _as_text(value: Any) -> Any:
-    """Every value as the text that a YAML file would hold."""
-    if isinstance(value, Mapping):
-        return {_as_text(name): _as_text(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_as_text(each) for each in value]
-    if isinstance(value, (bool, np.bool_)):
-        return str(bool(value)).lower()
-    return value if value is None else str(value)
-
-
 TIMEOUT_S = 60.0
 CHUNK_BYTES = 1 << 18
 # Otherwise a server may compress the transfer, httpx unpacks it, and the bytes no longer match the checksum.
@@ -389,7 +368,15 @@ def fetch(
     """
     console = console or Console(stderr=True)
     files = find_entry(name).needed_files(options or {})
-    missing = [file for file in files if not _is_there(file, data_dir)]
+    missing = []
+    for file in files:
+        if (found := find(file, data_dir)) is None:
+            missing.append(file)
+        # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
+        elif found[1].is_file() and found[1].name == Path(found[0].path).name:
+            check_archive(*found)
+        elif found[1].is_file():
+            read_bytes(found[0], data_dir)
     by_hand = [how_to_get(file, data_dir) for file in missing if file.url is None]
     if by_hand:
         raise DataError(
@@ -400,28 +387,46 @@ def fetch(
     return tuple(locate(file, data_dir)[1] for file in files)
 
 
-def _is_there(file: SourceFile, data_dir: Path) -> bool:
-    found = find(file, data_dir)
-    if found is None:
-        return False
-    choice, path = found
-    # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
-    if path.name == Path(choice.path).name and path.is_file():
-        check_archive(choice, path)
-    elif path.is_file():
-        read_bytes(choice, data_dir)
-    return True
-
-
 def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
+    assert file.url is not None
     target = data_dir / file.path
+    bar = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # On the file system of the target, so that its place is taken in one step.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
-            partial = Path(scratch) / target.name
-            _stream(file, partial, console)
-            content = partial if file.member is None else _extract(file, partial)
+            content = Path(scratch) / target.name
+            with (
+                httpx.stream(
+                    "GET", file.url, headers=AS_PUBLISHED, follow_redirects=True, timeout=TIMEOUT_S
+                ) as response,
+                content.open("wb") as stream,
+                Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress,
+            ):
+                response.raise_for_status()
+                total = int(response.headers.get("content-length", 0)) or None
+                task, done, printed = progress.add_task(target.name, total=total), 0, 0
+                for chunk in response.iter_bytes(CHUNK_BYTES):
+                    stream.write(chunk)
+                    progress.advance(task, len(chunk))
+                    done += len(chunk)
+                    # A log cannot draw a bar: it gets a line for each tenth of the file.
+                    if not console.is_terminal and total and LINES_PER_FILE * done // total > printed:
+                        printed = LINES_PER_FILE * done // total
+                        console.print(f"{target.name}: {100 * done // total} % of {total} bytes", highlight=False)
+            if file.member is not None:
+                archive, content = content, content.with_name("member")
+                try:
+                    with (
+                        zipfile.ZipFile(archive) as opened,
+                        opened.open(file.member) as source,
+                        content.open("wb") as out,
+                    ):
+                        shutil.copyfileobj(source, out)
+                except (zipfile.BadZipFile, KeyError) as error:
+                    raise DataError(
+                        f"{file.url}: expected a zip archive with {file.member} in it ({error}); try again."
+                    ) from error
             found = sha256_of(content)
             if file.sha256 not in (None, found):
                 raise DataError(
@@ -438,55 +443,6 @@ def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
     except OSError as error:
         raise DataError(f"{target}: cannot be written ({error}); choose another data folder or free space.") from error
     console.print(f"{target.name}: kept, sha256 {found}", highlight=False)
-
-
-def _stream(file: SourceFile, partial: Path, console: Console) -> None:
-    assert file.url is not None
-    with (
-        httpx.stream("GET", file.url, headers=AS_PUBLISHED, follow_redirects=True, timeout=TIMEOUT_S) as response,
-        partial.open("wb") as stream,
-    ):
-        response.raise_for_status()
-        total = int(response.headers.get("content-length", 0)) or None
-        with _progress(Path(file.path).name, total, console) as advance:
-            for chunk in response.iter_bytes(CHUNK_BYTES):
-                stream.write(chunk)
-                advance(len(chunk))
-
-
-def _extract(file: SourceFile, archive: Path) -> Path:
-    """Extract the wanted member of a downloaded archive into the archive's folder."""
-    assert file.member is not None
-    member = archive.with_name("member")
-    try:
-        with zipfile.ZipFile(archive) as opened, opened.open(file.member) as source, member.open("wb") as stream:
-            shutil.copyfileobj(source, stream)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise DataError(f"{file.url}: expected a zip archive with {file.member} in it ({error}); try again.") from error
-    return member
-
-
-@contextmanager
-def _progress(name: str, total: int | None, console: Console) -> Iterator[Callable[[int], None]]:
-    """A function that shows progress when called with the bytes of a chunk: a bar on a terminal, lines in a log."""
-    if console.is_terminal:
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task(name, total=total)
-            yield lambda count: progress.advance(task, count)
-        return
-    done = 0
-    printed = 0
-
-    def advance(count: int) -> None:
-        nonlocal done, printed
-        done += count
-        step = LINES_PER_FILE * done // total if total else 0
-        if step > printed:
-            printed = step
-            console.print(f"{name}: {100 * done // (total or done)} % of {total} bytes", highlight=False)
-
-    yield advance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -620,11 +576,18 @@ def draft_declaration(file: Path, public: Path, folder: Path) -> str:
             seen.setdefault(column, Seen()).add(text_of(batch[column]))
     columns = [column for column in private_columns if column in seen]
     missing = [column for column in private_columns if column not in seen]
-    label, group, person = _roles(private_columns, seen, missing)
+    categories = [column for column in private_columns if column in seen and seen[column].kind == "category"]
+    label = next((column for column in private_columns if _LABELS.match(column)), None)
+    label = label or next(iter(missing), None) or next(iter(reversed(categories)), None)
+    group = next((column for column in categories if _GROUPS.search(column) and column != label), None)
+    others = [column for column in private_columns if column not in (label, group)]
+    person = next((column for column in others if _PERSONS.search(column)), None)
+    name = re.sub(r"\W+", "_", file.name.partition(".")[0].lower()).strip("_")
+    name = name if re.match("[a-z]", name) else f"data_{name}"
     lines = [
         f"# Drafted from {public.name}, and the header of {file.name}. Answer every line with `{QUESTION}`, then:",
         "#   fairpate data check THIS_FILE",
-        f"name: {_name_of(file)}  # of the data set, in commands and in what is published",
+        f"name: {name}  # of the data set, in commands and in what is published",
         "kind: table  # a record is a row",
         f'task: ""  {QUESTION} what the label says, in a few words',
         "files:",
@@ -634,9 +597,25 @@ def draft_declaration(file: Path, public: Path, folder: Path) -> str:
     ]
     if separator not in (None, ","):
         lines.append(f"separator: {json.dumps(separator)}  # between two fields")
-    lines += [f"# rows: 10000  {QUESTION} about how many private records, if that is public; some methods need it"]
-    lines += _label_lines(label, seen.get(label or ""))
-    lines += _group_lines(group, seen.get(group or ""))
+    lines.append(f"# rows: 10000  {QUESTION} about how many private records, if that is public; some methods need it")
+    if label is None:
+        lines.append(f'label: {{column: label, classes: ["no", "yes"]}}  {QUESTION} which column, and its values')
+    else:
+        values = seen[label].values if label in seen else {}
+        is_known = 2 <= len(values) <= _MOST_CATEGORIES
+        classes = _listed(sorted(values) if is_known else ["no", "yes"])
+        asks = "is this the label, and are these all its values?"
+        asks = asks if is_known else "the label? its values are not in the public file"
+        lines.append(f"label: {{column: {_quoted(label)}, classes: {classes}}}  {QUESTION} {asks}")
+    if group is None:
+        lines.append(
+            f"group: {{column: sex, values: [F, M]}}  {QUESTION} whose fairness counts: which column, its values"
+        )
+    else:
+        lines.append(
+            f"group: {{column: {_quoted(group)}, values: {_listed(sorted(seen[group].values))}}}  {QUESTION} is this "
+            "the group whose fairness counts, and are these all its values?"
+        )
     lines.append(
         f"person: {_quoted(person)}  {QUESTION} all rows of one person have one value; the unit of splits"
         if person
@@ -644,7 +623,7 @@ def draft_declaration(file: Path, public: Path, folder: Path) -> str:
     )
     lines.append("features:  # public constants: from a codebook or a law, never from private records")
     used = {label, group, person}
-    lines += [line for column in columns if column not in used for line in _feature_lines(column, seen[column])]
+    lines += [_feature_line(column, seen[column]) for column in columns if column not in used]
     lines += [f"  # {column}: not in {public.name}, so it is no feature" for column in missing if column not in used]
     lines += [
         f"  # {column}: not in {file.name}, so it is no feature" for column in seen if column not in private_columns
@@ -652,63 +631,28 @@ def draft_declaration(file: Path, public: Path, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _roles(columns: Sequence[str], seen: dict[str, Seen], missing: Sequence[str]) -> tuple[str | None, ...]:
-    """The columns that may be the label, the group and the person."""
-    categories = [column for column in columns if column in seen and seen[column].kind == "category"]
-    label = next((column for column in columns if _LABELS.match(column)), None)
-    label = label or next(iter(missing), None) or next(iter(reversed(categories)), None)
-    group = next((column for column in categories if _GROUPS.search(column) and column != label), None)
-    person = next((column for column in columns if _PERSONS.search(column) and column not in (label, group)), None)
-    return label, group, person
-
-
-def _label_lines(label: str | None, seen: Seen | None) -> Iterator[str]:
-    if label is None:
-        yield f'label: {{column: label, classes: ["no", "yes"]}}  {QUESTION} which column, and its values'
-        return
-    known = list(seen.values) if seen is not None and 2 <= len(seen.values) <= _MOST_CATEGORIES else []
-    values = _listed(sorted(known) or ["no", "yes"])
-    why = (
-        "is this the label, and are these all its values?"
-        if known
-        else "the label? its values are not in the public file"
-    )
-    yield f"label: {{column: {_quoted(label)}, classes: {values}}}  {QUESTION} {why}"
-
-
-def _group_lines(group: str | None, seen: Seen | None) -> Iterator[str]:
-    if group is None or seen is None:
-        yield f"group: {{column: sex, values: [F, M]}}  {QUESTION} whose fairness counts: which column, and its values"
-        return
-    yield (
-        f"group: {{column: {_quoted(group)}, values: {_listed(sorted(seen.values))}}}  {QUESTION} is this the group "
-        "whose fairness counts, and are these all its values?"
-    )
-
-
-def _feature_lines(column: str, seen: Seen) -> Iterator[str]:
+def _feature_line(column: str, seen: Seen) -> str:
     name = _quoted(column)
     if seen.kind == "number":
         low, high = outwards(seen.low, seen.high)
         missing = f", missing: {_number((low + high) / 2)}" if seen.missing or seen.marks else ""
         missing += f", unknown: {_listed(seen.marks)}" if seen.marks else ""
-        asks = "the least and the greatest that there can be?" + " and for a missing one?" * bool(missing)
-        yield f"  {name}: {{bounds: [{_number(low)}, {_number(high)}]{missing}}}  {QUESTION} {asks}"
-    elif seen.kind == "category":
+        asks = "the smallest and the largest possible value?" + " and for a missing one?" * bool(missing)
+        return f"  {name}: {{bounds: [{_number(low)}, {_number(high)}]{missing}}}  {QUESTION} {asks}"
+    if seen.kind == "category":
         missing = ", missing: unknown" if seen.missing else ""
         numeric = " or a number, with bounds?" if seen.is_number else ""
         asks = f"all values? others are an error, unless `other: true`.{numeric}"
-        yield f"  {name}: {{categories: {_listed(sorted(seen.values))}{missing}}}  {QUESTION} {asks}"
-    else:
-        remark = {
-            "name": "left out: another value in each row. If it names records: `identity: {key: COLUMN}`",
-            "date": "left out: dates. To use them, write what counts of them as a number, such as the year",
-            "comma": "left out: numbers with commas. To use them, write a decimal point, and nothing between thousands",
-            "text": f"left out: free text, or more than {_MOST_CATEGORIES} values",
-            "constant": "left out: one value in all public records",
-            "empty": "left out: empty in all public records",
-        }[seen.kind]
-        yield f"  # {column}: {remark.replace('COLUMN', _quoted(column))}"
+        return f"  {name}: {{categories: {_listed(sorted(seen.values))}{missing}}}  {QUESTION} {asks}"
+    remark = {
+        "name": f"left out: another value in each row. If it names records: `identity: {{key: {name}}}`",
+        "date": "left out: dates. To use them, write a number of each, such as its year",
+        "comma": "left out: numbers with commas. To use them, write a decimal point, and nothing between thousands",
+        "text": f"left out: free text, or more than {_MOST_CATEGORIES} values",
+        "constant": "left out: one value in all public records",
+        "empty": "left out: empty in all public records",
+    }[seen.kind]
+    return f"  # {column}: {remark}"
 
 
 def outwards(low: float, high: float) -> tuple[float, float]:
@@ -730,11 +674,6 @@ def _quoted(text: str | None) -> str:
     """The text, quoted where YAML would read it as something else."""
     assert text is not None
     return text if _PLAIN.match(text) and text == text.strip() else json.dumps(text, ensure_ascii=False)
-
-
-def _name_of(file: Path) -> str:
-    name = re.sub(r"\W+", "_", file.name.partition(".")[0].lower()).strip("_")
-    return name if re.match("[a-z]", name) else f"data_{name}"
 
 
 def _below(path: Path, folder: Path) -> str:

@@ -1,15 +1,11 @@
 """Read tables in any supported format, encode them by their declaration, and report every fault of their rows.
 
-**Reading.** Nothing is guessed: every field of delimited text stays text, trimmed, until a declaration gives its
-meaning. Parquet and Arrow files have types; values that are not numbers there become the text that a delimited file
-would have. Ragged rows and unreadable bytes are refused. Only one batch is in memory at a time.
-
-**Encoding.** One-hot coding and scaling use nothing but a declaration, so no statistic of private records enters a
-feature, and a record's features do not depend on other records. A number beyond its bounds is clipped to them; a value
-without a declared meaning is a fault.
-
-**Faults** are counted by column while a file is read, and reported together. The messages show a few of the values and
-are for those who may see the records; so are the counts of values clipped, missing or of no declared category.
+Nothing is guessed: every field of delimited text stays text, trimmed, until a declaration gives its meaning. Parquet
+and Arrow files have types; values that are not numbers there become the text that a delimited file would have. Ragged
+rows and unreadable bytes are refused. Only one batch is in memory at a time. One-hot coding and scaling use nothing but
+a declaration, so no statistic of private records enters a feature, and a record's features do not depend on other
+records. Faults are counted by column while a file is read, and reported together: the messages, and the counts of
+values clipped, missing or of no declared category, are for those who may see the records.
 
 Shapes: N records, F features.
 """
@@ -23,9 +19,10 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -36,7 +33,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from fairpate.config import nearest
-from fairpate.data.columns import OTHER, Coding, Feature, Floats, Mask
+from fairpate.data.columns import OTHER, Coding, Feature, Floats, Mask, stretched
 from fairpate.data.dataset import DataError
 from fairpate.later import arrow_dataset, torch
 from fairpate.types import tell
@@ -130,23 +127,31 @@ def read_batches(
     a tab in .tsv files and else a comma, and a first line that begins with ``comment`` is skipped. Files with types are
     read without the columns that are not ``wanted``. :class:`DataError` as :func:`read_table`.
     """
-    if path.suffix in TYPED_SUFFIXES:
-        yield from _typed_batches(path, name, wanted)
+    if path.suffix not in TYPED_SUFFIXES:
+        separator, size = separator or _usual_separator(path), path.stat().st_size
+        try:
+            with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
+                for rows in _text_batches(stream, name, columns=columns, separator=separator, comment=comment):
+                    tell(file.tell(), size)
+                    yield rows
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
         return
-    separator = separator or _usual_separator(path)
+    num_rows = 0
     try:
-        with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
-            size = path.stat().st_size
-            yield from _text_batches(
-                stream,
-                name,
-                columns=columns,
-                separator=separator,
-                comment=comment,
-                told=lambda: tell(file.tell(), size),
-            )
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
+        dataset = arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix])
+        names, total = dataset.schema.names, dataset.count_rows()
+        there = None if wanted is None else [column for column in names if column in wanted]
+        # Threads and reading ahead would hold many batches at once.
+        for batch in dataset.to_batches(columns=there, batch_size=_ROWS_AT_ONCE, use_threads=False, batch_readahead=1):
+            num_rows += len(batch)
+            tell(num_rows, total)
+            if len(batch):
+                yield _plain_batch(batch, name)
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{name}: not a readable table ({str(error).splitlines()[0]}); {_RESTORE}.") from error
+    if not num_rows:
+        raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
 
 
 def plain_batches(table: pa.Table, name: str) -> Iterator[pa.Table]:
@@ -188,9 +193,8 @@ def _text_batches(
     columns: Sequence[str] | None,
     separator: str,
     comment: str = "",
-    told: Callable[[], object] = tuple,
 ) -> Iterator[pa.Table]:
-    """The batches of delimited text; ``told`` is called after each for progress."""
+    """The batches of delimited text, every field as trimmed text."""
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     if comment and stream.peek(len(comment)).startswith(comment.encode()):
         stream.readline()
@@ -208,7 +212,6 @@ def _text_batches(
         ) as reader:
             for batch in reader:
                 rows += len(batch)
-                told()
                 yield pa.table({column: pc.utf8_trim_whitespace(batch[column]) for column in header})
     except pa.ArrowException as error:
         reason = str(error).removeprefix("CSV parse error: ")
@@ -238,46 +241,26 @@ def _hint(reason: str) -> str:
     return ", or declare its `separator` or `header`" if "columns" in reason else ""
 
 
-def _typed_batches(path: Path, name: str, wanted: Sequence[str] | None) -> Iterator[pa.Table]:
-    rows = 0
-    try:
-        dataset = arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix])
-        names, total = dataset.schema.names, dataset.count_rows()
-        there = None if wanted is None else [column for column in names if column in wanted]
-        # Threads and reading ahead would hold many batches at once.
-        for batch in dataset.to_batches(columns=there, batch_size=_ROWS_AT_ONCE, use_threads=False, batch_readahead=1):
-            rows += len(batch)
-            tell(rows, total)
-            if len(batch):
-                yield _plain_batch(batch, name)
-    except (OSError, pa.ArrowException) as error:
-        raise DataError(f"{name}: not a readable table ({str(error).splitlines()[0]}); {_RESTORE}.") from error
-    if not rows:
-        raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
-
-
 def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
-    return pa.table({field.name: _plain(batch[field.name], field.name, name) for field in batch.schema})
-
-
-def _plain(values: pa.Array, column: str, name: str) -> pa.Array:
     """Numbers and lists of numbers unchanged; everything else as the text that a delimited file has."""
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    kind = values.type
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        return values.cast(pa.float32()) if pa.types.is_float16(kind) else values
-    if is_vectors(kind):
-        return values
-    if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        raise DataError(
-            f"{name}: column {column}: expected text, numbers or dates, got {kind}; leave the column out of the "
-            "file, or name records by other columns (identity)."
-        )
-    text = pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.string()), ""))
-    if pa.types.is_decimal(kind) and kind.scale > 0:  # 123.00 and 123 are one number, and so one name
-        text = pc.replace_substring_regex(text, r"^(-?\d+(\.\d*[1-9])?)\.?0*$", r"\1")
-    return text
+    columns = {}
+    for column in batch.schema.names:
+        values = batch[column]
+        values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+        kind = values.type
+        if pa.types.is_float16(kind):
+            values = values.cast(pa.float32())
+        elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_vectors(kind)):
+            if pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+                raise DataError(
+                    f"{name}: column {column}: expected text, numbers or dates, got {kind}; leave the column out of "
+                    "the file, or name records by other columns (identity)."
+                )
+            values = pc.utf8_trim_whitespace(pc.fill_null(values.cast(pa.string()), ""))
+            if pa.types.is_decimal(kind) and kind.scale > 0:  # 123.00 and 123 are one number, and so one name
+                values = pc.replace_substring_regex(values, r"^(-?\d+(\.\d*[1-9])?)\.?0*$", r"\1")
+        columns[column] = values
+    return pa.table(columns)
 
 
 def is_vectors(kind: pa.DataType) -> bool:
@@ -343,11 +326,6 @@ def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
             raise DataError(f"{name}: no column {column}{nearest(column, table.column_names)}{remedy}.")
 
 
-def keep_rows(table: pa.Table, keep: npt.NDArray[np.bool_]) -> pa.Table:
-    """The rows where ``keep`` holds."""
-    return table.filter(pa.array(keep))
-
-
 def _distinct(names: Sequence[str]) -> list[str]:
     distinct: list[str] = []
     for name in names:
@@ -386,12 +364,11 @@ class ColumnCells:
 
     def require(self, right_N: Mask, *, expected: str, remedy: str, shown: bool = True) -> None:
         """Note a fault for each row where ``right_N`` does not hold."""
+        if right_N.all():
+            return
         wrong = np.flatnonzero(~right_N)
-        if len(wrong):
-            values = pc.unique(self.text.take(pa.array(wrong))).to_pylist() if shown else ()
-            self.faults.add(
-                self.file, self.column, expected=expected, remedy=remedy, rows=len(wrong), values=values[:9]
-            )
+        values = pc.unique(self.text.take(pa.array(wrong))).to_pylist() if shown else ()
+        self.faults.add(self.file, self.column, expected=expected, remedy=remedy, rows=len(wrong), values=values[:9])
 
 
 def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> ColumnCells:
@@ -399,23 +376,26 @@ def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> Colum
     return ColumnCells(file=file, column=column, values=column_of(table, column, file), faults=faults)
 
 
-def encode(
-    table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults
-) -> tuple[FloatArray, tuple[str, ...]]:
-    """Features (N, F) and their names, column by column in the order of ``features``."""
+def encode(table: pa.Table, features: Sequence[tuple[str, Feature]], file: str, faults: TableFaults) -> FloatArray:
+    """Features (N, F), described by :func:`fairpate.data.columns.feature_codes` of the same ``features``."""
     blocks: list[FloatArray] = []
-    names: list[str] = []
     for column, feature in features:
         found = cells(table, column, file, faults)
         if feature.vector is not None:
-            block, own = _encode_vector(found, feature.vector)
+            blocks.append(_encode_vector(found, feature.vector))
         elif feature.bounds is not None:
-            block, own = _encode_number(found, feature)
+            blocks.append(_encode_number(found, feature))
+        elif feature.bands:
+            values_N, starts = numbers(found), np.array(list(feature.bands.values()))
+            _require_present(found)
+            remedy = "declare a band for it, or correct it"
+            found.require(~(values_N < starts[0]), expected=f"codes >= {starts[0]:g}", remedy=remedy)
+            # NaN, and codes below the first band, are faults already: any band will do.
+            place_N = np.maximum(np.searchsorted(starts, values_N, side="right") - 1, 0)
+            blocks.append(np.eye(len(starts), dtype=np.float32)[place_N])
         else:
-            block, own = _encode_bands(found, feature) if feature.bands else _encode_category(found, feature)
-        blocks.append(block)
-        names.extend(own)
-    return np.concatenate(blocks, axis=1), tuple(names)
+            blocks.append(_encode_category(found, feature))
+    return np.concatenate(blocks, axis=1)
 
 
 def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = False) -> Tensor:
@@ -480,66 +460,56 @@ def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, 
     """A code per row, -1 without one, and a mask of the rows that have one."""
     text = found.text
     if not pa.types.is_string(found.values.type):  # a file with types knows no 1.0 beside 1
-        published = {_canonical(value): code for value, code in published.items()}
+        # The text that a number in the declaration has in such a file.
+        typed = {text: number for text in published if (number := _number(text)) is not None}
+        published = {
+            str(pa.scalar(typed[text]).cast(pa.string()).as_py()) if text in typed else text: code
+            for text, code in published.items()
+        }
     place = pc.index_in(text, value_set=pa.array(list(published), pa.string()))
     known_N = _mask(place.is_valid())
     code_of_place = np.array([*published.values(), -1], dtype=np.int64)
     return code_of_place[pc.fill_null(place, len(published)).to_numpy(zero_copy_only=False)], known_N
 
 
-def _encode_number(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
+def _encode_number(found: ColumnCells, feature: Feature) -> FloatArray:
     values_N = numbers(found, feature.unknown)
     assert feature.bounds is not None
     ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
-    low, high, constant = (feature.stretched(end) for end in ends)
+    low, high, constant = (stretched(end, feature.scale) for end in ends)
     missing_N = np.isnan(values_N)
     found.count("clipped", (values_N < feature.bounds[0]) | (values_N > feature.bounds[1]))
-    scaled_N = np.clip((feature.stretched(values_N) - low) / (high - low), 0, 1)
+    scaled_N = np.clip((stretched(values_N, feature.scale) - low) / (high - low), 0, 1)
     scaled_N = np.where(missing_N, (constant - low) / (high - low), scaled_N)
     if not feature.may_be_missing:
         _require_present(found)
-        return scaled_N[:, None].astype(np.float32), [found.column]
+        return scaled_N[:, None].astype(np.float32)
     found.count("missing", missing_N)
-    block = np.stack([scaled_N, missing_N], axis=1).astype(np.float32)
-    return block, [found.column, f"{found.column}=missing"]
+    return np.stack([scaled_N, missing_N], axis=1).astype(np.float32)
 
 
-def _encode_vector(found: ColumnCells, size: int) -> tuple[FloatArray, list[str]]:
-    values, names = found.values, [f"{found.column}[{place}]" for place in range(size)]
+def _encode_vector(found: ColumnCells, size: int) -> FloatArray:
+    values, expected = found.values, f"a list of {size} numbers"
+    fault = partial(found.faults.add, found.file, found.column)
+    block = np.zeros((len(values), size), dtype=np.float32)
     if not is_vectors(values.type):
-        found.faults.add(
-            found.file,
-            found.column,
-            expected=f"a list of {size} numbers",
-            remedy=f"store lists in Parquet, or declare `array: true`; the column holds {values.type}",
-            rows=len(values),
-        )
-        return np.zeros((len(values), size), dtype=np.float32), names
+        remedy = f"store lists in Parquet, or declare `array: true`; the column holds {values.type}"
+        fault(expected=expected, remedy=remedy, rows=len(values))
+        return block
     lengths_N = pc.fill_null(pc.list_value_length(values), -1).to_numpy(zero_copy_only=False)
     right_N = lengths_N == size
-    block = np.zeros((len(values), size), dtype=np.float32)
     flat = pc.list_flatten(values.filter(pa.array(right_N))).cast(pa.float32())
     block[right_N] = flat.to_numpy(zero_copy_only=False).reshape(-1, size)
-    finite_N = np.isfinite(block).all(axis=1)
+    num_infinite = int((~np.isfinite(block).all(axis=1)).sum())
     lengths = [f"a list of {length}" if length >= 0 else "nothing" for length in np.unique(lengths_N[~right_N])]
-    for wrong_N, expected, got in (
-        (~right_N, f"a list of {size} numbers", lengths),
-        (~finite_N, "finite numbers", []),
-    ):
-        found.faults.add(
-            found.file,
-            found.column,
-            expected=expected,
-            remedy="correct `vector`, or the file",
-            rows=int(wrong_N.sum()),
-            values=got,
-        )
-    return block, names
+    remedy = "correct `vector`, or the file"
+    fault(expected=expected, remedy=remedy, rows=int((~right_N).sum()), values=lengths)
+    fault(expected="finite numbers", remedy=remedy, rows=num_infinite)
+    return block
 
 
-def _encode_category(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
-    names, places = feature.own_categories, feature.places
-    none = len(names)  # a row of zeros
+def _encode_category(found: ColumnCells, feature: Feature) -> FloatArray:
+    places, none = feature.places, len(feature.own_categories)  # none: a row of zeros
     if feature.may_be_missing:
         absent = [value for value in ("", *feature.unknown) if value not in feature.categories]
         _, absent_N = _codes(found, dict.fromkeys(absent, 0))
@@ -555,21 +525,8 @@ def _encode_category(found: ColumnCells, feature: Feature) -> tuple[FloatArray, 
         found.require(known_N, expected="a declared category", remedy=remedy)
     else:
         found.count("other", ~known_N)
-    undeclared = names.index(OTHER) if feature.other else none
-    rows = np.eye(none + 1, none, dtype=np.float32)
-    return rows[np.where(codes_N < 0, undeclared, codes_N)], [f"{found.column}={name}" for name in names]
-
-
-def _encode_bands(found: ColumnCells, feature: Feature) -> tuple[FloatArray, list[str]]:
-    values_N, starts = numbers(found), np.array(list(feature.bands.values()))
-    _require_present(found)
-    found.require(
-        ~(values_N < starts[0]), expected=f"codes >= {starts[0]:g}", remedy="declare a band for it, or correct it"
-    )
-    # NaN, and codes below the first band, are faults already: any band will do.
-    place_N = np.maximum(np.searchsorted(starts, values_N, side="right") - 1, 0)
-    rows = np.eye(len(starts), dtype=np.float32)
-    return rows[place_N], [f"{found.column}={band}" for band in feature.bands]
+    undeclared = feature.own_categories.index(OTHER) if feature.other else none
+    return np.eye(none + 1, none, dtype=np.float32)[np.where(codes_N < 0, undeclared, codes_N)]
 
 
 def _require_present(found: ColumnCells) -> None:
@@ -583,12 +540,6 @@ def _is_empty(found: ColumnCells) -> Mask:
 
 def _mask(flags: pa.Array) -> Mask:
     return np.array(flags.to_numpy(zero_copy_only=False), dtype=bool)
-
-
-def _canonical(text: str) -> str:
-    """The text that the same number has in a file with types."""
-    number = _number(text)
-    return text if number is None else str(pa.scalar(number).cast(pa.string()).as_py())
 
 
 def _number(text: str | None) -> float | None:

@@ -9,20 +9,20 @@ records S
 A constraint needs one histogram of the records: the predicted probability mass by cell and class. A term may also be
 divided by the number of all records instead of its own, which makes it linear in the histogram and lets precision be
 bounded. Values are computed from any histogram, exact or noisy; a rate without records is NaN unless a floor for sizes
-is given. The last part makes the constraints that have a name, for any number of groups and labels; others are stated
-by hand, and :func:`combined` joins both. Named gaps are signed and against all other groups together, as in FairPATE
-and RaCO-DP (appendix A); error rates are levels, of one class or of each.
+is given. :func:`named_constraints` makes the ones with a name, for any number of groups and labels; a user may state
+others, and :func:`combined` joins both. Named gaps are signed and against all other groups together, as in FairPATE and
+RaCO-DP (appendix A); error rates are levels, of one class or of each.
 
 Deviation from the paper: precision, which is not a rate of a fixed set of records, is bounded as a linear function of
 the histogram.
 
-Not known here: models, noise, multipliers' updates. Shapes: N records, Q cells, C classes, J constraints, U unions.
+Models, noise and the updates of multipliers are elsewhere. Shapes: N records, Q cells, C classes, J constraints, U
+unions.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -64,10 +64,16 @@ class Partition:
 
     def cells(self, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike) -> IndexArray:
         """The cell of every record, shape (N,). ValueError for a label or group out of range."""
-        labels = _checked("labels_N", labels_N, self.num_labels) if self.num_labels > 1 else 0
-        groups = _checked("groups_N", groups_N, self.num_groups) if self.num_groups > 1 else 0
-        cells_N: IndexArray = np.broadcast_to(labels * self.num_groups + groups, (len(np.asarray(labels_N)),))
-        return cells_N.astype(np.int64)
+        cells_N = np.zeros(len(np.asarray(labels_N)), dtype=np.int64)
+        sides = (("labels_N", labels_N, self.num_labels), ("groups_N", groups_N, self.num_groups))
+        for name, codes_N, stop in sides:
+            if stop == 1:  # not distinguished, and not read
+                continue
+            codes = np.asarray(codes_N)
+            if ((codes < 0) | (codes >= stop)).any():
+                raise ValueError(f"Expected {name} to hold integers from 0 to {stop - 1}, got {np.unique(codes)}.")
+            cells_N = cells_N * stop + codes.astype(np.int64)
+        return cells_N
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,8 +113,21 @@ class RateConstraints:
         if not self.constraints:
             raise ValueError("Expected at least one constraint, got none.")
         for constraint in self.constraints:
-            self._check(constraint)
-        for constraint, least in zip(self.constraints, self._least_values_J, strict=True):
+            where = f"constraint {constraint.name!r}"
+            if not constraint.terms or not np.isfinite(constraint.bound):
+                raise ValueError(f"Expected terms and a finite bound in {where}.")
+            for term in constraint.terms:
+                if not term.cells:
+                    raise ValueError(f"The {where} rests on an empty union of cells, which has no rate.")
+                if not all(0 <= cell < self.partition.num_cells for cell in term.cells):
+                    raise ValueError(f"Expected cells below {self.partition.num_cells} in {where}, got {term.cells}.")
+                if len(term.weights) != self.num_classes or not np.isfinite(term.weights).all():
+                    raise ValueError(f"Expected {self.num_classes} finite weights in {where}, got {term.weights}.")
+        # The least value for any predictions; overlapping unions are treated as disjoint. A share of all records may
+        # be 0; a rate gives all of its weight to some class.
+        least_JU = self._weights_JUC.min(axis=2)
+        least_J = np.where(self._of_all_U, np.minimum(least_JU, 0.0), least_JU).sum(axis=1)
+        for constraint, least in zip(self.constraints, least_J, strict=True):
             if constraint.bound < least:
                 raise ValueError(
                     f"Constraint {constraint.name!r} cannot be kept: no predictions bring it below {least:g}, and its "
@@ -187,34 +206,6 @@ class RateConstraints:
                 weights_JUC[j, self._unions.index(_union(term))] += term.weights
         return weights_JUC
 
-    @cached_property
-    def _least_values_J(self) -> FloatArray:
-        """A lower bound on each constraint for any predictions; overlapping unions are treated as disjoint."""
-        least_JU = self._weights_JUC.min(axis=2)
-        # A share of all records may be 0; a rate gives all of its weight to some class.
-        least_J: FloatArray = np.where(self._of_all_U, np.minimum(least_JU, 0.0), least_JU).sum(axis=1)
-        return least_J
-
-    @cached_property
-    def _flat_weights(self) -> FloatArray:
-        return self._weights_JUC.reshape(len(self.constraints), -1)
-
-    def _check(self, constraint: RateConstraint) -> None:
-        if not constraint.terms or not np.isfinite(constraint.bound):
-            raise ValueError(f"Expected terms and a finite bound in constraint {constraint.name!r}.")
-        for term in constraint.terms:
-            if not term.cells:
-                raise ValueError(f"Constraint {constraint.name!r} rests on an empty union of cells: nobody has a rate.")
-            if not all(0 <= cell < self.partition.num_cells for cell in term.cells):
-                raise ValueError(
-                    f"Expected cells below {self.partition.num_cells} in constraint {constraint.name!r}, got "
-                    f"{term.cells}."
-                )
-            if len(term.weights) != self.num_classes or not np.isfinite(term.weights).all():
-                raise ValueError(
-                    f"Expected {self.num_classes} finite weights in constraint {constraint.name!r}, got {term.weights}."
-                )
-
 
 class Pricer:
     """Constraints' values, and what a record's mass adds to the Lagrangian, of one noisy histogram after another.
@@ -227,7 +218,10 @@ class Pricer:
         if not (size_floor > 0 and num_records > 0):
             raise ValueError(f"Expected size_floor > 0 and num_records > 0, got {size_floor} and {num_records}.")
         of_all_U1, num_classes = constraints._of_all_U[:, None], constraints.num_classes
-        self._members_UQ, self._weights = constraints._members_UQ, constraints._flat_weights
+        self._members_UQ, self._weights = (
+            constraints._members_UQ,
+            constraints._weights_JUC.reshape(len(constraints.constraints), -1),
+        )
         self._scaled_members_QU = num_records * self._members_UQ.T
         self._least_sizes_U1 = np.where(of_all_U1, num_records, size_floor)
         self._most_sizes_U1 = np.where(of_all_U1, num_records, np.inf) if of_all_U1.any() else None
@@ -258,8 +252,14 @@ def combined(*parts: RateConstraints) -> RateConstraints:
 
     ValueError for parts with other classes, and for partitions by different numbers of labels or groups.
     """
-    labels = _common({part.partition.num_labels for part in parts}, "labels")
-    groups = _common({part.partition.num_groups for part in parts}, "groups")
+    counts = {
+        "labels": {part.partition.num_labels for part in parts},
+        "groups": {part.partition.num_groups for part in parts},
+    }
+    for what, found in counts.items():
+        if len(found - {1}) > 1:
+            raise ValueError(f"Expected partitions by the same {what}, got {sorted(found)} of them.")
+    labels, groups = (max(found, default=1) for found in counts.values())
     classes = {part.num_classes for part in parts}
     if len(classes) != 1:
         raise ValueError(f"Expected parts over the same number of classes, got {sorted(classes)}.")
@@ -282,21 +282,8 @@ def combined(*parts: RateConstraints) -> RateConstraints:
     return RateConstraints(partition=partition, num_classes=classes.pop(), constraints=tuple(constraints))
 
 
-def _common(counts: set[int], what: str) -> int:
-    if len(counts - {1}) > 1:
-        raise ValueError(f"Expected partitions by the same {what}, got {sorted(counts)} of them.")
-    return max(counts, default=1)
-
-
 def _union(term: RateTerm) -> tuple[tuple[int, ...], bool]:
     return tuple(sorted(set(term.cells))), term.of_all
-
-
-def _checked(name: str, values_N: npt.ArrayLike, stop: int) -> IndexArray:
-    values = np.asarray(values_N)
-    if ((values < 0) | (values >= stop)).any():
-        raise ValueError(f"Expected {name} to hold integers from 0 to {stop - 1}, got {np.unique(values)}.")
-    return values.astype(np.int64)
 
 
 ConstraintName = Literal[
@@ -310,129 +297,72 @@ ConstraintName = Literal[
 NAMED_CONSTRAINTS: tuple[ConstraintName, ...] = get_args(ConstraintName)
 
 
-def demographic_parity(*, num_groups: int, num_classes: int, bound: float) -> RateConstraints:
-    """r(z, k) - r(not z, k) <= bound for every group and class, signed."""
-    partition = Partition(num_groups=_several(num_groups))
-    cases = [(f"group={z}, class={k}", 0, z, k) for z in range(num_groups) for k in range(num_classes)]
-    return _gaps("demographic_parity", partition, num_classes, bound, cases)
-
-
-def equalized_odds(*, num_groups: int, num_classes: int, bound: float) -> RateConstraints:
-    """r(z, k | y) - r(not z, k | y) <= bound for every true label, group and class, signed."""
-    partition = Partition(num_labels=num_classes, num_groups=_several(num_groups))
-    every = itertools.product(range(num_classes), range(num_groups), range(num_classes))
-    cases = [(f"label={y}, group={z}, class={k}", y, z, k) for y, z, k in every]
-    return _gaps("equalized_odds", partition, num_classes, bound, cases)
-
-
-def equal_opportunity(*, num_groups: int, num_classes: int, bound: float, label: int = 1) -> RateConstraints:
-    """The true positive rate of ``label`` in every group less that of the others <= bound, signed."""
-    partition = Partition(num_labels=num_classes, num_groups=_several(num_groups))
-    cases = [(f"label={label}, group={z}", label, z, label) for z in range(num_groups)]
-    return _gaps("equal_opportunity", partition, num_classes, bound, cases)
-
-
-def false_negative_rate(*, num_classes: int, bound: float, label: int | None = 1) -> RateConstraints:
-    """P[predicted another class | true label] <= bound: 1 - recall. Of every class where ``label`` is None."""
-
-    def constraint(c: int) -> RateConstraint:
-        missed = tuple(1.0 - weight for weight in _at(c, num_classes))
-        return RateConstraint(name=f"fnr(label={c})", terms=(RateTerm(cells=(c,), weights=missed),), bound=bound)
-
-    return _by_label(num_classes, label, constraint)
-
-
-def false_positive_rate(*, num_classes: int, bound: float, label: int | None = 1) -> RateConstraints:
-    """P[predicted ``label`` | another true label] <= bound. Of every class where ``label`` is None."""
-
-    def constraint(c: int) -> RateConstraint:
-        term = RateTerm(cells=_others(c, num_classes), weights=_at(c, num_classes))
-        return RateConstraint(name=f"fpr(label={c})", terms=(term,), bound=bound)
-
-    return _by_label(num_classes, label, constraint)
-
-
-def false_discovery_rate(*, num_classes: int, bound: float, label: int | None = 1) -> RateConstraints:
-    """P[true label is another | predicted ``label``] <= bound: 1 - precision. Of every class where ``label`` is None.
-
-    No weighted sum of rates, because its denominator depends on the model. Multiplied out it is linear in the
-    histogram: (1 - bound) mass of the mistaken less bound times that of the right, over all records, is at most 0. So
-    the value of the constraint is no rate.
-    """
-    if not 0 <= bound <= 1:
-        raise ValueError(f"Expected 0 <= bound <= 1 on a share of discoveries, got {bound}.")
-
-    def constraint(c: int) -> RateConstraint:
-        # mistaken / (mistaken + right) <= bound, multiplied by its denominator, which is never negative.
-        mistaken, right = _at(c, num_classes, 1 - bound), _at(c, num_classes, -bound)
-        terms = (
-            RateTerm(cells=_others(c, num_classes), weights=mistaken, of_all=True),
-            RateTerm(cells=(c,), weights=right, of_all=True),
-        )
-        return RateConstraint(name=f"fdr(label={c}) <= {bound:g}", terms=terms, bound=0.0)
-
-    return _by_label(num_classes, label, constraint)
-
-
 def named_constraints(
-    name: str, *, num_classes: int, num_groups: int, bound: float, label: int | None = 1
+    name: str, *, num_classes: int, num_groups: int = 1, bound: float, label: int | None = 1
 ) -> RateConstraints:
-    """One of ``NAMED_CONSTRAINTS``; ``label`` is the positive class where there is one. ValueError for another name."""
-    between_groups = {"demographic_parity": demographic_parity, "equalized_odds": equalized_odds}
-    if name in between_groups:
-        return between_groups[name](num_groups=num_groups, num_classes=num_classes, bound=bound)
-    if name == "equal_opportunity":
-        if label is None:
-            raise ValueError("Expected a label for equal_opportunity, got none; equalized_odds covers all labels.")
-        return equal_opportunity(num_groups=num_groups, num_classes=num_classes, bound=bound, label=label)
-    by_label = {
-        "false_negative_rate": false_negative_rate,
-        "false_positive_rate": false_positive_rate,
-        "false_discovery_rate": false_discovery_rate,
-    }
-    if name not in by_label:
+    """One of ``NAMED_CONSTRAINTS``, for every class, group and label that it has.
+
+    - ``demographic_parity``: r(z, k) - r(not z, k) <= bound for every group z and class k, signed;
+    - ``equalized_odds``: r(z, k | y) - r(not z, k | y) <= bound for every true label y, group z and class k, signed;
+    - ``equal_opportunity``: the same for y = k = ``label``;
+    - ``false_negative_rate``: P[predicted another class | true ``label``] <= bound, which is 1 - recall;
+    - ``false_positive_rate``: P[predicted ``label`` | another true label] <= bound;
+    - ``false_discovery_rate``: P[true label is another | predicted ``label``] <= bound, which is 1 - precision.
+
+    The last three hold for every class where ``label`` is None. The false-discovery rate is not a weighted sum of
+    rates, because its denominator depends on the model. Multiplied out it is linear in the histogram: (1 - bound) mass
+    of the mistaken less bound times that of the right, over all records, is at most 0. So the value of that constraint
+    is not a rate. ValueError for another name, and for groups, a label or a bound out of range.
+    """
+    classes = range(num_classes)
+
+    def at(k: int, weight: float = 1.0) -> tuple[float, ...]:
+        return tuple(weight * (each == k) for each in classes)
+
+    if name not in NAMED_CONSTRAINTS:
         raise ValueError(f"Expected a constraint among {', '.join(NAMED_CONSTRAINTS)}, got {name!r}.")
-    return by_label[name](num_classes=num_classes, bound=bound, label=label)
-
-
-def _gaps(
-    name: str, partition: Partition, num_classes: int, bound: float, cases: Iterable[tuple[str, int, int, int]]
-) -> RateConstraints:
-    """One constraint for each case: its words, a true label, a group, and the predicted class."""
-    if not bound >= 0:
-        raise ValueError(f"Expected bound >= 0: the largest signed gap between groups is never negative, got {bound}.")
-    constraints = []
-    for words, label, group, k in cases:
-        own = (partition.cell(label=label, group=group),)
-        rest = tuple(partition.cell(label=label, group=z) for z in range(partition.num_groups) if z != group)
-        terms = (
-            RateTerm(cells=own, weights=_at(k, num_classes)),
-            RateTerm(cells=rest, weights=_at(k, num_classes, -1.0)),
-        )
-        constraints.append(RateConstraint(name=f"{name}({words})", terms=terms, bound=bound))
-    return RateConstraints(partition=partition, num_classes=num_classes, constraints=tuple(constraints))
-
-
-def _by_label(num_classes: int, label: int | None, constraint: Callable[[int], RateConstraint]) -> RateConstraints:
-    labels = range(num_classes) if label is None else [label]
-    return RateConstraints(
-        partition=Partition(num_labels=num_classes),
-        num_classes=num_classes,
-        constraints=tuple(constraint(c) for c in labels),
-    )
-
-
-def _others(label: int, num_classes: int) -> tuple[int, ...]:
-    return tuple(y for y in range(num_classes) if y != label)
-
-
-def _at(label: int, num_classes: int, weight: float = 1.0) -> tuple[float, ...]:
-    if not 0 <= label < num_classes:
+    if name not in ("demographic_parity", "equalized_odds") and not 0 <= (label or 0) < num_classes:
         raise ValueError(f"Expected a label below {num_classes}, got {label}.")
-    return tuple(weight * (k == label) for k in range(num_classes))
-
-
-def _several(num_groups: int) -> int:
-    if num_groups < 2:
-        raise ValueError(f"Expected num_groups >= 2: one group has nobody to be compared with, got {num_groups}.")
-    return num_groups
+    constraints = []
+    if name.startswith("false"):
+        partition = Partition(num_labels=num_classes)
+        if name == "false_discovery_rate" and not 0 <= bound <= 1:
+            raise ValueError(f"Expected 0 <= bound <= 1 on a share of discoveries, got {bound}.")
+        for c in classes if label is None else [label]:
+            others = tuple(y for y in classes if y != c)
+            if name == "false_negative_rate":
+                missed = RateTerm(cells=(c,), weights=tuple(1.0 - weight for weight in at(c)))
+                constraints.append(RateConstraint(name=f"fnr(label={c})", terms=(missed,), bound=bound))
+            elif name == "false_positive_rate":
+                mistaken = RateTerm(cells=others, weights=at(c))
+                constraints.append(RateConstraint(name=f"fpr(label={c})", terms=(mistaken,), bound=bound))
+            else:
+                # mistaken / (mistaken + right) <= bound, multiplied by its denominator, which is never negative.
+                mistaken = RateTerm(cells=others, weights=at(c, 1 - bound), of_all=True)
+                right = RateTerm(cells=(c,), weights=at(c, -bound), of_all=True)
+                name_of = f"fdr(label={c}) <= {bound:g}"
+                constraints.append(RateConstraint(name=name_of, terms=(mistaken, right), bound=0.0))
+    else:
+        if num_groups < 2:
+            raise ValueError(f"Expected num_groups >= 2: one group has no other to compare with, got {num_groups}.")
+        if not bound >= 0:
+            raise ValueError(
+                f"Expected bound >= 0: the largest signed gap between groups is never negative, got {bound}."
+            )
+        groups = range(num_groups)
+        partition = Partition(num_labels=1 if name == "demographic_parity" else num_classes, num_groups=num_groups)
+        if name == "demographic_parity":
+            cases = [(f"group={z}, class={k}", 0, z, k) for z in groups for k in classes]
+        elif name == "equalized_odds":
+            every = itertools.product(classes, groups, classes)
+            cases = [(f"label={y}, group={z}, class={k}", y, z, k) for y, z, k in every]
+        elif label is not None:
+            cases = [(f"label={label}, group={z}", label, z, label) for z in groups]
+        else:
+            raise ValueError("Expected a label for equal_opportunity, got none; equalized_odds covers all labels.")
+        for words, y, z, k in cases:
+            own = RateTerm(cells=(partition.cell(label=y, group=z),), weights=at(k))
+            rest_cells = tuple(partition.cell(label=y, group=other) for other in groups if other != z)
+            rest = RateTerm(cells=rest_cells, weights=at(k, -1.0))
+            constraints.append(RateConstraint(name=f"{name}({words})", terms=(own, rest), bound=bound))
+    return RateConstraints(partition=partition, num_classes=num_classes, constraints=tuple(constraints))

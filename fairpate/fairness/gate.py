@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,38 +89,32 @@ class DemographicParityGate:
             raise IndexError(f"Expected 0 <= label < {len(self._label_sizes)}, got {label}.")
         rule, hits, size = self.rule, self._rows[group][label], self._group_sizes[group]
         rest = self._total - size
+        answers = hits if rule.cold_start == "cell" else size
+        if rule.cold_start not in ("group", "cell"):
+            answers = min(self._group_sizes)
         # Without another group's answers a gap is undefined; refusing then would leave every group waiting for another.
-        if rest == 0 or self._is_cold(group, label):
+        if rest == 0 or answers < rule.min_count:
             return True
         if self._margin is None:
             return rule.max_disparity > 0
-        rest_hits = self._label_sizes[label] - hits
+        is_below, rest_hits = partial(_is_below, self._margin, hits + 1, size + 1), self._label_sizes[label] - hits
         if rule.gap == "one_vs_rest":
-            return self._is_below(hits + 1, size + 1, rest_hits, rest)
+            return is_below(rest_hits, rest)
         if rule.gap == "overall":
             # The label on offer counts in its group, and so in all groups together.
-            return self._is_below(hits + 1, size + 1, rest_hits + hits + 1, self._total + 1)
+            return is_below(rest_hits + hits + 1, self._total + 1)
         return all(
-            self._is_below(hits + 1, size + 1, self._rows[other][label], other_size)
+            is_below(self._rows[other][label], other_size)
             for other, other_size in enumerate(self._group_sizes)
             if other != group and other_size
         )
 
-    def _is_cold(self, group: int, label: int) -> bool:
-        if self.rule.cold_start == "group":
-            answers: int = self._group_sizes[group]
-        elif self.rule.cold_start == "cell":
-            answers = self._rows[group][label]
-        else:
-            answers = min(self._group_sizes)
-        return answers < self.rule.min_count
 
-    def _is_below(self, hits: int, size: int, other_hits: int, other_size: int) -> bool:
-        """True if hits / size - other_hits / other_size is strictly below the margin."""
-        assert self._margin is not None
-        numerator, denominator = self._margin
-        # Cross-multiplied: whole numbers compare exactly where quotients would round.
-        return (hits * other_size - other_hits * size) * denominator < numerator * size * other_size
+def _is_below(margin: tuple[int, int], hits: Any, size: Any, other_hits: Any, other_size: Any) -> Any:
+    """True where hits / size - other_hits / other_size is strictly below the margin, of integers or arrays of them."""
+    numerator, denominator = margin
+    # Cross-multiplied: whole numbers compare exactly where quotients would round.
+    return (hits * other_size - other_hits * size) * denominator < numerator * size * other_size
 
 
 def filter_stream(
@@ -160,59 +155,28 @@ def filter_streams(
     # An infinite margin refuses nothing.
     if margin is None and rule.max_disparity > 0:
         return np.ones((num_streams, length), dtype=np.bool_)
-    gates = _Gates(rule, margin, num_streams, num_groups, num_classes)
-    accepted_NR = [gates.admit(groups_R, labels_R) for groups_R, labels_R in zip(groups_RN.T, labels_RN.T, strict=True)]
-    return np.array(accepted_NR, dtype=np.bool_).reshape(length, num_streams).T
-
-
-class _Gates:
-    """R gates, each of which has seen the same number of labels."""
-
-    def __init__(self, rule: GateRule, margin: Fraction | None, num_streams: int, num_groups: int, num_classes: int):
-        self._rule, self._margin = rule, margin
-        self._rows_R = np.arange(num_streams)
-        self._counts_RGC = np.zeros((num_streams, num_groups, num_classes), dtype=np.int64)
-        self._sizes_RG = np.zeros((num_streams, num_groups), dtype=np.int64)
-
-    def admit(self, group_R: IntArray, label_R: IntArray) -> Mask:
-        """Decide on one label per gate, count the accepted ones, and return which were accepted."""
-        rows_R = self._rows_R
-        hits_R, size_R = self._counts_RGC[rows_R, group_R, label_R], self._sizes_RG[rows_R, group_R]
-        total_R = self._sizes_RG.sum(axis=1)
+    rows_R, accepted_NR = np.arange(num_streams), np.zeros((length, num_streams), dtype=np.bool_)
+    counts_RGC = np.zeros((num_streams, num_groups, num_classes), dtype=np.int64)
+    sizes_RG = np.zeros((num_streams, num_groups), dtype=np.int64)
+    for step, (group_R, label_R) in enumerate(zip(groups_RN.T, labels_RN.T, strict=True)):
+        hits_R, size_R, total_R = counts_RGC[rows_R, group_R, label_R], sizes_RG[rows_R, group_R], sizes_RG.sum(axis=1)
+        answers_R = {"group": size_R, "cell": hits_R}.get(rule.cold_start)
+        answers_R = sizes_RG.min(axis=1) if answers_R is None else answers_R
         # No other group has an answer, or cold start: accepted at any gap.
-        accepted_R = (total_R == size_R) | self._is_cold(hits_R, size_R)
-        if self._margin is not None:
-            accepted_R |= self._keeps_margin(group_R, label_R, hits_R + 1, size_R + 1, total_R)
-        np.add.at(self._counts_RGC, (rows_R, group_R, label_R), accepted_R)
-        np.add.at(self._sizes_RG, (rows_R, group_R), accepted_R)
-        admitted_R: Mask = accepted_R
-        return admitted_R
-
-    def _is_cold(self, hits_R: IntArray, size_R: IntArray) -> Mask:
-        counted = {"group": size_R, "cell": hits_R}
-        answers_R = counted.get(self._rule.cold_start)
-        if answers_R is None:
-            answers_R = self._sizes_RG.min(axis=1)
-        cold_R: Mask = answers_R < self._rule.min_count
-        return cold_R
-
-    def _keeps_margin(
-        self, group_R: IntArray, label_R: IntArray, hits_R: IntArray, size_R: IntArray, total_R: IntArray
-    ) -> Mask:
-        """``hits_R`` and ``size_R`` count the label that is offered, ``total_R`` does not."""
-        of_label_RG = self._counts_RGC[self._rows_R, :, label_R]
-        all_hits_R = of_label_RG.sum(axis=1)
-        if self._rule.gap == "one_vs_rest":
-            return self._is_below(hits_R, size_R, all_hits_R - hits_R + 1, total_R - size_R + 1)
-        if self._rule.gap == "overall":
-            return self._is_below(hits_R, size_R, all_hits_R + 1, total_R + 1)
-        below_RG = self._is_below(hits_R[:, None], size_R[:, None], of_label_RG, self._sizes_RG)
-        own_RG = np.arange(self._sizes_RG.shape[1]) == group_R[:, None]
-        kept_R: Mask = (below_RG | own_RG | (self._sizes_RG == 0)).all(axis=1)
-        return kept_R
-
-    def _is_below(self, hits: IntArray, size: IntArray, other_hits: IntArray, other_size: IntArray) -> Mask:
-        assert self._margin is not None
-        numerator, denominator = self._margin.as_integer_ratio()
-        below: Mask = (hits * other_size - other_hits * size) * denominator < numerator * size * other_size
-        return below
+        accepted_R = (total_R == size_R) | (answers_R < rule.min_count)
+        if margin is not None:
+            is_below = partial(_is_below, margin.as_integer_ratio())
+            of_label_RG, offered_R, in_group_R = counts_RGC[rows_R, :, label_R], hits_R + 1, size_R + 1
+            all_hits_R = of_label_RG.sum(axis=1)
+            if rule.gap == "one_vs_rest":
+                accepted_R |= is_below(offered_R, in_group_R, all_hits_R - hits_R, total_R - size_R)
+            elif rule.gap == "overall":
+                accepted_R |= is_below(offered_R, in_group_R, all_hits_R + 1, total_R + 1)
+            else:
+                below_RG = is_below(offered_R[:, None], in_group_R[:, None], of_label_RG, sizes_RG)
+                own_RG = np.arange(num_groups) == group_R[:, None]
+                accepted_R |= (below_RG | own_RG | (sizes_RG == 0)).all(axis=1)
+        np.add.at(counts_RGC, (rows_R, group_R, label_R), accepted_R)
+        np.add.at(sizes_RG, (rows_R, group_R), accepted_R)
+        accepted_NR[step] = accepted_R
+    return accepted_NR.T

@@ -35,6 +35,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 
 from fairpate.fairness.rates import FloatArray, GroupCell, IndexArray, Metric, RateEvents, divide, located
 from fairpate.types import IntArray
@@ -120,14 +121,24 @@ def estimated_population(
         (rows,) = (public.groups_M == group).nonzero()
         if not len(rows):
             continue
-        parts = [_of_group(table, public, rows, coarse[label], group, label) for label in range(num_labels)]
-        joint_GYJ[group] = [part.joint_J for part in parts]
-        influence = np.concatenate([part.influence_MJ for part in parts], axis=1)
+        influences, noises = [], []
+        for label, all_groups in enumerate(coarse):
+            votes_MW, sum_W = public.votes_MW, table.sums_GYW[group, label]
+            own = _Fit.of(votes_MW[rows], all_groups.weights_M[rows], public.outcome_MJ[rows], all_groups.beta_WJ)
+            joint_GYJ[group, label] = sum_W @ own.beta_WJ
+            # The derivative of J by a record's outcome: through the group's own fit, and through the coarser one.
+            direct_W = np.linalg.solve(own.gram_WW, sum_W)
+            drawn_W = _RIDGE * np.linalg.solve(all_groups.gram_WW, direct_W)
+            influence_MJ = (all_groups.weights_M * (votes_MW @ drawn_W))[:, None] * all_groups.residual_MJ
+            influence_MJ[rows] += (own.weights_M * (votes_MW[rows] @ direct_W))[:, None] * own.residual_MJ
+            influences.append(influence_MJ)
+            # A noisy count may be negative, a variance may not.
+            count = max(float(table.one_W @ sum_W), 0.0)
+            left_JJ = (own.residual_MJ * own.weights_M[:, None]).T @ own.residual_MJ / own.weights_M.sum()
+            noises.append(table.stddev**2 * own.beta_WJ.T @ own.beta_WJ + count * left_JJ)
+        influence = np.concatenate(influences, axis=1)
         # Public records are drawn independently: the squares of their influences add up.
-        covariance = influence.T @ influence
-        for label, part in enumerate(parts):
-            block = slice(label * num_outcomes, (label + 1) * num_outcomes)
-            covariance[block, block] += part.covariance_JJ
+        covariance = influence.T @ influence + scipy.linalg.block_diag(*noises)
         # An outcome that no public record has leaves the covariance singular, which a Cholesky factor refuses.
         errors = generator.multivariate_normal(np.zeros(len(covariance)), covariance, size=num_draws, method="eigh")
         draws_RGYJ[:, group] = joint_GYJ[group] + errors.reshape(num_draws, num_labels, num_outcomes)
@@ -169,15 +180,6 @@ def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray,
 
 
 @dataclass(frozen=True, kw_only=True)
-class _GroupPart:
-    """Outcomes of one group and label, the influence of every public record on them, and the other errors."""
-
-    joint_J: FloatArray
-    influence_MJ: FloatArray
-    covariance_JJ: FloatArray
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Fit:
     """A ridge regression of outcomes on votes, shrunk towards coarser coefficients.
 
@@ -207,26 +209,6 @@ class _Fit:
         )
 
 
-def _of_group(
-    table: TableByGroup, public: LabelledRecords, rows: IndexArray, all_groups: _Fit, group: int, label: int
-) -> _GroupPart:
-    votes_MW, sum_W = public.votes_MW, table.sums_GYW[group, label]
-    own = _Fit.of(votes_MW[rows], all_groups.weights_M[rows], public.outcome_MJ[rows], all_groups.beta_WJ)
-    # The derivative of J by a record's outcome: through the group's own fit, and through the coarser one.
-    direct_W = np.linalg.solve(own.gram_WW, sum_W)
-    drawn_W = _RIDGE * np.linalg.solve(all_groups.gram_WW, direct_W)
-    influence_MJ = (all_groups.weights_M * (votes_MW @ drawn_W))[:, None] * all_groups.residual_MJ
-    influence_MJ[rows] += (own.weights_M * (votes_MW[rows] @ direct_W))[:, None] * own.residual_MJ
-    # A noisy count may be negative, a variance may not.
-    count = max(float(table.one_W @ sum_W), 0.0)
-    left_JJ = (own.residual_MJ * own.weights_M[:, None]).T @ own.residual_MJ / own.weights_M.sum()
-    return _GroupPart(
-        joint_J=sum_W @ own.beta_WJ,
-        influence_MJ=influence_MJ,
-        covariance_JJ=table.stddev**2 * own.beta_WJ.T @ own.beta_WJ + count * left_JJ,
-    )
-
-
 def _large_enough(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
@@ -235,8 +217,7 @@ def _large_enough(
     error_EG = np.sqrt(np.square(drawn.sizes_EG - found.sizes_EG).mean(axis=0))
     is_known_EG = found.sizes_EG > _LEAST_STDDEVS * error_EG
     # `divide` turns sizes of 0 into undefined rates, as for groups without records.
-    kept = (
+    hits_EG, sizes_EG, hits_REG, sizes_REG = (
         np.where(is_known_EG, values, 0.0) for values in (found.hits_EG, found.sizes_EG, drawn.hits_EG, drawn.sizes_EG)
     )
-    hits_EG, sizes_EG, hits_REG, sizes_REG = kept
     return hits_EG, sizes_EG, hits_REG, sizes_REG

@@ -12,11 +12,11 @@ left out and counted; NaN remains when no two groups can be compared. A maximum 
 it together with its smallest cell. Intervals are bootstrap percentiles over the evaluated records, or over their
 persons where these are named (:func:`bootstrap_interval`).
 
-**Notions.** A notion is a metric with a name and words of its own, listed in one table for metrics, columns, demands,
-cards, pages and figures. Four compare groups, and their value is a gap: 0 is equal treatment. Three bound how often a
-prediction is wrong over all groups, and their value is that rate; RaCO-DP (appendix A.2) calls them constraints of
-performance. With two classes the second is the positive one, to which equal opportunity and the error rates refer; with
-more, each class is compared with all others, and the worst one counts. With more than two groups demographic parity
+**Notions.** A notion is a metric with a name and a description, in one table for metrics, columns, demands, cards,
+pages and figures. Four compare groups: their value is a gap, and 0 is equal treatment. Three bound how often a
+prediction is wrong over all groups: their value is that rate, and RaCO-DP (appendix A.2) calls them constraints of
+performance. Of two classes the second is the positive one, to which equal opportunity and the error rates refer; of
+more, each class is compared with all others, and the worst one counts. Among more than two groups demographic parity
 compares each with all others together, as FairPATE and RaCO-DP do, and the other gaps the two groups that are furthest
 apart.
 
@@ -30,7 +30,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, get_args
 
 import numpy as np
@@ -58,8 +57,8 @@ def joint_table(
     """Prediction mass by group, true label and predicted label: shape (G, Y, C).
 
     ``predictions`` holds hard labels (N,) or probabilities (N, C). Only records with ``answered_N`` count; what the
-    others hold is not read. ValueError for lengths that differ, labels or groups out of range and rows that are
-    no probabilities.
+    others hold is not read. ValueError for lengths that differ, labels or groups out of range and rows that are not
+    probabilities.
     """
     groups, labels, mass_NC = _answered_records(
         predictions, groups_N, labels_N, answered_N, num_groups=num_groups, num_classes=num_classes
@@ -94,17 +93,16 @@ def resampled_tables(
     shape = (num_replicates, num_groups, num_labels, num_classes)
     if len(groups) == 0:
         return np.zeros(shape)
+    # In chunks: how often each record is drawn takes R times N numbers.
+    chunks = [len(part) for part in np.array_split(range(num_replicates), -(-num_replicates // _REPLICATES_PER_CHUNK))]
     if persons_N is not None:
         # Persons without an answered record are not drawn: a replicate has as many answered persons as the sample.
         kept = slice(None) if answered_N is None else np.asarray(answered_N, dtype=np.bool_)
         names, person_N = np.unique(np.asarray(persons_N)[kept], return_inverse=True)
         tables_P = np.zeros((len(names), *shape[1:]))
         np.add.at(tables_P, (person_N, groups, labels), mass_NC)
-        even_P = np.full(len(names), 1 / len(names))
-        sums = [
-            generator.multinomial(len(names), even_P, size=len(chunk)) @ tables_P.reshape(len(names), -1)
-            for chunk in np.array_split(range(num_replicates), -(-num_replicates // _REPLICATES_PER_CHUNK))
-        ]
+        even_P, flat_P = np.full(len(names), 1 / len(names)), tables_P.reshape(len(names), -1)
+        sums = [generator.multinomial(len(names), even_P, size=chunk) @ flat_P for chunk in chunks]
         return np.concatenate(sums).reshape(shape)
     if np.asarray(predictions).ndim == 1:
         # A hard label is its cell and nothing else: records drawn evenly are one multinomial over cells.
@@ -112,13 +110,16 @@ def resampled_tables(
         np.add.at(joint_GYC, (groups, labels), mass_NC)
         drawn = generator.multinomial(len(groups), joint_GYC.ravel() / len(groups), size=num_replicates)
         return drawn.reshape(shape).astype(np.float64)
-    cells = groups * num_labels + labels
-    # In chunks: how often each record is drawn takes R times N numbers.
-    chunks = [
-        _resample_mass(cells, mass_NC, num_groups * num_labels, generator, len(chunk))
-        for chunk in np.array_split(range(num_replicates), -(-num_replicates // _REPLICATES_PER_CHUNK))
-    ]
-    return np.concatenate(chunks).reshape(shape)
+    cells_N, tables = groups * num_labels + labels, []
+    for chunk in chunks:
+        drawn_RN = generator.integers(len(cells_N), size=(chunk, len(cells_N)))
+        # How often each record was drawn: a product per cell then does what gathering every replicate would.
+        weights_RN = np.stack([np.bincount(row, minlength=len(cells_N)) for row in drawn_RN]).astype(np.float64)
+        tables.append(np.zeros((chunk, num_groups * num_labels, num_classes)))
+        for cell in np.unique(cells_N):
+            members_N = cells_N == cell
+            tables[-1][:, cell] = weights_RN[:, members_N] @ mass_NC[members_N]
+    return np.concatenate(tables).reshape(shape)
 
 
 def cumulative_tables(
@@ -183,11 +184,17 @@ def _answered_records(
             f"Expected as many predictions, groups, labels and answered flags, got {len(predicted)}, "
             f"{len(groups)}, {len(labels)} and {len(keep)}."
         )
-    return (
-        _indices("groups_N", groups[keep], num_groups),
-        _indices("labels_N", labels[keep], 1 if labels_N is None else num_classes),
-        _mass(predicted[keep], num_classes),
-    )
+    predicted, num_labels = predicted[keep], 1 if labels_N is None else num_classes
+    if predicted.ndim == 1:
+        mass_NC = np.eye(num_classes)[_indices("predictions", predicted, num_classes)]
+    else:
+        mass_NC = predicted.astype(np.float64)
+        if mass_NC.ndim != 2 or mass_NC.shape[1] != num_classes:
+            raise ValueError(f"Expected predictions of shape (N,) or (N, {num_classes}), got {predicted.shape}.")
+        # Softmax in float32 sums to 1 up to rounding.
+        if not ((mass_NC >= 0).all() and np.allclose(mass_NC.sum(axis=1), 1, atol=1e-4)):
+            raise ValueError("Expected every row of predictions to be probabilities that sum to 1.")
+    return _indices("groups_N", groups[keep], num_groups), _indices("labels_N", labels[keep], num_labels), mass_NC
 
 
 def _indices(name: str, values_N: npt.NDArray[np.generic], stop: int) -> IndexArray:
@@ -195,32 +202,6 @@ def _indices(name: str, values_N: npt.NDArray[np.generic], stop: int) -> IndexAr
     if (indices_N != values_N).any() or (indices_N < 0).any() or (indices_N >= stop).any():
         raise ValueError(f"Expected {name} to hold integers from 0 to {stop - 1}, got {np.unique(values_N)}.")
     return indices_N
-
-
-def _mass(predicted: npt.NDArray[np.generic], num_classes: int) -> FloatArray:
-    if predicted.ndim == 1:
-        return np.eye(num_classes)[_indices("predictions", predicted, num_classes)]
-    mass_NC = predicted.astype(np.float64)
-    if mass_NC.ndim != 2 or mass_NC.shape[1] != num_classes:
-        raise ValueError(f"Expected predictions of shape (N,) or (N, {num_classes}), got {predicted.shape}.")
-    # Softmax in float32 sums to 1 up to rounding.
-    if not ((mass_NC >= 0).all() and np.allclose(mass_NC.sum(axis=1), 1, atol=1e-4)):
-        raise ValueError("Expected every row of predictions to be probabilities that sum to 1.")
-    return mass_NC
-
-
-def _resample_mass(
-    cells_N: IndexArray, mass_NC: FloatArray, num_cells: int, generator: np.random.Generator, num_replicates: int
-) -> FloatArray:
-    num_records = len(cells_N)
-    drawn_RN = generator.integers(num_records, size=(num_replicates, num_records))
-    # How often each record was drawn: a product per cell then does what gathering every replicate would.
-    weights_RN = np.stack([np.bincount(row, minlength=num_records) for row in drawn_RN]).astype(np.float64)
-    table = np.zeros((num_replicates, num_cells, mass_NC.shape[1]))
-    for cell in np.unique(cells_N):
-        members = cells_N == cell
-        table[:, cell] = weights_RN[:, members] @ mass_NC[members]
-    return table
 
 
 ErrorRate = Literal["fnr", "fpr", "fdr"]
@@ -379,14 +360,12 @@ def correct(joint_GYC: FloatArray) -> Events:
 
 def one_vs_rest(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
     """Each group's rate minus the rate of all others together, signed."""
-    rest_EG = divide(_total(hits_EG) - hits_EG, _total(sizes_EG) - sizes_EG)
-    return divide(hits_EG, sizes_EG) - rest_EG
+    return divide(hits_EG, sizes_EG) - divide(_total(hits_EG) - hits_EG, _total(sizes_EG) - sizes_EG)
 
 
 def to_overall(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
-    """Each group's distance to the overall rate."""
-    overall_E1 = divide(_total(hits_EG), _total(sizes_EG))
-    distance_EG = np.abs(divide(hits_EG, sizes_EG) - overall_E1)
+    """The distance of each group's rate to the overall rate."""
+    distance_EG = np.abs(divide(hits_EG, sizes_EG) - divide(_total(hits_EG), _total(sizes_EG)))
     # One group alone is the whole, and has no distance to it.
     return np.where(_comparable(sizes_EG), distance_EG, np.nan)
 
@@ -411,22 +390,32 @@ eo_lowy = Metric(events=found_or_mistaken, compare=pairwise)
 accuracy_parity = Metric(events=correct, compare=pairwise)
 
 
-def _found(joint_GYC: FloatArray) -> Events:
-    """Events that a positive class is predicted where it is true."""
-    return _select(found_or_mistaken(joint_GYC), _positive_classes(joint_GYC))
-
-
-found_apart = Metric(events=_found, compare=pairwise)
-"""Equal opportunity: of two classes that of the second, of more the largest gap of all."""
+found_apart = Metric(
+    events=lambda joint_GYC: _select(found_or_mistaken(joint_GYC), _positive_classes(joint_GYC)), compare=pairwise
+)
+"""Equal opportunity: of two classes the gap of the second, of more the largest gap."""
 
 
 def error_rate(kind: ErrorRate) -> Metric:
-    """A level, not a gap, over everyone: of two classes that of the second, of more the worst of all.
+    """An error rate over all groups, which is a level and not a gap: of two classes the second's, of more the worst.
 
     ``fnr`` is P[not predicted c | true c], ``fpr`` P[predicted c | not true c], ``fdr`` P[not true c | predicted c],
     which is 1 - precision.
     """
-    return Metric(events=partial(_errors, kind), compare=level)
+
+    def errors(joint_GYC: FloatArray) -> Events:
+        all_1YC = joint_GYC.sum(axis=-3, keepdims=True)
+        labels, num_classes = _positive_classes(joint_GYC), joint_GYC.shape[-1]
+        if kind == "fpr":
+            # All true-positive rates stand first, then the false-positive ones.
+            return _select(found_or_mistaken(all_1YC), [num_classes + c for c in labels])
+        # Transposed, a discovery is a true label and a class that is found its prediction.
+        found = _select(found_or_mistaken(all_1YC.swapaxes(-1, -2) if kind == "fdr" else all_1YC), labels)
+        missed = [GroupCell(label=c, given_label=c, label_is=False) for c in labels]
+        cells = [GroupCell(label=c) for c in labels] if kind == "fdr" else missed
+        return Events(hits_EG=found.sizes_EG - found.hits_EG, sizes_EG=found.sizes_EG, cells=cells)
+
+    return Metric(events=errors, compare=level)
 
 
 def ermi(joint_GYC: FloatArray) -> float:
@@ -459,7 +448,7 @@ def ermi_given_label(joint_GYC: FloatArray) -> float:
 def located(differences: FloatArray, cells: Sequence[GroupCell]) -> GroupCell:
     """The cell of the largest of ``differences``, which a comparison gave."""
     event, *groups = map(int, np.unravel_index(np.nanargmax(differences), differences.shape))
-    if differences.shape[1] == 1:  # a rate of everyone
+    if differences.shape[1] == 1:  # a rate over all groups
         return cells[event]
     return replace(cells[event], group=groups[0], other_group=groups[1] if len(groups) == 2 else None)
 
@@ -493,23 +482,8 @@ def _select(events: Events, chosen: Sequence[int]) -> Events:
     )
 
 
-def _errors(kind: ErrorRate, joint_GYC: FloatArray) -> Events:
-    everyone_1YC = joint_GYC.sum(axis=-3, keepdims=True)
-    if kind == "fdr":
-        # Transposed, a discovery is a true label and a class that is found its prediction.
-        everyone_1YC = everyone_1YC.swapaxes(-1, -2)
-    labels, num_classes = _positive_classes(joint_GYC), joint_GYC.shape[-1]
-    rates = found_or_mistaken(everyone_1YC)
-    if kind == "fpr":
-        # All true-positive rates stand first, then the false-positive ones.
-        return _select(rates, [num_classes + c for c in labels])
-    found = _select(rates, labels)
-    cells = [GroupCell(label=c) if kind == "fdr" else GroupCell(label=c, given_label=c, label_is=False) for c in labels]
-    return Events(hits_EG=found.sizes_EG - found.hits_EG, sizes_EG=found.sizes_EG, cells=cells)
-
-
 def _positive_classes(joint_GYC: FloatArray) -> Sequence[int]:
-    """The second of two; all of more."""
+    # Of two classes the second, of more each.
     num_classes = joint_GYC.shape[-1]
     return [1] if num_classes == 2 else list(range(num_classes))
 
@@ -527,8 +501,7 @@ class Notion:
     """One row of the table.
 
     ``measure`` is its name on axes and in columns of a page, ``words`` what is compared, ``formula`` the same in
-    symbols (g, h: groups; k: a class; y: the true, p: the predicted one). ``reading`` names its metric in
-    ``metrics.json``. ``source`` says where it is defined. ``bounds_rate``: the value is a rate and no gap.
+    symbols (g, h: groups; k: a class; y: the true, p: the predicted one). ``source`` cites its definition.
     """
 
     name: NotionName
@@ -536,10 +509,18 @@ class Notion:
     measure: str
     words: str
     formula: str
-    reading: str
     metric: Metric
     source: str
-    bounds_rate: bool = False
+
+    @property
+    def bounds_rate(self) -> bool:
+        """True if the value is a rate and not a gap."""
+        return self.metric.compare is level
+
+    @property
+    def reading(self) -> str:
+        """Name of the metric in ``metrics.json``."""
+        return {"demographic_parity": "dp_one_vs_rest", "equalized_odds": "eo_lowy"}.get(self.name, self.name)
 
 
 _ROWS = (
@@ -549,7 +530,6 @@ _ROWS = (
         measure="demographic-parity gap",
         words="how much more often one group is predicted a class than all others together",
         formula="max over g, k: P[p = k | g] - P[p = k | not g]",
-        reading="dp_one_vs_rest",
         metric=dp_one_vs_rest,
         source="FairPATE eq. 1; RaCO-DP definition A.1",
     ),
@@ -559,7 +539,6 @@ _ROWS = (
         measure="equalized-odds gap",
         words="how far two groups are apart in how often a class is predicted where it is true, or where it is not",
         formula="max over g, h, k: |P[p = k | y = k, g] - P[p = k | y = k, h]|, and the same given y != k",
-        reading="eo_lowy",
         metric=eo_lowy,
         source="DP-FERMI eq. 11 (Hardt et al. 2016 definition 2.1); of two classes also PF-LD section 3",
     ),
@@ -569,7 +548,6 @@ _ROWS = (
         measure="equal-opportunity gap",
         words="how far two groups are apart in how often the positive class is found where it is true",
         formula="max over g, h: |P[p = k | y = k, g] - P[p = k | y = k, h]|, k positive",
-        reading="equal_opportunity",
         metric=found_apart,
         source="Hardt et al. 2016 definition 2.2; of two classes as fairlearn has it",
     ),
@@ -579,7 +557,6 @@ _ROWS = (
         measure="accuracy gap",
         words="how far two groups are apart in how often the prediction is right",
         formula="max over g, h: |P[p = y | g] - P[p = y | h]|",
-        reading="accuracy_parity",
         metric=accuracy_parity,
         source="PF-LD section 3 (the error itself, not the loss)",
     ),
@@ -589,10 +566,8 @@ _ROWS = (
         measure="false-negative rate",
         words="how often the positive class is missed where it is true",
         formula="P[p != k | y = k], k positive",
-        reading="false_negative_rate",
         metric=error_rate("fnr"),
         source="RaCO-DP definition A.3",
-        bounds_rate=True,
     ),
     Notion(
         name="false_positive_rate",
@@ -600,10 +575,8 @@ _ROWS = (
         measure="false-positive rate",
         words="how often the positive class is predicted where it is not true",
         formula="P[p = k | y != k], k positive",
-        reading="false_positive_rate",
         metric=error_rate("fpr"),
         source="RaCO-DP eq. 6, with the cells of all other labels",
-        bounds_rate=True,
     ),
     Notion(
         name="false_discovery_rate",
@@ -611,10 +584,8 @@ _ROWS = (
         measure="false-discovery rate",
         words="how often a prediction of the positive class is wrong",
         formula="P[y != k | p = k], k positive",
-        reading="false_discovery_rate",
         metric=error_rate("fdr"),
         source="1 - precision; of the form of RaCO-DP eq. 6 (fairpate.fairness.constraints)",
-        bounds_rate=True,
     ),
 )
 NOTIONS: Mapping[NotionName, Notion] = {notion.name: notion for notion in _ROWS}
@@ -623,7 +594,7 @@ NAMES: tuple[NotionName, ...] = get_args(NotionName)
 
 
 def notion_named(name: str) -> NotionName:
-    """The notion of this name. ValueError for one that there is not, with the nearest."""
+    """The notion called ``name``. ValueError with the nearest known name for any other."""
     found = next((known for known in NAMES if known == name.strip()), None)
     if found is None:
         raise ValueError(f"no notion {name!r}{nearest(name, NAMES)}.")

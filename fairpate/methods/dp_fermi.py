@@ -6,10 +6,10 @@ the record's group s and ``psi(F, s; W) = - sum_j F_j |W[:, j]|^2 + 2 <W[s], F> 
 
     min over theta, max over |W| <= R:    mean over records of  loss + lambda psi
 
-Demographic parity has one W and one p: one game that all records play. Equalized odds has those of each label, and
-equal opportunity those of one: a record plays in its own game, or in none. Its *cell* is its event and its group in one
-code. All that the model learns of psi is a *pull* on its predictions, lambda (2 W[s] / sqrt(p_s) - |W[:, j]|^2 of every
-class j), fixed within a step. One step on a batch of L expected records, both with the old theta and W:
+Demographic parity has one W and one p: one game that all records play. Equalized odds has a W and a p for each label,
+equal opportunity for one label: a record plays in its own game, or in none. Its *cell* is its event and its group in
+one code. The model learns of psi only through a *pull* on its predictions, lambda (2 W[s] / sqrt(p_s) - |W[:, j]|^2 of
+every class j), fixed within a step. One step on a batch of L expected records, both with the old theta and W:
 
     theta <- theta - rate ((sum of clip(grad loss + lambda grad psi, C) + N(0, (zeta C)^2)) / L)
     W     <- project(W + matrix rate ((sum of grad_W psi + N(0, (zeta_W C_W)^2)) / L)),    C_W = 2 / sqrt(min p) + 2 R
@@ -44,40 +44,55 @@ Shapes: N records, B of a batch, E events (games), G groups, Q = E G cells, C cl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
-from torch import Tensor, nn
-from torch.nn import functional
 
 from fairpate.config import CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
+from fairpate.later import functional, torch
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Progress, Stream, Trained, Training
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import FloatArray, require_codes
-from fairpate.nn.private_fit import (
-    BatchSampler,
-    GaussianNoise,
-    PrivateRandomness,
-    PrivateSteps,
-    PrivateTraining,
-    StepPlan,
-)
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.events import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.types import Relation
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fairpate.nn.private_fit import BatchSampler, GaussianNoise, PrivateRandomness, PrivateSteps, PrivateTraining
+
+
+class DpFermiConfig(Section):
+    """DP-FERMI. Steps, clipping and learning rate are those of ``dp_sgd``."""
+
+    constraint: Literal["demographic_parity", "equalized_odds", "equal_opportunity"] = "demographic_parity"
+    positive_label: CountOrZero = Field(1, description="The label of equal_opportunity.")
+    mode: Literal["all", "sens_public_batches", "sens_secret_batches"] = Field(
+        "all", description="What is protected: the whole record, or the sensitive attribute alone."
+    )
+    weight: NotNegative = Field(1.0, description="lambda; 0 is DP-SGD.")
+    radius: Positive | None = Field(None, description="R, of each W; null: 1.5 times the root of the classes.")
+    matrix_learning_rate: Positive = Field(0.3, description="Of W, lambda included.")
+    matrix_noise_ratio: Positive = Field(2.0, description="Noise multiplier of W over that of the model.")
+    shares: tuple[tuple[Fraction, ...], ...] | None = Field(
+        None, description="Public share of each group in each event, declared; null releases them."
+    )
+    share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records or persons.")
+    min_share: float = Field(0.01, gt=0, lt=1, description="Smaller released shares are raised to it.")
+    averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
+
 
 def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_cells: int) -> Tensor:
-    """What the losses here read of a record: its label and its cell as indicators, (N, K) ``float32``, K = C + Q.
+    """The label and the cell of every record as indicators, (N, K) ``float32``, K = C + Q.
 
-    A cell of ``num_cells`` is none. As indicators, since products with them are quicker than looking codes up.
+    A cell of ``num_cells`` means none. Products with indicators are quicker than looking codes up.
     """
     labels_NC = functional.one_hot(labels_N.long(), num_classes)
     cells_NQ = functional.one_hot(cells_N.long(), num_cells + 1)[:, :-1]
@@ -85,10 +100,11 @@ def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_
 
 
 class MatrixGame:
-    """The matrices, their pulls on records, and what the records of a batch make of them.
+    """The matrices W, their pulls on records, and the ascent on W from the predictions of a batch.
 
-    ``shares_EG``: positive shares of groups in events. The Frobenius norm of an event's matrix is at most ``radius``. A
-    ``weight`` (lambda) of 0 leaves all at 0. Numbers this few are quicker in numpy than in torch.
+    ``shares_EG``: positive shares of groups in events. The Frobenius norm of an event's matrix is at most ``radius``;
+    None: 1.5 sqrt(C), half as much again as the norm where predictions and groups are independent. A ``weight``
+    (lambda) of 0 leaves all at 0. Numbers this few are quicker in numpy than in torch.
     """
 
     def __init__(
@@ -97,18 +113,19 @@ class MatrixGame:
         *,
         num_classes: int,
         weight: float,
-        radius: float,
+        radius: float | None = None,
         device: torch.device | None = None,
     ) -> None:
         shares = np.asarray(shares_EG, dtype=np.float64)
         if shares.ndim != 2 or not (shares > 0).all():
             raise ValueError(f"Expected positive shares by event and group, got {shares.tolist()}.")
+        radius = 1.5 * math.sqrt(num_classes) if radius is None else radius
         if not weight >= 0 or not radius > 0:
             raise ValueError(f"Expected weight >= 0 and radius > 0, got {weight} and {radius}.")
         self.weight, self.radius, self.num_classes = weight, radius, num_classes
         self._scale_EG1 = 2 / np.sqrt(shares)[:, :, None]
         self.matrix_EGC = np.zeros((*shares.shape, num_classes))
-        # Labels come first in targets and so in what is multiplied by them; they pull nothing.
+        # One row per column of the targets: labels come first, and pull nothing.
         self._sums_KC = torch.zeros(num_classes + shares.size, num_classes, device=device)
         self.pull_KC, self.common_pull_KC, self.own_pull_KC = (torch.zeros_like(self._sums_KC) for _ in range(3))
 
@@ -126,7 +143,7 @@ class MatrixGame:
         return float(np.linalg.norm(two_largest_E2, axis=1).max())
 
     def observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
-        """Take in the predictions of a part of the batch; the next :meth:`ascend` uses and forgets them.
+        """Add the predictions of a part of the batch to the sums that the next :meth:`ascend` uses and clears.
 
         A prediction that is not a number counts as 0: the noise covers one record, not a sum that it has spoilt.
         """
@@ -150,7 +167,7 @@ class MatrixGame:
         self.move_to(self.matrix_EGC + learning_rate * gradient_EGC)
 
     def move_to(self, matrix_EGC: FloatArray) -> None:
-        """The matrices become those; an event's outside the ball, the nearest inside."""
+        """Set the matrices, each projected onto its ball."""
         cost_E1C = np.add.reduce(matrix_EGC * matrix_EGC, axis=1, keepdims=True)
         norm_E11 = np.sqrt(np.add.reduce(cost_E1C, axis=2, keepdims=True))
         # Never above 1: a matrix inside the ball stays where it is.
@@ -162,7 +179,7 @@ class MatrixGame:
         )
 
     def split_pulls(self) -> None:
-        """Bring the parts of the pull up to date: ``own`` group's less the mean over groups, and what is ``common``."""
+        """Update the parts of the pull: the ``own`` group's less the mean over groups, and the ``common`` rest."""
         gain_EGC = self._scale_EG1 * self.matrix_EGC
         self._write(self.own_pull_KC, self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True)))
         torch.sub(self.pull_KC, self.own_pull_KC, out=self.common_pull_KC)
@@ -174,7 +191,7 @@ class MatrixGame:
 class FermiLoss:
     """``<pull, F>`` of every record, and its cross entropy where it ``reads_labels``, for :func:`watched_targets`.
 
-    ``pull_KC`` is read anew at every call. ``observe`` hears the predictions (B, C) and the targets (B, K).
+    ``pull_KC`` is read anew at every call. ``observe`` is called with the predictions (B, C) and the targets (B, K).
     """
 
     def __init__(
@@ -193,109 +210,20 @@ class FermiLoss:
             return pulled_B
         return pulled_B + functional.cross_entropy(outputs, targets[:, : outputs.shape[1]], reduction="none")
 
-    @torch.no_grad()
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The gradient of the summed losses with respect to ``outputs`` (B, C)."""
-        # For the few classes there are, this is quicker than the softmax itself.
-        probability_BC = torch.log_softmax(outputs, dim=1).exp_()
-        if self._observe is not None:
-            self._observe(probability_BC, targets)
-        # The softmax's derivative likewise: F (pull - <pull, F>), its sum by a product.
-        gradient_BC: Tensor = targets @ self._pull_KC
-        pulled_B1 = (gradient_BC * probability_BC) @ self._ones_C1
-        gradient_BC.sub_(pulled_B1).mul_(probability_BC)
-        if not self._reads_labels:
+        with torch.no_grad():
+            # For the few classes there are, this is quicker than the softmax itself.
+            probability_BC = torch.log_softmax(outputs, dim=1).exp_()
+            if self._observe is not None:
+                self._observe(probability_BC, targets)
+            # The softmax's derivative likewise: F (pull - <pull, F>), its sum by a product.
+            gradient_BC: Tensor = targets @ self._pull_KC
+            pulled_B1 = (gradient_BC * probability_BC) @ self._ones_C1
+            gradient_BC.sub_(pulled_B1).mul_(probability_BC)
+            if self._reads_labels:
+                gradient_BC.add_(probability_BC).sub_(targets[:, : outputs.shape[1]])
             return gradient_BC
-        return gradient_BC.add_(probability_BC).sub_(targets[:, : outputs.shape[1]])
-
-
-def fermi_training(
-    model: nn.Module,
-    x: Tensor,
-    targets: Tensor,
-    game: MatrixGame,
-    steps: PrivateSteps,
-    *,
-    matrix_noise_multiplier: float,
-    matrix_learning_rate: float,
-    randomness: PrivateRandomness,
-    person_N: Tensor | None = None,
-    events: tuple[Event, ...] = (),
-) -> PrivateTraining:
-    """Mode ``all``: hides whole records, or persons; a record's loss and its pull are clipped as one.
-
-    ``targets`` are :func:`watched_targets`. ``matrix_noise_multiplier`` and ``steps.noise_multiplier`` are standard
-    deviations over what one record may add to the two sums; of a person, the average gradient and the average
-    prediction are added. ValueError for a model whose layers have no gradients in closed form.
-    """
-    noise, stddev = GaussianNoise(randomness), matrix_noise_multiplier * game.record_sensitivity
-    rate = matrix_learning_rate / steps.expected_batch_size
-
-    def observe(probability_BC: Tensor, targets_BK: Tensor) -> None:
-        share_B = training.clipper.share_B
-        game.observe(probability_BC if share_B is None else probability_BC * share_B[:, None], targets_BK)
-
-    plan = StepPlan(
-        # Descend with the old matrices, then let them ascend from the old model's predictions.
-        release_more=lambda: game.ascend(noise, stddev=stddev, learning_rate=rate),
-        events=events,
-    )
-    loss = FermiLoss(game.pull_KC, observe=observe)
-    training = PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
-    return _require_closed_forms(training)
-
-
-def group_fermi_training(
-    model: nn.Module,
-    x: Tensor,
-    targets: Tensor,
-    game: MatrixGame,
-    steps: PrivateSteps,
-    *,
-    matrix_noise_multiplier: float,
-    matrix_learning_rate: float,
-    randomness: PrivateRandomness,
-    sampler: BatchSampler | None = None,
-    events: tuple[Event, ...] = (),
-) -> PrivateTraining:
-    """The other modes: hide the group alone, with noise on the clipped part of each gradient that depends on it.
-
-    Multipliers are over what another group may move: 2 ``clip_norm`` and :attr:`MatrixGame.group_sensitivity`.
-    ``sampler`` replaces secret Poisson samples. Arguments and errors otherwise as :func:`fermi_training`.
-    """
-    noise, stddev = GaussianNoise(randomness), matrix_noise_multiplier * game.group_sensitivity
-    rate = matrix_learning_rate / steps.expected_batch_size
-    common = FermiLoss(game.common_pull_KC, observe=game.observe)
-
-    def add_common(sums: list[Tensor], x: Tensor, targets: Tensor) -> None:
-        size = steps.max_records or max(1, len(x))
-        for part, part_targets in zip(x.split(size), targets.split(size), strict=True):
-            if len(part):
-                # Neither clipped nor noisy: the common part of the pull is the same for every group.
-                loss = common(model(part), part_targets).sum()
-                torch._foreach_add_(sums, torch.autograd.grad(loss, training.parameters))
-
-    def ascend() -> None:
-        game.ascend(noise, stddev=stddev, learning_rate=rate)
-        game.split_pulls()
-
-    plan = StepPlan(
-        sampler=sampler,
-        # Another group replaces a clipped part by another one: twice the clip norm.
-        reach=2.0,
-        add_unprotected=add_common,
-        release_more=ascend,
-        events=events,
-    )
-    own = FermiLoss(game.own_pull_KC, reads_labels=False)
-    training = PrivateTraining(model, x, targets, own, steps, randomness=randomness, plan=plan)
-    return _require_closed_forms(training)
-
-
-def _require_closed_forms(training: PrivateTraining) -> PrivateTraining:
-    if training.clipper.engine == "functional":
-        raise ValueError("Expected a model whose layers all have gradients in closed form, such as a CNN or an MLP.")
-    return training
 
 
 class PublicPartitions:
@@ -312,9 +240,74 @@ class PublicPartitions:
         return self._left.pop()
 
 
-def default_radius(num_classes: int) -> float:
-    """Half as much again as the norm that W has where predictions and groups are independent: sqrt(C)."""
-    return 1.5 * math.sqrt(num_classes)
+def fermi_training(
+    model: nn.Module,
+    x: Tensor,
+    targets: Tensor,
+    game: MatrixGame,
+    steps: PrivateSteps,
+    *,
+    matrix_noise_multiplier: float,
+    matrix_learning_rate: float,
+    randomness: PrivateRandomness,
+    hides_group_alone: bool = False,
+    person_N: Tensor | None = None,
+    sampler: BatchSampler | None = None,
+    events: tuple[Event, ...] = (),
+) -> PrivateTraining:
+    """The training of one mode; ``targets`` are :func:`watched_targets`.
+
+    ``all`` hides whole records, or persons: a record's loss and its pull are clipped as one; of a person, the average
+    gradient and the average prediction are added. ``hides_group_alone``: only the centred part of a gradient, which
+    depends on the group, is clipped and gets noise; ``sampler`` may replace secret Poisson samples.
+    ``matrix_noise_multiplier`` and ``steps.noise_multiplier`` are standard deviations over what one protected change
+    may move in the two sums. ValueError for a model whose layers have no gradients in closed form.
+    """
+    from fairpate.nn.private_fit import (
+        GaussianNoise,
+        PrivateTraining,
+        StepPlan,
+    )  # a configuration is read without torch
+
+    noise, rate = GaussianNoise(randomness), matrix_learning_rate / steps.expected_batch_size
+    sensitivity = game.group_sensitivity if hides_group_alone else game.record_sensitivity
+    stddev = matrix_noise_multiplier * sensitivity
+
+    def ascend() -> None:
+        game.ascend(noise, stddev=stddev, learning_rate=rate)
+        if hides_group_alone:
+            game.split_pulls()
+
+    def observe(probability_BC: Tensor, targets_BK: Tensor) -> None:
+        share_B = training.clipper.share_B
+        game.observe(probability_BC if share_B is None else probability_BC * share_B[:, None], targets_BK)
+
+    def add_common(sums: list[Tensor], x: Tensor, targets: Tensor) -> None:
+        size = steps.max_records or max(1, len(x))
+        for part, part_targets in zip(x.split(size), targets.split(size), strict=True):
+            if len(part):
+                # Neither clipped nor noisy: the common part of the pull is the same for every group.
+                total = common(model(part), part_targets).sum()
+                torch._foreach_add_(sums, torch.autograd.grad(total, training.parameters))
+
+    # In either mode: descend with the old matrices, then let them ascend from the old model's predictions.
+    if hides_group_alone:
+        common = FermiLoss(game.common_pull_KC, observe=game.observe)
+        loss = FermiLoss(game.own_pull_KC, reads_labels=False)
+        plan = StepPlan(
+            sampler=sampler,
+            # Another group replaces a clipped part by another one: twice the clip norm.
+            reach=2.0,
+            add_unprotected=add_common,
+            release_more=ascend,
+            events=events,
+        )
+    else:
+        loss, plan = FermiLoss(game.pull_KC, observe=observe), StepPlan(release_more=ascend, events=events)
+    training = PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
+    if training.clipper.engine == "functional":
+        raise ValueError("Expected a model whose layers all have gradients in closed form, such as a CNN or an MLP.")
+    return training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,17 +376,28 @@ def release_shares(
 ) -> Shares:
     """The declared shares, or those of noisy counts, released once. With ``person_N`` each person counts one in all.
 
-    ValueError for declared shares of another shape or sum, and for an event that no record seems to belong to.
+    ValueError for declared shares of another shape or sum; SpentError for an event whose noisy counts are all 0.
     """
+    from fairpate.nn.private_fit import GaussianNoise  # a configuration is read without torch
+
     shape = (cells.num_events, cells.num_groups)
     if config.shares is not None:
-        return Shares(shares_EG=_declared(config.shares, shape, floor=config.min_share))
+        widths = [len(row) for row in config.shares]
+        if widths != [cells.num_groups] * cells.num_events:
+            raise ValueError(f"Expected dp_fermi.shares of {shape[0]} events by {shape[1]} groups, got {widths}.")
+        declared_EG = np.asarray(config.shares, dtype=np.float64)
+        if not np.allclose(declared_EG.sum(axis=1), 1, atol=1e-3) or not (declared_EG >= config.min_share).all():
+            raise ValueError(
+                f"Expected dp_fermi.shares >= {config.min_share} that sum to 1 in each event, got "
+                f"{declared_EG.tolist()}."
+            )
+        return Shares(shares_EG=declared_EG)
     if not config.weight:
         # Without a weight nothing reads the shares, so nothing is released.
         return Shares(shares_EG=np.full(shape, 1 / cells.num_groups))
-    # The last code is that of records in no event.
-    # A person counts one in all, however many records: a person more moves the counts by 1 in L1, so by no more in L2.
+    # A person counts one in all, however many records: adding a person moves the counts by 1 in L1, so at most 1 in L2.
     share_N = None if person_N is None else (1 / torch.bincount(person_N).double())[person_N]
+    # The last code is that of records in no event.
     counts_Q = torch.bincount(cells.cells_N, weights=share_N, minlength=cells.num_cells + 1)[:-1].double()
     noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
     counts_EG = (counts_Q + config.share_noise * noise_Q.to(counts_Q)).clamp(min=0).cpu().numpy().reshape(shape)
@@ -401,14 +405,14 @@ def release_shares(
     events = share_events(config, relation)
     if not (totals_E1 > 0).all():
         empty = np.flatnonzero(totals_E1 <= 0).tolist()
-        told = ValueError(
+        error = ValueError(
             f"Expected records in every event, found none in {empty} (labels, under equalized_odds) under noise of "
             f"{config.share_noise:g} records; declare dp_fermi.shares, or use another constraint. What was released "
             "to find this out has been spent."
         )
-        # As the whole training states them: of modes that hide the attribute, records are the unit.
+        # In the unit of the training's own events: modes that hide the attribute count records.
         counted = events if person_N is None else [of_unit(event, "person") for event in events]
-        raise SpentError(told, counted, randomness.label)
+        raise SpentError(error, counted, randomness.label)
     # From here on shares are public, and with them the scales of pulls and of W's sensitivity.
     shares_EG = counts_EG / totals_E1
     floored = tuple((int(event), int(group)) for event, group in np.argwhere(shares_EG < config.min_share))
@@ -421,44 +425,13 @@ def release_shares(
 
 
 def share_events(config: DpFermiConfig, relation: Relation) -> tuple[Event, ...]:
-    """A record is in one count; another group moves it from one to another."""
+    """The release of shares, where there is one: a record enters one count, another group moves it to another count."""
     if not config.weight or config.shares is not None:
         return ()
     if config.mode == "all":
         return (PoissonGaussians(count=1, noise_multiplier=config.share_noise, sampling_rate=1.0, relation=relation),)
     # Two counts move by 1 each.
     return (AttributeGaussians(count=1, attribute_noise_multiplier=config.share_noise / math.sqrt(2)),)
-
-
-def _declared(shares: Sequence[Sequence[float]], shape: tuple[int, int], *, floor: float) -> FloatArray:
-    if len(shares) != shape[0] or any(len(row) != shape[1] for row in shares):
-        raise ValueError(
-            f"Expected dp_fermi.shares of {shape[0]} events by {shape[1]} groups, got {[len(row) for row in shares]}."
-        )
-    shares_EG = np.asarray(shares, dtype=np.float64)
-    if not np.allclose(shares_EG.sum(axis=1), 1, atol=1e-3) or not (shares_EG >= floor).all():
-        raise ValueError(f"Expected dp_fermi.shares >= {floor} that sum to 1 in each event, got {shares_EG.tolist()}.")
-    return shares_EG
-
-
-class DpFermiConfig(Section):
-    """DP-FERMI. Steps, clipping and learning rate are those of ``dp_sgd``."""
-
-    constraint: Literal["demographic_parity", "equalized_odds", "equal_opportunity"] = "demographic_parity"
-    positive_label: CountOrZero = Field(1, description="The label of equal_opportunity.")
-    mode: Literal["all", "sens_public_batches", "sens_secret_batches"] = Field(
-        "all", description="What is protected: the whole record, or the sensitive attribute alone."
-    )
-    weight: NotNegative = Field(1.0, description="lambda; 0 is DP-SGD.")
-    radius: Positive | None = Field(None, description="R, of each W; null: 1.5 times the root of the classes.")
-    matrix_learning_rate: Positive = Field(0.3, description="Of W, lambda included.")
-    matrix_noise_ratio: Positive = Field(2.0, description="Noise multiplier of W over that of the model.")
-    shares: tuple[tuple[Fraction, ...], ...] | None = Field(
-        None, description="Public share of each group in each event, declared; null releases them."
-    )
-    share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records or persons.")
-    min_share: float = Field(0.01, gt=0, lt=1, description="Smaller released shares are raised to it.")
-    averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -475,24 +448,50 @@ def calibrated_steps(
 ) -> FermiSteps:
     """The steps that ``config`` and ``base`` mean, with the least noise that keeps them within ``target``.
 
-    What the release of shares costs is set aside. ValueError for a target out of reach.
+    The cost of releasing shares is set aside. ValueError for a target out of reach.
     """
-    plan = _plan(config, base, num_records=num_records)
+    plan = dp_sgd.plan_steps(base, num_records=num_records, noise_multiplier=0.0)
+    num_epochs, ratio = math.ceil(base.epochs), config.matrix_noise_ratio
+    if config.mode == "sens_public_batches":
+        # A partition visits every record once, so there is no part of an epoch.
+        plan = replace(plan, num_steps=num_epochs * math.ceil(num_records / base.batch_size))
 
-    def steps_of(joint: float) -> FermiSteps:
-        return _with_noise(plan, config, base, target, joint, ratio=config.matrix_noise_ratio)
+    def event(joint: float) -> Event:
+        """The event of all steps, where both releases of a step are one Gaussian of multiplier ``joint``."""
+        if config.mode == "all":
+            return PoissonGaussians(
+                count=plan.num_steps,
+                noise_multiplier=joint,
+                sampling_rate=plan.sampling_rate,
+                relation=target.record_relation,
+            )
+        # Plain SGD on public features and labels: no group was read.
+        if not config.weight:
+            return AttributeGaussians(count=0, attribute_noise_multiplier=1.0)
+        # A record is in one batch of an epoch's partition: all the batches of an epoch are one event for it.
+        if config.mode == "sens_public_batches":
+            return AttributeGaussians(count=num_epochs, attribute_noise_multiplier=joint)
+        return SecretBatchAttributeGaussians(
+            count=plan.num_steps, attribute_noise_multiplier=joint, sampling_rate=plan.sampling_rate
+        )
 
-    # Nothing of the groups is read then: any noise would keep the target, and none is drawn.
     if config.mode != "all" and not config.weight:
-        return steps_of(1.0)
+        # No step depends on the groups, so that none has noise.
+        return FermiSteps(steps=plan, matrix_noise_multiplier=0.0, event=event(1.0))
     shares = share_events(config, target.record_relation)
     joint = least_noise(
-        lambda noise: (steps_of(noise).event, *shares),
+        lambda noise: (event(noise), *shares),
         target_epsilon=target.epsilon,
         target_delta=target.delta,
         accounting=target.accounting,
     )
-    return steps_of(joint)
+    # 1 / joint^2 = 1 / theta^2 + 1 / (ratio theta)^2, solved for theta.
+    theta = joint * math.sqrt(1 + ratio**-2) if config.weight else joint
+    return FermiSteps(
+        steps=replace(plan, noise_multiplier=theta),
+        matrix_noise_multiplier=ratio * theta if config.weight else 0.0,
+        event=event(joint),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -518,82 +517,40 @@ def train(
 ) -> FermiTrained:
     """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
 
-    ``person_N``, in mode ``all`` alone, numbers whose the records are. ``generator`` drives dropout and public batches;
-    secret samples and noise come from ``randomness``. Errors as :func:`fermi_training`.
+    ``person_N``, in mode ``all`` alone, gives the number of each record's person. ``generator`` drives dropout and
+    public batches; secret samples and noise come from ``randomness``. Errors as :func:`fermi_training`.
     """
     game = MatrixGame(
         shares.shares_EG,
         num_classes=cells.num_classes,
         weight=config.weight,
-        radius=config.radius or default_radius(cells.num_classes),
+        radius=config.radius,
         device=x.device,
     )
-    targets = watched_targets(y, cells.cells_N, num_classes=cells.num_classes, num_cells=cells.num_cells)
+    sampler = None
+    if config.mode == "sens_public_batches":
+        sampler = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
     events = (steps.event, *shares.events)
-    options: dict[str, Any] = {
-        "matrix_noise_multiplier": steps.matrix_noise_multiplier,
-        "matrix_learning_rate": config.matrix_learning_rate,
-        "randomness": randomness,
-        "events": events if person_N is None else tuple(of_unit(event, "person") for event in events),
-    }
-    if config.mode == "all":
-        training = fermi_training(model, x, targets, game, steps.steps, person_N=person_N, **options)
-    else:
-        sampler = None
-        if config.mode == "sens_public_batches":
-            sampler = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
-        training = group_fermi_training(model, x, targets, game, steps.steps, sampler=sampler, **options)
+    training = fermi_training(
+        model,
+        x,
+        watched_targets(y, cells.cells_N, num_classes=cells.num_classes, num_cells=cells.num_cells),
+        game,
+        steps.steps,
+        matrix_noise_multiplier=steps.matrix_noise_multiplier,
+        matrix_learning_rate=config.matrix_learning_rate,
+        randomness=randomness,
+        hides_group_alone=config.mode != "all",
+        person_N=person_N,
+        sampler=sampler,
+        events=events if person_N is None else tuple(of_unit(event, "person") for event in events),
+    )
     return FermiTrained(
         model=model,
         shares_EG=shares.shares_EG,
         events=training.run(generator=generator, averaged_share=config.averaged_share, on_progress=on_progress),
         noise=randomness.label,
         remarks=shares.remarks,
-    )
-
-
-def _plan(config: DpFermiConfig, base: DpSgdConfig, *, num_records: int) -> PrivateSteps:
-    plan = dp_sgd.plan_steps(base, num_records=num_records, noise_multiplier=0.0)
-    if config.mode != "sens_public_batches":
-        return plan
-    # A partition visits every record once: there is no part of an epoch.
-    return replace(plan, num_steps=math.ceil(base.epochs) * math.ceil(num_records / base.batch_size))
-
-
-def _with_noise(
-    plan: PrivateSteps, config: DpFermiConfig, base: DpSgdConfig, target: PrivacyTarget, joint: float, ratio: float
-) -> FermiSteps:
-    """``joint`` is the multiplier of both releases of a step as one; ``ratio`` that of W's over theta's."""
-    is_game = config.weight > 0
-    # 1 / joint^2 = 1 / theta^2 + 1 / (ratio theta)^2, solved for theta.
-    theta = joint * math.sqrt(1 + ratio**-2) if is_game else joint
-    if config.mode != "all" and not is_game:
-        theta = 0.0  # nothing of the step depends on the group
-    return FermiSteps(
-        steps=replace(plan, noise_multiplier=theta),
-        matrix_noise_multiplier=ratio * theta if is_game else 0.0,
-        event=_step_event(plan, config, base, target, joint),
-    )
-
-
-def _step_event(
-    plan: PrivateSteps, config: DpFermiConfig, base: DpSgdConfig, target: PrivacyTarget, joint: float
-) -> Event:
-    if config.mode == "all":
-        return PoissonGaussians(
-            count=plan.num_steps,
-            noise_multiplier=joint,
-            sampling_rate=plan.sampling_rate,
-            relation=target.record_relation,
-        )
-    # Plain SGD on public features and labels: of the groups nothing was read.
-    if not config.weight:
-        return AttributeGaussians(count=0, attribute_noise_multiplier=1.0)
-    # A record is in one batch of an epoch's partition: all the batches of an epoch are one event for it.
-    if config.mode == "sens_public_batches":
-        return AttributeGaussians(count=math.ceil(base.epochs), attribute_noise_multiplier=joint)
-    return SecretBatchAttributeGaussians(
-        count=plan.num_steps, attribute_noise_multiplier=joint, sampling_rate=plan.sampling_rate
     )
 
 

@@ -8,28 +8,28 @@ public. The auditor holds multipliers of two signs for each group but the refere
     lambda = B exp(theta) / (1 + sum exp(theta)),    theta <- theta + eta (+-(rate_a - rate_ref) - max_gap)
 
 The learner sees prices: predicting 1 for a record of group a in event e costs, in addition to its error, W[a, e] / q[a,
-e] with W the difference of the two signs (minus their sum for the reference) and q[a, e] that cell's share of all
-records. The mean cost of a rule h then is its error plus sum lambda (+-)(rate_a - rate_ref), when q is exact. The
-outcome is the uniform mixture of the learner's answers. :func:`play` is the game alone; two pairs of sides play it.
+e]. W is the difference of the two signs (for the reference, minus the sum of these differences) and q[a, e] that cell's
+share of all records. With exact q, the mean cost of a rule h is its error plus sum lambda (+-)(rate_a - rate_ref). The
+outcome is the uniform mixture of the learner's answers. :func:`play` is the game; two pairs of sides play it.
 
-**Linear rules** (:func:`composed`), which do not need the attribute at prediction:
+**Linear rules** (:func:`linear_sides`) do not need the attribute at prediction:
 
     learner:   beta1 = (X'X + ridge)^-1 (X' C1 + Laplace),   beta0 = (X'X + ridge)^-1 X' C0,   h = 1[x beta1 < x beta0]
     auditor:   positives of h per group and event + Laplace, over the released sizes of these cells
 
-Prices W / q are public in each round, as q is released once before. One changed z moves one entry of C1, so X' C1
-changes in L1 by at most the maximum over events of (largest |x_i|_1 in the event) (largest price - smallest price),
-computed exactly from public values. Were q exact and recomputed, every record of two cells would change. Counts of
-positives and of cells: totals over groups are public, so the reference group's follow from the others', and one changed
+q is released once, before the first round, so that the prices W / q of every round are public. One changed z moves one
+entry of C1, so X' C1 changes in L1 by at most the maximum over events of (largest |x_i|_1 in the event) (largest price
+- smallest price), computed exactly from public values. If q were exact and recomputed, every record of two cells would
+change. Totals over groups are public, so the reference group's counts follow from those of the others, and one changed
 z moves these by 2 in L1, or by 1 with two groups. Two ways to less noise are defaults. ``release`` once: X' C1 is a sum
 over cells of price times the cell's feature sum, so those sums alone, released once, answer every round.
 ``num_directions``: the part of beta1 - beta0 without z is computed without noise; prices tilt it within the leading
 principal directions of X, which are public.
 
-**Rules by group** (:func:`of_groups`; Section 4.1, Theorem 4.5): for every group 0, 1, what one public classifier
-says, and the contrary, so 4^G rules. The indicator of every group and its complement are among them, as the theorem
-asks; it also asks for a ``dual_bound`` above G - 1, and bounds equal false positives alone. The mixture is a table that
-needs the group at prediction.
+**Rules by group** (:func:`group_sides`; Section 4.1, Theorem 4.5): for every group 0, 1, the prediction of one public
+classifier, and its contrary, so 4^G rules. The indicator of every group and its complement are among them, as the
+theorem asks; it also asks for a ``dual_bound`` above G - 1, and bounds equal false positives alone. The mixture is a
+table that needs the group at prediction.
 
     learner:   P[rule] ~ exp(-epsilon cost(rule) / (2 S)),   cost = sum over records where it predicts 1 of c[a, y]
     auditor:   how many of each cell the rule predicts 1 for, + Laplace(2 / epsilon)
@@ -38,8 +38,8 @@ c[a, y] = C1 - C0 is 1 - 2 y plus the price of group a in the event of label y: 
 part from one group to another, so S is the largest |c[a, y]| and |c[a, y] - c[a', y]|. A cost is a sum over groups,
 which are therefore chosen one by one: the product of their odds is that of the whole rule.
 
-``num_rounds`` answers of each side and the cell sizes are composed by the accountant; the noise of a round is
-calibrated to (epsilon, delta).
+The accountant composes the sizes of cells and ``num_rounds`` answers of each side; the noise of a round is calibrated
+to (epsilon, delta). benchmarks/posthoc.py has the paper's bounds on error and gaps.
 
 Deviations from the paper:
 - The rounds are composed by the accountant, and prices use released sizes. The paper's rule for the noise of a round
@@ -62,25 +62,50 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 from scipy.linalg import cho_factor, cho_solve
-from torch import Tensor
 
-from fairpate.config import Count, NotNegative, Positive, PrivacyTarget, PublishedConfig
+from fairpate.config import Count, ModelConfig, NotNegative, Positive, PrivacyTarget, PublishedConfig
 from fairpate.later import sklearn
 from fairpate.methods.base import AttributeMethod, Progress, Trained, Training
 from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityConfig, require_shares
-from fairpate.nn.fit import LINEAR, linear_rules
-from fairpate.nn.models import scale_bytes
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.events import Event, spent
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, choose_cheap, release_epsilon_for
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Rule = TypeVar("Rule")
+RULES_KJ: FloatArray = np.array([(0, 0), (0, 1), (1, 0), (1, 1)], dtype=np.float64)
+
+
+class DpOracleLearnerConfig(ParityConfig):
+    """Jagielski et al. 2019, Algorithm 3."""
+
+    rules: Literal["linear", "by_group"] = Field(
+        "linear",
+        description="Of features alone; or by_group: of the group and of what a public linear rule says, by the "
+        "exponential mechanism.",
+    )
+    num_rounds: Count | None = Field(25, description="T; null takes the paper's formula.")
+    dual_bound: NotNegative = Field(2.0, description="B: what all multipliers add up to at most.")
+    learning_rate: Positive | None = Field(0.5, description="eta; null takes the paper's formula.")
+    ridge: Positive = Field(1.0, description="Added to X'X.")
+    num_directions: Count | None = Field(
+        16, description="Principal directions of features in which prices tilt rules; null: all, as in the paper."
+    )
+    release: Literal["every_round", "once"] = Field(
+        "once", description="Answer every round under noise, as in the paper; or release feature sums of cells once."
+    )
+    frequency_share: float = Field(0.1, gt=0, lt=1, description="Of epsilon, for the sizes of cells.")
+    feature_share: float = Field(0.45, gt=0, lt=1, description="Of epsilon, for the feature sums of `once`.")
+    min_share: float = Field(0.01, gt=0, lt=1, description="Least released share of a cell; fewer is an error.")
+    failure_probability: float = Field(0.05, gt=0, lt=1, description="beta of the paper's T.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,32 +158,6 @@ def play(
         total += multipliers
         on_round(done + 1, rules.num_rounds)
     return Played(answers=tuple(answers), mean_multipliers=total / rules.num_rounds)
-
-
-@dataclass(frozen=True, kw_only=True)
-class GameGuarantee:
-    """On the records that were learned from: ``error_excess`` over the best rule of the class that keeps ``max_gap``,
-    ``gap_excess`` of every rate's gap to the reference over it."""
-
-    error_excess: float
-    gap_excess: float
-
-
-def guarantee(nu: float, *, dual_bound: float, num_groups: int, has_indicators: bool = False) -> GameGuarantee:
-    """Theorem 4.4 of Jagielski et al. 2019: what play within ``nu`` of an equilibrium bounds.
-
-    ``has_indicators``: its Theorem 4.5, for equal false positives and a class with every group's indicator, where
-    ``dual_bound`` exceeds G - 1; inf where it does not. Before play :func:`nu_before_play` bounds nu; of a
-    play that is over it can be computed (:meth:`GroupRules.distance`).
-    """
-    if not (nu >= 0 and dual_bound > 0 and num_groups > 1):
-        raise ValueError(
-            f"Expected nu >= 0, dual_bound > 0 and num_groups > 1, got {nu}, {dual_bound} and {num_groups}."
-        )
-    if not has_indicators:
-        return GameGuarantee(error_excess=2 * nu, gap_excess=(1 + 2 * nu) / dual_bound)
-    room = dual_bound - (num_groups - 1)
-    return GameGuarantee(error_excess=2 * nu, gap_excess=2 * nu / room if room > 0 else math.inf)
 
 
 def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
@@ -227,168 +226,9 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
     return EstimatorMixture(played.answers)
 
 
-RULES_KJ: FloatArray = np.array([(0, 0), (0, 1), (1, 0), (1, 1)], dtype=np.float64)
-_MOVED = 2.0  # one changed z leaves a cell and enters another
-
-
-@dataclass(frozen=True)
-class Sides:
-    """Learner and auditor with the noise that they add, and what that costs."""
-
-    answer: Callable[[FloatArray], FloatArray]
-    violations: Callable[[FloatArray], FloatArray]
-    shares_GE: FloatArray
-    events: tuple[PureReleases, ...]
-    round_epsilon: float
-
-
-class NoisyTables:
-    """Tables of sums over cells, noisy for all groups but the reference; that one follows from public totals."""
-
-    def __init__(self, cells: ParityCells, reference_group: int, source: NoiseSource) -> None:
-        self._cells, self._source, self._reference = cells, source, reference_group
-        # Without the reference's row: of two groups one is left, of more a record may leave one row for another.
-        self._moves = 1.0 if cells.num_groups == 2 else 2.0
-        self._inside_NE = cells.events_N[:, None] == np.arange(cells.num_events)
-
-    def table(self, values: FloatArray, *, norm: float, epsilon: float) -> FloatArray:
-        """Sums of ``values`` (N, ...), public and of L1 norm at most ``norm`` a record, shape (G, E, ...)."""
-        exact = self._cells.sums(values)
-        totals = np.tensordot(self._inside_NE.astype(np.float64), values, axes=(0, 0))
-        # One release for all rows: what one changed z moves in them together is what its noise must hide.
-        noisy = add_laplace(
-            np.delete(exact, self._reference, axis=0),
-            l1_sensitivity=self._moves * norm,
-            epsilon=epsilon,
-            source=self._source,
-        )
-        return np.insert(noisy, self._reference, totals - noisy.sum(axis=0), axis=0)
-
-
-class Regression:
-    """The learner's answer but for what is private: beta1 - beta0 = public part + lift (sums over F' prices).
-
-    F are the features or, with ``num_directions``, their leading principal components of unit length: a price then
-    tilts the rules in these directions alone, and far less noise is needed.
-    """
-
-    def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
-        # What needs no group is solved once: a round multiplies by it.
-        self._public = plain_rule(features, cells, ridge=ridge)
-        if num_directions is None:
-            self.components, self._lift = features, cho_solve(_factor(features, ridge), np.eye(features.shape[1]))
-        else:
-            left, lengths, right = (part[..., :num_directions] for part in _decomposed(features))
-            # (X'X + ridge)^-1 X' in the basis of singular vectors.
-            self.components, self._lift = left, right * lengths / (lengths**2 + ridge)
-        # L1, as Laplace noise asks: what one record moves in all sums together.
-        norms_N = np.abs(self.components).sum(axis=1)
-        inside = [norms_N[cells.events_N == event] for event in range(cells.num_events)]
-        self.norms_E: FloatArray = np.array([norms.max(initial=0.0) for norms in inside])
-
-    def coefficients(self, priced: FloatArray) -> FloatArray:
-        """beta1 - beta0, given the sums F' prices."""
-        difference: FloatArray = self._public + self._lift @ priced
-        return difference
-
-
-def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> FloatArray:
-    """beta1 - beta0 without prices: of features and labels alone."""
-    costs_N = 1.0 - 2.0 * cells.labels_N  # 1[Y != 1] - 1[Y != 0]
-    rule_D: FloatArray = cho_solve(_factor(features, ridge), features.T @ costs_N)
-    return rule_D
-
-
-def _factor(features: FloatArray, ridge: float) -> tuple[FloatArray, bool]:
-    """Cholesky factor of X'X + ridge."""
-    factor: tuple[FloatArray, bool] = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
-    return factor
-
-
-def _decomposed(features: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Singular vectors as columns and singular values, the longest first; directions without length are left out."""
-    left, lengths, right = np.linalg.svd(features, full_matrices=False)
-    # Below that a length is rounding, and its direction noise that would be magnified to unit length.
-    rank = int((lengths > lengths[0] * 1e-10).sum())
-    return left[:, :rank], lengths[:rank], right[:rank].T
-
-
-class GroupRules:
-    """The class on private records, of which ``said_N`` is what the public classifier says: 0 or 1."""
-
-    def __init__(self, cells: ParityCells, said_N: npt.NDArray[Any]) -> None:
-        self._cells, self._said_N = cells, said_N.astype(np.int64)
-        # The event follows from the label: any record that has it tells which.
-        self._event_of_label = [int(cells.events_N[cells.labels_N == y].max(initial=NO_EVENT)) for y in (0, 1)]
-        self._counts_GYJ = np.zeros((cells.num_groups, 2, 2), dtype=np.int64)
-        np.add.at(self._counts_GYJ, (cells.groups_N, cells.labels_N, self._said_N), 1)
-
-    def choose(self, prices_GE: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
-        """Choose a rule by the exponential mechanism: its prediction for every group and public label, (G, J)."""
-        differences_GY = self.differences(prices_GE)
-        sensitivity = sensitivity_of(differences_GY)
-        chosen = []
-        for counts_YJ, difference_Y in zip(self._counts_GYJ.tolist(), differences_GY, strict=True):
-            costs = [_cost(rule_J, counts_YJ, difference_Y) for rule_J in RULES_KJ.astype(int).tolist()]
-            chosen.append(choose_cheap(costs, sensitivity=sensitivity, epsilon=epsilon, source=source))
-        return RULES_KJ[chosen]
-
-    def differences(self, prices_GE: FloatArray) -> list[list[Fraction]]:
-        """What predicting 1 costs beyond predicting 0, (G, Y): exact, so that nothing is rounded before it is drawn."""
-        return [
-            [
-                Fraction(1 - 2 * label) + (Fraction(0) if event == NO_EVENT else Fraction(float(price_E[event])))
-                for label, event in enumerate(self._event_of_label)
-            ]
-            for price_E in prices_GE
-        ]
-
-    def distance(self, positive_GJ: FloatArray, multipliers_SOE: FloatArray, rules: GameRules) -> float:
-        """nu: how much either side gains by leaving this mixture and these multipliers. Exact, and so private.
-
-        ``positive_GJ``: how often the mixture predicts 1. The learner leaves for the best of the class, the auditor for
-        ``dual_bound`` on the largest violation.
-        """
-        counts_GYJ, count = self._counts_GYJ, len(self._said_N)
-        shares_GE = self._cells.counts() / count
-        rates_GE = self._cells.rates(positive_GJ[self._cells.groups_N, self._said_N])
-        violations_SOE = violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
-        priced = prices(multipliers_SOE, shares_GE, reference_group=rules.reference_group)
-        difference_GY = np.array(self.differences(priced), dtype=np.float64)
-        cost_GJ = np.einsum("gyj,gy->gj", counts_GYJ, difference_GY) / count
-        learner = float((cost_GJ * positive_GJ).sum() - np.minimum(cost_GJ, 0).sum())
-        auditor = rules.dual_bound * max(0.0, float(violations_SOE.max())) - float(
-            (multipliers_SOE * violations_SOE).sum()
-        )
-        return max(learner, auditor)
-
-    def positives(self, rule_GJ: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
-        """Noisy number of records of each group and event for which the rule predicts 1, (G, E)."""
-        exact_GE = self._cells.sums(rule_GJ[self._cells.groups_N, self._said_N])
-        return add_laplace(exact_GE, l1_sensitivity=_MOVED, epsilon=epsilon, source=source)
-
-
-def sensitivity_of(differences_GY: list[list[Fraction]]) -> Fraction:
-    """The most that one changed group changes the cost of any rule."""
-    by_label = zip(*differences_GY, strict=True)
-    return max((max(*map(abs, of_G), max(of_G) - min(of_G)) for of_G in by_label), default=Fraction(0))
-
-
-def _cost(rule_J: list[int], counts_YJ: list[list[int]], difference_Y: list[Fraction]) -> Fraction:
-    total = Fraction(0)
-    for counts_J, difference in zip(counts_YJ, difference_Y, strict=True):
-        total += difference * sum(count * says for count, says in zip(counts_J, rule_J, strict=True))
-    return total
-
-
-def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
-    """The most that X' C1 changes in L1 with one z: ``norms_E`` are the largest L1 norms of a record per event."""
-    return float(((prices_GE.max(axis=0) - prices_GE.min(axis=0)) * norms_E).max())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Inputs of a game: public features, cells, settings, and the source of noise."""
+    """Inputs of a game: public features with a constant one, cells, settings, and the source of noise."""
 
     features: FloatArray
     cells: ParityCells
@@ -403,11 +243,6 @@ class Setting:
         """The release of the sizes of cells."""
         return LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
 
-    @property
-    def released(self) -> NoisyTables:
-        """Tables over the cells, under noise."""
-        return NoisyTables(self.cells, self.config.reference_group, self.source)
-
     def round_epsilon(
         self, count: int, others: Sequence[PureReleases], *, kinds: tuple[type[PureReleases], ...] = (LaplaceReleases,)
     ) -> float:
@@ -421,31 +256,98 @@ class Setting:
             accounting=self.target.accounting,
         )
 
+    def noisy_sums(self, values: FloatArray, *, norm: float, epsilon: float) -> FloatArray:
+        """Noisy sums of ``values`` (N, ...), public and of L1 norm at most ``norm`` a record, shape (G, E, ...)."""
+        cells, reference = self.cells, self.config.reference_group
+        inside_NE = cells.events_N[:, None] == np.arange(cells.num_events)
+        totals = np.tensordot(inside_NE.astype(np.float64), values, axes=(0, 0))
+        # Totals over groups are public, so the reference's row needs no release. Of two groups one row is left then; of
+        # more, a record may leave one row for another. All rows are one release: one changed z moves them together.
+        noisy = add_laplace(
+            np.delete(cells.sums(values), reference, axis=0),
+            l1_sensitivity=(1.0 if cells.num_groups == 2 else 2.0) * norm,
+            epsilon=epsilon,
+            source=self.source,
+        )
+        return np.insert(noisy, reference, totals - noisy.sum(axis=0), axis=0)
+
     def released_shares(self, events: Sequence[Event]) -> FloatArray:
         """Release the share of all records that each cell has, once, so that the game's prices are public.
 
         ``events``: all that the game will release, these shares included.
         """
         self.admit(events, self.source.label)
-        sizes_GE = self.released.table(np.ones(len(self.features)), norm=1.0, epsilon=self.sizes.epsilon)
+        sizes_GE = self.noisy_sums(np.ones(len(self.features)), norm=1.0, epsilon=self.sizes.epsilon)
         shares_GE: FloatArray = sizes_GE / len(self.features)
         with spent([self.sizes], noise=self.source.label):
             require_shares(shares_GE, self.config.min_share)
         return shares_GE
 
     def noisy_violations(self, positives_GE: FloatArray, shares_GE: FloatArray) -> FloatArray:
-        """Violations by released counts over released sizes."""
+        """Violations by released counts over released sizes, (S, O, E)."""
         # Noise leaves the range of rates; clipping is post-processing.
-        return self.violations(np.clip(positives_GE / (len(self.features) * shares_GE), 0.0, 1.0))
-
-    def violations(self, rates_GE: FloatArray) -> FloatArray:
-        """Violations of ``max_gap`` by these rates, (S, O, E)."""
+        rates_GE = np.clip(positives_GE / (len(self.features) * shares_GE), 0.0, 1.0)
         return violations_of(rates_GE, max_gap=self.rules.max_gap, reference_group=self.rules.reference_group)
 
 
-def composed(setting: Setting) -> Sides:
-    """Linear rules, at a price that the accountant composes."""
-    config, features, source, released = setting.config, setting.features, setting.source, setting.released
+@dataclass(frozen=True)
+class Sides:
+    """Learner and auditor with the noise that they add, and the events of both."""
+
+    answer: Callable[[FloatArray], FloatArray]
+    violations: Callable[[FloatArray], FloatArray]
+    shares_GE: FloatArray
+    events: tuple[PureReleases, ...]
+    round_epsilon: float
+
+
+def plain_rule(features: FloatArray, cells: ParityCells, *, ridge: float) -> FloatArray:
+    """beta1 - beta0 without prices: ridge regression on features and labels alone."""
+    costs_N = 1.0 - 2.0 * cells.labels_N  # 1[Y != 1] - 1[Y != 0]
+    factor = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
+    rule_D: FloatArray = cho_solve(factor, features.T @ costs_N)
+    return rule_D
+
+
+class Regression:
+    """The learner's answer except its private part: beta1 - beta0 = public part + lift (sums over F' prices).
+
+    F are the features or, with ``num_directions``, their leading principal components of unit length: a price then
+    tilts the rules in these directions alone, and far less noise is needed.
+    """
+
+    def __init__(self, features: FloatArray, cells: ParityCells, *, ridge: float, num_directions: int | None) -> None:
+        # What needs no group is solved once: a round multiplies by it.
+        self._public = plain_rule(features, cells, ridge=ridge)
+        if num_directions is None:
+            factor = cho_factor(features.T @ features + ridge * np.eye(features.shape[1]))
+            self.components, self._lift = features, cho_solve(factor, np.eye(features.shape[1]))
+        else:
+            left, lengths, right = np.linalg.svd(features, full_matrices=False)
+            # Shorter lengths are rounding errors, whose directions would be magnified to unit length.
+            rank = min(num_directions, int((lengths > lengths[0] * 1e-10).sum()))
+            self.components, lengths = left[:, :rank], lengths[:rank]
+            # (X'X + ridge)^-1 X' in the basis of singular vectors.
+            self._lift = right[:rank].T * lengths / (lengths**2 + ridge)
+        # L1, as Laplace noise asks: the most that one record moves in all sums together.
+        norms_N = np.abs(self.components).sum(axis=1)
+        inside = [norms_N[cells.events_N == event] for event in range(cells.num_events)]
+        self.norms_E: FloatArray = np.array([norms.max(initial=0.0) for norms in inside])
+
+    def coefficients(self, priced: FloatArray) -> FloatArray:
+        """beta1 - beta0, given the sums F' prices."""
+        difference: FloatArray = self._public + self._lift @ priced
+        return difference
+
+
+def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
+    """The most that X' C1 changes in L1 with one z: ``norms_E`` are the largest L1 norms of a record per event."""
+    return float(((prices_GE.max(axis=0) - prices_GE.min(axis=0)) * norms_E).max())
+
+
+def linear_sides(setting: Setting) -> Sides:
+    """Learner and auditor of linear rules."""
+    config, features = setting.config, setting.features
     regression = Regression(features, setting.cells, ridge=config.ridge, num_directions=config.num_directions)
     once = config.release == "once"
     fixed = [setting.sizes]
@@ -457,7 +359,8 @@ def composed(setting: Setting) -> Sides:
     events = (*fixed, LaplaceReleases(count=num_releases, epsilon=round_epsilon))
     shares_GE = setting.released_shares(events)
     if once:
-        sums_GED = released.table(regression.components, norm=float(regression.norms_E.max()), epsilon=fixed[1].epsilon)
+        norm = float(regression.norms_E.max())
+        sums_GED = setting.noisy_sums(regression.components, norm=norm, epsilon=fixed[1].epsilon)
     else:
         # Exact, and so private: every answer that reads them adds noise.
         sums_GED = setting.cells.sums(regression.components)
@@ -465,24 +368,69 @@ def composed(setting: Setting) -> Sides:
     def answer(prices_GE: FloatArray) -> FloatArray:
         priced_D = np.tensordot(prices_GE, sums_GED, axes=2)
         if not once:
-            # Where all groups have one price the sum is the same whoever is in them: sensitivity 0, and no noise.
+            # Where all groups have one price the sum does not depend on the groups: sensitivity 0, and no noise.
             sensitivity = feature_sensitivity(prices_GE, regression.norms_E)
-            priced_D = add_laplace(priced_D, l1_sensitivity=sensitivity, epsilon=round_epsilon, source=source)
+            priced_D = add_laplace(priced_D, l1_sensitivity=sensitivity, epsilon=round_epsilon, source=setting.source)
         return regression.coefficients(priced_D)
 
     def violations(coefficients_D: FloatArray) -> FloatArray:
         is_positive_N = np.where(features @ coefficients_D < 0, 1.0, 0.0)
-        # The rule is public once it is answered: a round pays for counting what it says, not for the rule again.
-        positives_GE = released.table(is_positive_N, norm=1.0, epsilon=round_epsilon)
+        # The rule is public once it is answered: a round pays for counting its positives, not for the rule again.
+        positives_GE = setting.noisy_sums(is_positive_N, norm=1.0, epsilon=round_epsilon)
         return setting.noisy_violations(positives_GE, shares_GE)
 
     return Sides(answer, violations, shares_GE, events, round_epsilon)
 
 
-def of_groups(setting: Setting) -> Sides:
-    """The finite class: an exponential mechanism and a table of counts a round."""
+class GroupRules:
+    """The finite class on private records; ``said_N`` is the public classifier's prediction for each, 0 or 1."""
+
+    def __init__(self, cells: ParityCells, said_N: npt.NDArray[Any]) -> None:
+        self._cells, self._said_N = cells, said_N.astype(np.int64)
+        # The event follows from the label: any record that has it tells which.
+        self._event_of_label = [int(cells.events_N[cells.labels_N == y].max(initial=NO_EVENT)) for y in (0, 1)]
+        self.counts_GYJ = np.zeros((cells.num_groups, 2, 2), dtype=np.int64)
+        np.add.at(self.counts_GYJ, (cells.groups_N, cells.labels_N, self._said_N), 1)
+
+    def choose(self, prices_GE: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
+        """Choose a rule by the exponential mechanism: its prediction for every group and public label, (G, J)."""
+        differences_GY = self.differences(prices_GE)
+        sensitivity = sensitivity_of(differences_GY)
+        chosen = []
+        for counts_YJ, difference_Y in zip(self.counts_GYJ.tolist(), differences_GY, strict=True):
+            # The cost of predicting 1 where the public classifier says j; a rule's cost is the sum over its 1s.
+            cost_J = [sum(d * counts[j] for d, counts in zip(difference_Y, counts_YJ, strict=True)) for j in (0, 1)]
+            costs = [Fraction(zero * cost_J[0] + one * cost_J[1]) for zero, one in RULES_KJ.astype(int).tolist()]
+            chosen.append(choose_cheap(costs, sensitivity=sensitivity, epsilon=epsilon, source=source))
+        return RULES_KJ[chosen]
+
+    def differences(self, prices_GE: FloatArray) -> list[list[Fraction]]:
+        """The cost of predicting 1 less that of predicting 0, (G, Y): exact, so that the odds are not rounded."""
+        return [
+            [
+                Fraction(1 - 2 * label) + (Fraction(0) if event == NO_EVENT else Fraction(float(price_E[event])))
+                for label, event in enumerate(self._event_of_label)
+            ]
+            for price_E in prices_GE
+        ]
+
+    def positives(self, rule_GJ: FloatArray, *, epsilon: float, source: NoiseSource) -> FloatArray:
+        """Noisy number of records of each group and event for which the rule predicts 1, (G, E)."""
+        exact_GE = self._cells.sums(rule_GJ[self._cells.groups_N, self._said_N])
+        # One changed z leaves a cell and enters another.
+        return add_laplace(exact_GE, l1_sensitivity=2.0, epsilon=epsilon, source=source)
+
+
+def sensitivity_of(differences_GY: list[list[Fraction]]) -> Fraction:
+    """The most that one changed group changes the cost of any rule."""
+    by_label = zip(*differences_GY, strict=True)
+    return max((max(*map(abs, of_G), max(of_G) - min(of_G)) for of_G in by_label), default=Fraction(0))
+
+
+def group_sides(setting: Setting) -> Sides:
+    """Learner and auditor of rules by group: an exponential mechanism and a table of counts a round."""
     features, cells, source = setting.features, setting.cells, setting.source
-    said = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
+    class_of_rules = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
     kinds = (PureReleases, LaplaceReleases)  # the learner's, and the auditor's
     num_rounds = setting.rules.num_rounds
     # Before anything is released, as for linear rules.
@@ -491,10 +439,11 @@ def of_groups(setting: Setting) -> Sides:
     shares_GE = setting.released_shares(events)
 
     def violations(rule_GJ: FloatArray) -> FloatArray:
-        return setting.noisy_violations(said.positives(rule_GJ, epsilon=round_epsilon, source=source), shares_GE)
+        positives_GE = class_of_rules.positives(rule_GJ, epsilon=round_epsilon, source=source)
+        return setting.noisy_violations(positives_GE, shares_GE)
 
     return Sides(
-        answer=lambda prices_GE: said.choose(prices_GE, epsilon=round_epsilon, source=source),
+        answer=lambda prices_GE: class_of_rules.choose(prices_GE, epsilon=round_epsilon, source=source),
         violations=violations,
         shares_GE=shares_GE,
         events=events,
@@ -502,84 +451,11 @@ def of_groups(setting: Setting) -> Sides:
     )
 
 
-def nu_before_play(
-    rules: GameRules,
-    *,
-    num_records: int,
-    num_groups: int,
-    num_events: int,
-    smallest_share: float,
-    round_epsilon: float,
-    size_epsilon: float,
-    failure_probability: float,
-) -> float:
-    """Bound nu, how far rules by group may end from an equilibrium, before they are played (Theorem 4.3).
-
-    The paper's bound hides logarithms, and the constants of its Lemma 4.2; these are ours, for :class:`GroupRules`
-    under the noise that it has. With probability 1 - beta nobody gains more than nu by leaving the mean of T rounds, nu
-    being the regrets of both sides (Freund and Schapire 1996):
-
-        learner   2 S (G ln K + ln(3 T / beta)) / (m epsilon') + 4 B d    exponential mechanism; prices of noisy sizes
-        auditor   B (ln(M + 1) / (eta T) + eta / 2) + 4 B (w + d)         exponentiated gradient, of gains within 2
-
-    with M = 2 (G - 1) E multipliers, S the most that one attribute changes a cost, d the most that a released size is
-    off and w the most noise of a counted rate, both as parts of the smallest cell. Cells count as the smallest released
-    share, so that the bound is public once sizes are released. In units of the Lagrangian (an error rate); above 1 it
-    is void.
-
-    ``smallest_share``: of any released cell among ``num_records``; ``round_epsilon`` of either side's release in a
-    round, ``size_epsilon`` of that of sizes, before. ValueError for arguments out of range.
-    """
-    if not (0 < smallest_share <= 1 and 0 < failure_probability < 1 and num_groups > 1 and num_events > 0):
-        raise ValueError(
-            "Expected 0 < smallest_share <= 1, 0 < failure_probability < 1, num_groups > 1 and num_events > 0, got "
-            f"{smallest_share}, {failure_probability}, {num_groups} and {num_events}."
-        )
-    bound, rounds, others = rules.dual_bound, rules.num_rounds, num_groups - 1
-    smallest = num_records * smallest_share
-    # Each of the learner's answers, the sizes and the auditor's counts may fail with a third of beta.
-    unlikely = 3 / failure_probability
-    moves = 1 if num_groups == 2 else 2
-    # The reference's size is what the others leave, and so off by the sum of their noises.
-    size_error = others * moves / size_epsilon * math.log(others * num_events * unlikely) / smallest
-    count_error = 2 / round_epsilon * math.log(rounds * num_groups * num_events * unlikely) / smallest
-    # Of |c| and of |c - c'|, where c is 1 or -1 and a price of at most B over the cell's share.
-    sensitivity = max(1 + bound / smallest_share, 2 * bound / smallest_share)
-    complexity = num_groups * math.log(len(RULES_KJ)) + math.log(rounds * unlikely)
-    learner = 2 * sensitivity * complexity / (num_records * round_epsilon) + 4 * bound * size_error
-    auditor = bound * (math.log(2 * others * num_events + 1) / (rules.learning_rate * rounds) + rules.learning_rate / 2)
-    return learner + auditor + 4 * bound * (count_error + size_error)
-
-
-class DpOracleLearnerConfig(ParityConfig):
-    """Jagielski et al. 2019, Algorithm 3."""
-
-    rules: Literal["linear", "by_group"] = Field(
-        "linear",
-        description="Of features alone; or by_group: of the group and of what a public linear rule says, by the "
-        "exponential mechanism.",
-    )
-    num_rounds: Count | None = Field(25, description="T; null takes the paper's formula.")
-    dual_bound: NotNegative = Field(2.0, description="B: what all multipliers add up to at most.")
-    learning_rate: Positive | None = Field(0.5, description="eta; null takes the paper's formula.")
-    ridge: Positive = Field(1.0, description="Added to X'X.")
-    num_directions: Count | None = Field(
-        16, description="Principal directions of features in which prices tilt rules; null: all, as in the paper."
-    )
-    release: Literal["every_round", "once"] = Field(
-        "once", description="Answer every round under noise, as in the paper; or release feature sums of cells once."
-    )
-    frequency_share: float = Field(0.1, gt=0, lt=1, description="Of epsilon, for the sizes of cells.")
-    feature_share: float = Field(0.45, gt=0, lt=1, description="Of epsilon, for the feature sums of `once`.")
-    min_share: float = Field(0.01, gt=0, lt=1, description="Least released share of a cell; fewer is an error.")
-    failure_probability: float = Field(0.05, gt=0, lt=1, description="beta of the paper's T.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class OracleTrained(Trained):
     """With the rules (x, 1) . c_t < 0 as rows c_t, the game's outcome and the epsilon' of one release in a round.
 
-    Of rules by group the public one alone; what is made of it is in ``mixing_GCC``.
+    For rules by group, the one row is the public rule; ``mixing_GCC`` holds the table over it.
     """
 
     coefficients_RD: FloatArray
@@ -606,23 +482,50 @@ def train(
 
     ValueError for codes out of range, a cell below ``min_share`` and an epsilon too small for the paper's first round.
     """
+    from fairpate.nn.fit import linear_rules  # a configuration is read without torch
+    from fairpate.nn.models import scale_bytes
+
     plain = scale_bytes(x).flatten(1).double().numpy()
     features = np.hstack([plain, np.ones((len(plain), 1))])
+    num_records, num_features = features.shape
     cells = ParityCells.of(y.numpy(), groups.numpy(), num_groups=num_groups, constraint=config.constraint)
     if not config.reference_group < num_groups:
         raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
-    rules = _rules(config, target, num_records=len(features), num_features=features.shape[1], num_groups=num_groups)
+    num_rounds = config.num_rounds
+    if num_rounds is None:
+        published = published_num_rounds(
+            config, target, num_records=num_records, num_groups=num_groups, vc_dimension=num_features
+        )
+        if published < 1:
+            raise ValueError(
+                f"The paper's number of rounds is {published:.3g} at epsilon {target.epsilon:g} for {num_records} "
+                f"records and {num_features} features, less than one; raise epsilon or set num_rounds."
+            )
+        if published == math.inf:
+            raise ValueError("The paper's number of rounds is infinite without noise; set num_rounds.")
+        num_rounds = math.floor(published)
+    rate = config.learning_rate
+    if rate is None:
+        # ln(4 G - 3), as in the paper: 4 (G - 1) multipliers of two signs and two labels, and the unused rest of B.
+        rate = 0.5 * math.sqrt(math.log(4 * num_groups - 3) / num_rounds)
+    rules = GameRules(
+        num_rounds=num_rounds,
+        dual_bound=config.dual_bound,
+        learning_rate=rate,
+        max_gap=config.max_gap,
+        reference_group=config.reference_group,
+    )
     by_group = config.rules == "by_group"
     setting = Setting(
         features=features, cells=cells, config=config, target=target, rules=rules, source=source, admit=admit
     )
-    sides = of_groups(setting) if by_group else composed(setting)
+    sides = group_sides(setting) if by_group else linear_sides(setting)
     played = play(rules, sides.shares_GE, answer=sides.answer, violations=sides.violations, on_round=on_progress)
     answers = np.stack(played.answers)
     coefficients_RD = plain_rule(features, cells, ridge=config.ridge)[None] if by_group else answers
     positive_GJ = answers.mean(axis=0)
     return OracleTrained(
-        # These rules say 1 below 0, those of a mixture above.
+        # These rules predict 1 below 0, those of a mixture above.
         model=linear_rules(-coefficients_RD, input_shape=tuple(x.shape[1:])),
         events=sides.events,
         noise=source.label,
@@ -639,7 +542,7 @@ def published_num_rounds(
 ) -> float:
     """The paper's T, a real number; below 1 it says that epsilon is too small for its theorem.
 
-    A finite class has the logarithm of its size in the place of ``vc_dimension`` ln ``num_records`` (Remark 4.2).
+    A finite class has the logarithm of its size instead of ``vc_dimension`` ln ``num_records`` (Remark 4.2).
     """
     by_group = config.rules == "by_group"
     size = num_groups * math.log(len(RULES_KJ)) if by_group else vc_dimension * math.log(num_records)
@@ -649,33 +552,6 @@ def published_num_rounds(
     return gain / (spread * complexity)
 
 
-def _rules(
-    config: DpOracleLearnerConfig, target: PrivacyTarget, *, num_records: int, num_features: int, num_groups: int
-) -> GameRules:
-    num_rounds = config.num_rounds
-    if num_rounds is None:
-        published = published_num_rounds(
-            config, target, num_records=num_records, num_groups=num_groups, vc_dimension=num_features
-        )
-        if not 1 <= published < math.inf:
-            raise ValueError(
-                f"The paper's number of rounds is {published:.3g} at epsilon {target.epsilon:g} for {num_records} "
-                f"records and {num_features} features, less than one; raise epsilon or set num_rounds."
-                if published < 1
-                else "The paper's number of rounds is infinite without noise; set num_rounds."
-            )
-        num_rounds = math.floor(published)
-    rate = config.learning_rate
-    return GameRules(
-        num_rounds=num_rounds,
-        dual_bound=config.dual_bound,
-        # ln(4 G - 3), as in the paper: of 4 (G - 1) multipliers, two signs and two labels, and of what they leave of B.
-        learning_rate=0.5 * math.sqrt(math.log(4 * num_groups - 3) / num_rounds) if rate is None else rate,
-        max_gap=config.max_gap,
-        reference_group=config.reference_group,
-    )
-
-
 class OracleLearner(AttributeMethod):
     """Within the target for one sensitive attribute: a mixture of linear rules, two classes."""
 
@@ -683,7 +559,7 @@ class OracleLearner(AttributeMethod):
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
 
     method: str = "dp_oracle_learner"
-    student: PublishedConfig = PublishedConfig(model=LINEAR)
+    student: PublishedConfig = PublishedConfig(model=ModelConfig(name="logistic"))
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
     def check(self) -> None:
@@ -694,14 +570,12 @@ class OracleLearner(AttributeMethod):
     @property
     def unread(self) -> dict[str, str]:
         """Fields that only other rules or releases read."""
-        settings, prefix = self.dp_oracle_learner, "dp_oracle_learner."
-        causes = (
-            dict.fromkeys([f"{prefix}feature_share"], f"{prefix}release") if settings.release == "every_round" else {}
-        )
+        settings, fields = self.dp_oracle_learner, {}
         if settings.rules == "by_group":
-            fields = ("feature_share", "num_directions", "release")
-            causes |= {prefix + field: f"{prefix}rules" for field in fields}
-        return causes
+            fields = dict.fromkeys(("feature_share", "num_directions", "release"), "rules")
+        elif settings.release == "every_round":
+            fields = {"feature_share": "release"}
+        return {f"dp_oracle_learner.{field}": f"dp_oracle_learner.{cause}" for field, cause in fields.items()}
 
     @property
     def learns_two_classes(self) -> bool:

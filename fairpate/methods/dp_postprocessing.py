@@ -7,19 +7,19 @@ under Laplace noise, and a linear programme on them mixes its predictions per gr
     p[k | j, a]: minimise the error of the mixture on n~, subject for every event to
     |rate_a(k) - rate_ref(k)| <= max_gap + slack_a,   slack_a = 4 ln(4 G / beta) / (min(n~_a, n~_ref) epsilon)
 
-The price is pure: epsilon for one person's sensitive attribute. Features and labels are not protected, so Yhat, trained
-on them by SGD, may be published. With ``base`` dp_sgd whole records are: replacing one, too, moves two counts by 1,
-adding one moves one. Either way it needs the group at prediction.
+The guarantee is pure: epsilon for one person's sensitive attribute. Features and labels are not protected, so Yhat,
+trained on them by SGD, may be published. With ``base`` dp_sgd whole records are protected: replacing one also moves two
+counts by 1, adding one moves one. Either way, prediction needs the group.
 
-A constant rule meets every constraint, so the programme always has a solution; the slack, which pays for the noise with
-probability 1 - beta, often exceeds ``max_gap``: it is in the result.
+A constant rule meets every constraint, so the programme always has a solution. The slack pays for the noise with
+probability 1 - beta and often exceeds ``max_gap``; the result reports it. benchmarks/posthoc.py has the paper's bounds.
 
 Deviations from the paper:
 - Noise is an exact discrete Laplace variable, not a float. Noisy counts below 0 are set to 0.
 - C classes: p mixes C predictions into C labels, and every label's rate is constrained. The slack grows by C - 1, since
   a rate that is a mean of C numbers moves by that much more, and its logarithm counts C^2 G cells: C = 2 is the paper.
-- Demographic parity (its counts merge C cells, so its slack is C times as large), equal opportunity and, alone, equal
-  false positives (which merge C - 1) beside equalized odds.
+- Demographic parity (its counts merge C cells, so its slack is C times as large), equal opportunity and equal false
+  positives alone (which merge C - 1), in addition to equalized odds.
 - A cell whose released share is below ``min_share`` is an error: a rate over it means nothing.
 - ``slack=False`` leaves the slack out: fairer, still solvable, without the paper's bound on the error.
 - A private Yhat, for a guarantee on whole records: only released counts are read, never their number N.
@@ -31,27 +31,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
 from scipy.optimize import linprog
-from torch import Tensor, nn
 
 from fairpate.config import FitConfig, PrivacyTarget
 from fairpate.fairness.rates import joint_table
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Progress, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
-from fairpate.methods.parity import Constraint, FloatArray, ParityConfig, require_codes, require_shares
-from fairpate.nn.fit import said_labels
-from fairpate.nn.private_fit import PrivateRandomness
+from fairpate.methods.parity import FloatArray, ParityConfig, require_codes, require_shares
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
-from fairpate.privacy.events import spent
+from fairpate.privacy.events import Event, spent
 from fairpate.privacy.laplace import LaplaceReleases, add_laplace
 from fairpate.types import Relation
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from fairpate.nn.private_fit import PrivateRandomness
 
 
 class DpPostprocessingConfig(ParityConfig):
@@ -65,10 +67,6 @@ class DpPostprocessingConfig(ParityConfig):
         0.05, gt=0, lt=1, description="beta: with which the slack may not cover the noise."
     )
     slack: bool = Field(True, description="false allows max_gap alone: fairer, without the paper's bound on the error.")
-
-
-_MOVED_COUNTS: dict[Relation, float] = {"replace one": 2.0, "add or remove one": 1.0}
-_SOLVED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +105,30 @@ def train(
     generator: torch.Generator,
     on_progress: Progress = lambda *_: None,
 ) -> Postprocessed:
-    """Train ``model`` in place on ``x`` (N, ...) and ``y`` (N,), and mix what it says by the private ``groups`` (N,).
+    """Train ``model`` in place on ``x`` (N, ...) and ``y`` (N,), and mix its predictions by private ``groups`` (N,).
 
     ``randomness`` is a ``dp_sgd`` base's, ``source`` the counts'. ValueError as :func:`released_counts` and
     :func:`fair_mixing`, and for a target that the base cannot keep.
     """
-    learning: dict[str, Any] = {"generator": generator, "on_progress": on_progress}
-    base = _base(model, x, y, config, target, sgd_config, dp_sgd_config, randomness, **learning)
-    counted = _counted(config, target)
+    from fairpate.nn.fit import said_labels  # a configuration is read without torch
+
+    events: tuple[Event, ...] = ()
+    if config.base == "sgd":
+        # Features and labels are public then, and SGD reads nothing else: there is no event.
+        dp_sgd.train_sgd(model, x, y, sgd_config, generator=generator, on_progress=on_progress)
+        counted, noise = LaplaceReleases(count=1, epsilon=target.epsilon), source.label
+    else:
+        # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.
+        share, relation = config.count_share, target.record_relation
+        rest = target.model_copy(update={"epsilon": (1 - share) * target.epsilon})
+        steps = dp_sgd.calibrated_steps(dp_sgd_config, rest, num_records=len(x))
+        base = dp_sgd.train_dp_sgd(
+            model, x, y, steps, relation=relation, randomness=randomness, generator=generator, on_progress=on_progress
+        )
+        events = base.events
+        counted = LaplaceReleases(count=1, epsilon=share * target.epsilon, unit="record", relation=relation)
+        # Of two sources the one that is not private decides.
+        noise = source.label if base.noise == OS_ENTROPY else base.noise
     said_NC = said_labels(model, x)
     counts_GYC = released_counts(
         said_NC,
@@ -126,9 +140,7 @@ def train(
         num_groups=num_groups,
         num_classes=said_NC.shape[1],
     )
-    events = (*base.events, counted)
-    # Of two sources the one that is not private decides.
-    noise = source.label if base.noise == OS_ENTROPY else base.noise
+    events = (*events, counted)
     with spent(events, noise=noise):
         mixing = fair_mixing(counts_GYC, config, epsilon=counted.epsilon)
     return Postprocessed(
@@ -143,35 +155,6 @@ def train(
         mixing=mixing,
         counts_GYC=counts_GYC,
     )
-
-
-def _base(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    config: DpPostprocessingConfig,
-    target: PrivacyTarget,
-    sgd_config: FitConfig,
-    dp_sgd_config: DpSgdConfig,
-    randomness: PrivateRandomness,
-    **learning: Any,
-) -> Trained:
-    if config.base == "sgd":
-        # Features and labels are public then, and SGD reads nothing else: there is no event.
-        dp_sgd.train_sgd(model, x, y, sgd_config, **learning)
-        return Trained(model=model, events=(), noise=OS_ENTROPY)
-    # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.
-    rest = target.model_copy(update={"epsilon": (1 - config.count_share) * target.epsilon})
-    steps = dp_sgd.calibrated_steps(dp_sgd_config, rest, num_records=len(x))
-    return dp_sgd.train_dp_sgd(model, x, y, steps, relation=target.record_relation, randomness=randomness, **learning)
-
-
-def _counted(config: DpPostprocessingConfig, target: PrivacyTarget) -> LaplaceReleases:
-    """Event of the counts: all of epsilon where the base is public, a share of it with a private one."""
-    if config.base == "sgd":
-        return LaplaceReleases(count=1, epsilon=target.epsilon)
-    epsilon = config.count_share * target.epsilon
-    return LaplaceReleases(count=1, epsilon=epsilon, unit="record", relation=target.record_relation)
 
 
 def released_counts(
@@ -193,7 +176,9 @@ def released_counts(
     require_codes("labels", labels, num_classes)
     require_codes("groups", groups, num_groups)
     exact_GYC = joint_table(predictions, groups, num_groups=num_groups, num_classes=num_classes, labels_N=labels)
-    noisy_GYC = add_laplace(exact_GYC, l1_sensitivity=_MOVED_COUNTS[relation], epsilon=epsilon, source=source)
+    # A replaced record, or group, leaves one count for another; an added record enters one.
+    moved = 2.0 if relation == "replace one" else 1.0
+    noisy_GYC = add_laplace(exact_GYC, l1_sensitivity=moved, epsilon=epsilon, source=source)
     # Post-processing: rates and shares are made of these, and a negative count has none.
     released_GYC: FloatArray = np.maximum(noisy_GYC, 0.0)
     return released_GYC
@@ -210,89 +195,14 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
         raise ValueError(f"Expected counts of >= 2 groups, >= 2 labels and as many classes, got {counts_GYC.shape}.")
     if not (counts_GYC >= 0).all() or not counts_GYC.any():
         raise ValueError("Expected counts without NaN or negative values, and some above 0.")
-    if not config.reference_group < num_groups:
-        raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
+    if not (reference := config.reference_group) < num_groups:
+        raise ValueError(f"Expected reference_group < {num_groups}, got {reference}.")
     parity_KGCC, slack_KG = _constraints(counts_GYC, config, epsilon)
-    mixing_GCC, error = _solve(counts_GYC, parity_KGCC, slack_KG + config.max_gap, config.reference_group)
-    return Mixing(mixing_GCC=mixing_GCC, error=error, max_slack=float(slack_KG.max()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MixingGuarantee:
-    """The paper's bounds for two classes and equalized odds, with probability 1 - beta over the noise.
-
-    They hold where the smallest cell's share exceeds ``min_share``. ``error_excess``: over the best fair mixing of
-    exact counts. ``gap_excess``: of the true gaps over ``max_gap``.
-    """
-
-    min_share: float
-    error_excess: float
-    gap_excess: float
-
-
-def guarantee(
-    *, epsilon: float, failure_probability: float, num_records: int, num_groups: int, smallest_share: float
-) -> MixingGuarantee:
-    """``smallest_share`` is private; with a released one the result is an estimate. Bounds are inf where none holds."""
-    noise = math.log(4 * num_groups / failure_probability) / (num_records * epsilon)
-    holds = smallest_share > 4 * noise
-    return MixingGuarantee(
-        min_share=4 * noise,
-        error_excess=24 * num_groups * noise if holds else math.inf,
-        gap_excess=8 * noise / (smallest_share - 4 * noise) if holds else math.inf,
-    )
-
-
-def _constraints(
-    counts_GYC: FloatArray, config: DpPostprocessingConfig, epsilon: float
-) -> tuple[FloatArray, FloatArray]:
-    """Linear rates (K, G, C, C) in the mixing, and the slack of each group (K, G)."""
-    num_groups, num_labels, num_classes = counts_GYC.shape
-    cells_GE, weights_GEC, merged = _events(counts_GYC, config.constraint)
-    require_shares(cells_GE / counts_GYC.sum(), config.min_share)
-    # Of two labels, the rate of one determines that of the other.
-    labels = [1] if num_classes == 2 else list(range(num_classes))
-    if config.constraint in ("equal_opportunity", "equal_false_positives"):
-        pairs = list(enumerate(labels))
-    else:
-        pairs = [(event, label) for event in range(cells_GE.shape[1]) for label in labels]
-    parity_KGCC = np.zeros((len(pairs), num_groups, num_classes, num_classes))
-    slack_KG = np.zeros((len(pairs), num_groups))
-    logarithm = math.log(num_groups * num_labels * num_classes / config.failure_probability)
-    for row, (event, label) in enumerate(pairs):
-        parity_KGCC[row, :, :, label] = weights_GEC[:, event] / cells_GE[:, event, None]
-        if config.slack:
-            # The paper's bound on both rates' errors with probability 1 - beta; every cell that is merged brings its
-            # own noise.
-            smaller_G = np.minimum(cells_GE[:, event], cells_GE[config.reference_group, event])
-            slack_KG[row] = 4 * (num_classes - 1) * merged * logarithm / (smaller_G * epsilon)
-    return parity_KGCC, slack_KG
-
-
-def _events(counts_GYC: FloatArray, constraint: Constraint) -> tuple[FloatArray, FloatArray, int]:
-    """Records per group and event (G, E), those predicted each class (G, E, C), and how many labels an event merges."""
-    if constraint == "demographic_parity":
-        merged_GYC, merged = counts_GYC.sum(axis=1, keepdims=True), counts_GYC.shape[1]
-    elif constraint == "equalized_odds":
-        merged_GYC, merged = counts_GYC, 1
-    elif constraint == "equal_opportunity":
-        merged_GYC, merged = (counts_GYC[:, 1:] if counts_GYC.shape[1] == 2 else counts_GYC), 1
-    elif constraint == "equal_false_positives":
-        others_GYC = counts_GYC.sum(axis=1, keepdims=True) - counts_GYC  # records of all labels but one
-        merged_GYC, merged = (others_GYC[:, 1:] if counts_GYC.shape[1] == 2 else others_GYC), counts_GYC.shape[1] - 1
-    else:
-        raise ValueError(f"Expected a known constraint, got {constraint!r}.")
-    return merged_GYC.sum(axis=2), merged_GYC, merged
-
-
-def _solve(
-    counts_GYC: FloatArray, parity_KGCC: FloatArray, bound_KG: FloatArray, reference: int
-) -> tuple[FloatArray, float]:
-    num_groups, _, num_classes = counts_GYC.shape
     share_GYC = counts_GYC / counts_GYC.sum()
-    wrong_GCC = share_GYC.sum(axis=1)[:, :, None] - share_GYC.transpose(0, 2, 1)  # of predicting k where Yhat says j
+    # The error of predicting k where Yhat says j, (G, j, k).
+    wrong_GCC = share_GYC.sum(axis=1)[:, :, None] - share_GYC.transpose(0, 2, 1)
     rows, bounds = [], []
-    for row_GCC, bound_G in zip(parity_KGCC, bound_KG, strict=True):
+    for row_GCC, bound_G in zip(parity_KGCC, slack_KG + config.max_gap, strict=True):
         for group in (group for group in range(num_groups) if group != reference):
             difference_GCC = np.zeros_like(row_GCC)
             difference_GCC[group], difference_GCC[reference] = row_GCC[group], -row_GCC[reference]
@@ -301,11 +211,47 @@ def _solve(
     total = np.kron(np.eye(num_groups * num_classes), np.ones(num_classes))
     ones = np.ones(num_groups * num_classes)
     found = linprog(wrong_GCC.ravel(), np.array(rows), np.array(bounds), total, ones, bounds=(0, 1), method="highs")
-    if found.status != _SOLVED or found.x is None or found.fun is None:
+    if found.status != 0 or found.x is None or found.fun is None:
         raise ValueError(f"The linear programme for the mixing has no solution that the solver finds: {found.message}")
     mixing_GCC = np.clip(found.x.reshape(wrong_GCC.shape), 0.0, 1.0)
     # The solver keeps bounds and sums up to a tolerance.
-    return mixing_GCC / mixing_GCC.sum(axis=2, keepdims=True), float(found.fun)
+    mixing_GCC = mixing_GCC / mixing_GCC.sum(axis=2, keepdims=True)
+    return Mixing(mixing_GCC=mixing_GCC, error=float(found.fun), max_slack=float(slack_KG.max()))
+
+
+def _constraints(
+    counts_GYC: FloatArray, config: DpPostprocessingConfig, epsilon: float
+) -> tuple[FloatArray, FloatArray]:
+    """The rates as linear functions of the mixing (K, G, C, C), and the slack of each group (K, G)."""
+    num_groups, num_labels, num_classes = counts_GYC.shape
+    # Of two labels, the rate of one determines that of the other.
+    labels = [1] if num_classes == 2 else list(range(num_classes))
+    # Counts of each event (G, E, C), and how many true labels an event merges.
+    events_GEC, merged = counts_GYC, 1
+    if config.constraint == "demographic_parity":
+        events_GEC, merged = counts_GYC.sum(axis=1, keepdims=True), num_labels
+    elif config.constraint == "equal_opportunity":
+        events_GEC = counts_GYC[:, labels]
+    elif config.constraint == "equal_false_positives":
+        # The records of all labels but one.
+        events_GEC, merged = (counts_GYC.sum(axis=1, keepdims=True) - counts_GYC)[:, labels], num_labels - 1
+    cells_GE = events_GEC.sum(axis=2)
+    require_shares(cells_GE / counts_GYC.sum(), config.min_share)
+    if config.constraint in ("equal_opportunity", "equal_false_positives"):
+        pairs = list(enumerate(labels))
+    else:
+        pairs = [(event, label) for event in range(cells_GE.shape[1]) for label in labels]
+    parity_KGCC = np.zeros((len(pairs), num_groups, num_classes, num_classes))
+    slack_KG = np.zeros((len(pairs), num_groups))
+    logarithm = math.log(num_groups * num_labels * num_classes / config.failure_probability)
+    for row, (event, label) in enumerate(pairs):
+        parity_KGCC[row, :, :, label] = events_GEC[:, event] / cells_GE[:, event, None]
+        if config.slack:
+            # The paper's bound on both rates' errors with probability 1 - beta; every cell that is merged brings its
+            # own noise.
+            smaller_G = np.minimum(cells_GE[:, event], cells_GE[config.reference_group, event])
+            slack_KG[row] = 4 * (num_classes - 1) * merged * logarithm / (smaller_G * epsilon)
+    return parity_KGCC, slack_KG
 
 
 class Postprocessing(DpSgdFamily):

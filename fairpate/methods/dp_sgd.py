@@ -129,9 +129,7 @@ class DpSgdConfig(Section):
         description="Public number of private records (persons, where these are protected) that the sampling rate is "
         "set for; null: the real number, which is then public.",
     )
-    records_per_person: Count = Field(
-        32, description="Most records of a person in one step, chosen at random; of no effect where none has several."
-    )
+    records_per_person: Count = Field(32, description="Most records of a person in one step, chosen at random.")
     max_records: Count = Field(512, description="Records in memory at once; changes no result.")
 
 
@@ -194,9 +192,8 @@ def train_dp_sgd(
     """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
 
     ``person_N`` gives the number of each record's person, and then persons are protected. ``generator`` drives dropout
-    alone:
-    sampling and noise come from ``randomness``. ``public_gradient`` is added after the noise, or to every record's
-    gradient ``before_clipping``; neither changes the events. Errors as
+    alone; sampling and noise come from ``randomness``. ``public_gradient`` is added after the noise, or to every
+    record's gradient ``before_clipping``; neither changes the events. Errors as
     :class:`fairpate.nn.private_fit.PrivateTraining`.
     """
     from fairpate.nn.per_example import CrossEntropy, GradientClipper
@@ -286,9 +283,7 @@ def train_fair_dp_sgd(
     generator: torch.Generator,
     **options: Any,
 ) -> Trained:
-    """As :func:`fairpate.methods.dp_sgd.train_dp_sgd`, with its ``options``; ``generator`` also draws public
-    batches.
-    """
+    """As :func:`train_dp_sgd`, with its ``options``; ``generator`` also draws public batches."""
     return train_dp_sgd(
         model,
         x,
@@ -316,7 +311,7 @@ def regulariser_gradient(
     contrast_GB = contrast(public.groups[next(batches)])
     memory_format = memory_format_for(public.x)
 
-    # By identity: parameters change in place, so what was found of a model stays true.
+    # Cached by identity: parameters change in place, so that a model's chain stays the same.
     @lru_cache(maxsize=1)
     def anatomy(model: nn.Module) -> tuple[DenseChain | None, list[Tensor]]:
         return DenseChain.of(model), [p for p in model.parameters() if p.requires_grad]
@@ -354,25 +349,20 @@ class FairDpSgd(DpSgdFamily):
 
     def train(self, training: Training) -> Trained:
         public = PublicPool(x=training.dataset.public.x, groups=training.dataset.public.z)
-        self._compare_gradients(training, public)
+        if self.fair_dp_sgd.weight:
+            # From a generator of its own, so that training draws the same; it reads public records alone.
+            gradient = regulariser_gradient(public, self.fair_dp_sgd, training.generator(Stream.TRAINING))
+            norm = float(torch.stack([part.norm() for part in gradient(training.model)]).norm())
+            if norm > self.dp_sgd.clip_norm:
+                training.reporter.note(
+                    "regulariser",
+                    f"at the start its gradient is {norm / self.dp_sgd.clip_norm:.1f} times dp_sgd.clip_norm and may "
+                    "outweigh those of private records; lower fair_dp_sgd.weight, or raise its temperature",
+                )
         with training.reporter.stage(self.method) as advance:
             return train_fair_dp_sgd(
                 **self.sgd_arguments(training),
                 config=self.fair_dp_sgd,
                 public=public,
                 on_progress=advance,
-            )
-
-    def _compare_gradients(self, training: Training, public: PublicPool) -> None:
-        """Warn where the regulariser's gradient is longer than any private one may be; reads public records alone."""
-        if not self.fair_dp_sgd.weight:
-            return
-        # From a generator of its own: training draws the same whether or not this was looked at.
-        gradient = regulariser_gradient(public, self.fair_dp_sgd, training.generator(Stream.TRAINING))
-        norm = float(torch.stack([part.norm() for part in gradient(training.model)]).norm())
-        if norm > self.dp_sgd.clip_norm:
-            training.reporter.note(
-                "regulariser",
-                f"at the start its gradient is {norm / self.dp_sgd.clip_norm:.1f} times dp_sgd.clip_norm and may "
-                "outweigh those of private records; lower fair_dp_sgd.weight, or raise its temperature",
             )

@@ -1,8 +1,8 @@
 """Fairness by Lagrange multipliers: F-LD without privacy, PF-LD private for the attribute; and a covariance baseline.
 
 Tran, Fioretto and Van Hentenryck 2021, "Differentially Private and Fair Deep Learning: A Lagrangian Dual Approach",
-arXiv 2009.12562. Both methods are :func:`alternate`, one epoch at a time, and differ in the violations and gradients
-that they give it. With v_i the violation of constraint i (:mod:`fairpate.methods.parity`), F-LD takes
+arXiv 2009.12562. Both methods run :func:`alternate` and differ in the violations and gradients that they give it. With
+v_i the violation of constraint i (:mod:`fairpate.methods.parity`), every epoch of F-LD takes
 
     lambda_i <- min(lambda_max, lambda_i + s |v_i(D)|),   then for every batch B
     theta    <- theta - a grad( J(B) + sum_i lambda_i |v_i(B)| )
@@ -18,19 +18,33 @@ one group to another, which moves a violation by at most C_d sqrt(1 / n~_i^2 + 1
 C_p |mu_i / n~_i - mu_j / n~_j| over the batch's share of the records. Batches of an epoch are a public partition, so a
 record enters one gradient per epoch; on secret Poisson samples the mixture bound applies.
 
-The covariance baseline (:func:`train`) is a convex problem and needs no multipliers of ours.
-
 Deviations of both from the paper:
 - Multipliers move before an epoch and not after it: with one warm-up epoch more this is the paper's order, and PF-LD
   saves a release that no step reads.
 - ``two_sided`` multipliers, one for each direction of a violation, fall again when it turns; the paper's only rise.
 - A ``tolerance`` that raises no multiplier, any number of classes, momentum and Adam.
 
-Deviations of PF-LD (benchmarks/reproductions/pf_ld_as_in_paper.py runs it as printed):
+Deviations of PF-LD (benchmarks/reproductions/pf_ld_as_in_paper.py runs the paper's form):
 - Sizes are released or declared. The paper's are private, and with them its sensitivities are too small.
 - The sign is that of a violation released with its sign; the paper's code takes the exact one for free.
 - Clipping acts on population and group alike. On the group alone it makes a violation of its own.
 - The gradient's noise follows the multipliers as they are, not their largest value.
+
+The covariance baseline (:func:`train`) is Zafar, Valera, Gomez Rodriguez and Gummadi 2017, "Fairness Constraints:
+Mechanisms for Fair Classification", arXiv 1507.05259: logistic regression whose boundary does not vary with the group,
+without privacy. With s_i = 1 or -1 for the label of record i, x_i ending in a constant and z_ig = 1 for a member of g,
+
+    minimise over theta    mean_i log(1 + exp(-s_i theta . x_i)) + ridge / 2 |theta without its constant|^2
+    subject to             |mean_i (z_ig - mean of z_g) theta . x_i| <= max_covariance    for every group g
+
+The mean is the covariance of being in the group with the signed distance to the boundary, up to the length of theta: a
+linear function of theta, so the problem is convex and needs no multipliers of ours. It stands in for demographic
+parity: at 0 all groups have the same mean distance. ``max_covariance`` 0 leaves the subspace in which all covariances
+vanish, and nothing is constrained on it; any other value takes sequential quadratic programming, as the authors do.
+
+Deviations of the baseline: ``ridge``, small by default, as the paper's minimum need not be unique or attained. Left out
+are accuracy under a business necessity clause (its Section 3.3), support vector machines, and the later constraints on
+misclassification rates (Zafar et al. 2017, WWW), which are not convex.
 
 Shapes: N records, B of a batch, C classes, U populations, G groups, K values of h, D features with a constant one,
 J constraints.
@@ -39,25 +53,23 @@ J constraints.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field, model_validator
 from scipy.linalg import null_space
 from scipy.optimize import LinearConstraint, minimize
 from scipy.special import expit
-from torch import Tensor, nn
-from torch.nn import functional
 
 from fairpate.config import (
     ConfigError,
     Count,
     CountOrZero,
     FitConfig,
+    ModelConfig,
     NotNegative,
     Positive,
     PrivacyTarget,
@@ -65,16 +77,18 @@ from fairpate.config import (
     Section,
 )
 from fairpate.data import Dataset
+from fairpate.later import functional, torch
 from fairpate.methods.base import NO_NOISE, AttributeMethod, Progress, Trained, Training, UnprotectedMethod, arguments
-from fairpate.methods.parity import UNKNOWN, DualAscent, MeanParity, ValueAlong, require_codes
-from fairpate.nn.fit import LINEAR, Optimizer, batch_bounds, epoch_learning_rate, predict_logits, set_rule
-from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
-from fairpate.nn.per_example import GuidedGradients
-from fairpate.nn.private_fit import GaussianNoise, PoissonBatches, PrivateRandomness
+from fairpate.methods.parity import UNKNOWN, DualAscent, FloatArray, MeanParity, ValueAlong, require_codes
 from fairpate.privacy import accountant
 from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fairpate.nn.private_fit import GaussianNoise, PoissonBatches, PrivateRandomness
 
 
 class FldConfig(Section):
@@ -113,6 +127,20 @@ class FldConfig(Section):
         )
 
 
+def parity_of(config: FldConfig, dataset: Dataset, reporter: Reporter | None = None) -> MeanParity:
+    """The constraint of ``config`` over the groups of a data set; ``reporter`` is warned of levelling down."""
+    parity = MeanParity(
+        constraint=config.constraint,
+        num_groups=dataset.num_groups,
+        num_classes=dataset.num_classes,
+        sharpness=config.sharpness,
+    )
+    warning = parity.levels_down(config.max_multiplier)
+    if warning is not None and reporter is not None:
+        reporter.note("warning", warning)
+    return parity
+
+
 def train_f_ld(
     model: nn.Module,
     x: Tensor,
@@ -127,8 +155,8 @@ def train_f_ld(
 ) -> Trained:
     """F-LD, without privacy: ``model`` in place on ``x`` (N, ...), ``y`` and ``groups`` (N,), some perhaps ``UNKNOWN``.
 
-    A cell that a batch lacks has no violation there. ValueError for a cell that nobody is in, unless that is allowed:
-    it has no constraint then.
+    A cell that a batch lacks has no violation there. ValueError for a cell without records, unless that is allowed: it
+    has no constraint then.
     """
     cells = parity.cells(y, groups)
     sizes_UG = parity.group_sizes(cells)
@@ -142,10 +170,14 @@ def train_f_ld(
         ascent.step(torch.where((sizes_UG > 0)[..., None], exact_UGK, 0.0))
 
     def gradients(rows: Tensor, _: float) -> list[Tensor]:
-        outputs = model(descent.features(rows))
-        loss = functional.cross_entropy(outputs, y[rows])
+        outputs, labels, cells_B = model(descent.features(rows)), y[rows], cells[rows]
+        loss = functional.cross_entropy(outputs, labels)
         if ascent.is_active:
-            loss = loss + _penalty(outputs, y[rows], cells[rows], parity, ascent)
+            here_UG = parity.group_sizes(cells_B)
+            values = parity.values(outputs, labels)
+            # By 1 instead of 0: `where` below would pass on the gradient of what is not a number.
+            violations_UGK = parity.violations(values, labels, cells_B, sizes_UG=here_UG.clamp(min=1))
+            loss = loss + torch.where((here_UG > 0)[..., None], ascent.penalty(violations_UGK), 0.0).sum()
         return list(torch.autograd.grad(loss, descent.parameters))
 
     alternate(descent, config, ascend=ascend, gradients=gradients, on_progress=on_progress)
@@ -186,7 +218,6 @@ def require_members(sizes_UG: Tensor) -> None:
         raise ValueError(f"Expected records of every group, got none of group {group}{label}; merge groups.")
 
 
-@torch.no_grad()
 def measured_violations(
     model: nn.Module,
     x: Tensor,
@@ -201,11 +232,15 @@ def measured_violations(
 
     Exact, and so private. ``clip_value`` bounds the L2 norm of a record's values.
     """
-    values_NK = parity.values(predict_logits(model, x), y).double()
-    model.train()
-    norms_N = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
-    clipped_NK = values_NK * (clip_value / norms_N).clamp(max=1) if clip_value < math.inf else values_NK
-    return parity.violations(clipped_NK, y, cells, sizes_UG=sizes_UG)
+    from fairpate.nn.fit import predict_logits  # a configuration is read without torch
+
+    with torch.no_grad():
+        values_NK = parity.values(predict_logits(model, x), y).double()
+        model.train()
+        if clip_value < math.inf:
+            norms_N1 = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
+            values_NK = values_NK * (clip_value / norms_N1).clamp(max=1)
+        return parity.violations(values_NK, y, cells, sizes_UG=sizes_UG)
 
 
 class Ascent:
@@ -215,11 +250,9 @@ class Ascent:
         self._two_sided, self._tolerance = config.multipliers == "two_sided", config.tolerance
         self.multipliers_UGK = torch.zeros(parity.shape, dtype=torch.float64)
         size = self.multipliers_UGK.numel() * (2 if self._two_sided else 1)
-        self._ascent = (
-            DualAscent(size, learning_rate=config.dual_step, cap=config.max_multiplier)
-            if config.max_multiplier
-            else None
-        )
+        # A cap of 0 leaves all multipliers at 0.
+        cap = config.max_multiplier
+        self._ascent = DualAscent(size, learning_rate=config.dual_step, cap=cap) if cap else None
 
     @property
     def is_active(self) -> bool:
@@ -235,14 +268,16 @@ class Ascent:
             both = self._ascent.step(np.concatenate([violation_J, -violation_J]) - self._tolerance)
             signed_J = both[: len(violation_J)] - both[len(violation_J) :]
         else:
-            # The direction is that of the numbers given: PF-LD gives noisy ones, whose sign is free.
+            # The sign of the numbers given: PF-LD gives released ones, so that it costs nothing.
             signed_J = self._ascent.step(np.abs(violation_J) - self._tolerance) * np.sign(violation_J)
         self.multipliers_UGK = torch.from_numpy(signed_J.copy()).view_as(self.multipliers_UGK)
 
     def penalty(self, violations_UGK: Tensor) -> Tensor:
         """``lambda |violation|`` of the paper, or multiplier times violation; shape (U, G, K)."""
-        products = self.multipliers_UGK.to(violations_UGK) * violations_UGK
-        return products if self._two_sided else self.multipliers_UGK.abs().to(violations_UGK) * violations_UGK.abs()
+        multipliers_UGK = self.multipliers_UGK.to(violations_UGK)
+        if self._two_sided:
+            return multipliers_UGK * violations_UGK
+        return multipliers_UGK.abs() * violations_UGK.abs()
 
 
 class Descent:
@@ -256,29 +291,35 @@ class Descent:
         config: FldConfig,
         generator: torch.Generator,
     ) -> None:
+        from fairpate.nn.fit import Optimizer, batch_bounds, epoch_learning_rate
+        from fairpate.nn.models import memory_format_for, to_memory_format
+
         if len(x) != len(y) or not len(x):
             raise ValueError(f"Expected one label per record and one record at least, got {len(x)} and {len(y)}.")
-        self._x, self._fit, self._generator = x, config.fit, generator
+        fit = config.fit
+        self._x, self._generator, self._batch_size = x, generator, fit.batch_size
+        self._sizes: list[int] = np.diff(batch_bounds(len(x), fit.batch_size)).tolist()
+        self._learning_rates = [epoch_learning_rate(fit, epoch) for epoch in range(fit.epochs)]
         self._memory_format = memory_format_for(x)
         to_memory_format(model.train(), self._memory_format)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = Optimizer(self.parameters, self._fit)
+        self._optimizer = Optimizer(self.parameters, fit)
 
     def batches(self, secret: PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:
         """The rows of every batch of an epoch, and the share of all records that it stands for."""
         size = len(self._x)
-        if secret is not None:
-            # As many samples as a partition has batches; each stands for a share of the records, however many it
-            # holds.
-            for _ in range(math.ceil(size / self._fit.batch_size)):
-                yield secret.next(), min(1.0, self._fit.batch_size / size)
-            return
-        order, bounds = torch.randperm(size, generator=self._generator), batch_bounds(size, self._fit.batch_size)
-        for rows in torch.split(order, np.diff(bounds).tolist()):
-            yield rows, len(rows) / size
+        if secret is None:
+            for rows in torch.split(torch.randperm(size, generator=self._generator), self._sizes):
+                yield rows, len(rows) / size
+        else:
+            # As many samples as a partition has batches; each stands for a share of the records, not for those drawn.
+            for _ in self._sizes:
+                yield secret.next(), min(1.0, self._batch_size / size)
 
     def features(self, rows: Tensor) -> Tensor:
         """Return the features of a batch, scaled and laid out as the model reads them."""
+        from fairpate.nn.models import scale_bytes
+
         return scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
 
     def step(self, gradients: list[Tensor], epoch: int) -> None:
@@ -286,16 +327,7 @@ class Descent:
         # One number for all parameters: what is not finite anywhere shows in the sum of norms.
         if not math.isfinite(sum(torch._foreach_norm(gradients))):
             raise ValueError("A gradient is not finite; lower the learning rate or scale the features.")
-        self._optimizer.step(gradients, epoch_learning_rate(self._fit, epoch))
-
-
-def _penalty(outputs: Tensor, y: Tensor, cells: Tensor, parity: MeanParity, ascent: Ascent) -> Tensor:
-    """Penalty that multipliers add to the loss of a batch; cells without records in it add 0."""
-    sizes_UG = parity.group_sizes(cells)
-    # By 1 instead of 0: `where` below would pass on the gradient of what is not a number.
-    violations_UGK = parity.violations(parity.values(outputs, y), y, cells, sizes_UG=sizes_UG.clamp(min=1))
-    there_UG1 = (sizes_UG > 0)[..., None]
-    return torch.where(there_UG1, ascent.penalty(violations_UGK), 0.0).sum()
+        self._optimizer.step(gradients, self._learning_rates[epoch])
 
 
 class FLd(UnprotectedMethod):
@@ -313,206 +345,11 @@ class FLd(UnprotectedMethod):
         return True
 
     def train(self, training: Training) -> Trained:
-        parity = warned(parity_of(self.f_ld, training.dataset), self.f_ld, training.reporter)
+        parity = parity_of(self.f_ld, training.dataset, training.reporter)
         with training.reporter.stage(self.method) as advance:
             trained = train_f_ld(
                 **arguments(training, groups=True), config=self.f_ld, parity=parity, on_progress=advance
             )
-        return trained.of_unit(training.dataset.unit)
-
-
-def warned(parity: MeanParity, config: FldConfig, reporter: Reporter) -> MeanParity:
-    """Return ``parity`` unchanged, after a warning if equal losses may be reached by levelling down."""
-    warning = parity.levels_down(config.max_multiplier)
-    if warning is not None:
-        reporter.note("warning", warning)
-    return parity
-
-
-def parity_of(config: FldConfig, dataset: Dataset) -> MeanParity:
-    """The constraint of ``config`` over the groups of a data set."""
-    return MeanParity(
-        constraint=config.constraint,
-        num_groups=dataset.num_groups,
-        num_classes=dataset.num_classes,
-        sharpness=config.sharpness,
-    )
-
-
-FloatArray = npt.NDArray[np.float64]
-Objective = Callable[[Any], tuple[float, FloatArray]]
-_MOST_FEATURES = 1000  # the solver keeps square matrices of them
-_PRECISION, _MOST_STEPS = 1e-12, 2000
-
-
-class CovarianceConfig(Section):
-    """Zafar et al. 2017: no group varies with the signed distance to the boundary."""
-
-    max_covariance: float = Field(
-        0.0, ge=0, description="c: of being in a group with the signed distance to the boundary; inf: no constraint."
-    )
-    ridge: Positive = Field(1e-6, description="Times half the squared length of the coefficients, added to the loss.")
-
-
-def train(
-    model: nn.Module, x: Tensor, y: Tensor, groups: Tensor, config: CovarianceConfig, *, num_groups: int
-) -> Trained:
-    """Fit the linear ``model`` in place to ``x`` (N, ...), bytes or floats, binary ``y`` (N,) and ``groups`` (N,).
-
-    Logistic regression whose boundary does not vary with the group (Zafar, Valera, Gomez Rodriguez and Gummadi 2017,
-    "Fairness Constraints: Mechanisms for Fair Classification", arXiv 1507.05259), without privacy. With s_i = 1 or -1
-    for the label of record i, x_i ending in a constant and z_ig = 1 for a member of group g,
-
-        minimise over theta    mean_i log(1 + exp(-s_i theta . x_i)) + ridge / 2 |theta without its constant|^2
-        subject to             |mean_i (z_ig - mean of z_g) theta . x_i| <= max_covariance    for every group g
-
-    The mean is the covariance of being in the group with the signed distance to the boundary, up to the length of
-    theta: a linear function of theta, so the problem is convex. It stands in for demographic parity: at 0 all groups
-    have the same mean distance. Two groups have one constraint, since the other group's covariance is its negative.
-    ``max_covariance`` 0 leaves the subspace in which all covariances vanish, on which nothing constrains; anything else
-    is solved by sequential quadratic programming, as by the authors.
-
-    Deviations from the paper: ``ridge``, small by default, as the paper's minimum need not be unique or attained. Left
-    out are accuracy under a business necessity clause (its Section 3.3), support vector machines, and the later
-    constraints on misclassification rates (Zafar et al. 2017, WWW), which are not convex.
-
-    ValueError for codes out of range, a group without records, too many features, and where the solver fails.
-    """
-    plain_ND = scale_bytes(x).flatten(1).double().numpy()
-    features_ND = np.hstack([plain_ND, np.ones((len(plain_ND), 1))])
-    theta_D = coefficients(features_ND, y.numpy(), groups.numpy(), config, num_groups=num_groups)
-    covariance_G = covariances(features_ND, groups.numpy(), num_groups=num_groups) @ theta_D
-    set_rule(model, torch.from_numpy(theta_D))
-    return Trained(
-        model=model.eval(),
-        events=(PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0),),
-        noise=NO_NOISE,
-        remarks=(f"largest covariance of a group with the distance to the boundary: {abs(covariance_G).max():.3g}",),
-    )
-
-
-def coefficients(
-    features_ND: FloatArray,
-    labels_N: npt.NDArray[np.int64],
-    groups_N: npt.NDArray[np.int64],
-    config: CovarianceConfig,
-    *,
-    num_groups: int,
-) -> FloatArray:
-    """theta (D,); the last of ``features_ND`` is the constant. Errors as :func:`train`."""
-    _check(features_ND, labels_N, groups_N, num_groups)
-    objective = logistic_loss(features_ND, np.where(labels_N == 1, 1.0, -1.0), ridge=config.ridge)
-    covariance_GD = covariances(features_ND, groups_N, num_groups=num_groups)
-    if config.max_covariance == 0:
-        basis_DK = null_space(covariance_GD[:-1])  # the last one's follow, as all add up to 0
-        found_D: FloatArray = basis_DK @ _solved(_within(objective, basis_DK), basis_DK.shape[1])
-        return found_D
-    constrained_JD = covariance_GD[:1] if num_groups == 2 else covariance_GD
-    limited = LinearConstraint(constrained_JD, -config.max_covariance, config.max_covariance)
-    return _solved(objective, features_ND.shape[1], [limited] if config.max_covariance < math.inf else [])
-
-
-def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num_groups: int) -> FloatArray:
-    """Covariance of being in each group with each feature, (G, D)."""
-    member_NG = np.eye(num_groups)[groups_N]
-    covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
-    return covariance_GD
-
-
-def logistic_loss(features_ND: FloatArray, signs_N: FloatArray, *, ridge: float) -> Objective:
-    """The mean loss under ``ridge``, with its gradient, as a function of theta; the last feature is not penalised."""
-    penalised_D = np.append(np.ones(features_ND.shape[1] - 1), 0.0)
-
-    def objective(theta_D: FloatArray) -> tuple[float, FloatArray]:
-        margins_N, kept_D = signs_N * (features_ND @ theta_D), penalised_D * theta_D
-        # ln(1 + e^-m), which overflows for no margin.
-        value = np.logaddexp(0, -margins_N).mean() + ridge / 2 * kept_D @ kept_D
-        slope_D = -features_ND.T @ (signs_N * expit(-margins_N)) / len(signs_N)
-        return float(value), slope_D + ridge * kept_D
-
-    return objective
-
-
-def _within(objective: Objective, basis_DK: FloatArray) -> Objective:
-    """Return ``objective`` as a function of coordinates in the subspace spanned by ``basis_DK``."""
-
-    def inside(u_K: FloatArray) -> tuple[float, FloatArray]:
-        value, slope_D = objective(basis_DK @ u_K)
-        return value, basis_DK.T @ slope_D
-
-    return inside
-
-
-def _solved(objective: Objective, size: int, constraints: Sequence[LinearConstraint] = ()) -> FloatArray:
-    """Minimise ``objective``, starting from 0."""
-    # Convex, so that the start decides nothing but the number of steps; at 0 every covariance is 0 and within bounds.
-    found = minimize(
-        objective,
-        np.zeros(size),
-        jac=True,
-        method="SLSQP",
-        constraints=constraints,
-        options={"ftol": _PRECISION, "maxiter": _MOST_STEPS},
-    )
-    if not found.success:
-        raise ValueError(f"The solver found no minimum ({found.message}); raise ridge or scale the features.")
-    theta_D: FloatArray = found.x
-    return theta_D
-
-
-def _check(
-    features_ND: FloatArray, labels_N: npt.NDArray[np.int64], groups_N: npt.NDArray[np.int64], num_groups: int
-) -> None:
-    require_codes("labels", labels_N, 2)
-    require_codes("groups", groups_N, num_groups)
-    missing = np.flatnonzero(np.bincount(groups_N, minlength=num_groups) == 0)
-    if len(missing):
-        raise ValueError(f"Expected records of every group, got none of group {missing[0]}; merge groups.")
-    if features_ND.shape[1] > _MOST_FEATURES:
-        raise ValueError(
-            f"Expected at most {_MOST_FEATURES} features with the constant, got {features_ND.shape[1]}; choose f_ld."
-        )
-
-
-class CovarianceConstraint(UnprotectedMethod):
-    """No privacy: for comparison only. Two classes."""
-
-    title: ClassVar[str] = "covariance constraint"
-    paper: ClassVar[str] = "Zafar et al. 2017, arXiv 1507.05259"
-
-    method: str = "covariance_constraint"
-    student: PublishedConfig = PublishedConfig(model=LINEAR)
-    covariance_constraint: CovarianceConfig = CovarianceConfig()
-
-    @property
-    def protects_attribute_only(self) -> bool:
-        """True: it is compared with methods that protect the attribute alone, and reads none as a feature."""
-        return True
-
-    @property
-    def learns_two_classes(self) -> bool:
-        return True
-
-    def check(self) -> None:
-        """ConfigError for a model that is not linear."""
-        if self.student.model.name != LINEAR.name:
-            raise ConfigError(
-                f"student.model.name: {self.method} fits a linear rule, got {self.student.model.name}; set logistic."
-            )
-
-    def train(self, training: Training) -> Trained:
-        private = training.dataset.private
-        with training.reporter.stage(self.method):
-            trained = train(
-                training.model,
-                private.x,
-                private.y,
-                private.z,
-                self.covariance_constraint,
-                num_groups=training.dataset.num_groups,
-            )
-        for remark in trained.remarks:
-            training.reporter.note("covariance", remark)
         return trained.of_unit(training.dataset.unit)
 
 
@@ -561,9 +398,6 @@ class PublicState:
     sizes: Tensor
 
 
-OnRelease = Callable[[PublicState], None]
-
-
 def train_pf_ld(
     model: nn.Module,
     x: Tensor,
@@ -576,13 +410,15 @@ def train_pf_ld(
     randomness: PrivateRandomness,
     generator: torch.Generator,
     on_progress: Progress = lambda *_: None,
-    on_release: OnRelease = lambda _: None,
+    on_release: Callable[[PublicState], None] = lambda _: None,
 ) -> Trained:
     """PF-LD: ``model`` in place on ``x`` (N, ...), ``y`` (N,) and private ``groups`` (N,).
 
-    ``generator`` draws public batches; secret ones and noise come from ``randomness``. ``on_release`` hears what is
-    public before each epoch under constraints. ValueError for a record without a group and a population without one.
+    ``generator`` draws public batches; secret ones and noise come from ``randomness``. ``on_release`` is called before
+    each epoch under constraints. ValueError for a record without a group and a label without records.
     """
+    from fairpate.nn.private_fit import GaussianNoise, PoissonBatches
+
     cells = parity.cells(y, groups)
     if (cells == UNKNOWN).any():
         raise ValueError("Expected the group of every record, got some unknown; leave those records out.")
@@ -650,14 +486,13 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
             size=scale / math.sqrt(config.size_share),
         )
 
-    def events_at(scale: float) -> tuple[Event, ...]:
-        return pf_ld_events(config, noise_at(scale), num_records)
-
-    return noise_at(
-        accountant.least_noise(
-            events_at, target_epsilon=target.epsilon, target_delta=target.delta, accounting=target.accounting
-        )
+    scale = accountant.least_noise(
+        lambda scale: pf_ld_events(config, noise_at(scale), num_records),
+        target_epsilon=target.epsilon,
+        target_delta=target.delta,
+        accounting=target.accounting,
     )
+    return noise_at(scale)
 
 
 def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
@@ -704,6 +539,8 @@ class _NoisyGradients:
         sizes_UG: Tensor,
         normals: GaussianNoise,
     ) -> None:
+        from fairpate.nn.per_example import GuidedGradients
+
         self._gradients = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
         self._y, self._cells, self._parity, self._sizes_UG, self._normals = y, cells, parity, sizes_UG, normals
         self._clip_norm, self._noise_multiplier = config.clip_norm, noise_multiplier
@@ -780,7 +617,7 @@ class PfLd(AttributeMethod):
 
     def train(self, training: Training) -> Trained:
         config = self.pf_ld
-        parity = warned(parity_of(config, training.dataset), config, training.reporter)
+        parity = parity_of(config, training.dataset, training.reporter)
         noise = calibrated_noise(config, self.target, num_records=len(training.dataset.private))
         with training.reporter.stage(self.method) as advance:
             return train_pf_ld(
@@ -791,3 +628,153 @@ class PfLd(AttributeMethod):
                 randomness=self.randomness(),
                 on_progress=advance,
             )
+
+
+_MOST_FEATURES = 1000  # the solver keeps square matrices of them
+Objective = Callable[[Any], tuple[float, FloatArray]]
+
+
+class CovarianceConfig(Section):
+    """Zafar et al. 2017: no group varies with the signed distance to the boundary."""
+
+    max_covariance: float = Field(
+        0.0, ge=0, description="c: of being in a group with the signed distance to the boundary; inf: no constraint."
+    )
+    ridge: Positive = Field(1e-6, description="Times half the squared length of the coefficients, added to the loss.")
+
+
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, groups: Tensor, config: CovarianceConfig, *, num_groups: int
+) -> Trained:
+    """Fit the linear ``model`` in place to ``x`` (N, ...), bytes or floats, binary ``y`` (N,) and ``groups`` (N,).
+
+    The covariance constraint of Zafar et al. 2017, without privacy. ValueError for codes out of range, a group without
+    records, too many features, and where the solver fails.
+    """
+    from fairpate.nn.fit import set_rule  # a configuration is read without torch
+    from fairpate.nn.models import scale_bytes
+
+    plain_ND = scale_bytes(x).flatten(1).double().numpy()
+    features_ND = np.hstack([plain_ND, np.ones((len(plain_ND), 1))])
+    theta_D = coefficients(features_ND, y.numpy(), groups.numpy(), config, num_groups=num_groups)
+    covariance_G = covariances(features_ND, groups.numpy(), num_groups=num_groups) @ theta_D
+    set_rule(model, torch.from_numpy(theta_D))
+    return Trained(
+        model=model.eval(),
+        events=(PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0),),
+        noise=NO_NOISE,
+        remarks=(f"largest covariance of a group with the distance to the boundary: {abs(covariance_G).max():.3g}",),
+    )
+
+
+def coefficients(
+    features_ND: FloatArray,
+    labels_N: npt.NDArray[np.int64],
+    groups_N: npt.NDArray[np.int64],
+    config: CovarianceConfig,
+    *,
+    num_groups: int,
+) -> FloatArray:
+    """theta (D,); the last of ``features_ND`` is the constant. Errors as :func:`train`."""
+    require_codes("labels", labels_N, 2)
+    require_codes("groups", groups_N, num_groups)
+    missing = np.flatnonzero(np.bincount(groups_N, minlength=num_groups) == 0)
+    if len(missing):
+        raise ValueError(f"Expected records of every group, got none of group {missing[0]}; merge groups.")
+    size = features_ND.shape[1]
+    if size > _MOST_FEATURES:
+        raise ValueError(f"Expected at most {_MOST_FEATURES} features with the constant, got {size}; choose f_ld.")
+    loss = logistic_loss(features_ND, np.where(labels_N == 1, 1.0, -1.0), ridge=config.ridge)
+    covariance_GD = covariances(features_ND, groups_N, num_groups=num_groups)
+    basis_DK: FloatArray | None = None
+    constraints: list[LinearConstraint] = []
+    if config.max_covariance == 0:
+        # The last group's covariance is fixed by the others, as all add up to 0.
+        basis_DK = null_space(covariance_GD[:-1])
+    elif config.max_covariance < math.inf:
+        # Of two groups, the covariance of one is the negative of the other's.
+        constrained_JD = covariance_GD[:1] if num_groups == 2 else covariance_GD
+        constraints.append(LinearConstraint(constrained_JD, -config.max_covariance, config.max_covariance))
+
+    def within(u_K: FloatArray) -> tuple[float, FloatArray]:
+        if basis_DK is None:
+            return loss(u_K)
+        value, slope_D = loss(basis_DK @ u_K)
+        return value, basis_DK.T @ slope_D
+
+    # Convex, so that the start decides nothing but the number of steps; at 0 every covariance is 0 and within bounds.
+    found = minimize(
+        within,
+        np.zeros(size if basis_DK is None else basis_DK.shape[1]),
+        jac=True,
+        method="SLSQP",
+        constraints=constraints,
+        options={"ftol": 1e-12, "maxiter": 2000},
+    )
+    if not found.success:
+        raise ValueError(f"The solver found no minimum ({found.message}); raise ridge or scale the features.")
+    theta_D: FloatArray = found.x if basis_DK is None else basis_DK @ found.x
+    return theta_D
+
+
+def covariances(features_ND: FloatArray, groups_N: npt.NDArray[np.int64], *, num_groups: int) -> FloatArray:
+    """Covariance of being in each group with each feature, (G, D)."""
+    member_NG = np.eye(num_groups)[groups_N]
+    covariance_GD: FloatArray = (member_NG - member_NG.mean(axis=0)).T @ features_ND / len(features_ND)
+    return covariance_GD
+
+
+def logistic_loss(features_ND: FloatArray, signs_N: FloatArray, *, ridge: float) -> Objective:
+    """The mean loss under ``ridge``, with its gradient, as a function of theta; the last feature is not penalised."""
+    penalised_D = np.append(np.ones(features_ND.shape[1] - 1), 0.0)
+
+    def objective(theta_D: FloatArray) -> tuple[float, FloatArray]:
+        margins_N, kept_D = signs_N * (features_ND @ theta_D), penalised_D * theta_D
+        # ln(1 + e^-m), which overflows for no margin.
+        value = np.logaddexp(0, -margins_N).mean() + ridge / 2 * kept_D @ kept_D
+        slope_D = -features_ND.T @ (signs_N * expit(-margins_N)) / len(signs_N)
+        return float(value), slope_D + ridge * kept_D
+
+    return objective
+
+
+class CovarianceConstraint(UnprotectedMethod):
+    """No privacy: for comparison only. Two classes."""
+
+    title: ClassVar[str] = "covariance constraint"
+    paper: ClassVar[str] = "Zafar et al. 2017, arXiv 1507.05259"
+
+    method: str = "covariance_constraint"
+    student: PublishedConfig = PublishedConfig(model=ModelConfig(name="logistic"))
+    covariance_constraint: CovarianceConfig = CovarianceConfig()
+
+    @property
+    def protects_attribute_only(self) -> bool:
+        """True: it is compared with methods that protect the attribute alone, and reads none as a feature."""
+        return True
+
+    @property
+    def learns_two_classes(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        """ConfigError for a model that is not linear."""
+        if self.student.model.name != "logistic":
+            raise ConfigError(
+                f"student.model.name: {self.method} fits a linear rule, got {self.student.model.name}; set logistic."
+            )
+
+    def train(self, training: Training) -> Trained:
+        private = training.dataset.private
+        with training.reporter.stage(self.method):
+            trained = train(
+                training.model,
+                private.x,
+                private.y,
+                private.z,
+                self.covariance_constraint,
+                num_groups=training.dataset.num_groups,
+            )
+        for remark in trained.remarks:
+            training.reporter.note("covariance", remark)
+        return trained.of_unit(training.dataset.unit)

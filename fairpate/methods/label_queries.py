@@ -170,7 +170,7 @@ def add_anchor(run: RunDirectory, text: str) -> str:
     # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
     noted = open_anchor(anchor)
     try:
-        noted.make(read_ledger(place.ledger)[3])
+        noted.make(read_ledger(place.ledger).head)
     finally:
         noted.close()
     note_place(run, LedgerPlace(ledger=place.ledger, anchor=anchor))
@@ -243,8 +243,8 @@ def _check_released(run: RunDirectory, ledger: Ledger, queries: Split) -> None:
     stated = 0
     if run.statement.exists():
         stated = read_json(run.statement)["queries"]["submitted"]
-    if lost or ledger.num_outcomes < stated:
-        lacks = f"{lost} labels" if lost else f"{stated - ledger.num_outcomes} of {stated} queries"
+    if lost or len(ledger.outcome_of) < stated:
+        lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
         raise RunDirectoryError(
             f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public records of "
             "this run from one copy, or start a new run folder."

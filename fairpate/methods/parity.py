@@ -1,27 +1,27 @@
-"""Parity as rates of events and as means, and dual ascent on its multipliers, for methods that protect the attribute.
+"""Parity between groups: as rates of events, as differences of means, and dual ascent on its multipliers.
 
-The unit is one record's ``sensitive attribute``, the relation ``replace one``: features, labels and the number of
-records are public.
+The methods that use this module protect one record's sensitive attribute under the relation ``replace one``: features,
+labels and the number of records are public.
 
-*Rates* (:class:`ParityCells`). A classifier h is compared between groups on events: demographic parity has one (every
-record), equalized odds one per label, equal opportunity the positive label, equal false positives the other one.
-``rate[a, e]`` is P[h = 1 | group a, event e], and its gap is taken to a reference group: two other groups may differ by
-twice as much.
+*Rates* (:class:`ParityCells`). A binary classifier h is compared between groups on events. Demographic parity has one
+event (every record), equalized odds one per label, equal opportunity the positive label, equal false positives the
+negative label. ``rate[a, e]`` is P[h = 1 | group a, event e]. Gaps are measured to a reference group, so two other
+groups may differ by twice as much.
 
-*Means* (:class:`MeanParity`), as in Tran, Fioretto and Van Hentenryck 2021 (arXiv 2009.12562): the violation of
-group g in population u is ``mean over u of h - mean over (u, g) of h``.
+*Means* (:class:`MeanParity`), as in Tran, Fioretto and Van Hentenryck 2021 (arXiv 2009.12562). The violation of group g
+in population u is ``mean over u of h - mean over (u, g) of h``.
 
     demographic parity   h = predicted probabilities   one population: every record
-    equalized odds       the same                      one population per true label
+    equalized odds       h = predicted probabilities   one population per true label
     accuracy parity      h = loss                      one population: every record
 
-With two classes h is the probability of the second alone, as in the paper; with more it is that of each class. It may
-be taken of sharpened logits, whose means are closer to those of the predicted labels. A record whose group is
+With two classes h is the probability of the second class alone, as in the paper; with more, the probability of each
+class. ``sharpness`` above 1 brings these means closer to those of the predicted labels. A record whose group is
 ``UNKNOWN`` belongs to its population and to no group.
 
-*Multipliers* (:class:`DualAscent`) rise with each constraint's violation and are projected into a public set: the
-non-negative orthant, its part below a cap in every coordinate, or within an L1 ball, as convergence theory asks for a
-compact one. Violations are released values, exact or noisy, so a step is post-processing and costs nothing.
+*Multipliers* (:class:`DualAscent`) rise with the violation of their constraint and are projected onto a public set: the
+non-negative orthant, a cap on each coordinate, or an L1 ball (convergence theory asks for a compact set). A step reads
+released violations only, so it is post-processing and costs nothing.
 
 Shapes: N records, B of a batch, C classes, D features, E events, U populations, G groups, K values of h, J multipliers.
 """
@@ -30,21 +30,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn import functional
 
 from fairpate.config import CountOrZero, Fraction, Section
-from fairpate.nn.per_example import CrossEntropy
+from fairpate.later import torch
 from fairpate.types import IntArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FloatArray = npt.NDArray[np.float64]
 Constraint = Literal["demographic_parity", "equalized_odds", "equal_opportunity", "equal_false_positives"]
+MeanConstraint = Literal["demographic_parity", "equalized_odds", "accuracy_parity"]
+NO_EVENT = -1
+UNKNOWN = -1
 
 
 class ParityConfig(Section):
@@ -56,13 +59,21 @@ class ParityConfig(Section):
     reference_group: CountOrZero = Field(0, description="Code of the group that others are compared with.")
 
 
-NO_EVENT = -1
-_NUM_EVENTS: dict[Constraint, int] = {
-    "demographic_parity": 1,
-    "equalized_odds": 2,
-    "equal_opportunity": 1,
-    "equal_false_positives": 1,
-}
+def require_codes(name: str, values: npt.NDArray[Any], stop: int) -> None:
+    """ValueError unless every value is one of 0 .. ``stop`` - 1."""
+    if values.ndim != 1 or not np.isin(values, np.arange(stop)).all():
+        raise ValueError(f"Expected {name} to be codes from 0 to {stop - 1}, got {np.unique(values)[:5].tolist()}.")
+
+
+def require_shares(shares: FloatArray, floor: float) -> None:
+    """ValueError naming the cells of ``shares`` (released, so public; groups first) below the declared ``floor``."""
+    # `not >=` names a share that is NaN as well.
+    for cell in np.argwhere(~(shares >= floor)):
+        where = f"group {cell[0]}" + (f", event {cell[1]}" if shares.ndim > 1 else "")
+        raise ValueError(
+            f"Expected every released share >= min_share {floor:g}, got {shares[tuple(cell)]:.3g} in {where}; merge "
+            "groups, lower min_share or raise epsilon. What was released to find this out has been spent."
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +98,19 @@ class ParityCells:
             raise ValueError(f"Expected one group per label, got {len(groups)} for {len(labels)}.")
         if num_groups < 2:
             raise ValueError(f"Expected at least 2 groups to compare, got {num_groups}.")
+        labels = labels.astype(np.int64)
+        events_of: dict[Constraint, IntArray] = {
+            "demographic_parity": np.zeros_like(labels),
+            "equalized_odds": labels,
+            "equal_opportunity": np.where(labels == 1, 0, NO_EVENT),
+            "equal_false_positives": np.where(labels == 0, 0, NO_EVENT),
+        }
         return cls(
-            labels_N=labels.astype(np.int64),
+            labels_N=labels,
             groups_N=groups.astype(np.int64),
-            events_N=_events(labels.astype(np.int64), constraint),
+            events_N=events_of[constraint],
             num_groups=num_groups,
-            num_events=_NUM_EVENTS[constraint],
+            num_events=2 if constraint == "equalized_odds" else 1,
         )
 
     def sums(self, values: npt.ArrayLike) -> FloatArray:
@@ -117,37 +135,6 @@ class ParityCells:
         return rate_GE
 
 
-def require_codes(name: str, values: npt.NDArray[Any], stop: int) -> None:
-    """ValueError unless every value is one of 0 .. ``stop`` - 1."""
-    if values.ndim != 1 or not np.isin(values, np.arange(stop)).all():
-        raise ValueError(f"Expected {name} to be codes from 0 to {stop - 1}, got {np.unique(values)[:5].tolist()}.")
-
-
-def require_shares(shares: FloatArray, floor: float) -> None:
-    """ValueError naming the cells of ``shares`` (released, so public; groups first) below the declared ``floor``."""
-    # `not >=` names a share that is NaN as well.
-    for cell in np.argwhere(~(shares >= floor)):
-        where = f"group {cell[0]}" + (f", event {cell[1]}" if shares.ndim > 1 else "")
-        raise ValueError(
-            f"Expected every released share >= min_share {floor:g}, got {shares[tuple(cell)]:.3g} in {where}; merge "
-            "groups, lower min_share or raise epsilon. What was released to find this out has been spent."
-        )
-
-
-def _events(labels_N: IntArray, constraint: Constraint) -> IntArray:
-    if constraint == "equalized_odds":
-        return labels_N
-    if constraint == "demographic_parity":
-        return np.zeros_like(labels_N)
-    if constraint in ("equal_opportunity", "equal_false_positives"):
-        return np.where(labels_N == (constraint == "equal_opportunity"), 0, NO_EVENT)
-    raise ValueError(f"Expected constraint to be one of {', '.join(_NUM_EVENTS)}, got {constraint!r}.")
-
-
-MeanConstraint = Literal["demographic_parity", "equalized_odds", "accuracy_parity"]
-UNKNOWN = -1
-
-
 @dataclass(frozen=True, kw_only=True)
 class MeanParity:
     """Which means are compared, of how many groups and classes; both numbers are public.
@@ -167,24 +154,16 @@ class MeanParity:
             )
 
     @property
-    def num_populations(self) -> int:
-        """Return U."""
-        return self.num_classes if self.constraint == "equalized_odds" else 1
-
-    @property
-    def num_values(self) -> int:
-        """Return K."""
-        return 1 if self.constraint == "accuracy_parity" or self.num_classes == 2 else self.num_classes
-
-    @property
     def shape(self) -> tuple[int, int, int]:
         """(U, G, K): one constraint each."""
-        return self.num_populations, self.num_groups, self.num_values
+        num_populations = self.num_classes if self.constraint == "equalized_odds" else 1
+        is_scalar = self.constraint == "accuracy_parity" or self.num_classes == 2
+        return num_populations, self.num_groups, 1 if is_scalar else self.num_classes
 
     def values(self, outputs_BC: Tensor, labels_B: Tensor) -> Tensor:
         """h of every record, shape (B, K), from logits."""
         if self.constraint == "accuracy_parity":
-            return functional.cross_entropy(outputs_BC, labels_B, reduction="none")[:, None]
+            return torch.nn.functional.cross_entropy(outputs_BC, labels_B, reduction="none")[:, None]
         probability_BC = (self.sharpness * outputs_BC).softmax(dim=1)
         # Of two classes, the mean of one determines that of the other.
         return probability_BC[:, 1:] if self.num_classes == 2 else probability_BC
@@ -208,22 +187,24 @@ class MeanParity:
 
     def population_sizes(self, labels_N: Tensor) -> Tensor:
         """How many records each population has, (U,) ``float64``. Labels alone decide them."""
-        return torch.bincount(self.populations(labels_N), minlength=self.num_populations).double()
+        return torch.bincount(self.populations(labels_N), minlength=self.shape[0]).double()
 
     def group_sizes(self, cells_N: Tensor) -> Tensor:
         """How many records each group has in each population, (U, G) ``float64``: private."""
-        sizes = torch.bincount(cells_N[cells_N != UNKNOWN], minlength=self.num_populations * self.num_groups)
-        return sizes.double().view(self.num_populations, self.num_groups)
+        num_populations, num_groups, _ = self.shape
+        sizes = torch.bincount(cells_N[cells_N != UNKNOWN], minlength=num_populations * num_groups)
+        return sizes.double().view(num_populations, num_groups)
 
     def violations(self, values_NK: Tensor, labels_N: Tensor, cells_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
         """``mean over u - sum over (u, g) / sizes_UG`` of h, shape (U, G, K), differentiable in the values.
 
         NaN or infinite where a size or a population is 0.
         """
-        num_populations, num_groups, _ = self.shape
-        total_UK = _sums(values_NK, self.populations(labels_N), num_populations)
+        num_populations, num_groups, num_values = self.shape
         known_N = cells_N != UNKNOWN
-        sums_UGK = _sums(values_NK[known_N], cells_N[known_N], num_populations * num_groups).view(self.shape)
+        total_UK = values_NK.new_zeros(num_populations, num_values).index_add(0, self.populations(labels_N), values_NK)
+        sums_JK = values_NK.new_zeros(num_populations * num_groups, num_values)
+        sums_UGK = sums_JK.index_add(0, cells_N[known_N], values_NK[known_N]).view(self.shape)
         mean_UK = total_UK / self.population_sizes(labels_N).to(total_UK)[:, None]
         # By sizes that are given: a sum over a private, counted size would move with two groups at once.
         return mean_UK[:, None] - sums_UGK / sizes_UG.to(sums_UGK)[..., None]
@@ -231,18 +212,18 @@ class MeanParity:
     def slopes(self, multipliers_UGK: Tensor, labels_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
         """The derivative of ``sum of multipliers times violations`` with respect to h of a record in (u, g), (U, G, K).
 
-        ``labels_N`` give the sizes of the populations. 0 where no multiplier is at work.
+        ``labels_N`` give the sizes of the populations. 0 where the multipliers are 0.
         """
-        # No record is in a population of size 0: there any finite slope does.
+        # No record is in a population of size 0, so that any finite slope does there.
         total_UK = multipliers_UGK.sum(dim=1) / self.population_sizes(labels_N).clamp(min=1)[:, None]
         return total_UK[:, None] - multipliers_UGK / sizes_UG[..., None]
 
     def levels_down(self, max_multiplier: float) -> str | None:
-        """A warning where equal losses may be reached by raising the loss of the group that fares better; else None.
+        """A warning where equal losses may be reached by raising the loss of the better-served group; else None.
 
         The loss of a group with share s weighs at least ``1 - c / s`` in what two groups under multipliers up to c
-        minimise together. Below 0 it is raised; the group that fares better may be the smaller one, whose share is
-        private and 1 / 2 at most.
+        minimise together. Below 0 it is raised. The better-served group may be the smaller one, whose share is private
+        and at most 1 / 2.
         """
         if self.constraint != "accuracy_parity" or max_multiplier * self.num_groups <= 1:
             return None
@@ -263,25 +244,22 @@ class ValueAlong:
         """One value per record, shape (B,)."""
         return (self._parity.values(outputs_BC, targets[:, 0].long()) * targets[:, 1:]).sum(dim=1)
 
-    @torch.no_grad()
     def gradient(self, outputs_BC: Tensor, targets: Tensor) -> Tensor:
         """The gradient of the summed values with respect to the outputs, (B, C), in closed form."""
-        directions_BK = targets[:, 1:]
-        if self._parity.constraint == "accuracy_parity":
-            return CrossEntropy().gradient(outputs_BC, targets[:, 0].long()) * directions_BK
-        sharpness = self._parity.sharpness
-        probability_BC = (sharpness * outputs_BC).softmax(dim=1)
-        if self._parity.num_classes == 2:
-            # The derivative of p_1 is p_0 p_1 with respect to its own logit, and the negative for the other.
-            slope_B1 = sharpness * probability_BC[:, :1] * probability_BC[:, 1:] * directions_BK
-            return torch.cat([-slope_B1, slope_B1], dim=1)
-        # The Jacobian of softmax, diag(p) - p p^T, times the direction.
-        mean_B1 = (probability_BC * directions_BK).sum(dim=1, keepdim=True)
-        return sharpness * probability_BC * (directions_BK - mean_B1)
+        from fairpate.nn.per_example import CrossEntropy  # a configuration is read without torch
 
-
-def _sums(values_NK: Tensor, index_N: Tensor, size: int) -> Tensor:
-    return values_NK.new_zeros(size, values_NK.shape[1]).index_add(0, index_N, values_NK)
+        directions_BK, sharpness = targets[:, 1:], self._parity.sharpness
+        with torch.no_grad():
+            if self._parity.constraint == "accuracy_parity":
+                return CrossEntropy().gradient(outputs_BC, targets[:, 0].long()) * directions_BK
+            probability_BC = (sharpness * outputs_BC).softmax(dim=1)
+            if self._parity.num_classes == 2:
+                # The derivative of p_1 is p_0 p_1 with respect to its own logit, and the negative for the other.
+                slope_B1 = sharpness * probability_BC[:, :1] * probability_BC[:, 1:] * directions_BK
+                return torch.cat([-slope_B1, slope_B1], dim=1)
+            # The Jacobian of softmax, diag(p) - p p^T, times the direction.
+            mean_B1 = (probability_BC * directions_BK).sum(dim=1, keepdim=True)
+            return sharpness * probability_BC * (directions_BK - mean_B1)
 
 
 def project(values_J: npt.ArrayLike, *, cap: float = math.inf, l1_radius: float = math.inf) -> FloatArray:
@@ -289,12 +267,28 @@ def project(values_J: npt.ArrayLike, *, cap: float = math.inf, l1_radius: float 
 
     ValueError for values that are not finite, for bounds that are not positive, and for both bounds at once.
     """
-    _check_bounds(cap, l1_radius)
-    return _projected(np.asarray(values_J, dtype=np.float64), cap, l1_radius)
+    if not (cap > 0 and l1_radius > 0):
+        raise ValueError(f"Expected cap > 0 and l1_radius > 0, got {cap} and {l1_radius}.")
+    if math.isfinite(cap) and math.isfinite(l1_radius):
+        raise ValueError(f"Expected a cap or an L1 radius, got both: {cap} and {l1_radius}.")
+    positive_J: FloatArray = np.maximum(np.asarray(values_J, dtype=np.float64), 0.0)
+    # One product checks all entries; it overflows from 1e154 on, where multipliers mean nothing any more.
+    if not math.isfinite(positive_J.dot(positive_J)):
+        raise ValueError(f"Expected finite multipliers, got {positive_J}; lower the dual learning rate.")
+    if cap < math.inf:
+        return np.minimum(positive_J, cap)
+    if l1_radius == math.inf or positive_J.sum() <= l1_radius:
+        return positive_J
+    # Duchi et al. 2008: all entries sink alike, by what the largest ones, which stay positive, decide.
+    falling_J = np.sort(positive_J)[::-1]
+    sinks_J = (np.cumsum(falling_J) - l1_radius) / np.arange(1, len(falling_J) + 1)
+    sink = sinks_J[np.flatnonzero(falling_J > sinks_J)[-1]]
+    sunk_J: FloatArray = np.maximum(positive_J - sink, 0.0)
+    return sunk_J
 
 
 class DualAscent:
-    """Multipliers that rise where a constraint is violated; from 0."""
+    """Multipliers that start at 0 and rise where a constraint is violated."""
 
     def __init__(
         self,
@@ -307,39 +301,10 @@ class DualAscent:
         if not 0 <= learning_rate < math.inf:
             raise ValueError(f"Expected a dual learning rate >= 0 and finite, got {learning_rate}.")
         self._learning_rate, self._cap, self._l1_radius = learning_rate, cap, l1_radius
-        _check_bounds(cap, l1_radius)
-        self.multipliers_J = np.zeros(num_multipliers)
+        self.multipliers_J = project(np.zeros(num_multipliers), cap=cap, l1_radius=l1_radius)
 
     def step(self, violations_J: FloatArray) -> FloatArray:
         """Ascend ``violations_J``, positive where a constraint fails; the multipliers after it, shape (J,)."""
         raised_J = self.multipliers_J + self._learning_rate * violations_J
-        self.multipliers_J = _projected(raised_J, self._cap, self._l1_radius)
+        self.multipliers_J = project(raised_J, cap=self._cap, l1_radius=self._l1_radius)
         return self.multipliers_J
-
-
-def _projected(values_J: FloatArray, cap: float, l1_radius: float) -> FloatArray:
-    positive_J: FloatArray = np.maximum(values_J, 0.0)
-    # One product checks all entries; it overflows from 1e154 on, where multipliers mean nothing any more.
-    if not math.isfinite(positive_J.dot(positive_J)):
-        raise ValueError(f"Expected finite multipliers, got {values_J}; lower the dual learning rate.")
-    if cap < math.inf:
-        return np.minimum(positive_J, cap)
-    is_inside = l1_radius == math.inf or positive_J.sum() <= l1_radius
-    return positive_J if is_inside else _onto_simplex(positive_J, l1_radius)
-
-
-def _check_bounds(cap: float, l1_radius: float) -> None:
-    if not (cap > 0 and l1_radius > 0):
-        raise ValueError(f"Expected cap > 0 and l1_radius > 0, got {cap} and {l1_radius}.")
-    if math.isfinite(cap) and math.isfinite(l1_radius):
-        raise ValueError(f"Expected a cap or an L1 radius, got both: {cap} and {l1_radius}.")
-
-
-def _onto_simplex(positive_J: FloatArray, total: float) -> FloatArray:
-    """The nearest non-negative vector with sum ``total``, below that of ``positive_J``: all entries sink alike."""
-    # Duchi et al. 2008: the largest entries alone, those that stay above it, decide how far all sink.
-    falling_J = np.sort(positive_J)[::-1]
-    sinks_J = (np.cumsum(falling_J) - total) / np.arange(1, len(falling_J) + 1)
-    sink = sinks_J[np.flatnonzero(falling_J > sinks_J)[-1]]
-    sunk_J: FloatArray = np.maximum(positive_J - sink, 0.0)
-    return sunk_J

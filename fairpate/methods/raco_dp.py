@@ -11,8 +11,8 @@ Poisson sample of rate r, L = r N, soft predictions s(x) = softmax(sharpness h(x
     theta  <- theta - rate (sum_x clip(g_x) + N(0, (zeta C)^2 I)) / L
     lambda <- P(lambda + dual rate (Gamma of the noisy H and its sizes - bound))
 
-The second term of g_x is the gradient of a *price* times the record's row s(x), where the prices of a step are any
-function of its noisy H: :class:`PricedLoss`. With ``counts`` labels, H counts predicted labels instead of s(x): the
+The second term of g_x is the gradient of a *price* times the record's row s(x), and the prices of a step are a function
+of its noisy H: :class:`PricedLoss`. With ``counts`` labels, H counts predicted labels instead of s(x): the
 hard dual update of its Appendix E.4. Gradients are of s(x) all the same, and sizes do not change. With ``size_share``
 each cell's number of records is released too, under Gaussian noise (its Remark 3; cells are a partition): H becomes the
 nearest histogram to both releases, and sizes are sums of that.
@@ -32,7 +32,7 @@ Deviations from the paper and its code:
 - The last weights are averaged; the paper takes the best of many checkpoints by private validation data, uncharged.
 - Momentum, as DP-SGD has it here; 0 is the paper's.
 
-Shapes: N records, B of a batch, Q cells, C classes or outputs, K columns of H, J constraints.
+Shapes: N records, B of a batch, Q cells, C classes, J constraints.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -69,76 +69,87 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, epsilon_of_curve, least_noise
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
-from fairpate.terminal import Reporter
 
 Pricing = Callable[[FloatArray], FloatArray]
+SHARE_OF_SMALL_CELLS = 0.3  # the best of 0, .1 and .3 under equalized odds: docs/coverage.md, RaCO-DP
 
 
-class PredictionRows(Protocol):
-    """Maps outputs to rows of non-negative numbers that sum to 1, so that H has sensitivity 1."""
+class RacoDpConfig(Section):
+    """RaCO-DP: which rate constraint, how tight, and how its multipliers move. Gradients are as `dp_sgd` says."""
 
-    def __call__(self, outputs_BC: Tensor, probability_BC: Tensor) -> Tensor:
-        """Rows (B, K), differentiable; ``probability_BC`` is the softmax of the outputs."""
-        ...
+    histogram_share: float = Field(0.1, gt=0, lt=1, description="Part of the budget that the histograms take.")
+    min_share: float = Field(
+        0.01, gt=0, le=1, description="Least share of the expected batch that a set of records counts as: public."
+    )
+    size_share: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Of the gradient's part, for a release of sizes that makes the histogram more exact; "
+        "null: .3 where cells are of a label and a group, 0 elsewhere.",
+    )
+    averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
+    constraint: ConstraintName = "demographic_parity"
+    bound: Annotated[float, Field(ge=-1, le=1)] = Field(
+        0.05, description="On the signed gap of a group to all others, or on the rate itself."
+    )
+    label: CountOrZero | None = Field(1, description="Code of the positive class; null: one constraint per class.")
+    constraints: RateConstraints | None = Field(
+        None, description="Any others over codes of labels and groups, in place of constraint, bound and label."
+    )
+    sharpness: Positive = Field(1.0, description="Inverse temperature of the predictions that rates are taken of.")
+    counts: Literal["probabilities", "labels"] = Field(
+        "probabilities", description="What histograms, and so multipliers, see of a prediction; theory has the first."
+    )
+    dual_learning_rate: NotNegative = Field(0.1, description="Of the multipliers; 0 leaves them at 0.")
+    max_multiplier: Positive | None = Field(None, description="Cap on each multiplier; or:")
+    max_total_multiplier: Positive | None = Field(None, description="Cap on the sum of all.")
 
-    def add_pulled_back(self, base_BC: Tensor, probability_BC: Tensor, rows_BK: Tensor, prices_BK: Tensor) -> Tensor:
-        """``base`` plus the gradient of the summed ``prices * rows`` with respect to the outputs, in fresh memory."""
-        ...
+    @property
+    def resolved_size_share(self) -> float:
+        """``size_share``, or its default, which depends on whether cells are of a true label and a group."""
+        if self.size_share is not None:
+            return self.size_share
+        if self.constraints is None:
+            has_small_cells = self.constraint in ("equalized_odds", "equal_opportunity")
+        else:
+            has_small_cells = self.constraints.partition.num_labels > 1 and self.constraints.partition.num_groups > 1
+        return SHARE_OF_SMALL_CELLS if has_small_cells else 0.0
 
-    def counted(self, rows_BK: Tensor) -> Tensor:
-        """Return the rows that the histogram adds up: also non-negative, with sum 1."""
-        ...
-
-
-@dataclass(frozen=True)
-class SoftPrediction:
-    """softmax(``sharpness`` * outputs): an inverse temperature, so predictions harden as it grows.
-
-    ``counts_labels``: the histogram counts the predicted label of a record instead of its probabilities.
-    """
-
-    sharpness: float = 1.0
-    counts_labels: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 < self.sharpness < math.inf:
-            raise ValueError(f"Expected sharpness > 0 and finite, got {self.sharpness}.")
-
-    def __call__(self, outputs_BC: Tensor, probability_BC: Tensor) -> Tensor:
-        """Rows (B, C)."""
-        return probability_BC if self.sharpness == 1 else _softmax(self.sharpness * outputs_BC)
-
-    def add_pulled_back(
-        self,
-        base_BC: Tensor,
-        probability_BC: Tensor,  # noqa: ARG002
-        rows_BK: Tensor,
-        prices_BK: Tensor,
-    ) -> Tensor:
-        """Add the gradient in closed form."""
-        mean_price_B = torch.linalg.vecdot(rows_BK, prices_BK)
-        return torch.addcmul(base_BC, rows_BK, prices_BK - mean_price_B.unsqueeze(1), value=self.sharpness)
-
-    def counted(self, rows_BK: Tensor) -> Tensor:
-        """The rows themselves, or 1 where each is largest."""
-        if not self.counts_labels:
-            return rows_BK
-        return functional.one_hot(rows_BK.argmax(dim=1), rows_BK.shape[1]).to(rows_BK)
+    # Files and digests hold the resolved share; a value that is given still replaces it.
+    @field_serializer("size_share", when_used="json")
+    def _resolved(self, _: float | None) -> float:
+        return self.resolved_size_share
 
 
 class PricedLoss:
-    """Cross entropy plus the price of the record's row, for targets as :meth:`targets` makes them.
+    """Cross entropy plus the price of the record's row s(x), for targets as :meth:`targets` makes them.
 
-    ``prices_QK`` None: the outputs of the next call are the whole batch, and set them. ``share_B``: which share of its
-    person each record is that is counted next; None: the whole.
+    s(x) = softmax(``sharpness`` * outputs): an inverse temperature, so predictions harden as it grows. With
+    ``counts_labels`` the histogram counts the predicted label of a record instead of its probabilities.
+
+    ``release`` maps a batch's histogram (Q, C) to prices. ``prices_QC`` None: the next call has the outputs of a whole
+    batch, and they set the prices. ``share_B``: each record's share of its person in the next histogram; None: 1.
     """
 
     def __init__(
-        self, rows: PredictionRows, *, num_cells: int, num_classes: int, release: Callable[[Tensor], FloatArray]
+        self,
+        *,
+        num_cells: int,
+        num_classes: int,
+        release: Callable[[Tensor], FloatArray],
+        sharpness: float = 1.0,
+        counts_labels: bool = False,
     ) -> None:
-        self._rows, self._num_cells, self._num_classes, self._release = rows, num_cells, num_classes, release
-        self._by_target: Tensor | None = None
-        self.prices_QK: FloatArray | None = None
+        if not 0 < sharpness < math.inf:
+            raise ValueError(f"Expected sharpness > 0 and finite, got {sharpness}.")
+        self._num_cells, self._num_classes, self._release = num_cells, num_classes, release
+        self._sharpness, self._counts_labels = sharpness, counts_labels
+        # By target: the prices of its cell, then its label one-hot. One look-up per record fetches both.
+        one_hot = torch.eye(num_classes).repeat(num_cells, 1)
+        self._by_target = torch.cat([torch.zeros_like(one_hot), one_hot], dim=1)
+        self._price_part = self._by_target.numpy().reshape(num_cells, num_classes, -1)[:, :, :num_classes]
+        self.prices_QC: FloatArray | None = None
         self.share_B: Tensor | None = None
 
     def targets(self, labels_N: Tensor, cells_N: Tensor) -> Tensor:
@@ -149,54 +160,51 @@ class PricedLoss:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """One loss per record, shape (B,)."""
-        rows_BK = self._rows(outputs, _softmax(outputs))
-        prices_QK = torch.as_tensor(self._prices(rows_BK, targets), dtype=rows_BK.dtype, device=rows_BK.device)
+        rows_BC = self._rows(outputs)
+        prices_QC = torch.as_tensor(self._prices(rows_BC, targets), dtype=rows_BC.dtype, device=rows_BC.device)
         cells = torch.div(targets, self._num_classes, rounding_mode="floor")
         labels = targets - cells * self._num_classes
-        priced_B: Tensor = (prices_QK[cells] * rows_BK).sum(dim=1)
+        priced_B: Tensor = (prices_QC[cells] * rows_BC).sum(dim=1)
         return functional.cross_entropy(outputs, labels, reduction="none") + priced_B
 
     def gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The gradient of the summed losses with respect to ``outputs`` (B, C), which need no gradient themselves."""
         probability_BC = torch.log_softmax(outputs, dim=1).exp_()
-        rows_BK = self._rows(outputs, probability_BC)
-        table = self._lookup(self._prices(rows_BK, targets), rows_BK).index_select(0, targets)
-        prices_BK, truth_BC = table.tensor_split((rows_BK.shape[1],), dim=1)
-        return self._rows.add_pulled_back(probability_BC, probability_BC, rows_BK, prices_BK).sub_(truth_BC)
+        rows_BC = probability_BC if self._sharpness == 1 else self._rows(outputs)
+        self._price_part[...] = self._prices(rows_BC, targets)[:, None]
+        table = self._by_target.to(rows_BC).index_select(0, targets)
+        prices_BC, truth_BC = table.tensor_split((self._num_classes,), dim=1)
+        # The softmax's derivative along the prices: sharpness s (price - <price, s>).
+        centred_BC = prices_BC - torch.linalg.vecdot(rows_BC, prices_BC).unsqueeze(1)
+        return torch.addcmul(probability_BC, rows_BC, centred_BC, value=self._sharpness).sub_(truth_BC)
 
-    def observe(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The histogram of these outputs, shape (Q, K)."""
-        return self._histogram(self._rows(outputs, _softmax(outputs)), targets)
+    def histogram(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The histogram of these outputs, shape (Q, C)."""
+        return self._summed(self._rows(outputs), targets)
 
-    def release(self, histogram_QK: Tensor) -> FloatArray:
+    def release(self, histogram_QC: Tensor) -> FloatArray:
         """Fix the prices from a histogram that noise is added to."""
-        self.prices_QK = self._release(histogram_QK)
-        return self.prices_QK
+        self.prices_QC = self._release(histogram_QC)
+        return self.prices_QC
 
-    def _prices(self, rows_BK: Tensor, targets: Tensor) -> FloatArray:
-        return self.release(self._histogram(rows_BK.detach(), targets)) if self.prices_QK is None else self.prices_QK
+    def _rows(self, outputs: Tensor) -> Tensor:
+        # For the few classes there are, quicker than the softmax itself.
+        return torch.log_softmax(outputs if self._sharpness == 1 else self._sharpness * outputs, dim=1).exp()
 
-    def _histogram(self, rows_BK: Tensor, targets: Tensor) -> Tensor:
-        counted_BK = self._rows.counted(
-            rows_BK
-        ).nan_to_num()  # a row that is not a number would spoil the sums of all others
+    def _prices(self, rows_BC: Tensor, targets: Tensor) -> FloatArray:
+        return self.release(self._summed(rows_BC.detach(), targets)) if self.prices_QC is None else self.prices_QC
+
+    def _summed(self, rows_BC: Tensor, targets: Tensor) -> Tensor:
+        if self._counts_labels:
+            rows_BC = functional.one_hot(rows_BC.argmax(dim=1), self._num_classes).to(rows_BC)
+        # A row that is not a number would spoil the sums of all others.
+        counted_BC = rows_BC.nan_to_num()
         if self.share_B is not None:
-            counted_BK = counted_BK * self.share_B[:, None]
-        sums = counted_BK.new_zeros(self._num_cells * self._num_classes, rows_BK.shape[1])
+            counted_BC = counted_BC * self.share_B[:, None]
+        sums = counted_BC.new_zeros(self._num_cells * self._num_classes, self._num_classes)
         # By target, cell and label in one number, so that no cell has to be looked up first; labels are summed out.
-        sums.index_add_(0, targets, counted_BK)
+        sums.index_add_(0, targets, counted_BC)
         return sums.view(self._num_cells, self._num_classes, -1).sum(dim=1)
-
-    def _lookup(self, prices_QK: FloatArray, rows_BK: Tensor) -> Tensor:
-        """For every target its cell's prices, then its label one-hot: one look-up per record fetches both."""
-        if self._by_target is None:
-            one_hot = torch.eye(self._num_classes, dtype=rows_BK.dtype).repeat(self._num_cells, 1)
-            prices = one_hot.new_zeros(len(one_hot), rows_BK.shape[1])
-            self._by_target = torch.cat([prices, one_hot], dim=1)
-            by_cell = self._by_target.numpy().reshape(self._num_cells, self._num_classes, -1)
-            self._price_part = by_cell[:, :, : rows_BK.shape[1]]
-        self._price_part[...] = prices_QK[:, None]
-        return self._by_target.to(rows_BK.device)
 
 
 class PricedClipper(GradientClipper):
@@ -212,24 +220,22 @@ class PricedClipper(GradientClipper):
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
         """Release the histogram, then sum as the parent does."""
         # Prices of the last batch must not serve this one: its histogram is released exactly once, as it is charged.
-        self._priced.prices_QK = None
+        self._priced.prices_QC = None
         in_one_pass = self.engine == "book_keeping" and 0 < len(x) <= (self._max_records or len(x))
         if not in_one_pass or owner_B is not None:
-            self._priced.release(self._histogram(x, targets, owner_B))
+            # An empty batch is one empty part: its zeros get their noise as any others.
+            size = self._max_records or max(1, len(x))
+            parts = zip(torch.split(x, size), torch.split(targets, size), strict=True)
+            # Shares are of the whole batch: a person may be in two parts.
+            share_B = None if owner_B is None else shares_of(owner_B)
+            histograms = []
+            with torch.no_grad():
+                for number, (part, codes) in enumerate(parts):
+                    self._priced.share_B = None if share_B is None else share_B[number * size :][: len(part)]
+                    histograms.append(self._priced.histogram(self._model(part), codes))
+            self._priced.share_B = None
+            self._priced.release(torch.stack(histograms).sum(dim=0))
         return super().sum(x, targets, owner_B)
-
-    @torch.no_grad()
-    def _histogram(self, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> Tensor:
-        # An empty batch is one empty part: its zeros get their noise as any others.
-        size = self._max_records or max(1, len(x))
-        parts = list(zip(torch.split(x, size), torch.split(targets, size), strict=True))
-        # Of the whole batch: a person may be in two parts, for shares add up over rows.
-        shares = [None] * len(parts) if owner_B is None else torch.split(shares_of(owner_B), size)
-        histograms = []
-        for (part, codes), self._priced.share_B in zip(parts, shares, strict=True):
-            histograms.append(self._priced.observe(self._model(part), codes))
-        self._priced.share_B = None
-        return torch.stack(histograms).sum(dim=0)
 
 
 def priced_training(
@@ -239,20 +245,21 @@ def priced_training(
     cells: Tensor,
     steps: PrivateSteps,
     *,
-    rows: PredictionRows,
     num_cells: int,
     num_classes: int,
     laplace_scale: float,
     pricing: Pricing,
     randomness: PrivateRandomness,
     histogram_randomness: PrivateRandomness,
+    sharpness: float = 1.0,
+    counts_labels: bool = False,
     person_N: Tensor | None = None,
     size_noise: float | None = None,
     events: tuple[Event, ...] = (),
 ) -> PrivateTraining:
     """DP-SGD on private ``x`` (N, ...), ``labels`` (N,) and ``cells`` (N,), with a noisy histogram before each sum.
 
-    ``pricing`` maps each noisy histogram (Q, K) to prices of that shape. With ``size_noise`` the number of records of
+    ``pricing`` maps each noisy histogram (Q, C) to prices of that shape. With ``size_noise`` the number of records of
     every cell is released too, under Gaussian noise of that standard deviation, and the histogram is :func:`refined` by
     it. ``histogram_randomness`` is apart from that of sampling and gradients, so that a price of 0 leaves DP-SGD as it
     is, bit for bit.
@@ -262,71 +269,35 @@ def priced_training(
             raise ValueError(f"Expected {name} >= 0 and finite, got {noise}.")
     laplace, sizes = LaplaceNoise(histogram_randomness, scale=laplace_scale), GaussianNoise(histogram_randomness)
 
-    def release(histogram_QK: Tensor) -> FloatArray:
-        exact_QK = histogram_QK.numpy(force=True)
-        noisy_QK = exact_QK + laplace.take(exact_QK.size).reshape(exact_QK.shape)
+    def release(histogram_QC: Tensor) -> FloatArray:
+        exact_QC = histogram_QC.numpy(force=True)
+        noisy_QC = exact_QC + laplace.take(exact_QC.size).reshape(exact_QC.shape)
         if size_noise is not None:
             # Of the exact histogram, under noise of its own: a noisy row's sum has the variance of all its entries.
-            sizes_Q = exact_QK.sum(axis=1, dtype=np.float64) + size_noise * sizes.take(len(exact_QK)).numpy()
-            noisy_QK = refined(noisy_QK, sizes_Q, laplace_scale=laplace_scale, size_noise=size_noise)
-        return pricing(noisy_QK)
+            sizes_Q = exact_QC.sum(axis=1, dtype=np.float64) + size_noise * sizes.take(len(exact_QC)).numpy()
+            noisy_QC = refined(noisy_QC, sizes_Q, laplace_scale=laplace_scale, size_noise=size_noise)
+        return pricing(noisy_QC)
 
-    loss = PricedLoss(rows, num_cells=num_cells, num_classes=num_classes, release=release)
+    loss = PricedLoss(
+        num_cells=num_cells,
+        num_classes=num_classes,
+        release=release,
+        sharpness=sharpness,
+        counts_labels=counts_labels,
+    )
     targets, plan = loss.targets(labels, cells), StepPlan(clipper=PricedClipper, events=events)
     return PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
 
 
-def refined(histogram_QK: FloatArray, sizes_Q: FloatArray, *, laplace_scale: float, size_noise: float) -> FloatArray:
+def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: float, size_noise: float) -> FloatArray:
     """The histogram nearest to a noisy one and to noisy row sums: least squares, each weighed by its variance."""
     variance = 2 * laplace_scale**2
     if not variance:
-        return histogram_QK
-    # An entry's covariance with the row's misfit over the misfit's variance, K entries and the size's own noise.
-    weight = variance / (histogram_QK.shape[1] * variance + size_noise**2)
-    nearest_QK: FloatArray = histogram_QK + weight * (sizes_Q - histogram_QK.sum(axis=1))[:, None]
-    return nearest_QK
-
-
-def _softmax(outputs_BC: Tensor) -> Tensor:
-    # For the few classes there are, quicker than the softmax itself.
-    return torch.log_softmax(outputs_BC, dim=1).exp()
-
-
-SHARE_OF_SMALL_CELLS = 0.3  # the best of 0, .1 and .3 under equalized odds: docs/coverage.md, RaCO-DP
-
-
-class NoisyHistogramConfig(Section):
-    """What the methods share that release a histogram of every batch; their gradients are as `dp_sgd` says."""
-
-    histogram_share: float = Field(0.1, gt=0, lt=1, description="Part of the budget that the histograms take.")
-    min_share: float = Field(
-        0.01, gt=0, le=1, description="Least share of the expected batch that a set of records counts as: public."
-    )
-    size_share: float | None = Field(
-        None,
-        ge=0,
-        lt=1,
-        description="Of the gradient's part, for a release of sizes that makes the histogram more exact; "
-        "null: .3 where cells are of a label and a group, 0 elsewhere.",
-    )
-    averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
-
-    @property
-    def has_small_cells(self) -> bool:
-        """Whether cells are of a true label and a group."""
-        return False
-
-    @property
-    def resolved_size_share(self) -> float:
-        """``size_share``, or its default."""
-        if self.size_share is not None:
-            return self.size_share
-        return SHARE_OF_SMALL_CELLS if self.has_small_cells else 0.0
-
-    # What is written down and what decides a digest is what is meant; plain values may still be laid over.
-    @field_serializer("size_share", when_used="json")
-    def _resolved(self, _: float | None) -> float:
-        return self.resolved_size_share
+        return histogram_QC
+    # An entry's covariance with the row's misfit over the misfit's variance, C entries and the size's own noise.
+    weight = variance / (histogram_QC.shape[1] * variance + size_noise**2)
+    nearest_QC: FloatArray = histogram_QC + weight * (sizes_Q - histogram_QC.sum(axis=1))[:, None]
+    return nearest_QC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,7 +335,7 @@ class HistogramSteps:
 
 def plan_steps(
     training: DpSgdConfig,
-    config: NoisyHistogramConfig,
+    config: RacoDpConfig,
     *,
     num_records: int,
     noise_multiplier: float,
@@ -389,7 +360,7 @@ def plan_steps(
 
 
 def calibrated_steps(
-    training: DpSgdConfig, config: NoisyHistogramConfig, target: PrivacyTarget, *, num_records: int
+    training: DpSgdConfig, config: RacoDpConfig, target: PrivacyTarget, *, num_records: int
 ) -> HistogramSteps:
     """The steps with the least noise that keeps them within ``target``, split as ``histogram_share`` says.
 
@@ -430,33 +401,6 @@ def split_noise(joint: float, *, histogram_share: float) -> tuple[float, float]:
     if not 0 < histogram_share < 1:
         raise ValueError(f"Expected 0 < histogram_share < 1, got {histogram_share}: both releases need noise.")
     return joint / math.sqrt(1 - histogram_share), joint / math.sqrt(histogram_share)
-
-
-class RacoDpConfig(NoisyHistogramConfig):
-    """RaCO-DP: which rate constraint, how tight, and how its multipliers move."""
-
-    constraint: ConstraintName = "demographic_parity"
-    bound: Annotated[float, Field(ge=-1, le=1)] = Field(
-        0.05, description="On the signed gap of a group to all others, or on the rate itself."
-    )
-    label: CountOrZero | None = Field(1, description="Code of the positive class; null: one constraint per class.")
-    constraints: RateConstraints | None = Field(
-        None, description="Any others over codes of labels and groups, in place of constraint, bound and label."
-    )
-    sharpness: Positive = Field(1.0, description="Inverse temperature of the predictions that rates are taken of.")
-    counts: Literal["probabilities", "labels"] = Field(
-        "probabilities", description="What histograms, and so multipliers, see of a prediction; theory has the first."
-    )
-    dual_learning_rate: NotNegative = Field(0.1, description="Of the multipliers; 0 leaves them at 0.")
-    max_multiplier: Positive | None = Field(None, description="Cap on each multiplier; or:")
-    max_total_multiplier: Positive | None = Field(None, description="Cap on the sum of all.")
-
-    @property
-    def has_small_cells(self) -> bool:
-        if self.constraints is None:
-            return self.constraint in ("equalized_odds", "equal_opportunity")
-        partition = self.constraints.partition
-        return partition.num_labels > 1 and partition.num_groups > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -525,7 +469,8 @@ def train(
         y,
         torch.from_numpy(cells_N).to(y.device),
         steps.gradient,
-        rows=SoftPrediction(config.sharpness, counts_labels=config.counts == "labels"),
+        sharpness=config.sharpness,
+        counts_labels=config.counts == "labels",
         num_cells=constraints.partition.num_cells,
         num_classes=constraints.num_classes,
         laplace_scale=steps.laplace_scale,
@@ -645,14 +590,13 @@ class RacoDp(DpSgdFamily):
                 histogram_randomness=self.randomness(Stream.HISTOGRAM_NOISE),
                 on_progress=advance,
             )
-        _tell(trained.report, training.reporter)
-        return trained
-
-
-def _tell(report: ConstraintReport, reporter: Reporter) -> None:
-    worst = max(range(len(report.names)), key=lambda j: report.values[j] - report.bounds[j])
-    reporter.note("constraint", f"{report.names[worst]} at {report.values[worst]:.3f}, bound {report.bounds[worst]:g}")
-    if report.floored:
-        reporter.note(
-            "floor", f"fewer than raco_dp.min_share records behind {', '.join(report.floored)}: held more loosely"
+        report = trained.report
+        worst = max(range(len(report.names)), key=lambda j: report.values[j] - report.bounds[j])
+        training.reporter.note(
+            "constraint", f"{report.names[worst]} at {report.values[worst]:.3f}, bound {report.bounds[worst]:g}"
         )
+        if report.floored:
+            training.reporter.note(
+                "floor", f"fewer than raco_dp.min_share records behind {', '.join(report.floored)}: held more loosely"
+            )
+        return trained

@@ -1,20 +1,15 @@
-"""Ordinary training: augmentation, optimisers, the fit loop, prediction, mixtures, pretraining, and parity penalties.
+"""Ordinary training without privacy: augmentation, optimisers, the fit loop, prediction, and parity penalties.
 
 The fit loop serves teachers, students and ordinary classifiers. It is deterministic: the order of the records, the
-augmentation and dropout all come from the generator that is handed in. An epoch visits every record once in batches
-whose sizes differ by at most one record, so no batch is a small remainder; fewer records than a batch are one batch; no
-records at all leave the model as it was.
+augmentation and dropout all come from the generator that the caller gives. An epoch visits every record once, in
+batches whose sizes differ by at most one record, so no batch is a small remainder. Fewer records than a batch are one
+batch; without records the model stays as it was.
 
-Random changes of images are drawn and applied for a whole batch at once, and drawing is apart from applying:
-``draw_changes`` takes as many random numbers per image whatever the configuration asks for, and ``apply_changes`` is a
-pure function of them. An ensemble can therefore draw per teacher and apply to many teachers' images together. The
-optimisers use torch's functional kernels: the arithmetic of ``torch.optim`` without the compiler that it imports when
-an optimiser is constructed, which costs every short-lived worker process seconds.
-
-Features of a frozen backbone are a fixed public function of a picture: training many heads on one backbone reads every
-picture once. A mixture of classifiers returns the logarithms of the probabilities with which each label is predicted,
-so that the usual softmax gives these back. Pretraining predicts by how much an image was turned (Gidaris, Singh and
-Komodakis 2018, arXiv 1803.07728); it reads public features only, so it costs no privacy.
+Random changes of images are drawn for a whole batch at once, and drawing is apart from applying: ``draw_changes`` takes
+as many random numbers per image for every configuration, and ``apply_changes`` is a pure function of them. An ensemble
+can therefore draw per teacher and apply to many teachers' images together. The optimisers use torch's functional
+kernels: the arithmetic of ``torch.optim`` without the compiler that it imports when an optimiser is constructed, which
+costs every short-lived worker process seconds.
 
 The demographic-parity regulariser (DPFR) of FairDP-SGD (FairPATE, Algorithm 6) sharpens logits of public records,
 ``s_i = softmax(u_i / temperature)``; the gap of a group and a class is the group's mean of s less the mean of everyone
@@ -22,10 +17,6 @@ else, and DPFR is the largest gap. ``hardmax`` takes the largest itself, as the 
 all gaps by ``softmax(gap / max_temperature)``, as the prose reads, and differentiates the weights too. Groups and the
 records behind the logits must be public: DPFR of a private batch ties every record's gradient to the other records, and
 clipping would then bound nothing.
-
-Calibration (FairPATE, D.1) fine-tunes a released model towards parity on public records. The paper shows its algorithm
-in a figure only; here each step lowers ``weight * DPFR + anchor * CE``, where CE compares with the model's predictions
-before the calibration. It stops at the first epoch whose disparity on held-out public records is small enough.
 
 Shapes: R members, N records, B records of a public batch, D features, C classes, G groups with a member and a
 complement.
@@ -54,9 +45,14 @@ from fairpate.nn.models import HEAD_OF, build_model, memory_format_for, scale_by
 # Rotation, shift (2), zoom, shear; flip, channel swap, erasing; position and size of the erased rectangle (4).
 _FIXED_DRAWS = 12
 _ELASTIC_SIDE = 5  # an elastic change moves a coarse grid of points, this many on a side
-_ELASTIC_DRAWS = 2 * _ELASTIC_SIDE**2
-_SMALLEST_ERASED_SHARE = 0.1
-_LARGEST_ERASED_SHARE = 0.4
+_SMALLEST_ERASED_SHARE, _LARGEST_ERASED_SHARE = 0.1, 0.4
+ADAM_BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+_RECORDS_AUGMENTED_AT_ONCE = 1024
+_MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE = 1024, 2**24  # at prediction
+_QUARTERS = 4
+EpochCallback = Callable[[int, float], None]
+Penalty = Callable[[nn.Module], Tensor]
 
 
 def augment(x_BCHW: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
@@ -70,49 +66,52 @@ def augment(x_BCHW: Tensor, config: AugmentConfig, generator: torch.Generator) -
 
 def draw_changes(num_images: int, *, num_channels: int, generator: torch.Generator) -> Tensor:
     """Uniform numbers in [0, 1) of shape (num_images, draws): the randomness of one change per image."""
-    return torch.rand(num_images, _FIXED_DRAWS + num_channels + _ELASTIC_DRAWS, generator=generator)
+    return torch.rand(num_images, _FIXED_DRAWS + num_channels + 2 * _ELASTIC_SIDE**2, generator=generator)
 
 
 def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor) -> Tensor:
     """The images after the changes that ``changes`` (of :func:`draw_changes`) stands for under ``config``."""
     if x_BCHW.ndim != 4:
         raise ValueError(f"Augmentation reads images (batch, channels, height, width), got {tuple(x_BCHW.shape)}.")
-    changes = changes.to(x_BCHW.dtype)
-    elastic_from = _FIXED_DRAWS + x_BCHW.shape[1]
+    x, shape, num_channels = x_BCHW, x_BCHW.shape, x_BCHW.shape[1]
+    changes = changes.to(x.dtype)
     flip = changes[:, 5] < config.horizontal_flip
-    x = _warp(x_BCHW, config, changes[:, :5], elastic=changes[:, elastic_from:], flip=flip)
+    affine = (config.rotation_degrees, config.translation_fraction, config.scale_fraction, config.shear_degrees)
+    if any((*affine, config.elastic_fraction)):
+        grid = functional.affine_grid(_inverse_map(config, changes, flip, shape), list(shape), align_corners=False)
+        if config.elastic_fraction:
+            # Shifts of a coarse grid, each up to a fraction of a side (which is 2, from -1 to 1), and smooth between.
+            signed = (2 * changes[:, _FIXED_DRAWS + num_channels :] - 1).view(-1, 2, _ELASTIC_SIDE, _ELASTIC_SIDE)
+            coarse = 2 * config.elastic_fraction * signed
+            fine = functional.interpolate(coarse, size=list(shape[-2:]), mode="bicubic", align_corners=True)
+            grid = grid + fine.permute(0, 2, 3, 1)
+        x = functional.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    elif config.horizontal_flip:
+        x = torch.where(flip[:, None, None, None], x.flip(-1), x)
     if config.channel_swap:
-        x = _swap_channels(x, swapped=changes[:, 6] < config.channel_swap, keys=changes[:, _FIXED_DRAWS:elastic_from])
+        keys = changes[:, _FIXED_DRAWS : _FIXED_DRAWS + num_channels]
+        identity = torch.arange(num_channels, device=x.device)
+        # The order of random keys is a uniform permutation of the channels.
+        order = torch.where((changes[:, 6] < config.channel_swap)[:, None], keys.argsort(dim=1), identity)
+        x = x.gather(1, order[:, :, None, None].expand_as(x))
     if config.erase:
-        x = _erase(x, erased=changes[:, 7] < config.erase, rectangle=changes[:, 8:12])
+        inside, spread = (changes[:, 7] < config.erase)[:, None, None], _LARGEST_ERASED_SHARE - _SMALLEST_ERASED_SHARE
+        for axis, side in enumerate(shape[-2:]):
+            length = ((_SMALLEST_ERASED_SHARE + spread * changes[:, 8 + axis]) * side).ceil()
+            start = (changes[:, 10 + axis] * (side - length + 1)).floor()
+            pixel = torch.arange(side, device=x.device)
+            covered = (pixel >= start[:, None]) & (pixel < (start + length)[:, None])
+            inside = inside & (covered[:, :, None] if axis == 0 else covered[:, None, :])
+        x = x.masked_fill(inside[:, None], 0.0)
     return x
 
 
-def _warp(x: Tensor, config: AugmentConfig, uniform: Tensor, *, elastic: Tensor, flip: Tensor) -> Tensor:
-    affine = (config.rotation_degrees, config.translation_fraction, config.scale_fraction, config.shear_degrees)
-    if not any((*affine, config.elastic_fraction)):
-        return torch.where(flip[:, None, None, None], x.flip(-1), x) if config.horizontal_flip else x
-    matrix = _inverse_map(config, 2 * uniform - 1, flip, x.shape)
-    grid = functional.affine_grid(matrix, list(x.shape), align_corners=False)
-    if config.elastic_fraction:
-        grid = grid + _displacement(2 * elastic - 1, config.elastic_fraction, x.shape)
-    return functional.grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
-
-
-def _displacement(signed: Tensor, fraction: float, shape: torch.Size) -> Tensor:
-    """Shifts (B, H, W, 2) that vary smoothly between those of a coarse grid, each up to ``fraction`` of a side."""
-    # Coordinates run over [-1, 1]: a side is 2.
-    coarse = 2 * fraction * signed.view(-1, 2, _ELASTIC_SIDE, _ELASTIC_SIDE)
-    fine = functional.interpolate(coarse, size=list(shape[-2:]), mode="bicubic", align_corners=True)
-    return fine.permute(0, 2, 3, 1)
-
-
-def _inverse_map(config: AugmentConfig, signed: Tensor, flip: Tensor, shape: torch.Size) -> Tensor:
+def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: torch.Size) -> Tensor:
     """Output to input coordinates, (B, 2, 3): the inverse of shear, zoom, rotation and shift about the centre.
 
     Coordinates run over [-1, 1] on both axes, so a rotation of a non-square image is corrected by its aspect ratio.
     """
-    height, width = shape[-2:]
+    (height, width), signed = shape[-2:], 2 * changes[:, :5] - 1
     angle = signed[:, 0] * math.radians(config.rotation_degrees)
     shift = 2 * signed[:, 1:3] * config.translation_fraction
     zoom = 1 + signed[:, 3] * config.scale_fraction
@@ -128,31 +127,6 @@ def _inverse_map(config: AugmentConfig, signed: Tensor, flip: Tensor, shape: tor
     mirror = torch.where(flip, -1.0, 1.0).to(signed.dtype)
     matrix = torch.cat([linear, offset], dim=2)
     return torch.cat([matrix[:, :1] * mirror[:, None, None], matrix[:, 1:]], dim=1)
-
-
-def _swap_channels(x: Tensor, *, swapped: Tensor, keys: Tensor) -> Tensor:
-    """A uniform permutation of the channels of the images in ``swapped``."""
-    identity = torch.arange(x.shape[1], device=x.device)
-    order = torch.where(swapped[:, None], keys.argsort(dim=1), identity)
-    return x.gather(1, order[:, :, None, None].expand_as(x))
-
-
-def _erase(x: Tensor, *, erased: Tensor, rectangle: Tensor) -> Tensor:
-    """Zero one rectangle, of sides between 0.1 and 0.4 of the image's, in the images in ``erased``."""
-    inside = erased[:, None, None].clone()
-    for axis, side in enumerate(x.shape[-2:]):
-        spread = _LARGEST_ERASED_SHARE - _SMALLEST_ERASED_SHARE
-        share = _SMALLEST_ERASED_SHARE + spread * rectangle[:, axis]
-        length = (share * side).ceil()
-        start = (rectangle[:, 2 + axis] * (side - length + 1)).floor()
-        pixel = torch.arange(side, device=x.device)
-        covered = (pixel >= start[:, None]) & (pixel < (start + length)[:, None])
-        inside = inside & (covered[:, :, None] if axis == 0 else covered[:, None, :])
-    return x.masked_fill(inside[:, None], 0.0)
-
-
-ADAM_BETAS = (0.9, 0.999)
-ADAM_EPSILON = 1e-8
 
 
 def epoch_learning_rate(config: FitConfig, epoch: int) -> float:
@@ -181,59 +155,49 @@ class Optimizer:
     @torch.no_grad()
     def step(self, gradients: list[Tensor], learning_rate: float, *, only: Sequence[int] | None = None) -> None:
         """One update of all parameters, or of those at the positions ``only``, and their state; one gradient each."""
-        update = self._adam if self._config.optimizer == "adam" else self._sgd
-        if self._parameters and (only is None or only):
-            update(gradients, learning_rate, only)
+        if not self._parameters or (only is not None and not only):
+            return
+
+        def chosen(values: list[Tensor]) -> list[Tensor]:
+            return values if only is None else [values[position] for position in only]
+
+        config = self._config
+        if config.optimizer == "adam":
+            self._steps[slice(None) if only is None else list(only)] += 1
+            torch._fused_adam_(
+                chosen(self._parameters),
+                gradients,
+                chosen(self._first_moments),
+                chosen(self._second_moments),
+                [],
+                chosen(self._step_counts),
+                amsgrad=False,
+                beta1=ADAM_BETAS[0],
+                beta2=ADAM_BETAS[1],
+                lr=learning_rate,
+                weight_decay=config.weight_decay,
+                eps=ADAM_EPSILON,
+                maximize=False,
+            )
+        else:
+            sgd(
+                chosen(self._parameters),
+                gradients,
+                list(chosen(self._first_moments)),
+                fused=True,
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                lr=learning_rate,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
 
     def step_from_backward(self, learning_rate: float) -> None:
         """One update from what ``backward`` left in the parameters, which is then cleared; none counts as 0."""
         self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], learning_rate)
         for parameter in self._parameters:
             parameter.grad = None
-
-    def _adam(self, gradients: list[Tensor], learning_rate: float, only: Sequence[int] | None) -> None:
-        if only is None:
-            self._steps += 1
-        else:
-            self._steps[list(only)] += 1
-        torch._fused_adam_(
-            _at(self._parameters, only),
-            gradients,
-            _at(self._first_moments, only),
-            _at(self._second_moments, only),
-            [],
-            _at(self._step_counts, only),
-            amsgrad=False,
-            beta1=ADAM_BETAS[0],
-            beta2=ADAM_BETAS[1],
-            lr=learning_rate,
-            weight_decay=self._config.weight_decay,
-            eps=ADAM_EPSILON,
-            maximize=False,
-        )
-
-    def _sgd(self, gradients: list[Tensor], learning_rate: float, only: Sequence[int] | None) -> None:
-        sgd(
-            _at(self._parameters, only),
-            gradients,
-            list(_at(self._first_moments, only)),
-            fused=True,
-            weight_decay=self._config.weight_decay,
-            momentum=self._config.momentum,
-            lr=learning_rate,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-
-
-def _at(values: list[Tensor], only: Sequence[int] | None) -> list[Tensor]:
-    return values if only is None else [values[position] for position in only]
-
-
-EpochCallback = Callable[[int, float], None]
-Penalty = Callable[[nn.Module], Tensor]
-_RECORDS_AUGMENTED_AT_ONCE = 1024
 
 
 class DivergedError(ValueError):
@@ -286,7 +250,7 @@ def fit(
 
 
 def precision_of(config: FitConfig, device: torch.device) -> AbstractContextManager[object]:
-    """What the forward pass and the loss of one step run in; the backward pass follows the forward one's types."""
+    """The context of one step's forward pass and loss; the backward pass follows the types of the forward pass."""
     if config.precision == "float32":
         return nullcontext()
     # Losses need no scaling up: bfloat16 has float32's range of exponents.
@@ -326,9 +290,9 @@ def batch_bounds(num_records: int, batch_size: int) -> list[int]:
 
 
 def seeded_dropout(model: nn.Module, generator: torch.Generator) -> AbstractContextManager[None]:
-    """For the steps of a training: what dropout draws comes from ``generator``, of which a model without reads nothing.
+    """A context in which dropout draws from ``generator``; a model without dropout reads nothing of it.
 
-    Dropout itself takes no generator: torch's own is seeded meanwhile, and left as it was.
+    Dropout itself takes no generator: torch's own is seeded in the block, and left as it was.
     """
     if not uses_dropout(model):
         return nullcontext()
@@ -338,9 +302,6 @@ def seeded_dropout(model: nn.Module, generator: torch.Generator) -> AbstractCont
 def uses_dropout(model: nn.Module) -> bool:
     """Whether training this model draws random numbers of its own."""
     return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
-
-
-_MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE = 1024, 2**24
 
 
 @torch.inference_mode()
@@ -385,9 +346,6 @@ def _headless(config: ModelConfig, input_shape: tuple[int, ...], device: str) ->
     return model.to(torch.device(device))
 
 
-LINEAR = ModelConfig(name="logistic")
-
-
 class Mixture(nn.Module):
     """``members`` map records to logits (N, C); each votes for its most likely label."""
 
@@ -399,13 +357,12 @@ class Mixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """log P[label], shape (N, C); ``-inf`` where no member predicts it."""
-        total: Tensor | None = None
+        votes = []
         for member in self.members:
             logits = member(x)
-            votes = functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(logits.dtype)
-            total = votes if total is None else total + votes
-        assert total is not None
-        return (total / len(self.members)).log()
+            votes.append(functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(logits.dtype))
+        total: Tensor = sum(votes[1:], start=votes[0])
+        return (total / len(votes)).log()
 
 
 def said_labels(model: nn.Module, x: Tensor) -> npt.NDArray[np.float32]:
@@ -433,7 +390,7 @@ def linear_rules(coefficients_RD: npt.ArrayLike, *, input_shape: tuple[int, ...]
     """
     members = []
     for row in torch.from_numpy(np.asarray(coefficients_RD, dtype=np.float32)):
-        model = build_model(LINEAR, input_shape=input_shape, num_classes=2, generator_seed=0)
+        model = build_model(ModelConfig(name="logistic"), input_shape=input_shape, num_classes=2, generator_seed=0)
         set_rule(model, row)
         members.append(model)
     return Mixture(members).eval()
@@ -450,13 +407,13 @@ def set_rule(model: nn.Module, row: Tensor) -> None:
         layer.bias.copy_(torch.stack([torch.zeros_like(row[-1]), row[-1]]))
 
 
-_QUARTERS = 4
-
-
 def pretrain_by_rotations(
     model: nn.Module, architecture: ModelConfig, public_x: Tensor, config: FitConfig, *, generator: torch.Generator
 ) -> None:
     """Give ``model``, built from ``architecture``, all weights of a rotation classifier except its last layer's.
+
+    The classifier predicts by how many quarters an image was turned (Gidaris, Singh and Komodakis 2018, arXiv
+    1803.07728). It reads public features only, so it costs no privacy.
 
     ``public_x`` (N, channels, side, side). ValueError for records that are not square images, and for none.
     """
@@ -538,7 +495,7 @@ def contrast(groups_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def hard_disparity(logits_NC: Tensor, groups_N: Tensor) -> float:
     """The largest gap of the labels that ``logits_NC`` predict; NaN with fewer than two groups."""
-    labels_NC = torch.nn.functional.one_hot(logits_NC.argmax(dim=1), logits_NC.shape[1]).double()
+    labels_NC = functional.one_hot(logits_NC.argmax(dim=1), logits_NC.shape[1]).double()
     gaps_GC = group_gaps(labels_NC, groups_N)
     return float(gaps_GC.max()) if len(gaps_GC) else float("nan")
 
@@ -588,11 +545,22 @@ class Calibration:
 def calibrate(
     model: nn.Module, x: Tensor, groups: Tensor, config: CalibrationConfig, *, generator: torch.Generator
 ) -> Calibration:
-    """Fine-tune ``model`` in place on public ``x`` (N, ...) of ``groups`` (N,); zero epochs change no bit of it.
+    """Fine-tune ``model`` towards parity in place on public ``x`` (N, ...) of ``groups`` (N,) (FairPATE, D.1).
+
+    The paper shows its algorithm in a figure only; here each step lowers ``weight * DPFR + anchor * CE``, where CE
+    compares with the model's predictions before the calibration. It stops at the first epoch whose disparity on
+    held-out public records is small enough; zero epochs change no bit of the model.
 
     ValueError where the public records are too few to hold some out, or hold one group only.
     """
-    held_out, rows = _divide(groups, config, generator)
+    order, size = torch.randperm(len(groups), generator=generator), round(config.held_out * len(groups))
+    held_out, rows = order[:size], order[size:]
+    for name, part in (("held-out", held_out), ("other", rows)):
+        if len(groups[part].unique()) < 2:
+            raise ValueError(
+                f"The {name} public records of the calibration hold fewer than two groups ({len(part)} records); "
+                "give more public records, or another held_out."
+            )
     logits = predict_logits(model, x)
     optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=config.learning_rate))
     disparities = [hard_disparity(logits[held_out], groups[held_out])]
@@ -602,21 +570,9 @@ def calibrate(
         for batch in rows[torch.randperm(len(rows), generator=generator)].split(config.batch_size):
             batch_logits = model(scale_bytes(x[batch]).contiguous(memory_format=memory_format))
             loss = config.weight * dpfr(batch_logits, groups[batch], config)
-            # Towards what the model said before, not towards labels: public records have none.
+            # Towards the model's own earlier predictions: public records have no labels.
             loss = loss + config.anchor * functional.cross_entropy(batch_logits, before_NC[batch])
             torch.autograd.backward(loss)
             optimizer.step_from_backward(config.learning_rate)
         disparities.append(hard_disparity(predict_logits(model, x[held_out]), groups[held_out]))
     return Calibration(num_epochs=len(disparities) - 1, disparities=tuple(disparities))
-
-
-def _divide(groups: Tensor, config: CalibrationConfig, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    order = torch.randperm(len(groups), generator=generator)
-    size = round(config.held_out * len(groups))
-    for name, part in (("held-out", order[:size]), ("other", order[size:])):
-        if len(groups[part].unique()) < 2:
-            raise ValueError(
-                f"The {name} public records of the calibration hold fewer than two groups ({len(part)} records); "
-                "give more public records, or another held_out."
-            )
-    return order[:size], order[size:]

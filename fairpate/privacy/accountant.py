@@ -8,10 +8,11 @@ never added. Costs that depend on private votes are private themselves: ``rdp`` 
 votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
 
 The module reads from single steps to whole runs: conversion of a curve (Canonne, Kamath and Steinke 2020, Proposition
-12; Mironov 2017, Proposition 3), amplification by Poisson sampling, prices of events, filters that say when adaptive
+12; Mironov 2017, Proposition 3), amplification by Poisson sampling, prices of events, filters that decide when adaptive
 queries must stop, and the search for the least noise that meets a target.
 
-Not known here: where events come from, how they are stored, which budget a run has. Shapes: A orders, K moments.
+Where events come from, how they are stored and which budget a run has is decided elsewhere. Shapes: A orders, K
+moments.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, singledispatch
+from functools import cached_property, lru_cache, partial, singledispatch
 from typing import Any, Literal
 
 import numpy as np
@@ -166,22 +167,16 @@ def _exponents(log_moments: LogMoments, sampling_rate: float, orders: Sequence[i
         if order > _LARGEST_MIXTURE:
             return float(np.logaddexp(log_out, log_in + log_moments(np.array([float(order)]))[0]))
         terms_K = _log_choices(order) + in_K[: order + 1] + out_K[order::-1] + moments_K[: order + 1]
-        return _log_sum(terms_K)
+        # scipy's logsumexp to the digit, without its checks: they cost ten times as much as the sum, and one
+        # calibration takes thousands of sums.
+        shift = terms_K.max()
+        largest_K = terms_K == shift
+        terms_K[largest_K] = -math.inf
+        ties = np.count_nonzero(largest_K) or 1  # none where a moment is NaN
+        total = np.log1p(np.exp(terms_K - shift).sum() / ties) + math.log(ties) + shift
+        return float(np.maximum(total, 0.0))  # which keeps a NaN, for the accountant to refuse
 
     return [exponent(order) for order in orders]
-
-
-def _log_sum(terms_K: FloatArray) -> float:
-    """ln of the sum of exponentials, at least 0; scipy's logsumexp to the digit, without its checks.
-
-    The checks cost ten times as much as the sum, and one calibration takes thousands of sums.
-    """
-    shift = terms_K.max()
-    largest_K = terms_K == shift
-    terms_K[largest_K] = -math.inf
-    ties = np.count_nonzero(largest_K) or 1  # none where a moment is NaN
-    total = np.log1p(np.exp(terms_K - shift).sum() / ties) + math.log(ties) + shift
-    return float(np.maximum(total, 0.0))  # which keeps a NaN, for the accountant to refuse
 
 
 @lru_cache(maxsize=_LARGEST_MIXTURE)
@@ -383,8 +378,8 @@ def _(event: PoissonGaussians, interval: float) -> LossDistribution | None:
 
 def has_loss_distributions(events: Sequence[Event]) -> bool:
     """True if every event has a loss distribution, so that :func:`epsilon_pld` can price them."""
-    nobody = event_pld.dispatch(object)
-    return all(event_pld.dispatch(type(event)) is not nobody for event in events)
+    unknown = event_pld.dispatch(object)
+    return all(event_pld.dispatch(type(event)) is not unknown for event in events)
 
 
 def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float | None = None) -> float:
@@ -414,7 +409,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
             ) from error
     if interval is not None:
         return _epsilon_pld(tuple(events), target_delta, interval)[0]
-    # Start coarse: each grid gives an upper bound, and tells how fine the next one has to be.
+    # Start coarse: each grid gives an upper bound, and how fine the next one has to be.
     interval = _COARSEST_INTERVAL
     while True:
         found, excess = _epsilon_pld(tuple(events), target_delta, interval)
@@ -564,21 +559,14 @@ class RenyiFilter:
 
         Errors as :meth:`admits`.
         """
-        return int(self._most_queries(rdp_per_query_A).max())
-
-    def best_order(self, rdp_per_query_A: npt.ArrayLike) -> float:
-        """The order at which most of these charges fit, the smallest in a tie: the one a filter fixes in advance."""
-        most_A, orders = self._most_queries(rdp_per_query_A), np.array(self.orders_A)
-        return float(orders[most_A == most_A.max()].min())
-
-    def _most_queries(self, rdp_per_query_A: npt.ArrayLike) -> npt.NDArray[np.int64]:
         cost_A = self._checked("rdp_per_query_A", rdp_per_query_A)
         # A charge of 0 fits infinitely often.
         with np.errstate(divide="ignore", over="ignore"):
             most_A = np.minimum(np.floor(self.limit_A / cost_A), _UNLIMITED)
         # A quotient that was rounded up would admit one charge too many. Capped costs, as 0 times inf is NaN.
         most_A[most_A * np.minimum(cost_A, sys.float_info.max) > self.limit_A] -= 1
-        return np.where(most_A == _UNLIMITED, sys.maxsize, most_A.astype(np.int64))
+        most = most_A.max()
+        return sys.maxsize if most == _UNLIMITED else int(most)
 
     def _checked(self, name: str, rdp_A: npt.ArrayLike) -> FloatArray:
         costs = np.asarray(rdp_A, dtype=np.float64)
@@ -672,9 +660,21 @@ def least_noise(
     def spent(noise: float) -> float:
         return epsilon_of(events_of(noise), target_delta=target_delta, accounting=accounting)
 
-    low, high = _bracket(spent, target_epsilon, largest_noise)
-    if low == high:
-        return high
+    # From much noise on, where loss distributions are quick to compose and epsilon falls about as the inverse.
+    low = high = largest_noise
+    cost = spent(high)
+    # `not >` refuses a NaN as well.
+    if not target_epsilon > 0 or cost > target_epsilon:
+        raise ValueError(
+            f"Expected a target_epsilon that some noise reaches, got {target_epsilon}: the largest noise spends "
+            f"{cost:.3g}; raise it, or spend less on what does not scale with the noise."
+        )
+    while not cost > target_epsilon and low > _SMALLEST_NOISE:
+        left = target_epsilon / cost if cost else math.inf
+        high, low = low, low / min(max(left / _CAREFUL, 2.0), _LARGEST_STRIDE)
+        cost = spent(low)
+    if not cost > target_epsilon:  # even the smallest noise is enough
+        return low
     # The ends have been priced (and cached) as they are; exp(log(noise)) would differ in the last digit.
     ends = {math.log(noise): noise for noise in (low, high)}
 
@@ -689,29 +689,6 @@ def least_noise(
     while spent(noise) > target_epsilon:
         noise *= 1 + tolerance / 2
     return noise
-
-
-def _bracket(spent: Callable[[float], float], target_epsilon: float, largest_noise: float) -> tuple[float, float]:
-    """Two noises with the least one between them; equal where even the smallest noise is enough.
-
-    Starts from much noise, where loss distributions are quick to compose and epsilon falls about as the inverse.
-    """
-    high = largest_noise
-    cost = spent(high)
-    # `not >` refuses a NaN as well.
-    if not target_epsilon > 0 or cost > target_epsilon:
-        raise ValueError(
-            f"Expected a target_epsilon that some noise reaches, got {target_epsilon}: the largest noise spends "
-            f"{cost:.3g}; raise it, or spend less on what does not scale with the noise."
-        )
-    while high > _SMALLEST_NOISE:
-        left = target_epsilon / cost if cost else math.inf
-        low = high / min(max(left / _CAREFUL, 2.0), _LARGEST_STRIDE)
-        cost = spent(low)
-        if cost > target_epsilon:
-            return low, high
-        high = low
-    return high, high
 
 
 @lru_cache
@@ -730,15 +707,9 @@ def noise_multiplier_for(
     ValueError for a target that no noise reaches, and for Renyi curves under replacing a record.
     """
 
-    def events(noise_multiplier: float) -> tuple[PoissonGaussians]:
-        return (
-            PoissonGaussians(
-                count=num_steps, noise_multiplier=noise_multiplier, sampling_rate=sampling_rate, relation=relation
-            ),
-        )
-
+    sums = partial(PoissonGaussians, count=num_steps, sampling_rate=sampling_rate, relation=relation)
     return least_noise(
-        events,
+        lambda noise: (sums(noise_multiplier=noise),),
         target_epsilon=target_epsilon,
         target_delta=target_delta,
         accounting=accounting,

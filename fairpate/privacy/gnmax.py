@@ -11,7 +11,7 @@ which both share, and the probability of leaving the plurality.
 
 The first half computes moments for many histograms at once. A cost R at order alpha is handled through its moment
 e^((alpha - 1) R), or, at orders where that may overflow a float, through the moment's logarithm, the exponent. Orders
-are increasing there. Not known here: fairness, delta, how many queries a budget allows.
+are increasing there. Fairness, delta and budgets are elsewhere.
 
 Shapes: Q queries, C classes, A orders, U distinct (largest count, log_q) pairs, V distinct largest counts, S the two
 neighbouring counts v - 1 and v + 1, K chunks, B rows of one chunk, R the leading orders that Theorem 6 can lower.
@@ -147,8 +147,7 @@ class TheoremSix:
 
 def order_powers(orders_A: FloatArray) -> FloatArray:
     """(alpha - 1, 1), shape (2, A): what the lines of ``TheoremSix`` are multiplied by."""
-    powers_LA: FloatArray = np.stack([orders_A - 1, np.ones_like(orders_A)])
-    return powers_LA
+    return np.stack([orders_A - 1, np.ones_like(orders_A)])
 
 
 def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[slice]) -> FloatArray:
@@ -187,17 +186,6 @@ class ThresholdBit:
     log_yes_ratio_SV: FloatArray
     log_no_ratio_SV: FloatArray
 
-    @classmethod
-    def noisy(cls, log_yes_3V: FloatArray, log_no_3V: FloatArray) -> ThresholdBit:
-        """From the logarithms of p and 1 - p at v, v - 1 and v + 1, in that order."""
-        return cls(log_yes_3V[0], log_no_3V[0], log_yes_3V[0] - log_yes_3V[1:], log_no_3V[0] - log_no_3V[1:])
-
-    @classmethod
-    def constant(cls, *, passes: bool, num_counts: int) -> ThresholdBit:
-        """A bit that never looks at the votes."""
-        zero_V, never_V, same_SV = np.zeros(num_counts), np.full(num_counts, NEVER), np.zeros((2, num_counts))
-        return cls(zero_V, never_V, same_SV, same_SV) if passes else cls(never_V, zero_V, same_SV, same_SV)
-
     def log_factors(self, orders_A: FloatArray) -> tuple[FloatArray, FloatArray]:
         """ln p(v)^alpha p(w)^(1 - alpha) and the same for 1 - p, each of shape (S, V, A)."""
         log_yes_SVA = self.log_yes_ratio_SV[:, :, None] * (orders_A - 1) + self.log_yes_V[:, None]
@@ -223,18 +211,6 @@ class JointPricing:
     no_SVA: FloatArray
     logs: bool
 
-    @classmethod
-    def prepare(
-        cls, distinct: DistinctHistograms, argmax: TheoremSix, bit: ThresholdBit, orders_A: FloatArray, *, logs: bool
-    ) -> JointPricing:
-        """Tabulate the bit, and the argmax's moment for any votes."""
-        independent_A = orders_A * (orders_A - 1) / argmax.variance
-        yes_SVA, no_SVA = bit.log_factors(orders_A)
-        if not logs:
-            independent_A, yes_SVA, no_SVA = np.exp(independent_A), np.exp(yes_SVA), np.exp(no_SVA)
-        powers_LA, runs = order_powers(orders_A), even_runs(orders_A)
-        return cls(distinct, argmax, orders_A, powers_LA, runs, independent_A, yes_SVA, no_SVA, logs)
-
     def total_exponents(self) -> FloatArray:
         """The sum of (alpha - 1) R over all queries, shape (A,)."""
         reach_K, independent_VA = self._reach(), self._independent_exponents()
@@ -245,7 +221,21 @@ class JointPricing:
         np.add.at(weight_VA, (self.distinct.group_K, reach_K), counts_K)
         total_A: FloatArray = np.einsum("va,va->a", np.cumsum(weight_VA, axis=1)[:, :-1], independent_VA)
         for rows, moment_BR in self._live_chunks(reach_K):
-            total_A[: moment_BR.shape[1]] += self._sum_of_exponents(moment_BR, self.distinct.counts_U[rows])
+            counts_B, total_R = self.distinct.counts_U[rows], total_A[: moment_BR.shape[1]]
+            if self.logs:
+                total_R += counts_B @ moment_BR
+                continue
+            # The logarithm of products of as many rows as a float can hold takes far fewer logarithms than rows.
+            # Not below e: moments of about 1 have a logarithm of about 0, which cannot be divided by.
+            rows_per_product = max(1, int(MAX_EXPONENT / math.log(max(float(moment_BR.max()), math.e))))
+            sum_R = np.zeros(moment_BR.shape[1])
+            for first in range(0, len(moment_BR), rows_per_product):
+                sum_R += np.log(np.multiply.reduce(moment_BR[first : first + rows_per_product], axis=0))
+            # Each row once as a factor and its repetitions as a weight: a moment to that power might overflow.
+            repeated_B = counts_B > 1
+            if repeated_B.any():
+                sum_R += (counts_B[repeated_B] - 1) @ np.log(moment_BR[repeated_B])
+            total_R += sum_R
         return total_A
 
     def write_exponents(self, exponent_UA: FloatArray) -> None:
@@ -296,47 +286,12 @@ class JointPricing:
         np.maximum(exponents, 0.0, out=exponents)  # a divergence: only rounding makes it negative
         return exponents
 
-    def _sum_of_exponents(self, moment_BR: FloatArray, counts_B: FloatArray) -> FloatArray:
-        if self.logs:
-            weighted_R: FloatArray = counts_B @ moment_BR
-            return weighted_R
-        # The logarithm of products of as many rows as a float can hold takes far fewer logarithms than rows.
-        # Not below e: moments of about 1 have a logarithm of about 0, which cannot be divided by.
-        rows_per_product = max(1, int(MAX_EXPONENT / math.log(max(float(moment_BR.max()), math.e))))
-        sum_R = np.zeros(moment_BR.shape[1])
-        for first in range(0, len(moment_BR), rows_per_product):
-            sum_R += np.log(np.multiply.reduce(moment_BR[first : first + rows_per_product], axis=0))
-        # Each row once as a factor and its repetitions as a weight: a moment to that power might overflow.
-        repeated_B = counts_B > 1
-        if repeated_B.any():
-            sum_R += (counts_B[repeated_B] - 1) @ np.log(moment_BR[repeated_B])
-        return sum_R
-
 
 def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatArray) -> FloatArray:
     """(alpha - 1) R of both steps from that of the argmax, everything in logarithms."""
     below: FloatArray = np.logaddexp(log_yes_S[0] + exponent, log_no_S[0])
     larger: FloatArray = np.maximum(below, np.logaddexp(log_yes_S[1] + exponent, log_no_S[1]))
     return larger
-
-
-def pricings(
-    distinct: DistinctHistograms,
-    bit: ThresholdBit,
-    *,
-    noise_variance: float,
-    orders_A: FloatArray,
-    largest_exponent_A: FloatArray,
-) -> Iterator[tuple[slice, JointPricing]]:
-    """One pricing for the orders whose moments fit a float, one for the others, with the columns each covers.
-
-    ``largest_exponent_A``: (alpha - 1) times the data-independent cost of both steps, which bounds every exponent.
-    """
-    argmax = TheoremSix.prepare(distinct.log_q_U, noise_variance)
-    split = int(np.searchsorted(largest_exponent_A, MAX_EXPONENT, side="right"))
-    for columns, logs in ((slice(0, split), False), (slice(split, len(orders_A)), True)):
-        if columns.start < columns.stop:
-            yield columns, JointPricing.prepare(distinct, argmax, bit, orders_A[columns], logs=logs)
 
 
 _TINY = 1e-250  # probabilities below are added up as logarithms
@@ -418,7 +373,7 @@ def confident_gnmax_rdp(
     if len(ranked_QC) == 1:
         rdp_QA = query.single_exponents(ranked_QC, orders) / (orders - 1)
     else:
-        distinct = query.distinct(ranked_QC)
+        distinct = DistinctHistograms.of(ranked_QC[:, -1], _log_q_ranked(ranked_QC, noise_stddev_votes, tail))
         exponent_UA = np.empty((len(distinct.log_q_U), len(orders)))
         for columns, pricing in query.pricings(distinct, orders):
             pricing.write_exponents(exponent_UA[:, columns])
@@ -445,9 +400,8 @@ def confident_gnmax_rdp_total(
     if len(ranked_QC) == 1:
         exponent_A = query.single_exponents(ranked_QC, orders)[0]
     else:
-        distinct = query.distinct(ranked_QC)
-        parts = [pricing.total_exponents() for _, pricing in query.pricings(distinct, orders)]
-        exponent_A = np.concatenate(parts)
+        distinct = DistinctHistograms.of(ranked_QC[:, -1], _log_q_ranked(ranked_QC, noise_stddev_votes, tail))
+        exponent_A = np.concatenate([pricing.total_exponents() for _, pricing in query.pricings(distinct, orders)])
     cap_A = len(ranked_QC) * query.data_independent_rdp(orders)
     total_A: FloatArray = np.clip(exponent_A / (orders - 1), 0.0, cap_A)
     return total_A if original_A is None else total_A[original_A]
@@ -520,25 +474,46 @@ class _ConfidentQuery:
         exponent_1A: FloatArray = np.maximum(joint_1A, 0.0)
         return exponent_1A
 
-    def distinct(self, ranked_QC: IntArray) -> DistinctHistograms:
-        return DistinctHistograms.of(ranked_QC[:, -1], _log_q_ranked(ranked_QC, self.noise_stddev, self.tail))
-
     def pricings(self, distinct: DistinctHistograms, orders_A: FloatArray) -> Iterator[tuple[slice, JointPricing]]:
-        return pricings(
-            distinct,
-            self._bit(distinct.largest_V),
-            noise_variance=self.noise_stddev**2,
-            orders_A=orders_A,
-            # (alpha - 1) times alpha / sigma_2^2 and alpha / (2 sigma_1^2), the two steps for any votes.
-            largest_exponent_A=orders_A * (orders_A - 1) * (1 / self.noise_stddev**2 + 0.5 / self.threshold_stddev**2),
-        )
+        """One pricing for the orders whose moments fit a float, one for the others, with the columns each covers."""
+        bit, argmax = self._bit(distinct.largest_V), TheoremSix.prepare(distinct.log_q_U, self.noise_stddev**2)
+        # (alpha - 1) times alpha / sigma_2^2 and alpha / (2 sigma_1^2), the two steps for any votes: no exponent is
+        # larger.
+        largest_A = orders_A * (orders_A - 1) * (1 / self.noise_stddev**2 + 0.5 / self.threshold_stddev**2)
+        split = int(np.searchsorted(largest_A, MAX_EXPONENT, side="right"))
+        for columns, logs in ((slice(0, split), False), (slice(split, len(orders_A)), True)):
+            orders = orders_A[columns]
+            if not len(orders):
+                continue
+            independent_A = orders * (orders - 1) / argmax.variance
+            yes_SVA, no_SVA = bit.log_factors(orders)
+            if not logs:
+                independent_A, yes_SVA, no_SVA = np.exp(independent_A), np.exp(yes_SVA), np.exp(no_SVA)
+            yield (
+                columns,
+                JointPricing(
+                    distinct=distinct,
+                    argmax=argmax,
+                    orders_A=orders,
+                    powers_LA=order_powers(orders),
+                    runs=even_runs(orders),
+                    independent_A=independent_A,
+                    yes_SVA=yes_SVA,
+                    no_SVA=no_SVA,
+                    logs=logs,
+                ),
+            )
 
     def _bit(self, largest_V: IntArray) -> ThresholdBit:
-        if math.isinf(self.threshold):
-            return ThresholdBit.constant(passes=self.threshold < 0, num_counts=len(largest_V))
+        if math.isinf(self.threshold):  # the bit never looks at the votes
+            zero_V, never_V = np.zeros(len(largest_V)), np.full(len(largest_V), NEVER)
+            same_SV = np.zeros((2, len(largest_V)))
+            both_2V = (zero_V, never_V) if self.threshold < 0 else (never_V, zero_V)
+            return ThresholdBit(*both_2V, same_SV, same_SV)
         # A neighbour's largest count is one less, the same or one more.
         at_3V = largest_V + np.array([[0], [-1], [1]])
-        return ThresholdBit.noisy(*_log_answer_probability(at_3V, self.threshold, self.threshold_stddev, self.tail))
+        yes_3V, no_3V = _log_answer_probability(at_3V, self.threshold, self.threshold_stddev, self.tail)
+        return ThresholdBit(yes_3V[0], no_3V[0], yes_3V[0] - yes_3V[1:], no_3V[0] - no_3V[1:])
 
 
 def _log_q_ranked(ranked_QC: IntArray, noise_stddev: float, tail: Tail) -> FloatArray:

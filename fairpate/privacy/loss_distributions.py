@@ -31,8 +31,8 @@ that decide it into the middle. The sum's masses are P(s) = P_t(s) exp(ln M(t) -
   outside are added to masses inside, never taken from them; all above the window counts as infinite too, by its bound.
 - The rounding of tilting, of sums and of exponentials, as a factor on delta.
 
-None in place of a loss distribution means no guarantee. Not known here: mechanisms, events, units, who is protected.
-Shapes: L losses of one release, S of a sum.
+None instead of a loss distribution means no guarantee. Mechanisms, events and units are elsewhere. Shapes: L losses of
+one release, S of a sum.
 """
 
 from __future__ import annotations
@@ -78,22 +78,6 @@ class Losses:
     def values_L(self) -> FloatArray:
         """The finite losses, ascending."""
         return self.interval * np.arange(self.lowest, self.lowest + len(self.masses_L), dtype=np.float64)
-
-    def without_top(self, mass: float) -> Losses:
-        """The same losses with the largest ones, of at most ``mass`` together, counted as infinite."""
-        kept = int(np.searchsorted(np.cumsum(self.masses_L[::-1]), mass, side="right"))
-        if not 0 < kept < len(self.masses_L):
-            return self
-        infinite = self.infinite + float(self.masses_L[-kept:].sum())
-        return replace(self, masses_L=self.masses_L[:-kept], infinite=infinite)
-
-    def with_chance(self, share: float) -> Losses:
-        """The loss of a release that happens with probability ``share`` and otherwise loses nothing."""
-        lowest, end = min(self.lowest, 0), max(self.lowest + len(self.masses_L), 1)
-        masses = np.zeros(end - lowest)
-        masses[self.lowest - lowest :][: len(self.masses_L)] = share * self.masses_L
-        masses[-lowest] += 1 - share
-        return replace(self, lowest=lowest, masses_L=masses, infinite=share * self.infinite)
 
 
 Sum = tuple[tuple[Losses, int], ...]
@@ -198,7 +182,15 @@ def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution
     """One release ``base`` with probability ``share``, else nothing, and it shows which: a bound by convexity."""
     assert all(count == 1 for direction in base.directions for _, count in direction)
     assert all(len(direction) == 1 for direction in base.directions)
-    return base.each(lambda losses, count: (losses.with_chance(share), count))
+
+    def mixed(losses: Losses, count: int) -> tuple[Losses, int]:
+        lowest, end = min(losses.lowest, 0), max(losses.lowest + len(losses.masses_L), 1)
+        masses = np.zeros(end - lowest)
+        masses[losses.lowest - lowest :][: len(losses.masses_L)] = share * losses.masses_L
+        masses[-lowest] += 1 - share
+        return replace(losses, lowest=lowest, masses_L=masses, infinite=share * losses.infinite), count
+
+    return base.each(mixed)
 
 
 def epsilon_at(distribution: LossDistribution | None, target_delta: float) -> float:
@@ -214,10 +206,15 @@ def epsilon_and_excess(distribution: LossDistribution | None, target_delta: floa
 
 
 def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
-    # Losses of a mass far below delta may be so large that a tilt would move them into the middle, in place of those
-    # that decide.
-    beyond = _LITTLE * delta / sum(count for _, count in losses)
-    losses = tuple((part.without_top(beyond), count) for part, count in losses)
+    # Losses of a mass far below delta may be so large that a tilt would move them into the middle, instead of those
+    # that decide: they count as infinite.
+    beyond, parts = _LITTLE * delta / sum(count for _, count in losses), list(losses)
+    for place, (part, count) in enumerate(parts):
+        top = int(np.searchsorted(np.cumsum(part.masses_L[::-1]), beyond, side="right"))
+        if 0 < top < len(part.masses_L):
+            infinite = part.infinite + float(part.masses_L[-top:].sum())
+            parts[place] = replace(part, masses_L=part.masses_L[:-top], infinite=infinite), count
+    losses = tuple(parts)
     # The saddle point, where the integrand of delta(eps) = 1 / (2 pi i) integral M(t) exp(-t eps) / (t (t + 1)) dt is
     # flat and about delta.
     tilt = _tilt(losses, lambda t, log_moment, mean: t * mean - log_moment + math.log(delta * t * (t + 1)) - 2)
@@ -386,7 +383,14 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
         others = np.roll(folded, -place)
         largest, others[0] = float(others[0]), 0.0
         base = np.asarray(scipy.fft.rfft(others) + largest, dtype=np.complex128)
-        _multiply_by_power(product, base, count)
+        exponent = count
+        while True:  # by repeated squaring, in place
+            if exponent % 2:
+                product *= base
+            exponent //= 2
+            if not exponent:
+                break
+            base *= base
         total, least, first, atom = total + count, min(least, count), first - count * place, atom * largest**count
         of_bases += count * (rounding * float(others.sum()) + 2 * UNIT)
     product -= atom
@@ -399,17 +403,6 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
     of_powers = (mean + atom) * (4 * UNIT * total + 2 * of_bases) + of_bases * 0.5 ** (least - 1)
     error = mean * rounding + of_powers
     return np.maximum(np.roll(sums_S, -(first % length))[:size], 0.0) + error, error
-
-
-def _multiply_by_power(product: npt.NDArray[np.complex128], base: npt.NDArray[np.complex128], count: int) -> None:
-    """Multiply ``product`` by ``base`` to the power of ``count``, in place, by repeated squaring of ``base``."""
-    while True:
-        if count % 2:
-            product *= base
-        count //= 2
-        if not count:
-            return
-        base *= base
 
 
 def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:

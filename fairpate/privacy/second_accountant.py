@@ -142,22 +142,19 @@ def _points(stddev: float, low: float, high: float) -> FloatArray:
     reach = _DEVIATIONS * stddev
     step = stddev / _POINTS_PER_DEVIATION
     count = math.ceil((high - low + 2 * reach) / step) + 1
-    found: FloatArray = low - reach + step * np.arange(count, dtype=np.float64)
-    return found
+    return np.asarray(low - reach + step * np.arange(count, dtype=np.float64))
 
 
 def _log_normal(offsets: FloatArray, stddev: float) -> FloatArray:
     # Points are a deviation over _POINTS_PER_DEVIATION apart; sums over them are integrals to the last digit.
     log_step = -math.log(_POINTS_PER_DEVIATION * math.sqrt(2 * math.pi))
-    found: FloatArray = log_step - offsets**2 / (2 * stddev**2)
-    return found
+    return np.asarray(log_step - offsets**2 / (2 * stddev**2))
 
 
 def _mixed(outside: FloatArray, inside: FloatArray, rate: float) -> FloatArray:
     if rate == 1:
         return inside
-    found: FloatArray = np.logaddexp(math.log1p(-rate) + outside, math.log(rate) + inside)
-    return found
+    return np.asarray(np.logaddexp(math.log1p(-rate) + outside, math.log(rate) + inside))
 
 
 def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
@@ -189,6 +186,7 @@ def _coarse(pair: Pair) -> Pair:
 
 
 Events = Sequence[Mapping[str, Any]]
+PairsOfEvent = list[tuple[Pair | None, int]]
 
 LEAST_DELTA = 1e-9
 """Below this delta the rounding of Fourier transforms would decide."""
@@ -202,7 +200,7 @@ _TEACHERS = ("ThresholdChecks", "NoisyArgmaxes", "ConfidentGnmaxQueries", "Attri
 class Kind:
     """The pairs of one kind of event, and its unit and relation; None where the event's own field gives them."""
 
-    pairs: Callable[[Mapping[str, Any]], list[tuple[Pair | None, int]]]
+    pairs: Callable[[Mapping[str, Any]], PairsOfEvent]
     unit: str | None = None
     relation: str | None = "add or remove one"
 
@@ -366,59 +364,55 @@ def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
     return [argmaxes] if threshold == -math.inf else [checks, argmaxes]
 
 
-def _of_teachers(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+def _teachers(event: Mapping[str, Any]) -> PairsOfEvent:
     return [(discrete_gaussian(stddev) if count else None, count) for count, stddev in _noises(event)]
 
 
-def _gaussian_sums(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+def _sampled(base: Callable[[Mapping[str, Any]], Pair | None]) -> Callable[[Mapping[str, Any]], PairsOfEvent]:
+    """Releases of the pair ``base``, each on a fresh secret sample."""
+    return lambda event: [(on_sample(base(event), float(event["sampling_rate"])), event["count"])]
+
+
+def _gaussian_sums(event: Mapping[str, Any]) -> PairsOfEvent:
     stddev, rate = float(event["noise_multiplier"]), float(event["sampling_rate"])
-    if event["relation"] == "replace one":
-        return [(sampled_replacement(stddev, rate), event["count"])]
-    return [(on_sample(gaussian(stddev), rate), event["count"])]
+    replaced = event["relation"] == "replace one"
+    return [(sampled_replacement(stddev, rate) if replaced else on_sample(gaussian(stddev), rate), event["count"])]
 
 
-def _gaussian_laplaces(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+def _gaussian_and_laplace(event: Mapping[str, Any]) -> Pair | None:
     scale = float(event["laplace_scale"])
-    step = together(gaussian(float(event["gradient_noise_multiplier"])), laplace(1 / scale if scale else math.inf))
-    return [(on_sample(step, float(event["sampling_rate"])), event["count"])]
+    return together(gaussian(float(event["gradient_noise_multiplier"])), laplace(1 / scale if scale else math.inf))
 
 
-def _attribute_gaussians(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+def _attribute_gaussians(event: Mapping[str, Any]) -> PairsOfEvent:
     base = gaussian(float(event["attribute_noise_multiplier"]))
     return [(on_visible_sample(base, float(event.get("sampling_rate", 1))), event["count"])]
 
 
-def _vote_tables(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
-    base = discrete_gaussian(float(event["noise_stddev_votes"]))
-    return [(on_sample(base, float(event["sampling_rate"])), event["count"])]
-
-
-def _vote_sums(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
+def _vote_sum(event: Mapping[str, Any]) -> Pair | None:
     variance = float(event["noise_stddev_votes"]) ** 2 - _ROUNDING**2
-    base = gaussian(math.sqrt(variance) / event["norm"]) if variance > 0 else None
-    return [(on_sample(base, float(event["sampling_rate"])), event["count"])]
+    return gaussian(math.sqrt(variance) / event["norm"]) if variance > 0 else None
 
 
-def _neighbour_votes(event: Mapping[str, Any]) -> list[tuple[Pair | None, int]]:
-    count = discrete_gaussian(float(event["noise_stddev_votes"]))
-    check = event.get("threshold_stddev_votes")
-    moved = [count, count] if check is None else [count, count, discrete_gaussian(float(check))]
-    return [(on_sample(together(*moved), float(event["sampling_rate"])), event["count"])]
+def _neighbours(event: Mapping[str, Any]) -> Pair | None:
+    count, check = discrete_gaussian(float(event["noise_stddev_votes"])), event.get("threshold_stddev_votes")
+    # Two counts move, and the check where there is one.
+    return together(count, count, *([] if check is None else [discrete_gaussian(float(check))]))
 
 
 KINDS: Mapping[str, Kind] = {
-    "ThresholdChecks": Kind(_of_teachers),
-    "NoisyArgmaxes": Kind(_of_teachers),
-    "ConfidentGnmaxQueries": Kind(_of_teachers),
-    "AttributeQueries": Kind(_of_teachers, relation="replace one"),
+    "ThresholdChecks": Kind(_teachers),
+    "NoisyArgmaxes": Kind(_teachers),
+    "ConfidentGnmaxQueries": Kind(_teachers),
+    "AttributeQueries": Kind(_teachers, relation="replace one"),
     "SmoothRelease": Kind(lambda event: []),  # noqa: ARG005 - by Renyi divergences alone
     "PoissonGaussians": Kind(_gaussian_sums, relation=None),
-    "PoissonGaussianLaplaces": Kind(_gaussian_laplaces),
+    "PoissonGaussianLaplaces": Kind(_sampled(_gaussian_and_laplace)),
     "AttributeGaussians": Kind(_attribute_gaussians, "sensitive attribute", "replace one"),
     "SecretBatchAttributeGaussians": Kind(_attribute_gaussians, "sensitive attribute", "replace one"),
     "PureReleases": Kind(lambda event: [(two_answers(float(event["epsilon"])), event["count"])], relation=None),
     "LaplaceReleases": Kind(lambda event: [(laplace(float(event["epsilon"])), event["count"])], relation=None),
-    "VoteTables": Kind(_vote_tables),
-    "VoteSums": Kind(_vote_sums),
-    "NeighbourVotes": Kind(_neighbour_votes),
+    "VoteTables": Kind(_sampled(lambda event: discrete_gaussian(float(event["noise_stddev_votes"])))),
+    "VoteSums": Kind(_sampled(_vote_sum)),
+    "NeighbourVotes": Kind(_sampled(_neighbours)),
 }

@@ -1,15 +1,15 @@
-"""Charts of a comparison: each is drawn once, as a Vega-Lite specification.
+"""Charts of a comparison: each is drawn once, as a Vega-Lite specification, for the page and for a paper.
 
-The page embeds a specification and changes its parameters (level of epsilon, hidden methods, frontier only); a paper
-gets the same specification as PDF, SVG or PNG by vl-convert, which needs neither a browser nor a network.
+The page embeds a specification and changes its parameters (level of epsilon, hidden methods, frontier only). For a
+paper vl-convert turns the same specification into PDF, SVG or PNG; it needs neither a browser nor a network.
 
-A method looks the same everywhere: shape by family, colour and dash within the family. Seven colours are told apart by
-every kind of colour vision (least CIE76 distance above 25 under normal, protan, deutan and tritan vision, on light and
-dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
+A method looks the same everywhere: shape by family, colour and dash within the family. Every kind of colour vision
+tells the seven colours apart (least CIE76 distance above 25 under normal, protan, deutan and tritan vision, on light
+and dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
 
-A point has four drawn coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. Size is
-coverage, by area. Marks that would cover each other move apart along the horizontal axis, by at most ``MOST_SHIFT``
-thousandths of its length and always in the same way; nothing is drawn at random.
+A point has four drawn coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. The area of a
+mark shows coverage. Marks that would cover each other move apart along the horizontal axis, by at most ``MOST_SHIFT``
+thousandths of its length and always in the same way: a drawing uses no random numbers.
 
 Shapes: N points, 4 drawn coordinates.
 """
@@ -34,6 +34,7 @@ from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.report.frontier import (
     OBJECTIVES,
     Objective,
+    Panel,
     Point,
     PrivacyClass,
     attainment_surface,
@@ -87,11 +88,12 @@ SHAPES = (
     Shape("star-square", "M-.75 -.75l.75 .4L.75 -.75l-.4 .75L.75 .75l-.75 -.4L-.75 .75l.4 -.75z"),
 )
 _SHAPE_OF = {shape.name: shape for shape in SHAPES}
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Methods of one kind, which share a shape; each with the place of its colour."""
+    """Methods of one kind, which share a shape; ``methods`` maps each to the index of its colour."""
 
     title: str
     shape: Shape
@@ -121,14 +123,13 @@ FAMILIES = (
     ),
     Family(title="Constrained regression", shape=_SHAPE_OF["x"], methods={"covariance_constraint": 0}),
 )
-_OTHERS = "Other packages"
 # A second shape only where another package brings more methods than there are colours.
 _OTHER_SHAPES = tuple(_SHAPE_OF[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """How one series is drawn; ``place`` is that of its colour among ``COLOURS``, and of its dash."""
+class SeriesStyle:
+    """How one series is drawn; ``place`` is the index of its colour in ``COLOURS`` and of its dash in ``DASHES``."""
 
     series: str
     family: str
@@ -143,43 +144,34 @@ class Look:
 
     @property
     def dash(self) -> tuple[float, ...]:
-        """Dashes of its lines."""
         return DASHES[self.place]
 
 
-def looks(points: Sequence[Point]) -> dict[str, Look]:
-    """A look for each series, ordered by family. Only that of other packages' methods depends on what else is there."""
+def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
+    """The style of each series, ordered by family. Only the styles of other packages' methods depend on the others."""
     methods = {point.series: point.method for point in points}
-    placed = _placed(set(methods.values()))
+    known = {
+        method: (family.title, family.shape, place) for family in FAMILIES for method, place in family.methods.items()
+    }
+    placed = {method: known[method] for method in known if method in methods.values()}
+    for rank, method in enumerate(sorted(set(methods.values()) - known.keys())):
+        turn, place = divmod(rank, len(COLOURS))
+        placed[method] = ("Other packages", _OTHER_SHAPES[turn % len(_OTHER_SHAPES)], place)
     order = {method: rank for rank, method in enumerate(placed)}
     return {
-        series: Look(series=series, family=family, shape=shape, hollow=series != methods[series], place=place)
+        series: SeriesStyle(series=series, family=family, shape=shape, hollow=series != methods[series], place=place)
         for series in sorted(methods, key=lambda series: (order[methods[series]], series))
         for family, shape, place in [placed[methods[series]]]
     }
 
 
-def by_family(found: Iterable[Look]) -> dict[str, list[Look]]:
-    """Looks under the title of their family."""
-    families: dict[str, list[Look]] = {}
+def by_family(found: Iterable[SeriesStyle]) -> dict[str, list[SeriesStyle]]:
+    """Styles by the title of their family."""
+    families: dict[str, list[SeriesStyle]] = {}
     for look in found:
         families.setdefault(look.family, []).append(look)
     return families
 
-
-def _placed(methods: set[str]) -> dict[str, tuple[str, Shape, int]]:
-    """Family, shape and place of each method, in the order of families."""
-    known = {
-        method: (family.title, family.shape, place) for family in FAMILIES for method, place in family.methods.items()
-    }
-    placed = {method: known[method] for method in known if method in methods}
-    for rank, method in enumerate(sorted(methods - known.keys())):
-        turn, place = divmod(rank, len(COLOURS))
-        placed[method] = (_OTHERS, _OTHER_SHAPES[turn % len(_OTHER_SHAPES)], place)
-    return placed
-
-
-FloatArray = npt.NDArray[np.float64]
 
 SMALLEST, LARGEST = 5.0, 14.0
 EPSILON, DISPARITY, ACCURACY, COVERAGE = range(4)
@@ -193,17 +185,13 @@ PLANES = (
 """Pairs of drawn coordinates that a plane may show: across, up."""
 MOST_SHIFT = 20
 _STEP, _CELL = 14, 10  # thousandths of an axis
-_LEVEL_WIDTH = 0.05
-_FACTORS = (1, 2, 5)
-_MOST_TICKS, _LEAST_GAP = 7, 0.08  # the gap is a share of the axis
-_MARGIN, _LEAST_LENGTH = 0.06, 0.1  # room beyond the outermost points, as a share of the axis, and its least length
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonAxis:
-    """Decimal logarithms of epsilon. Zero stands left of the least, infinity right of the largest.
+    """Decimal logarithms of epsilon. Zero lies left of the least, infinity right of the largest.
 
-    ``values`` are the epsilons to mark where they are few and apart; else the ticks are round numbers.
+    ``values`` are the epsilons to mark if they are few and apart; otherwise the ticks are round numbers.
     """
 
     low: float
@@ -213,7 +201,6 @@ class EpsilonAxis:
     has_infinity: bool
 
     def position(self, epsilon: float) -> float:
-        """Where ``epsilon`` is drawn."""
         if epsilon <= 0:
             return self.low - 0.25
         return self.high + 0.25 if math.isinf(epsilon) else math.log10(epsilon)
@@ -221,90 +208,80 @@ class EpsilonAxis:
     @property
     def ticks(self) -> list[tuple[float, str]]:
         """Positions and labels."""
-        zero = [(self.position(0), "0")] if self.has_zero else []
-        ticks = [(math.log10(value), f"{value:g}") for value in self._own_values() or self._round_values()]
-        return [*zero, *ticks, *([(self.position(math.inf), "∞")] if self.has_infinity else [])]
-
-    def _own_values(self) -> list[float]:
-        """``values`` to two digits, or nothing if their labels would be many or touch."""
-        room = _LEAST_GAP * (self.high - self.low)
-        values = sorted({float(f"{value:.2g}") for value in self.values})
-        apart = all(math.log10(right / left) >= room for left, right in itertools.pairwise(values))
-        return values if apart and len(values) <= _MOST_TICKS else []
-
-    def _round_values(self) -> list[float]:
-        factors = _FACTORS if self.high - self.low < 3 else (1,)
-        powers = range(math.floor(self.low) - 1, math.ceil(self.high) + 1)
-        values = [factor * 10.0**power for power in powers for factor in factors]
-        return [value for value in values if self.low - 1e-9 <= math.log10(value) <= self.high + 1e-9]
+        # Two digits: a calibrated epsilon is a little below its target. Labels need 8 % of the axis each.
+        marked = sorted({float(f"{value:.2g}") for value in self.values})
+        room = 0.08 * (self.high - self.low)
+        if len(marked) > 7 or any(math.log10(b / a) < room for a, b in itertools.pairwise(marked)):
+            marked = []
+        if not marked:
+            factors = (1, 2, 5) if self.high - self.low < 3 else (1,)
+            powers = range(math.floor(self.low) - 1, math.ceil(self.high) + 1)
+            rounds = [factor * 10.0**power for power in powers for factor in factors]
+            marked = [value for value in rounds if self.low - 1e-9 <= math.log10(value) <= self.high + 1e-9]
+        return [
+            *([(self.position(0), "0")] if self.has_zero else []),
+            *((math.log10(value), f"{value:g}") for value in marked),
+            *([(self.position(math.inf), "∞")] if self.has_infinity else []),
+        ]
 
     @property
     def range(self) -> tuple[float, float]:
-        """What the axis shows."""
-        return self.position(0) - 0.1 if self.has_zero else self.low - 0.12, (
-            self.position(math.inf) + 0.12 if self.has_infinity else self.high + 0.12
-        )
+        """From where to where the axis reaches."""
+        low = self.position(0) - 0.1 if self.has_zero else self.low - 0.12
+        return low, self.position(math.inf) + 0.12 if self.has_infinity else self.high + 0.12
 
 
 def epsilon_axis(points: Sequence[Point]) -> EpsilonAxis:
     """The axis that shows every defined epsilon of ``points``."""
     levels = epsilon_levels(points)
-    finite = [value for value in levels if 0 < value < math.inf]
     logs = [math.log10(value) for point in points if 0 < (value := point.value("epsilon")) < math.inf] or [0.0]
     low, high = min(logs), max(logs)
     middle, half = (low + high) / 2, max((high - low) / 2, 0.2)
     return EpsilonAxis(
         low=middle - half,
         high=middle + half,
-        values=tuple(finite),
+        values=tuple(value for value in levels if 0 < value < math.inf),
         has_zero=0.0 in levels,
         has_infinity=math.inf in levels,
     )
 
 
 def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
-    """The epsilons of ``points``, as guaranteed, ascending; of those within 5 % of a larger one only that.
-
-    Noise that is calibrated to 1 costs a little less, by method; these are one level.
-    """
+    """The epsilons of ``points`` as guaranteed, ascending; an epsilon within 5 % below a larger level belongs to it."""
+    # Noise that is calibrated to 1 costs a little less, by method: these are one level.
     values = {rounded_up(epsilon) for point in points if not math.isnan(epsilon := point.value("epsilon"))}
     levels: list[float] = []
     for value in sorted(values, reverse=True):
-        if not levels or value < levels[-1] * (1 - _LEVEL_WIDTH):
+        if not levels or value < levels[-1] * 0.95:
             levels.append(value)
     return tuple(reversed(levels))
 
 
 def middle_level(points: Sequence[Point]) -> int:
-    """The number of the level in the middle of the finite ones, the lower of two; where slices and sentences begin."""
+    """The index of the middle finite level, the lower of two: slices and sentences begin there."""
     return max((sum(map(math.isfinite, epsilon_levels(points))) - 1) // 2, 0)
 
 
 def level_of(point: Point, levels: Sequence[float]) -> int:
-    """The number of the level that an epsilon belongs to."""
-    # A level is the largest epsilon in it: the first that is no smaller is the one.
+    """The index of the level that the point's epsilon belongs to."""
+    # A level is the largest epsilon in it, so it is the first one that is no smaller.
     return bisect_left(levels, rounded_up(point.value("epsilon")))
 
 
 def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Of each series its most accurate configuration at each level of epsilon; none that is degenerate or undefined.
+    """The line of each series: its most accurate configuration at each level, none degenerate or undefined.
 
-    A series with one level alone has nothing to join.
+    A series with one level has no line.
     """
     levels = epsilon_levels(points)
-    sound = [point for point in points if not point.degenerate and not point.num_undefined]
-    found = {
-        series: [min(same, key=lambda point: point.value("error")) for same in _by_level(own, levels)]
-        for series, own in by_series(sound).items()
-    }
-    return {series: line for series, line in found.items() if len(line) > 1}
-
-
-def _by_level(points: Sequence[Point], levels: Sequence[float]) -> list[list[Point]]:
-    parts: dict[int, list[Point]] = {}
-    for point in points:
-        parts.setdefault(level_of(point, levels), []).append(point)
-    return [parts[number] for number in sorted(parts)]
+    lines = {}
+    for series, own in by_series([point for point in sound(points) if not point.num_undefined]).items():
+        best: dict[int, Point] = {}
+        for point in sorted(own, key=lambda point: point.value("error")):
+            best.setdefault(level_of(point, levels), point)
+        if len(best) > 1:
+            lines[series] = [best[level] for level in sorted(best)]
+    return lines
 
 
 def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
@@ -322,26 +299,24 @@ def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
 
 
 def extents(drawn_N4: FloatArray, axis: EpsilonAxis) -> list[tuple[float, float]]:
-    """From where to where each drawn coordinate's axis reaches; of disparity always from 0."""
+    """From where to where the axis of each drawn coordinate reaches; that of disparity always begins at 0."""
     if not len(drawn_N4):
         return [axis.range, (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)]
-    ends = [axis.range]
-    for coordinate in (DISPARITY, ACCURACY, COVERAGE):
-        values_N = drawn_N4[:, coordinate]
-        low, high = (0.0 if coordinate == DISPARITY else float(values_N.min())), float(values_N.max())
-        ends.append(_with_room(low, high))
-    return ends
+    low_4, high_4 = drawn_N4.min(axis=0).tolist(), drawn_N4.max(axis=0).tolist()
+    low_4[DISPARITY] = 0.0
+    return [axis.range, *(_with_room(low_4[each], high_4[each]) for each in (DISPARITY, ACCURACY, COVERAGE))]
 
 
 def _with_room(low: float, high: float) -> tuple[float, float]:
-    room = _MARGIN * max(high - low, _LEAST_LENGTH)
+    """An axis that reaches a little beyond the outermost points."""
+    room = 0.06 * max(high - low, 0.1)
     return low - room, high + room
 
 
 def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tuple[int, int]) -> list[int]:
     """How far each mark moves along the horizontal axis of a plane, in thousandths of its length.
 
-    Marks of one cell, as large as a small mark, stand side by side in the order of points.
+    Marks within one cell, which is as large as a small mark, stand side by side in the order of points.
     """
     cells_N2 = [
         np.round(1000 / _CELL * (drawn_N4[:, coordinate] - ends[coordinate][0]) / np.diff(ends[coordinate]))
@@ -361,12 +336,12 @@ def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tup
 def size_of(coverage: float, between: tuple[float, float]) -> float:
     """Diameter in pixels of a mark: its area grows with coverage."""
     low, high = between
-    share = min(max((coverage - low) / (high - low), 0.0), 1.0) if high > low else 1.0
+    share = min(max((coverage - low) / (high - low), 0.0), 1.0)
     return math.sqrt(SMALLEST**2 + share * (LARGEST**2 - SMALLEST**2))
 
 
 def coverage_range(points: Sequence[Point]) -> tuple[float, float]:
-    """From a round number below the least coverage, at most .5, to 1: the range of the sizes."""
+    """The range of coverage that sizes show: from a round number below the least, at most .5, to 1."""
     values = [1 - refused for point in points if not math.isnan(refused := point.value("refused"))]
     return min(math.floor(10 * min(values, default=0.5) + 1e-9) / 10, 0.5), 1.0
 
@@ -376,17 +351,12 @@ PAIRS: tuple[tuple[Objective, Objective], ...] = (
     ("disparity", "error"),
     ("epsilon", "disparity"),
 )
-TITLES: Mapping[Objective, str] = {
-    "epsilon": "privacy budget ε",
-    "disparity": "disparity",
-    "error": "accuracy",
-    "refused": "coverage",
-}
 
 
 def titles(notion: NotionName) -> dict[Objective, str]:
     """What each objective is called where disparity is that of ``notion``."""
-    return {**TITLES, "disparity": NOTIONS[notion].measure}
+    measure = NOTIONS[notion].measure
+    return {"epsilon": "privacy budget ε", "disparity": measure, "error": "accuracy", "refused": "coverage"}
 
 
 def class_label(privacy: PrivacyClass) -> str:
@@ -395,15 +365,14 @@ def class_label(privacy: PrivacyClass) -> str:
 
 
 def sound(points: Sequence[Point]) -> list[Point]:
-    """Those that are not degenerate: what is says nothing about a method, and strikes no other off a frontier."""
+    """The points that are not degenerate. The gap of a degenerate predictor is meaningless, so it beats no other."""
     return [point for point in points if not point.degenerate]
 
 
 def on_frontier(points: Sequence[Point]) -> set[int]:
     """``id`` of every point that no other point of its panel dominates in the four objectives; none is degenerate.
 
-    An epsilon that depends on private votes is a weaker claim, so such a point never strikes out one that may be
-    published: those are judged among themselves.
+    An epsilon that depends on private votes is a weaker claim, so published points are judged among themselves.
     """
     members = set()
     for found in by_panel(sound(points)).values():
@@ -416,8 +385,8 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
 def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) -> dict[str, Any]:
     """Everything that the page's script shows, as values of strict JSON: charts, and details of points.
 
-    ``points[i]`` is ``points[i]`` here: buttons and marks on the page refer to it by that index. ``notions`` holds what
-    another choice of the disparity changes; charts are those of the points' own notion without one.
+    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` holds what another choice of the
+    disparity changes; without any, charts are those of the points' own notion.
     """
     series = looks(points)
     names = {name: number for number, name in enumerate(series)}
@@ -426,87 +395,83 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         for point in points
     }
     shared = {name: shared_settings([read[id(p)] for p in found]) for name, found in by_series(points).items()}
-    members = on_frontier(points)
     seen = [[point.seen_by(notion) for point in points] for notion in notions] or [list(points)]
+    members = on_frontier(points)
+
+    plain_points = []
+    for point in points:
+        epsilon, disparity, error, refused = point.mean_O.tolist()
+        own = {name: value for name, value in read[id(point)].items() if name not in shared[point.series]}
+        plain_points.append(
+            {
+                "series": names[point.series],
+                "data": point.panel.data,
+                "privacy": class_label(point.panel.privacy),
+                "values": [round(value, 5) for value in (epsilon, disparity, 1 - error, 1 - refused)],
+                "words": [
+                    f"{epsilon_text(epsilon)}{' †' if point.epsilon_is_data_dependent else ''}",
+                    *with_spread(point),
+                ],
+                "undefined": point.num_undefined,
+                "seeds": point.seeds,
+                "remarks": point.remarks,
+                "degenerate": point.degenerate,
+                "cautions": point.cautions,
+                "settings": _settings_words(own),
+                "commands": point.commands if any(point.commands) else [],
+                "front": id(point) in members,
+            }
+        )
+
+    plain_notions = []
+    for notion, found in zip(notions, seen, strict=False):
+        front = on_frontier(found)
+        values = [[round(p.value("disparity"), 5), with_spread(p)[0], id(p) in front, p.num_undefined] for p in found]
+        plain_notions.append({"measure": NOTIONS[notion].measure, "points": values})
+
+    # For each panel one entry per notion: the rows to draw, and the specifications that name them.
+    charts: dict[Panel, list[dict[str, Any]]] = {}
+    for found in seen:
+        index_of = {id(point): index for index, point in enumerate(found)}
+        for panel, of_panel in by_panel(found).items():
+            view = PanelView.of(of_panel, series)
+            stairs = {f"stairs{number}": view.stairs(pair) for number, pair in enumerate(PAIRS)}
+            charts.setdefault(panel, []).append(
+                {
+                    "data": {"points": view.rows(index_of), **stairs},
+                    "planes": [plane(view, number, _PAGE) for number in range(len(PLANES))],
+                    "attained": [attained(view, pair, _PAGE) for pair in PAIRS],
+                }
+            )
+
     data = {
-        "points": [
-            _plain_point(point, names[point.series], _without(read[id(point)], shared[point.series]))
-            | {"front": id(point) in members}
-            for point in points
-        ],
+        "points": plain_points,
         "series": [
             {
                 "name": look.series,
                 "path": look.shape.path,
                 "hollow": look.hollow,
                 "place": look.place,
-                "shared": _without(shared[look.series], {}),
+                "shared": _settings_words(shared[look.series]),
             }
             for look in series.values()
         ],
         "panels": [
-            {"data": panel.data, "privacy": class_label(panel.privacy), "charts": charts}
-            for panel, charts in _page_charts(seen, series).items()
+            {"data": panel.data, "privacy": class_label(panel.privacy), "charts": found}
+            for panel, found in charts.items()
         ],
         "config": _config(_PAGE, 12),
         "titles": [*titles(points[0].notion if points else DEFAULT).values()],
-        "notions": [_plain_notion(found, notion) for found, notion in zip(seen, notions, strict=False)],
+        "notions": plain_notions,
     }
     plain: dict[str, Any] = strict(data)
     return plain
 
 
-def _plain_notion(points: Sequence[Point], notion: NotionName) -> dict[str, Any]:
-    """Disparity of every point, its words, whether the point is on the frontier, and in how many runs undefined."""
-    members = on_frontier(points)
+def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
     return {
-        "measure": NOTIONS[notion].measure,
-        "points": [
-            [round(point.value("disparity"), 5), with_spread(point)[0], id(point) in members, point.num_undefined]
-            for point in points
-        ],
-    }
-
-
-def _page_charts(seen: Sequence[Sequence[Point]], known: Mapping[str, Look]) -> dict[Any, list[dict[str, Any]]]:
-    """For each panel and notion: rows to draw, and the specifications that name them."""
-    charts: dict[Any, list[dict[str, Any]]] = {}
-    for points in seen:
-        index_of = {id(point): index for index, point in enumerate(points)}
-        for panel, found in by_panel(points).items():
-            view = PanelView.of(found, known)
-            stairs = {f"stairs{number}": view.stairs(pair) for number, pair in enumerate(PAIRS)}
-            drawn = {
-                "data": {"points": view.rows(index_of), **stairs},
-                "planes": [plane(view, number, _PAGE) for number in range(len(PLANES))],
-                "attained": [attained(view, pair, _PAGE) for pair in PAIRS],
-            }
-            charts.setdefault(panel, []).append(drawn)
-    return charts
-
-
-def _without(settings: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, str]:
-    return {name: _words(value) for name, value in settings.items() if name not in common}
-
-
-def _plain_point(point: Point, series: int, settings: Mapping[str, str]) -> dict[str, Any]:
-    epsilon, disparity, error, refused = point.mean_O.tolist()
-    return {
-        "series": series,
-        "data": point.panel.data,
-        "privacy": class_label(point.panel.privacy),
-        "values": [round(value, 5) for value in (epsilon, disparity, 1 - error, 1 - refused)],
-        "words": [
-            f"{epsilon_text(epsilon)}{' †' if point.epsilon_is_data_dependent else ''}",
-            *with_spread(point),
-        ],
-        "undefined": point.num_undefined,
-        "seeds": point.seeds,
-        "remarks": point.remarks,
-        "degenerate": point.degenerate,
-        "cautions": point.cautions,
-        "settings": settings,
-        "commands": point.commands if any(point.commands) else [],
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for name, value in settings.items()
     }
 
 
@@ -526,36 +491,27 @@ def attainment(
     points: Sequence[Point], pair: tuple[Objective, Objective], axis: EpsilonAxis
 ) -> list[list[list[float]]]:
     """Staircases of one series as drawn: attained by the best seed, by at least half of them, by all of them."""
+
+    def drawn(objective: Objective, value: float) -> float:
+        if objective == "epsilon":
+            return round(axis.position(value), 4)
+        return round(1 - value if objective in ("error", "refused") else value, 5)
+
     sets = sets_by_seed(points, pair)
-    numbers = (1, math.ceil(len(sets) / 2), len(sets))
-    surfaces = [attainment_surface(sets, num_seeds=number) for number in numbers]
-    return [[[_drawn(pair[0], x, axis), _drawn(pair[1], y, axis)] for x, y in surface.tolist()] for surface in surfaces]
-
-
-def _drawn(objective: Objective, value: float, axis: EpsilonAxis) -> float:
-    if objective == "epsilon":
-        return round(axis.position(value), 4)
-    return round(1 - value if objective in ("error", "refused") else value, 5)
-
-
-def _words(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    surfaces = [attainment_surface(sets, num_seeds=n) for n in (1, math.ceil(len(sets) / 2), len(sets))]
+    return [[[drawn(pair[0], x), drawn(pair[1], y)] for x, y in surface.tolist()] for surface in surfaces]
 
 
 FORMATS = ("pdf", "svg", "png")
-
-
 WIDTHS_IN: Mapping[int, float] = {1: 3.35, 2: 7.0}
 """Inches of one column and of two (85 and 178 mm)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureStyle:
-    """How wide pictures are, how large their text, and in which formats they are written.
+    """Width of pictures, size of their text in points, and the formats to write.
 
-    ``columns``: 1 or 2; ``width_in`` None is that of so many columns. ValueError for values out of range.
+    ``columns``: 1 or 2; ``width_in`` None is the width of that many columns. ValueError for values out of range.
     """
 
     columns: int = 2
@@ -570,26 +526,25 @@ class FigureStyle:
             raise ValueError(f"font_size: expected 4 to 24 points, got {self.font_size:g}.")
         if self.width_in is not None and not 1 <= self.width_in <= 40:
             raise ValueError(f"width: expected 1 to 40 inches (25 to 1,000 mm), got {self.width_in:g}.")
-
         unknown = [name for name in self.formats if name not in FORMATS]
         if unknown:
             raise ValueError(f"format: expected {', '.join(FORMATS)}, got {unknown[0]!r}.")
 
     @property
     def width(self) -> float:
-        """Inches."""
         return WIDTHS_IN[self.columns] if self.width_in is None else self.width_in
 
 
 @dataclass(frozen=True, kw_only=True)
 class PanelView:
-    """The points of one data set and privacy class, with where they are drawn: of the complete ones (N, 4).
+    """The points of one data set and privacy class, and the drawn coordinates of the complete ones.
 
-    ``between`` is the range of coverage that sizes show.
+    ``ends`` are those of each axis, ``members`` the ``id`` of points on the frontier, ``between`` the range of coverage
+    that sizes show.
     """
 
     points: Sequence[Point]
-    looks: Mapping[str, Look]
+    looks: Mapping[str, SeriesStyle]
     axis: EpsilonAxis
     complete: Sequence[Point]
     drawn_N4: FloatArray
@@ -598,14 +553,14 @@ class PanelView:
     between: tuple[float, float]
 
     @classmethod
-    def of(cls, points: Sequence[Point], known: Mapping[str, Look]) -> PanelView:
-        """The view of one panel's points; looks are those of ``known``, which may hold more series."""
+    def of(cls, points: Sequence[Point], known: Mapping[str, SeriesStyle]) -> PanelView:
+        """The view of one panel's points; ``known`` holds the style of every series, also of those elsewhere."""
         axis = epsilon_axis(points)
         complete, _ = defined(points, OBJECTIVES)
         drawn_N4 = coordinates(complete, axis)
         return cls(
             points=points,
-            looks={name: look for name, look in known.items() if name in by_series(points)},
+            looks={name: look for name, look in known.items() if name in {point.series for point in points}},
             axis=axis,
             complete=complete,
             drawn_N4=drawn_N4,
@@ -624,13 +579,12 @@ class PanelView:
         levels = epsilon_levels(self.points)
         lines = {id(point) for line in joined(self.complete).values() for point in line}
         moved = [shifts(self.drawn_N4, self.ends, plane) for plane in PLANES]
+        lengths = [high - low for low, high in self.ends]
         rows = []
         for rank, (point, drawn_4) in enumerate(zip(self.complete, self.drawn_N4.tolist(), strict=True)):
             across = {
-                f"x{number}": round(
-                    drawn_4[plane[0]] + moved[number][rank] / 1000 * float(np.diff(self.ends[plane[0]])[0]), 5
-                )
-                for number, plane in enumerate(PLANES)
+                f"x{number}": round(drawn_4[across] + moved[number][rank] / 1000 * lengths[across], 5)
+                for number, (across, _) in enumerate(PLANES)
             }
             rows.append(
                 {
@@ -649,7 +603,7 @@ class PanelView:
         return sorted(rows, key=lambda row: row["f"])
 
     def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:
-        """Corners of what the seeds of each series attain: ``k`` is best, median or worst, ``o`` the order."""
+        """Corners of the pairs that the seeds of each series attain: ``k`` best, median or worst, ``o`` the order."""
         return [
             {"s": name, "k": kind, "o": order, "x": x, "y": y}
             for name, found in by_series(sound(self.points)).items()
@@ -660,7 +614,7 @@ class PanelView:
 
 @dataclass(frozen=True, kw_only=True)
 class _Medium:
-    """How charts look on a page or on paper; a page's colours are names of its style sheet, which follow its ground."""
+    """How charts look on a page or on paper. A page's colours are variables of its style sheet, for light and dark."""
 
     places: tuple[str, ...]
     ink: str
@@ -693,7 +647,7 @@ _FIELDS = "edac"
 _CROSS = "M-.7-.7L.7.7M.7-.7L-.7.7"
 _ALL_LEVELS = 1_000_000
 _PARAMETERS: Mapping[str, Any] = {"level": _ALL_LEVELS, "only": False, "hidden": [], "chosen": ""}
-"""What a page changes in a chart: most level of epsilon, only the frontier, hidden series, the one with its spread."""
+"""Parameters of a chart that a page changes: largest level, only the frontier, hidden series, the one with spread."""
 
 
 def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LEVELS) -> dict[str, Any]:
@@ -718,7 +672,7 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
             "opacity": {"condition": {"test": "datum.f", "value": 1}, "value": 0.4},
         },
     }
-    # A degenerate predictor is crossed out: its gap says nothing.
+    # A degenerate predictor is crossed out: its gap is meaningless.
     crossed = {
         "transform": [{"filter": "datum.g"}],
         "mark": {
@@ -781,8 +735,8 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
     }
 
 
-def _series(known: Mapping[str, Look], medium: _Medium) -> dict[str, dict[str, Any]]:
-    """Channels that show a series."""
+def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict[str, Any]]:
+    """The channels that tell series apart."""
     names = list(known)
 
     def channel(values: Sequence[Any], *, has_legend: bool = True) -> dict[str, Any]:
@@ -833,7 +787,7 @@ def _axis(
 
 
 def _config(medium: _Medium, font_size: float) -> dict[str, Any]:
-    """How all charts of a medium look; one size for all text."""
+    """Vega configuration of all charts of a medium; one size for all text."""
     thin = 0.5 if medium is _PAPER else 1.0
     text = {"labelFontSize": font_size, "titleFontSize": font_size, "labelFontWeight": "normal"}
     return {
@@ -862,6 +816,7 @@ def _config(medium: _Medium, font_size: float) -> dict[str, Any]:
 _LETTER = 0.56  # mean width of a letter, in font sizes
 _DPI = 200
 _POINTS_PER_INCH = 72
+_SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
 
 
 def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
@@ -871,14 +826,20 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
     files: dict[str, bytes] = {}
     for place, found in _places(points).items():
         view = PanelView.of(found, known)
-        for kind, draw, widest in (("slices", _slices, math.inf), ("attainment", _attainment, WIDTHS_IN[1])):
-            pictures = _pictures(view, draw(view, style), min(style.width, widest), style)
+        narrow = min(style.width, WIDTHS_IN[1])
+        attainment = attained(view, PAIRS[0], _PAPER)
+        del attainment["autosize"]
+        attainment["title"] = _caption(view, style, narrow, "reached by at least half of the seeds")
+        attainment["datasets"] = {"stairs0": view.stairs(PAIRS[0])}
+        drawn = {"slices": (_slices(view, style), style.width), "attainment": (attainment, narrow)}
+        for kind, (specification, width_in) in drawn.items():
+            pictures = _pictures(view, specification, width_in, style)
             files |= {f"{kind}-{place}.{suffix}": content for suffix, content in pictures.items()}
     return files
 
 
 def slices_picture(points: Sequence[Point]) -> bytes:
-    """The slices of one panel's points, as PNG: what a notebook shows."""
+    """The slices of one panel's points as a PNG for a notebook."""
     style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
     view = PanelView.of(points, looks(points))
     return _pictures(view, _slices(view, style), style.width, style)["png"]
@@ -905,16 +866,8 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
     }
 
 
-def _attainment(view: PanelView, style: FigureStyle) -> dict[str, Any]:
-    words = "reached by at least half of the seeds"
-    spec = attained(view, PAIRS[0], _PAPER)
-    del spec["autosize"]
-    width = min(style.width, WIDTHS_IN[1])
-    return {**spec, "title": _caption(view, style, width, words), "datasets": {"stairs0": view.stairs(PAIRS[0])}}
-
-
 def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -> list[str]:
-    """Lines with the data set, the guarantee and what marks mean."""
+    """Lines that name the data set, the guarantee and the meaning of marks."""
     has_hollow = any(look.hollow for look in view.looks.values())
     dagger = "; †, hollow: ε depends on private votes, operator only" if has_hollow else ""
     seeded = "; noise from a seed: not private" if any(point.is_seeded for point in view.points) else ""
@@ -928,7 +881,7 @@ def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -
 def _pictures(
     view: PanelView, specification: Mapping[str, Any], width_in: float, style: FigureStyle
 ) -> dict[str, bytes]:
-    """A specification in each format, as wide as asked; a unit of the drawing is a point of paper."""
+    """Render a specification in each format, ``width_in`` wide; a unit of the drawing is a point of paper."""
     import vl_convert
 
     planes = specification.get("hconcat") or specification.get("vconcat") or [specification]
@@ -937,7 +890,7 @@ def _pictures(
     longest = max(map(len, view.looks), default=1)
     width = _POINTS_PER_INCH * width_in
     config["legend"]["columns"] = max(1, int(width / ((longest * _LETTER + 4) * style.font_size)))
-    # How much room labels take is known once they are drawn, so the planes are fitted in a few rounds.
+    # The room that labels take is known once they are drawn, so the planes are fitted in a few rounds.
     inner = width / across - 5 * style.font_size
     for _ in range(4):
         for each in planes:
@@ -955,11 +908,8 @@ def _pictures(
     return {suffix: make[suffix]() for suffix in style.formats}
 
 
-_SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
-
-
 def _places(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points of each panel under a name for files; of names that read alike the later ones are numbered."""
+    """The points of each panel by a name for files; where two names are equal, the later one is numbered."""
     places: dict[str, list[Point]] = {}
     for panel, found in by_panel(points).items():
         privacy = panel.privacy

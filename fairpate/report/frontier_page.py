@@ -1,20 +1,21 @@
 """The page of a comparison: the best within a budget, charts, choices, who dominates whom, and what failed.
 
 One panel (data set, unit, relation, delta) at a time, because guarantees of different kinds do not compare. A budget is
-a level of epsilon, and within it is every configuration that costs no more. Degenerate predictors, undefined values,
-epsilons that depend on private votes and runs without a finite epsilon are in no budget, and are counted.
+a level of epsilon; every configuration that costs no more is within it. Degenerate predictors, undefined values,
+epsilons that depend on private votes and runs without a finite epsilon are in no budget, and are counted. Three seeds
+are the least from which a mean is called the highest or the smallest: with fewer, a difference may be chance.
 
-The page is one HTML file with its scripts inside; its content policy forbids every request. What depends on private
-votes is left out of a page to publish, and marked with a dagger and hollow shapes on the operator's; results without
-privacy are left out too, unless the data are public.
+The page is one HTML file with its scripts inside; its content policy forbids every request. A page to publish leaves
+out what depends on private votes, and results without privacy unless the data are public. The operator's page shows
+both, and marks the former with a dagger and hollow shapes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from fairpate.report.figures import (
     DARK_COLOURS,
     MOST_SHIFT,
     PAIRS,
-    Look,
+    SeriesStyle,
     by_family,
     class_label,
     coverage_range,
@@ -45,11 +46,10 @@ from fairpate.report.frontier import (
     FAILED,
     FIRST,
     OBJECTIVES,
-    Dominance,
-    FloatArray,
     Objective,
     Panel,
     Point,
+    PrivacyClass,
     Row,
     SelectionRule,
     Setting,
@@ -69,13 +69,14 @@ from fairpate.report.frontier import (
 from fairpate.report.page import count, counted, decimal, epsilon_text, percent, render
 from fairpate.types import NotionName
 
-_GAP_DIGITS = 3
+_LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4
-_ROUNDING = 1e-12
+_MOST_COLUMNS, _MOST_LISTED = 5, 2000
+_PERCENT = "\u00a0%"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class BudgetFindings:
     """The best within one level of epsilon: a sentence, and a row of the table for each method.
 
     A row is the method, its seeds, its highest mean accuracy, its smallest mean gap with the accuracy there; means have
@@ -89,111 +90,88 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What is said of one panel: of the middle budget first, what no sentence is about, and what none of them says."""
+    """Sentences of one panel: the middle budget first; which points were left out and why; what gaps do not show."""
 
-    budgets: tuple[Budget, ...]
+    budgets: tuple[BudgetFindings, ...]
     left_out: tuple[str, ...]
     unsaid: tuple[str, ...]
 
 
 def findings(points: Sequence[Point]) -> Findings:
     """The sentences of one panel: at the middle budget, then at no more than four others."""
-    told = [point for point in points if _is_told(point)]
-    levels = epsilon_levels(told)
-    return Findings(
-        budgets=tuple(_budget(told, levels, number) for number in _some(len(levels), first=middle_level(told))),
-        left_out=tuple(_left_out(points)),
-        unsaid=(*_underserving(told), *_unmeasured(told)),
-    )
-
-
-def _budget(points: Sequence[Point], levels: Sequence[float], number: int) -> Budget:
-    """What is reached by configurations that cost no more than one level."""
-    affordable = [point for point in points if level_of(point, levels) <= number]
-    best, fairest = _most_accurate(affordable), _fairest(affordable)
-    measure = NOTIONS[best.notion].measure
-    rows = []
-    for name, found in by_series(affordable).items():
-        own, own_fairest = _most_accurate(found), _fairest(found)
-        seeds = min(len(point.seeds) for point in (own, own_fairest))
-        gap = decimal(own_fairest.value("disparity")) + _plus_minus(own_fairest, "disparity", 1, decimal)
-        rows.append((name, str(seeds), _accuracy_with_error(own), gap, _accuracy_with_error(own_fairest)))
-    return Budget(
-        epsilon=levels[number],
-        sentence=f"The highest mean accuracy is {best.method}’s, {_accuracy_words(best)}. The smallest mean {measure} "
-        f"is {fairest.method}’s, {_gap(fairest)} at {_accuracy_words(fairest)}.",
-        rows=tuple(rows),
-    )
-
-
-def _accuracy_with_error(point: Point) -> str:
-    return percent(1 - point.value("error")) + _plus_minus(point, "error", 100, "{:.1f}".format)
-
-
-def _plus_minus(point: Point, objective: Objective, unit: float, write: Callable[[float], str]) -> str:
-    """One standard error; nothing for a single seed."""
-    error = float(standard_errors(point)[OBJECTIVES.index(objective)])
-    return "" if math.isnan(error) else f" ± {write(unit * error)}"
-
-
-def standard_errors(point: Point) -> FloatArray:
-    """Of each objective's mean over seeds; NaN for a single seed."""
-    errors: FloatArray = point.spread_O / math.sqrt(len(point.seeds))
-    return errors
-
-
-def _is_told(point: Point) -> bool:
-    is_published = not point.epsilon_is_data_dependent and math.isfinite(point.value("epsilon"))
-    return is_published and not point.degenerate and not point.num_undefined
-
-
-def _some(count: int, *, first: int) -> list[int]:
-    """``first``, and some others of so many, from the least to the last."""
-    if not count:
-        return []
-    others = np.linspace(0, count - 1, min(count, _MOST_BUDGETS)).round().astype(int).tolist()
-    return list(dict.fromkeys([first, *others]))
-
-
-def _left_out(points: Sequence[Point]) -> list[str]:
-    """What no sentence is about, with the first reason of each."""
-    rest = [point for point in points if not _is_told(point)]
-    reasons: dict[str, list[str]] = {}
-    for point in rest:
-        reasons.setdefault(_reason(point), []).append(point.method)
-    return [
-        f"{counted(len(names), 'configuration')} of {_listed(list(dict.fromkeys(names)))}: {reason}"
-        for reason, names in reasons.items()
+    compared: list[Point] = []
+    methods_by_reason: dict[str, list[str]] = {}
+    for point in points:
+        reason = _why_left_out(point)
+        if reason:
+            methods_by_reason.setdefault(reason, []).append(point.method)
+        else:
+            compared.append(point)
+    left_out = [
+        f"{counted(len(methods), 'configuration')} of {_listed(methods)}: {reason}"
+        for reason, methods in methods_by_reason.items()
     ]
 
+    levels = epsilon_levels(compared)
+    numbers = []
+    if levels:
+        spaced = np.linspace(0, len(levels) - 1, min(len(levels), _MOST_BUDGETS)).round().astype(int).tolist()
+        numbers = list(dict.fromkeys([middle_level(compared), *spaced]))
 
-def _underserving(points: Sequence[Point]) -> list[str]:
-    """How many of ``points`` have come to what they are by serving a group worse than a constant would."""
-    found = [point for point in points if point.groups.underserved]
-    if not found:
-        return []
-    methods, groups = (
-        _listed(list(dict.fromkeys(names)))
-        for names in ([point.method for point in found], [name for point in found for name in point.groups.underserved])
+    unsaid = []
+    if underserving := [point for point in compared if point.groups.underserved]:
+        methods = _listed([point.method for point in underserving])
+        groups = _listed([name for point in underserving for name in point.groups.underserved])
+        unsaid.append(
+            f"{counted(len(underserving), 'configuration')} of {methods} with a group that is served worse than by a "
+            f"constant in some seed: {groups}."
+        )
+    if unmeasured := [name for point in compared for name in point.groups.unmeasured]:
+        unsaid.append(f"Not known for {_listed(unmeasured)}: too few answered test records in some seed, so no gap.")
+    return Findings(
+        budgets=tuple(_within(compared, levels, number) for number in numbers),
+        left_out=tuple(left_out),
+        unsaid=tuple(unsaid),
     )
-    several = counted(len(found), "configuration")
-    return [f"{several} of {methods} with a group that is served worse than by a constant in some seed: {groups}."]
 
 
-def _unmeasured(points: Sequence[Point]) -> list[str]:
-    """The groups that no gap of ``points`` compares."""
-    names = list(dict.fromkeys(name for point in points for name in point.groups.unmeasured))
-    return [f"Not known for {_listed(names)}: too few answered test records in some seed, so no gap."] if names else []
-
-
-def _reason(point: Point) -> str:
+def _why_left_out(point: Point) -> str:
+    """Why no sentence mentions the point; empty for one that is compared."""
     if point.degenerate:
         return "degenerate"
     if point.epsilon_is_data_dependent:
         return "ε depends on private votes"
-    undefined = [name for name in OBJECTIVES if np.isnan(point.value(name))]
-    names = {"error": "accuracy", "refused": "coverage", "disparity": NOTIONS[point.notion].measure}
-    return f"{_listed([names.get(name, name) for name in undefined])} undefined" if undefined else "no finite ε"
+    if point.num_undefined:
+        names = {"error": "accuracy", "refused": "coverage", "disparity": NOTIONS[point.notion].measure}
+        undefined = [names.get(name, name) for name in OBJECTIVES if np.isnan(point.value(name))]
+        return f"{_listed(undefined)} undefined"
+    return "" if math.isfinite(point.value("epsilon")) else "no finite ε"
+
+
+def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> BudgetFindings:
+    """The best of the configurations that cost no more than one level."""
+    affordable = [point for point in points if level_of(point, levels) <= number]
+    rows = []
+    for name, found in by_series(affordable).items():
+        best, fairest = _most_accurate(found), _fairest(found)
+        gap = decimal(fairest.value("disparity"))
+        if not math.isnan(error := _standard_error(fairest, "disparity")):
+            gap += f" ± {decimal(error)}"
+        seeds = min(len(best.seeds), len(fairest.seeds))
+        rows.append((name, str(seeds), _accuracy_with_error(best), gap, _accuracy_with_error(fairest)))
+
+    repeated = [point for point in affordable if len(point.seeds) >= _LEAST_SEEDS]
+    sentence = "No configuration has three seeds: with fewer, a difference between methods may be chance."
+    if repeated:
+        best, fairest = _most_accurate(repeated), _fairest(repeated)
+        gap = f"{round(fairest.value('disparity'), 3):g}".removeprefix("0") or "0"
+        sentence = (
+            f"The highest mean accuracy is {best.method}’s, {_accuracy_words(best)}. The smallest mean "
+            f"{NOTIONS[best.notion].measure} is {fairest.method}’s, {gap} at {_accuracy_words(fairest)}."
+        )
+        if len(repeated) < len(affordable):
+            sentence = f"Only configurations with at least three seeds are compared. {sentence}"
+    return BudgetFindings(epsilon=levels[number], sentence=sentence, rows=tuple(rows))
 
 
 def _most_accurate(points: Sequence[Point]) -> Point:
@@ -204,78 +182,60 @@ def _fairest(points: Sequence[Point]) -> Point:
     return min(points, key=lambda point: (point.value("disparity"), point.value("error")))
 
 
+def _standard_error(point: Point, objective: Objective) -> float:
+    """Of the mean over seeds; NaN for a single seed."""
+    return float(point.spread_O[OBJECTIVES.index(objective)]) / math.sqrt(len(point.seeds))
+
+
+def _accuracy_with_error(point: Point) -> str:
+    error = _standard_error(point, "error")
+    return percent(1 - point.value("error")) + ("" if math.isnan(error) else f" ± {100 * error:.1f}")
+
+
 def _accuracy_words(point: Point) -> str:
-    words = percent(1 - point.value("error"))
-    return (
-        words
-        if point.value("refused") <= _ROUNDING
-        else f"{words} of the {percent(1 - point.value('refused'))} answered"
-    )
-
-
-def _gap(point: Point) -> str:
-    return _short(round(point.value("disparity"), _GAP_DIGITS))
-
-
-def _short(value: float) -> str:
-    """.01 for 0.01."""
-    return f"{value:g}".removeprefix("0") or "0"
+    words, refused = percent(1 - point.value("error")), point.value("refused")
+    return words if refused <= 1e-12 else f"{words} of the {percent(1 - refused)} answered"
 
 
 def _listed(names: Sequence[str]) -> str:
-    """``a, b and c``; of many the first ones and how many more."""
+    """``a, b and c``, each once; of many the first ones and how many more."""
+    names = list(dict.fromkeys(names))
     if len(names) > _MOST_NAMES:
         names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} others"]
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-_PERCENT = "\u00a0%"
-
-
-def settings_words(notion: NotionName) -> dict[Setting, tuple[str, str]]:
-    """The three settings, and what is looked at first in each."""
-    return {
-        "fair": ("Fair", f"the smallest {NOTIONS[notion].measure} first"),
-        "private": ("Private", "the smallest ε first"),
-        "accurate": ("Accurate", "the highest accuracy first"),
-    }
-
-
 def rule_words(rule: SelectionRule, notion: NotionName) -> str:
-    """What a configuration must keep to be chosen."""
+    """The thresholds that a configuration must keep to be chosen."""
     level = ", ".join(f"{value:g} in {titles(notion)[name]}" for name, value in rule.tolerance.items())
     return (
-        "One configuration of each method in the three settings of the FairPATE paper. It keeps a coverage of at least "
-        f"{percent(rule.min_coverage)} and an accuracy at most {percent(rule.max_accuracy_loss)} below the best that a "
-        "finite ε reaches on its data set, and is not degenerate (one class for everyone, or no better than one); "
-        f"differences up to {level} count as level, and then accuracy decides."
+        "The best configuration of each method if fairness, privacy or accuracy comes first, as in the FairPATE paper. "
+        f"It has a coverage of at least {percent(rule.min_coverage)} and an accuracy at most "
+        f"{percent(rule.max_accuracy_loss)} below the best that a finite ε reaches on its data set, and is not "
+        f"degenerate (one class for everyone, or no better than one); differences up to {level} count as equal, and "
+        "then accuracy decides."
     )
 
 
 def choices(rule: SelectionRule, points: Sequence[Point]) -> dict[Setting, list[Point]]:
     """One configuration per method of a panel in each of the paper's three settings, the first in rank first."""
     least = best_error(points, rule)
-    chosen = {
-        setting: [select(found, setting, rule=rule, best_error=least) for found in by_series(points).values()]
-        for setting in FIRST
-    }
-    return {
-        setting: sorted((point for point in found if point is not None), key=partial(_rank, setting))
-        for setting, found in chosen.items()
-    }
-
-
-def _rank(setting: Setting, point: Point) -> list[float]:
-    rank: list[float] = guaranteed([point], (FIRST[setting], "error"))[0].tolist()
-    return rank
+    chosen = {}
+    for setting, first in FIRST.items():
+        found = [select(own, setting, rule=rule, best_error=least) for own in by_series(points).values()]
+        chosen[setting] = sorted(
+            (point for point in found if point is not None),
+            key=lambda point: guaranteed([point], (first, "error"))[0].tolist(),
+        )
+    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """What an accuracy of a panel is to be compared with; NaN where it is not known.
+    """What an accuracy of a panel is compared with; NaN where unknown.
 
-    ``majority``: the most common class, mean over seeds. ``unprotected``: the best accuracy of a run without privacy
-    among the points that may be shown, and ``unprotected_method`` what reached it.
+    ``majority``: accuracy of the most common class, mean over seeds. ``unprotected``: the best accuracy of a run
+    without privacy among the points that may be shown, and ``unprotected_method`` its method.
     """
 
     majority: float
@@ -284,7 +244,7 @@ class Baselines:
 
 
 def baselines(points: Sequence[Point]) -> Baselines:
-    """The baselines of one panel. Of points that cover test records differently the majority is of the most covered."""
+    """The baselines of one panel. Where coverage differs, the majority is that of the point with the widest."""
     known = [point for point in points if not math.isnan(point.majority_accuracy)]
     widest = min(known, key=lambda point: point.value("refused"), default=None)
     free = [p for p in points if math.isinf(p.value("epsilon")) and not math.isnan(p.value("error"))]
@@ -297,7 +257,7 @@ def baselines(points: Sequence[Point]) -> Baselines:
 
 
 def baseline_words(found: Baselines) -> str:
-    """What the accuracies of a panel are to be compared with; empty where nothing is known."""
+    """The baselines of a panel in a sentence; empty where nothing is known."""
     words = [] if math.isnan(found.majority) else [f"always the most common class: {percent(found.majority)}"]
     if not math.isnan(found.unprotected):
         words.append(f"best without privacy: {percent(found.unprotected)} ({found.unprotected_method})")
@@ -330,35 +290,19 @@ def cells(point: Point) -> list[tuple[str, str]]:
     return [(epsilon_text(point.value("epsilon")) + dagger, ""), *spreads]
 
 
-def fairness_words(point: Point, notions: Sequence[NotionName]) -> list[str]:
-    """The value of each notion with its spread over seeds."""
-    return [with_spread(point.seen_by(notion))[0] for notion in notions]
-
-
-def dominance_by_pair(points: Sequence[Point]) -> dict[tuple[str, str], Dominance]:
-    """How much of the second series the first dominates, of configurations that are not degenerate."""
-    return {(pair.winner, pair.loser): pair for pair in dominance(sound(points))}
-
-
 def epsilons_words(epsilons: Sequence[float]) -> str:
     """From the least to the largest epsilon."""
     ends = [epsilon_text(value).rstrip("0").rstrip(".") for value in (epsilons[0], epsilons[-1])]
     return f"ε {ends[0]}" if ends[0] == ends[1] else f"ε {ends[0]}–{ends[1]}"
 
 
-_PLANES = ((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage"))
-"""What the third plane of a data set shows, by its number among all planes."""
-_MOST_COLUMNS, _MOST_LISTED = 5, 2000
-
-
 @dataclass(frozen=True, kw_only=True)
 class FrontierReport:
-    """What the page shows: rows of a comparison, and how choices and intervals are made.
+    """The rows of a comparison that a page shows, and the rule for choices.
 
     With ``for_operator`` rows whose epsilon depends on private votes are shown and marked; otherwise they are left out
-    and counted, and so are rows without privacy unless ``publish_unprotected``. Why a run failed only the operator
-    reads. ``num_replicates`` bootstrap replicates come from a generator with ``bootstrap_seed``. ``notion`` is the one
-    that the page opens with; the reader may choose any other that was recorded.
+    and counted, and so are rows without privacy unless ``publish_unprotected``. Only the operator sees why a run
+    failed. The page opens with ``notion``; the reader may choose any other that was recorded.
     """
 
     title: str
@@ -389,31 +333,37 @@ class FrontierReport:
         records, commands = [record for record, _ in done], [command for _, command in done]
         return points_of(records, commands=commands, notion=self.notion)
 
-    def notions(self, points: Sequence[Point]) -> tuple[NotionName, ...]:
-        """What the reader may choose from, the one to open with first."""
-        return tuple(dict.fromkeys((self.notion, *notions_of(points))))
-
     def _is_public(self, row: Row) -> bool:
         return not row.is_private and (self.publish_unprotected or not row.is_unprotected)
 
 
 def frontier_report(report: FrontierReport) -> str:
     """The page, as one HTML document of about 1 MB: most of it is the library that draws."""
-    points = report.points()
+    points, shown, secret = report.points(), report.shown, report.secret
     series = looks(points)
     members = on_frontier(points)
-    notions = report.notions(points)
+    # The notion that the page opens with comes first; everything that depends on the notion is written once for each.
+    notions = tuple(dict.fromkeys((report.notion, *notions_of(points))))
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
-    panels = by_panel(points)
-    number_of = {panel: number for number, panel in enumerate(panels)}
+    by_notion = [by_panel(found) for found in seen]
+    done = [row for row in shown if row.record is not None]
+    methods, data_sets = (sorted({getattr(row, name) for row in shown}) for name in ("method", "data"))
+    on_frontiers = f"{count(len(members))} of them on a frontier by {NOTIONS[report.notion].measure}"
+    seeds = counted(len({row.seed for row in done}), "seed")
     names = titles(report.notion) | {"epsilon": "ε", "disparity": "disparity"}
-    pairs = [f"{names[first]} and {names[second]}" for first, second in PAIRS]
     return render(
         "frontier.html",
         report=report,
-        secrets=_reasons_for_secrecy(report.secret) if report.for_operator else [],
-        num_seeded=sum(is_seeded(r.config) for r in report.shown if r.record is not None and not r.is_unprotected),
-        figures=_figures(report, points),
+        num_by_votes=sum(row.is_private for row in secret),
+        num_unprotected=sum(row.is_unprotected for row in secret),
+        unprotected_methods=list(dict.fromkeys(row.method for row in secret if row.is_unprotected)),
+        num_seeded=sum(is_seeded(row.config) for row in done if not row.is_unprotected),
+        figures=[
+            ("Methods", count(len(methods)), ", ".join(methods)),
+            ("Data sets", count(len(data_sets)), ", ".join(data_sets)),
+            ("Configurations", count(len(points)), on_frontiers),
+            ("Runs", count(len(done)), f"{seeds}; {count(len(report.failed))} failed"),
+        ],
         points=points,
         index={point: index for found in seen for index, point in enumerate(found)},
         members={point for point in points if id(point) in members},
@@ -421,35 +371,26 @@ def frontier_report(report: FrontierReport) -> str:
         series=series,
         series_number={name: number for number, name in enumerate(series)},
         classes=[
-            _class_view(
-                report,
-                [[point for point in found if point.panel.privacy == privacy] for found in seen],
-                number_of,
-                list(series.values()),
-            )
-            for privacy in sorted({panel.privacy for panel in panels})
+            _class_view(report.rule, privacy, by_notion, list(series.values()))
+            for privacy in sorted({panel.privacy for panel in by_notion[0]})
         ],
         notions=[NOTIONS[notion] for notion in notions],
         rules=[rule_words(report.rule, notion) for notion in notions],
-        settings=[settings_words(notion) for notion in notions],
-        fairness={point: fairness_words(point, notions) for point in points},
-        planes=_PLANES,
+        fairness={point: [with_spread(point.seen_by(notion))[0] for notion in notions] for point in points},
+        # The third plane of a data set is chosen by its number among all planes.
+        planes=((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage")),
         colours=list(enumerate(zip(COLOURS, DARK_COLOURS, strict=True))),
         most_shift=MOST_SHIFT / 1000,
-        pairs=list(enumerate(pairs)),
+        pairs=list(enumerate(f"{names[first]} and {names[second]}" for first, second in PAIRS)),
         dots=[round(size_of(end, (0.0, 1.0))) for end in (0, 1)],
         lowest=coverage_range(points)[0],
         cells=cells,
         class_label=class_label,
         epsilons_words=epsilons_words,
         failed_words=FAILED,
-        left_out=_left_out_rows(report),
         model=script_data(points, notions=notions),
         library=_library(),
     )
-
-
-_EXPORTED = "window.vegaEmbed = vegaEmbed;"
 
 
 @cache
@@ -457,98 +398,55 @@ def _library() -> Markup:
     """Vega, Vega-Lite and Vega-Embed as one script without imports; to bundle it takes seconds."""
     import vl_convert
 
-    return Markup(vl_convert.javascript_bundle(_EXPORTED))  # noqa: S704 - the library's own script
+    return Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))  # noqa: S704 - the library's own script
 
 
 def _class_view(
-    report: FrontierReport, seen: Sequence[Sequence[Point]], number_of: Mapping[Panel, int], known: Sequence[Look]
+    rule: SelectionRule,
+    privacy: PrivacyClass,
+    by_notion: Sequence[Mapping[Panel, Sequence[Point]]],
+    known: Sequence[SeriesStyle],
 ) -> dict[str, Any]:
-    """What the section of one privacy class shows; ``seen`` are its points by each notion."""
-    panels_by_notion = [by_panel(found) for found in seen]
-    points, panels = seen[0], panels_by_notion[0]
-    privacy, names = points[0].panel.privacy, by_series(points).keys()
-    most = max(len(by_series(found)) for found in panels.values())
+    """The section of one privacy class: its panels, each with what depends on the notion, once per notion."""
+    panels: list[dict[str, Any]] = []
+    for number, (panel, points) in enumerate(by_notion[0].items()):
+        if panel.privacy != privacy:
+            continue
+        compared = baseline_words(baselines(points))
+        seen = []
+        for found in (panels_of_notion[panel] for panels_of_notion in by_notion):
+            num_undefined = len(frontier(found).undefined)
+            undefined = f"Left out, because a value is undefined: {counted(num_undefined, 'configuration')}."
+            seen.append(
+                {
+                    "undefined": undefined if num_undefined else "",
+                    "findings": findings(found),
+                    "choice_words": " ".join(filter(None, (compared, left_out_words(rule, found)))),
+                    "choices": choices(rule, found),
+                    "dominance": {(pair.winner, pair.loser): pair for pair in dominance(sound(found))},
+                }
+            )
+        panels.append(
+            {
+                "data": panel.data,
+                "number": number,
+                "label": class_label(privacy),
+                "compared": compared,
+                "levels": [(place, epsilon_text(level)) for place, level in enumerate(epsilon_levels(points))],
+                "level": middle_level(points),
+                "names": list(looks(points)),
+                "seen": seen,
+            }
+        )
+    names = {name for panel in panels for name in panel["names"]}
+    shown = [look for look in known if look.series in names]
+    most = max(len(panel["names"]) for panel in panels)
     return {
         "label": class_label(privacy),
-        "families": by_family(look for look in known if look.series in names),
-        "names": [look.series for look in known if look.series in names],
-        "panels": [
-            _panel_view(report, [found[panel] for found in panels_by_notion], number_of[panel]) for panel in panels
-        ],
+        "families": by_family(shown),
+        "names": [look.series for look in shown],
+        "panels": panels,
         "has_pairs": most > 1,
         "has_wide_matrix": most > _MOST_COLUMNS or len(panels) == 1,
         "is_alone": len(panels) == 1,
     }
-
-
-def _panel_view(report: FrontierReport, seen: Sequence[Sequence[Point]], number: int) -> dict[str, Any]:
-    """What the cards of one data set show; ``seen`` are its points by each notion."""
-    points, panel = seen[0], seen[0][0].panel
-    label, compared = class_label(panel.privacy), baseline_words(baselines(points))
-    levels = epsilon_levels(points)
-    return {
-        "data": panel.data,
-        "number": number,
-        "label": label,
-        "compared": compared,
-        "levels": [(place, epsilon_text(level)) for place, level in enumerate(levels)],
-        "level": middle_level(points),
-        "names": list(looks(points)),
-        "seen": [_seen_view(report, found, compared) for found in seen],
-    }
-
-
-def _seen_view(report: FrontierReport, points: Sequence[Point], compared: str) -> dict[str, Any]:
-    """What depends on the notion of fairness that disparity is of."""
-    num_undefined = len(frontier(points).undefined)
-    undefined = f"Left out, because a value is undefined: {counted(num_undefined, 'configuration')}."
-    return {
-        "undefined": undefined if num_undefined else "",
-        "findings": findings(points),
-        "choice_words": " ".join(filter(None, (compared, left_out_words(report.rule, points)))),
-        "choices": choices(report.rule, points),
-        "dominance": dominance_by_pair(points),
-    }
-
-
-def _reasons_for_secrecy(secret: Sequence[Row]) -> list[str]:
-    reasons = []
-    if any(row.is_private for row in secret):
-        reasons.append(
-            "An ε marked † depends on the private votes of teachers; it is itself private and carries no guarantee for "
-            "other votes."
-        )
-    if any(row.is_unprotected for row in secret):
-        reasons.append(f"Results without privacy tell of the private records: {_methods(secret)}.")
-    return reasons
-
-
-def _methods(rows: Sequence[Row]) -> str:
-    """Those of the rows without privacy."""
-    return ", ".join(dict.fromkeys(row.method for row in rows if row.is_unprotected))
-
-
-def _figures(report: FrontierReport, points: Sequence[Point]) -> list[tuple[str, str, str]]:
-    """The headline: a name, a value and a detail each."""
-    done = [row for row in report.shown if row.record is not None]
-    methods, data_sets = (sorted({getattr(row, name) for row in report.shown}) for name in ("method", "data"))
-    by = NOTIONS[report.notion].measure
-    seeds = counted(len({row.seed for row in done}), "seed")
-    return [
-        ("Methods", count(len(methods)), ", ".join(methods)),
-        ("Data sets", count(len(data_sets)), ", ".join(data_sets)),
-        ("Configurations", count(len(points)), f"{count(len(on_frontier(points)))} of them on a frontier by {by}"),
-        ("Runs", count(len(done)), f"{seeds}; {count(len(report.failed))} failed"),
-    ]
-
-
-def _left_out_rows(report: FrontierReport) -> list[str]:
-    """What a page to publish does not show."""
-    left_out = [] if report.for_operator else report.secret
-    by_votes, unprotected = (sum(row.is_private for row in left_out), sum(row.is_unprotected for row in left_out))
-    words = []
-    if by_votes:
-        words.append(f"{counted(by_votes, 'row')} whose ε depends on private votes; for the operator.")
-    if unprotected:
-        words.append(f"{counted(unprotected, 'row')} without privacy; for the operator: {_methods(left_out)}.")
-    return words

@@ -1,48 +1,32 @@
-"""Accuracy, coverage and gaps of predictions with their intervals; small cells are left out, degenerate models named.
+"""Accuracy, coverage and fairness gaps of a set of predictions, overall and by group, with their intervals.
 
-Which test records may stand behind public numbers: cells of a least size, and nothing from which a smaller follows.
+The numbers describe the evaluated records with their true labels and groups. They are outside every privacy guarantee
+unless those records are public or the numbers are released privately. An undefined number is NaN in Python, null in
+JSON and never 0; so is one that rests on too few records.
 
-A cell is a group, or the records of a group with one true label; its size is its number of records, or of persons where
-the data set names them. A cell of at least 1 and fewer than ``least`` is small.
+*Small cells.* A cell is a group, or the records of a group with one true label; its size counts records, or persons
+where the data set names them. A cell of at least 1 and fewer than ``least`` is small, and no number may reveal it. A
+small group is left out of everything: of gaps, of totals, and of the records that other groups are compared with. The
+number of test records may be public (``data.num_test``), so every small group leaves out exactly ``least``: its own and
+the last ones of the largest group. The number left out then reveals nothing, also where two groups are small. Counts by
+true label are shown for all groups or for none: from those of some, the others would follow by totals. Two published
+evaluations of the same records also show their difference, so the records that only one of them has may be no small
+cell either.
 
-A small group is left out of everything: of gaps, of totals, and of the records that other groups are compared with.
-The number of test records may be public (``data.num_test``), so that every small group leaves out exactly ``least``:
-its own and the last ones of the largest group. How many are left out then says nothing of any, also where two are
-small. A group that is large, but of which few records are answered, is left out whole.
+*Degenerate models.* A model that answers hardly anybody, predicts one class for nearly everyone or nearly all of a
+group, or is right no more often than the most common class has small gaps for that reason alone. The thresholds are
+ours: one class for ``NEARLY_ALL`` counts as one for all where true labels are twice as mixed, answers to fewer than
+``HARDLY_ANY`` count as none, and groups of fewer than ``LEAST_RECORDS`` are not judged. To predict one class for a
+group that has hardly another is to be right: it counts only from ``LEAST_OTHERS`` records of other classes on, of which
+a model with the labels' own rates would predict none in one case of twenty.
 
-Counts by true label (confusion matrices, gaps given the true label) are shown of all groups or of none: shown of some,
-those of the others would follow from totals. Two published evaluations of the same records show their difference too,
-so that the records that are in one alone may be no small cell either.
+*Reject option.* IDP3 (FairPATE, Algorithm 2) answers or refuses each prediction in view of earlier answers, so its
+figures belong to one order of the records. Here the same predictions pass a fresh gate in several random orders. A
+bootstrap replicate of such predictions passes a gate of its own, too: resampling only the answered records would undo
+the balance that the gate keeps, and miss the gap that it allows.
 
-Shapes: N records, G groups, Y true labels.
-
-What leaves nothing to learn from a model's gaps, and whom it serves worse than a constant, as predicates in words.
-
-A model that answers hardly anybody, says one class to nearly everyone or to nearly all of a group, or is right no more
-often than the most common class has small gaps for that alone. Thresholds are ours: one class for ``NEARLY_ALL`` is as
-one for all where true labels are twice as mixed, answers to fewer than ``HARDLY_ANY`` are as none, and groups of fewer
-than ``LEAST_RECORDS`` are not spoken of. To say one class to a group that has hardly another is to be right: it counts
-from ``LEAST_OTHERS`` records of other classes on, of which a model with the labels' own rates would by chance predict
-none in one case of twenty. Numbers are those of the evaluated records.
-
-IDP3 under other orders of the same predictions: how much of its result is the order's doing.
-
-The reject option (FairPATE, Algorithm 2) answers or refuses each prediction in view of the answers before it, so
-accuracy, coverage and gap belong to an order of the records and not to the student alone. Here the same predictions
-pass a fresh gate in several random orders. What the gate accepts is left to ``fairpate.fairness.gate``.
-
-An interval that left the answered records as they are would resample away what the gate balanced, and leave out the gap
-that it holds: so a replicate is a sample of records, or of persons with all of their records, in random order, which
-pass a gate of their own.
-
-Accuracy and gaps are over answered records. Undefined numbers are NaN here and null in JSON. Shapes: N records, G
-groups, C classes, A states of one order: before its first answer and after each.
-
-What a set of predictions is worth: accuracy, coverage and fairness, overall and by group.
-
-The numbers describe the evaluated records with their true labels and groups. They are outside every privacy
-guarantee unless those records are public or the numbers are released privately. An undefined number is NaN in
-Python, null in JSON and never 0; so is one that rests on too few records (:mod:`fairpate.report.metrics`).
+Shapes: N records, G groups, C classes, Y true labels, R replicates, A states of one order (before its first answer and
+after each).
 """
 
 from __future__ import annotations
@@ -59,82 +43,13 @@ import numpy.typing as npt
 from fairpate.fairness import rates
 from fairpate.fairness.gate import filter_stream, filter_streams
 from fairpate.fairness.rates import NOTIONS
-from fairpate.types import GateRule, IntArray, NotionName, strict
+from fairpate.types import GateRule, NotionName, strict
 
 if TYPE_CHECKING:
     from fairpate.types import RunRecord
 
 BoolArray = npt.NDArray[np.bool_]
 _Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shown:
-    """What public numbers may be of.
-
-    ``kept_N``: the records; ``small_G``: the groups left out; ``by_label``: whether counts by group and true label may
-    be shown, ``totals_by_label`` whether those of all groups together.
-    """
-
-    kept_N: BoolArray
-    small_G: BoolArray
-    by_label: bool
-    totals_by_label: bool
-
-
-def shown_records(
-    groups_N: _Array,
-    labels_N: _Array,
-    answered_N: BoolArray,
-    *,
-    least: int,
-    num_groups: int,
-    persons_N: npt.ArrayLike | None = None,
-    apart_N: BoolArray | None = None,
-) -> Shown:
-    """What may be shown of the records ``answered_N``; ``apart_N``: those that another evaluation leaves out."""
-    units_N = np.arange(len(groups_N)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
-    published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
-
-    def small(cells_N: _Array, num_cells: int, of: list[BoolArray]) -> BoolArray:
-        """The cells that are small among one of the sets of records."""
-        sizes = [_sizes(cells_N[part], units_N[part], num_cells) for part in of]
-        found: BoolArray = np.any([(size > 0) & (size < least) for size in sizes], axis=0)
-        return found
-
-    # By all records: what is left out is then the same for every model that is measured on them.
-    small_G = small(groups_N, num_groups, [np.ones(len(groups_N), dtype=np.bool_)])
-    kept_N = ~small_G[groups_N]
-    while kept_N.any() and (lacking := least * int(small_G.sum()) - len(np.unique(units_N[~kept_N]))) > 0:
-        largest = np.bincount(groups_N[kept_N]).argmax()
-        last = list(dict.fromkeys(units_N[kept_N & (groups_N == largest)].tolist()))[-lacking:]
-        fewer_N = kept_N & ~np.isin(units_N, last)
-        became_small_G = small(groups_N, num_groups, [fewer_N])
-        became_small_G[largest] |= not fewer_N[groups_N == largest].any()
-        if not became_small_G.any():
-            kept_N = fewer_N
-            break
-        small_G = small_G | became_small_G
-        kept_N = ~small_G[groups_N]
-    small_G = small_G | small(groups_N, num_groups, [kept_N & part for part in published])
-    kept_N &= ~small_G[groups_N]
-    kept = [kept_N & part for part in published]
-    # What one evaluation hides the other may not show.
-    by_label = kept if apart_N is None else [*kept, kept_N & answered_N & ~apart_N]
-    num_labels = int(labels_N.max(initial=0)) + 1
-    return Shown(
-        kept_N=kept_N,
-        small_G=small_G,
-        by_label=not small(groups_N * num_labels + labels_N, num_groups * num_labels, by_label).any(),
-        totals_by_label=not small(labels_N, num_labels, kept).any(),
-    )
-
-
-def _sizes(cells_M: _Array, units_M: _Array, num_cells: int) -> _Array:
-    """How many different units each cell has."""
-    num_units = int(units_M.max(initial=0)) + 1
-    return np.bincount(np.unique(cells_M * num_units + units_M) // num_units, minlength=num_cells)
-
 
 LEAST_RECORDS = 10
 NEARLY_ALL = 0.99
@@ -143,388 +58,16 @@ LEAST_OTHERS = 3
 _CHANCE = 2.0  # standard deviations
 _ROUNDING = 1e-9
 
-Table = npt.NDArray[np.float64]
-
-
-def what_is_degenerate(measured: Evaluation) -> tuple[str, ...]:
-    """Of an evaluation's answered records; nothing where there was no record."""
-    if not measured.num_answered:
-        return ("answers no record",) if measured.is_measured else ()
-    classes, table_YC = measured.class_names, np.asarray(measured.confusion_GYC).sum(axis=0)
-    few = measured.coverage < HARDLY_ANY
-    words = [f"answers {_percent(measured.coverage)} of the records"] if few else []
-    constant, nearly = _only_class(table_YC), _nearly_only_class(table_YC)
-    # What holds for everyone is not said again of a group.
-    groups = [*([] if few else _hardly_answered(measured)), *_one_class_groups(measured, nearly is None)]
-    if constant is not None:
-        answered = "" if measured.num_answered == measured.num_records else " that it answers"
-        return (*words, f"predicts {classes[constant]!r} for every record{answered}")
-    if nearly is not None:
-        return (*words, f"predicts {classes[nearly]!r} for {_share(table_YC)} of the records", *groups)
-    if measured.accuracy <= measured.majority_accuracy + _ROUNDING:
-        words.append(f"is right no more often than always predicting {measured.majority_class!r}")
-    return (*words, *groups)
-
-
-def worse_than_constant(measured: Evaluation) -> dict[str, str]:
-    """The groups whose own most common class is right more often than the model, by two standard deviations.
-
-    Only records count on which the two differ, as in a sign test: of ``lost`` the constant alone is right.
-    """
-    found = {}
-    for group, counts in zip(measured.groups, measured.confusion_GYC, strict=True):
-        counts_YC = np.asarray(counts)
-        if (group.num_answered or 0) < LEAST_RECORDS:
-            continue
-        common = int(counts_YC.sum(axis=1).argmax())
-        lost = float(counts_YC[common].sum() - counts_YC[common, common])
-        gained = float(np.trace(counts_YC) - counts_YC[common, common])
-        if lost - gained > _CHANCE * math.sqrt(lost + gained):
-            always = float(counts_YC[common].sum() / counts_YC.sum())
-            found[group.name] = (
-                f"is right about {_percent(group.accuracy)} of {group.name}, always predicting "
-                f"{measured.class_names[common]!r} about {_percent(always)}"
-            )
-    return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupsTold:
-    """In how many of ``num_runs`` runs a group is served worse than by a constant, or was not measured, by its name."""
-
-    num_runs: int = 0
-    underserved: Mapping[str, int] = field(default_factory=dict)
-    unmeasured: Mapping[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, records: Sequence[RunRecord]) -> GroupsTold:
-        """What the records of some runs tell together."""
-        return cls(
-            num_runs=len(records),
-            underserved=Counter(name for record in records for name in record.underserved_groups),
-            unmeasured=Counter(name for record in records for name in record.unmeasured_groups),
-        )
-
-    def words(self, noun: str) -> tuple[str, ...]:
-        """A sentence for each of the two, where there is a group; ``noun`` is what a run is one of, such as a seed."""
-        told = (
-            ("Served worse than by a constant", self.underserved),
-            ("In no gap for lack of answered test records", self.unmeasured),
-        )
-        return tuple(
-            f"{words}: {', '.join(self._counted(name, number, noun) for name, number in groups.items())}."
-            for words, groups in told
-            if groups
-        )
-
-    def _counted(self, name: str, number: int, noun: str) -> str:
-        return name if self.num_runs == 1 else f"{name} (in {number} of {self.num_runs} {noun}s)"
-
-
-def hardly_answered(
-    groups_N: npt.NDArray[np.int64], answered_N: npt.NDArray[np.bool_], names: Sequence[str], *, of_G: Sequence[bool]
-) -> tuple[str, ...]:
-    """Predicates of groups ``of_G``, which have too few answered records to be measured, of many."""
-    size_G = np.bincount(groups_N, minlength=len(names))
-    answered_G = np.bincount(groups_N[answered_N], minlength=len(names))
-    return tuple(
-        f"answers hardly any record of {name}"
-        for name, size, answered, is_meant in zip(names, size_G, answered_G, of_G, strict=True)
-        if is_meant and size >= LEAST_RECORDS and answered < HARDLY_ANY * size
-    )
-
-
-def _hardly_answered(measured: Evaluation) -> Iterator[str]:
-    for group in measured.groups:
-        if (group.num_records or 0) >= LEAST_RECORDS and group.coverage < HARDLY_ANY:
-            some = f"{group.num_answered} of {group.num_records} records" if group.num_answered else "no record"
-            yield f"answers {some} of {group.name}"
-
-
-def _one_class_groups(measured: Evaluation, or_nearly: bool) -> Iterator[str]:
-    for group, counts in zip(measured.groups, measured.confusion_GYC, strict=True):
-        counts_YC = np.asarray(counts)
-        if (group.num_answered or 0) < LEAST_RECORDS:
-            continue
-        constant, nearly = _only_class(counts_YC), _nearly_only_class(counts_YC)
-        # Whole numbers, but for the rounding of probabilities that a drawn label's records are counted by.
-        if nearly is None or round(counts_YC.sum() - counts_YC[nearly].sum()) < LEAST_OTHERS:
-            continue
-        if constant is not None:
-            yield f"predicts {measured.class_names[constant]!r} for every record of {group.name}"
-        elif or_nearly:
-            name = measured.class_names[nearly]
-            yield f"predicts {name!r} for {_share(counts_YC)} of the records of {group.name}"
-
-
-def _only_class(counts_YC: Table) -> int | None:
-    """The class that has all of the predictions."""
-    (classes,) = (counts_YC.sum(axis=0) > _ROUNDING).nonzero()
-    return int(classes[0]) if len(classes) == 1 else None
-
-
-def _nearly_only_class(counts_YC: Table) -> int | None:
-    """The class that has nearly all of them, where true labels are less uneven."""
-    predicted_C, label_C = counts_YC.sum(axis=0), counts_YC.sum(axis=1)
-    rest = 1 - predicted_C.max() / predicted_C.sum()
-    mixed = 1 - label_C.max() / label_C.sum()
-    return int(predicted_C.argmax()) if rest <= min(1 - NEARLY_ALL, mixed / 2) + _ROUNDING else None
-
-
-def _share(counts_YC: Table) -> str:
-    predicted_C = counts_YC.sum(axis=0)
-    return _percent(predicted_C.max() / predicted_C.sum())
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderResult:
-    """What one order gave. Gaps are ``dp_one_vs_rest`` over the records answered so far.
-
-    ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number
-    ``max_gap_from`` on (counted from 1): the answer by which every group that has records got ``rule.min_count``
-    answers, and at least ``least_cell`` of the spread. The latter two are undefined (NaN and None) when a group never
-    gets that many, or when there is only one group; ``final_gap`` when a group has answers, but fewer than
-    ``least_cell``.
-    """
-
-    accuracy: float
-    coverage: float
-    coverage_G: tuple[float, ...]
-    final_gap: float
-    max_gap: float
-    max_gap_from: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spread:
-    """Mean, least and greatest value over orders, NaN when no order has one; ``n_undefined`` orders were left out."""
-
-    mean: float
-    low: float
-    high: float
-    n_undefined: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class RejectOptionSpread:
-    """The reject option over several orders of the same predictions, measured on ``num_records``: each order, and the
-    spread."""
-
-    rule: GateRule
-    num_records: int
-    orders: tuple[OrderResult, ...]
-    least_cell: int = 1
-
-    @property
-    def answers_needed(self) -> int:
-        """How many answers every group has got before the largest gap on the way counts."""
-        return max(self.rule.min_count, self.least_cell, 1)
-
-    @property
-    def accuracy(self) -> Spread:
-        """Accuracy on answered records."""
-        return _spread([order.accuracy for order in self.orders])
-
-    @property
-    def coverage(self) -> Spread:
-        """The share of records that were answered."""
-        return _spread([order.coverage for order in self.orders])
-
-    @property
-    def coverage_G(self) -> tuple[Spread, ...]:
-        """The same for each group's records."""
-        return tuple(_spread(shares) for shares in zip(*(order.coverage_G for order in self.orders), strict=True))
-
-    @property
-    def final_gap(self) -> Spread:
-        """The gap after the last answer."""
-        return _spread([order.final_gap for order in self.orders])
-
-    @property
-    def max_gap(self) -> Spread:
-        """The largest gap after the cold start."""
-        return _spread([order.max_gap for order in self.orders])
-
-    def without_accuracy(self) -> RejectOptionSpread:
-        """The same with every accuracy undefined: where the headline hides its own, small cells follow from these."""
-        return replace(self, orders=tuple(replace(order, accuracy=math.nan) for order in self.orders))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
-        spreads = ("accuracy", "coverage", "final_gap", "max_gap")
-        plain: dict[str, Any] = strict(
-            {
-                "rule": asdict(self.rule),
-                "num_records": self.num_records,
-                **{name: asdict(getattr(self, name)) for name in spreads},
-                "coverage_G": [asdict(spread) for spread in self.coverage_G],
-                "orders": [asdict(order) for order in self.orders],
-            }
-        )
-        return plain
-
-
-def reject_option_spread(
-    labels_N: npt.ArrayLike,
-    groups_N: npt.ArrayLike,
-    *,
-    true_labels_N: npt.ArrayLike,
-    rule: GateRule,
-    num_groups: int,
-    num_classes: int,
-    generator: np.random.Generator,
-    num_orders: int = 10,
-    kept_N: npt.ArrayLike | None = None,
-    least_cell: int = 1,
-) -> RejectOptionSpread:
-    """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders.
-
-    ``true_labels_N`` serve accuracy alone. Everything passes the gate, and ``kept_N`` of it is measured.
-    ValueError for lengths or values that do not fit, IndexError for a label or group that the gate does not know.
-    """
-    labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
-    if not len(labels) == len(groups) == len(truth):
-        raise ValueError(
-            f"Expected as many labels, groups and true labels, got {len(labels)}, {len(groups)} and {len(truth)}."
-        )
-    if num_orders < 1:
-        raise ValueError(f"Expected num_orders >= 1, got {num_orders}.")
-    kept = np.ones(len(labels), np.bool_) if kept_N is None else np.asarray(kept_N, np.bool_)
-    shuffles = [generator.permutation(len(labels)) for _ in range(num_orders)]
-    return RejectOptionSpread(
-        rule=rule,
-        num_records=int(kept.sum()),
-        orders=tuple(
-            _one_order(
-                *(each[order] for each in (labels, groups, truth, kept)),
-                rule=rule,
-                num_groups=num_groups,
-                num_classes=num_classes,
-                least_cell=least_cell,
-            )
-            for order in shuffles
-        ),
-        least_cell=least_cell,
-    )
-
-
-def resampled_reject_option(
-    labels_N: npt.ArrayLike,
-    groups_N: npt.ArrayLike,
-    *,
-    true_labels_N: npt.ArrayLike,
-    rule: GateRule,
-    num_groups: int,
-    num_classes: int,
-    generator: np.random.Generator,
-    persons_N: npt.ArrayLike | None = None,
-    num_replicates: int = 200,
-) -> rates.FloatArray:
-    """The table (R, G, Y, C) of what the gate answers of each bootstrap sample of predictions.
-
-    ``persons_N`` says whose each record is: then persons are drawn, each with all of its records.
-    """
-    labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
-    joint_RGYC = np.zeros((num_replicates, num_groups, num_classes, num_classes))
-    if not len(labels):
-        return joint_RGYC
-    if persons_N is None:
-        drawn_RN = generator.integers(len(labels), size=(num_replicates, len(labels)))
-        length_R = np.full(num_replicates, len(labels))
-    else:
-        drawn_RN, length_R = _drawn_persons(np.asarray(persons_N), generator, num_replicates)
-    answered_RN = filter_streams(
-        labels[drawn_RN], groups[drawn_RN], rule=rule, num_groups=num_groups, num_classes=num_classes
-    )
-    # What fills a line up was answered last, and counts for nothing.
-    answered_RN &= np.arange(drawn_RN.shape[1]) < length_R[:, None]
-    # One row per answer, of all replicates together: the tables are then one addition.
-    replicate_A, place_A = answered_RN.nonzero()
-    row_A = drawn_RN[replicate_A, place_A]
-    np.add.at(joint_RGYC, (replicate_A, groups[row_A], truth[row_A], labels[row_A]), 1.0)
-    return joint_RGYC
-
-
-def _drawn_persons(
-    persons_N: npt.NDArray[Any], generator: np.random.Generator, num_replicates: int
-) -> tuple[IntArray, IntArray]:
-    """Rows of as many persons as there are, in random order, (R, N), and how many of each line count.
-
-    Samples have different lengths; what fills a line up comes last, when the gate has seen all that counts.
-    """
-    _, person_N, size_P = np.unique(persons_N, return_inverse=True, return_counts=True)
-    by_person_N, start_P = person_N.argsort(kind="stable"), size_P.cumsum() - size_P
-    drawn_RP = generator.integers(len(size_P), size=(num_replicates, len(size_P)))
-    length_R: IntArray = size_P[drawn_RP].sum(axis=1)
-    rows_RN = np.zeros((num_replicates, int(length_R.max())), dtype=np.int64)
-    for line_N, drawn_P, length in zip(rows_RN, drawn_RP, length_R, strict=True):
-        sizes = size_P[drawn_P]
-        # Each person's run of rows, shifted to where it lies among all.
-        places = np.arange(length) + np.repeat(start_P[drawn_P] - (sizes.cumsum() - sizes), sizes)
-        line_N[:length] = generator.permutation(by_person_N[places])
-    return rows_RN, length_R
-
-
-def _one_order(
-    labels_N: npt.NDArray[Any],
-    groups_N: npt.NDArray[Any],
-    truth_N: npt.NDArray[Any],
-    kept_N: npt.NDArray[np.bool_],
-    *,
-    rule: GateRule,
-    num_groups: int,
-    num_classes: int,
-    least_cell: int,
-) -> OrderResult:
-    answered = filter_stream(labels_N, groups_N, rule=rule, num_groups=num_groups, num_classes=num_classes)
-    labels_N, groups_N, truth_N, answered = (each[kept_N] for each in (labels_N, groups_N, truth_N, answered))
-    course_AGYC = rates.cumulative_tables(
-        labels_N[answered], groups_N[answered], num_groups=num_groups, num_classes=num_classes
-    )
-    course_AGYC = np.concatenate([np.zeros((1, *course_AGYC.shape[1:])), course_AGYC])
-    gap_A = rates.dp_one_vs_rest.values(course_AGYC)
-    start = _cold_start_end(course_AGYC, present=np.unique(groups_N), min_count=max(rule.min_count, least_cell, 1))
-    size_G = course_AGYC[-1].sum(axis=(-2, -1))
-    is_known = not ((size_G > 0) & (size_G < least_cell)).any()
-    coverage, coverage_G = rates.coverages(groups_N, answered, num_groups=num_groups)
-    return OrderResult(
-        accuracy=float(rates.divide((labels_N == truth_N)[answered].sum(), answered.sum())),
-        coverage=coverage,
-        coverage_G=tuple(coverage_G.tolist()),
-        final_gap=float(gap_A[-1]) if is_known else math.nan,
-        max_gap=math.nan if start is None else float(gap_A[start:].max()),
-        max_gap_from=start,
-    )
-
-
-def _cold_start_end(course_AGYC: rates.FloatArray, *, present: npt.NDArray[Any], min_count: int) -> int | None:
-    if len(present) < 2:
-        return None
-    warm_A = (course_AGYC.sum(axis=(-2, -1))[:, present] >= min_count).all(axis=-1)
-    return int(warm_A.argmax()) if warm_A.any() else None
-
-
-def _spread(values: Sequence[float]) -> Spread:
-    defined = [value for value in values if not math.isnan(value)]
-    mean, low, high = (sum(defined) / len(defined), min(defined), max(defined)) if defined else (math.nan,) * 3
-    return Spread(mean=mean, low=low, high=high, n_undefined=len(values) - len(defined))
-
-
 OTHER_READINGS: Mapping[str, rates.Metric] = {
     "dp_pairwise": rates.dp_pairwise,
     "dp_to_overall": rates.dp_to_overall,
     "eo_full": rates.eo_full,
 }
-"""Definitions of two notions that differ from ours with several groups or classes, as some papers have them."""
+"""Other definitions of two notions, as some papers have them; they differ from ours with several groups or classes."""
 GAPS: Mapping[str, rates.Metric] = {**{notion.reading: notion.metric for notion in NOTIONS.values()}, **OTHER_READINGS}
 """The metrics every evaluation reports, by their names in JSON: one for each notion, and the other readings."""
 _RATES = frozenset(notion.reading for notion in NOTIONS.values() if notion.bounds_rate)
 _GIVEN_LABEL = frozenset({"eo_lowy", "eo_full", "equal_opportunity"})
-_DERIVED = ("not_measured",)
 _WORDS = ("perfect_gap", "majority_class", "majority_accuracy", "degenerate", "underserved", "underserved_groups")
 
 
@@ -566,9 +109,9 @@ _NOT_MEASURED = GapResult(
 
 @dataclass(frozen=True, kw_only=True)
 class WithoutPrivacy:
-    """What a logistic model without noise reaches that learned from ``num_records`` private records: the operator's.
+    """The accuracy of a logistic model that learned from ``num_records`` private records without noise.
 
-    ``accuracy`` is over the test records that the measured model answered.
+    It is measured on the test records that the evaluated model answered, and is for the operator alone.
     """
 
     accuracy: float
@@ -582,17 +125,17 @@ class Evaluation:
     Accuracy, rates and gaps are over answered records. ``confusion_GYC[z][y][k]`` is how many (for probabilities,
     how much mass) of group z with true label y was predicted k; ``rates_GC[z][k]`` is r(z, k).
 
-    ``majority_accuracy`` is what stands beside the accuracy: that of always predicting ``majority_class``, the most
-    common true label of the same answered records; NaN and None where none was answered. ``degenerate`` names what
-    leaves nothing to learn from a predictor's gaps, in predicates such as "predicts 'no' for every record"; it is empty
-    for one that is better than a constant, answers and tells records of every group apart. ``underserved`` are
-    predicates of ``underserved_groups``, whom their own most common class would serve better, by more than chance: a
-    model may have come to equal errors by levelling down. ``perfect_gap`` is the demographic-parity gap of the true
-    labels, which a model that is always right has.
+    ``majority_accuracy`` is the accuracy of always predicting ``majority_class``, the most common true label of the
+    same answered records; NaN and None where none was answered. ``degenerate`` names what makes a predictor's gaps
+    meaningless, in predicates such as "predicts 'no' for every record"; it is empty for a model that is better than a
+    constant, answers, and tells records of every group apart. ``underserved`` are predicates of ``underserved_groups``,
+    for whom their own most common class would be right more often, by more than chance: a model may reach equal errors
+    by levelling down. ``perfect_gap`` is the demographic-parity gap of the true labels, which a model that is always
+    right has.
 
-    Everything is of the records in cells of at least ``least_cell`` records or persons
-    (:mod:`fairpate.report.metrics`): groups of fewer are in no number, and what would show a smaller cell is
-    None or NaN; of more than two classes ``perfect_gap`` is then rounded down to tenths.
+    Only records in cells of at least ``least_cell`` records or persons count: smaller groups are in no number, and a
+    number that would reveal a smaller cell is None or NaN; with more than two classes ``perfect_gap`` is then rounded
+    down to tenths.
     """
 
     num_records: int
@@ -617,7 +160,7 @@ class Evaluation:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there was any record; without, every number is undefined."""
+        """Whether there was any record; without one, every number is undefined."""
         return self.num_records > 0
 
     @property
@@ -626,26 +169,27 @@ class Evaluation:
         return self.measured("demographic_parity").value
 
     def measured(self, notion: NotionName) -> GapResult:
-        """What was measured of a notion; undefined in files of earlier versions, which lack some."""
+        """The gap or rate of a notion; undefined in files of earlier versions, which lack some."""
         return self.gaps.get(NOTIONS[notion].reading, _NOT_MEASURED)
 
     @property
     def between_groups(self) -> dict[str, GapResult]:
-        """What compares groups: gaps, of which 0 is equal treatment."""
+        """The gaps between groups, where 0 is equal treatment."""
         return {name: gap for name, gap in self.gaps.items() if name not in _RATES}
 
     @property
     def error_rates(self) -> dict[str, GapResult]:
-        """What bounds a rate of everyone; none in files of earlier versions."""
+        """The error rates of all groups together; none in files of earlier versions."""
         return {name: gap for name, gap in self.gaps.items() if name in _RATES}
 
     @property
     def fairness(self) -> dict[str, dict[str, float | None]]:
         """Every notion by its name, with its interval; null where it is undefined."""
-        found = {name: self.measured(name) for name in NOTIONS}
         ends = ("value", "low", "high")
-        values = {name: {end: getattr(each, end) for end in ends} for name, each in found.items()}
-        return {name: {end: None if math.isnan(v) else v for end, v in each.items()} for name, each in values.items()}
+        found: dict[str, dict[str, float | None]] = strict(
+            {name: {end: getattr(self.measured(name), end) for end in ends} for name in NOTIONS}
+        )
+        return found
 
     @property
     def group_majorities(self) -> tuple[float, ...]:
@@ -666,24 +210,22 @@ class Evaluation:
 
     @property
     def why_unknown(self) -> str:
-        """Why nothing is measured, where nothing is."""
+        """The reason why nothing is measured, where nothing is."""
         return "no group has enough test records" if self.not_measured else "there were no test records"
 
     @property
     def known_groups(self) -> tuple[str, ...]:
-        """The groups that gaps compare."""
         return tuple(name for name in self.group_names if name not in self.not_measured)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, field for field and what is computed from them; undefined numbers are null."""
-        derived = {name: getattr(self, name) for name in _DERIVED}
-        plain: dict[str, Any] = strict(asdict(self) | derived)
+        plain: dict[str, Any] = strict(asdict(self) | {"not_measured": self.not_measured})
         return plain
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Evaluation:
         """The evaluation that ``to_json`` wrote. KeyError or TypeError when fields are missing or unknown."""
-        fields = {name: value for name, value in plain.items() if name not in _DERIVED}
+        fields = {name: value for name, value in plain.items() if name != "not_measured"}
         shares = ("coverage", "accuracy")
         fields["groups"] = tuple(
             GroupResult(**(group | {name: _none_to_nan(group[name]) for name in shares})) for group in plain["groups"]
@@ -698,8 +240,16 @@ class Evaluation:
         for name in ("accuracy", "coverage", "ermi", "ermi_given_label", "majority_accuracy", "perfect_gap"):
             fields[name] = _none_to_nan(plain.get(name))
         found = cls(**fields)
-        # Files of earlier versions lack some of what is computed from tables, and have every table.
+        # Files of earlier versions lack some values that are computed from tables, and have every table.
         return found if all(name in plain for name in _WORDS) or None in found.confusion_GYC else _with_words(found)
+
+
+def _none_to_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _none_to_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_none_to_nan(item) for item in value]
+    return math.nan if value is None else value
 
 
 def evaluate(
@@ -721,15 +271,16 @@ def evaluate(
     """Measure hard labels (N,) or probabilities (N, C) against true labels and groups.
 
     Records that ``answered_N`` marks False count towards coverage alone; their predictions are not read.
-    ``generator`` drives the bootstrap of the gaps' intervals; where ``rule`` decided which are answered, it decides
-    anew in every replicate, of which there are then fewer. ``persons_N`` says whose each record is: whole persons are
-    then drawn. What rests on fewer than ``least_cell`` records, or persons, is left out; ``apart_N`` marks records that
-    another published evaluation of the same records leaves out. ValueError for lengths or values that do not fit.
+    ``generator`` draws the bootstrap replicates of the gaps' intervals; where ``rule`` decided which records are
+    answered, it decides anew in every replicate, of which there are then fewer. With ``persons_N``, the person of each
+    record, whole persons are drawn. Numbers that rest on fewer than ``least_cell`` records, or persons, are left out;
+    ``apart_N`` marks records that another published evaluation of the same records leaves out. ValueError for lengths
+    or values that do not fit.
     """
     groups, labels = np.asarray(groups_N), np.asarray(labels_N)
     answered = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, np.bool_)
     sizes: dict[str, Any] = {"num_groups": len(group_names), "num_classes": len(class_names)}
-    # Of all records first: what does not fit is refused.
+    # All records are checked before any is left out.
     rates.joint_table(predictions, groups, labels_N=labels, answered_N=answered, **sizes)
     rates.coverages(groups, answered, num_groups=len(group_names))
     groups, labels = groups.astype(np.int64), labels.astype(np.int64)
@@ -765,40 +316,70 @@ def evaluate(
             predictions, groups, true_labels_N=labels, rule=rule, persons_N=persons_N, **sizes, **drawn
         )
         joint_RGYC[:, shown.small_G] = 0
+    accuracy, accuracy_G = rates.accuracies(joint_GYC)
+    coverage, coverage_G = rates.coverages(groups[kept], answered[kept], num_groups=len(group_names))
+    gaps = {}
+    for name, metric in GAPS.items():
+        worst = metric(joint_GYC)
+        interval = rates.bootstrap_interval(metric, drawn_of.get(name, joint_RGYC), level=level)
+        # A largest gap leans upwards in every replicate: of groups treated alike none is as small as the gap itself.
+        ends = (min(interval.low, worst.value), max(interval.high, worst.value))
+        low, high = (math.nan, math.nan) if math.isnan(worst.value) else ends
+        gaps[name] = GapResult(
+            value=worst.value,
+            low=low,
+            high=high,
+            level=level,
+            n_undefined=worst.n_undefined,
+            min_cell_size=worst.min_cell_size,
+            where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
+        )
     measured = Evaluation(
         num_records=int(kept.sum()),
         num_answered=int(answered[kept].sum()),
-        accuracy=rates.accuracies(joint_GYC)[0],
-        coverage=rates.coverages(groups[kept], answered[kept], num_groups=len(group_names))[0],
+        accuracy=accuracy,
+        coverage=coverage,
         group_names=tuple(group_names),
         class_names=tuple(class_names),
-        groups=_by_group(joint_GYC, groups[kept], answered[kept], group_names),
-        gaps={
-            name: _measure(metric, joint_GYC, drawn_of.get(name, joint_RGYC), level, group_names, class_names)
-            for name, metric in GAPS.items()
-        },
+        groups=tuple(
+            GroupResult(
+                name=name,
+                num_records=int((groups[kept] == z).sum()),
+                num_answered=int((answered & kept & (groups == z)).sum()),
+                coverage=float(coverage_G[z]),
+                accuracy=float(accuracy_G[z]),
+            )
+            for z, name in enumerate(group_names)
+        ),
+        gaps=gaps,
         ermi=rates.ermi(joint_GYC),
         ermi_given_label=rates.ermi_given_label(joint_GYC),
         rates_GC=tuple(tuple(row) for row in rates.group_rates(joint_GYC).tolist()),
         confusion_GYC=tuple(tuple(tuple(row) for row in table) for table in joint_GYC.tolist()),
         least_cell=least_cell,
     )
-    rarely = hardly_answered(groups, answered, group_names, of_G=shown.small_G.tolist())
+    measured = _with_words(measured)
+    # Groups that are too small to be measured are judged by how many of their records are answered.
+    for z, name in enumerate(group_names):
+        size = int((groups == z).sum())
+        if shown.small_G[z] and size >= LEAST_RECORDS and (answered & (groups == z)).sum() < HARDLY_ANY * size:
+            few = f"answers hardly any record of {name}"
+            measured = replace(measured, degenerate=(*measured.degenerate, few))
     published = [joint_GYC]
     if apart_N is not None:
         alone = kept & answered & np.asarray(apart_N, np.bool_)
         of_alone = {"labels_N": labels[alone], "groups_N": groups[alone], **sizes}
         published.append(rates.joint_table(np.asarray(predictions)[alone], **of_alone))
-    return _without_small_cells(_with_words(measured), shown, published, rarely)
+    return _without_small_cells(measured, shown, published)
 
 
 def _drawn_apart(
     predictions_N: npt.NDArray[Any], records: Mapping[str, Any], drawn: Mapping[str, Any], num_replicates: int
 ) -> dict[str, rates.FloatArray]:
-    """Replicates for each gap from the counts alone that are shown where those by group and true label are not.
+    """Replicates for each gap, drawn from shown counts alone, where counts by group and true label are not shown.
 
-    A seed may be public: of the few tables that give the counts that are shown, the ends of an interval that was drawn
-    from the whole table would tell which it is.
+    A seed may be public. Few tables agree with the shown counts, and the ends of an interval that was drawn from the
+    whole table would reveal which of them it was.
     """
     if predictions_N.ndim != 1:
         right_NC = np.take_along_axis(predictions_N, records["labels_N"][:, None], axis=1)
@@ -824,8 +405,9 @@ def _drawn_apart(
 
 
 def _with_words(measured: Evaluation) -> Evaluation:
-    """With what is computed from its tables, all of which are there."""
-    label_GC = np.asarray(measured.confusion_GYC).sum(axis=2)
+    """``measured`` with everything that is computed from its tables, all of which are there."""
+    table_GYC = np.asarray(measured.confusion_GYC)
+    label_GC = table_GYC.sum(axis=2)
     label_C = label_GC.sum(axis=0)
     if label_C.sum() > 0:
         measured = replace(
@@ -834,19 +416,163 @@ def _with_words(measured: Evaluation) -> Evaluation:
             majority_class=measured.class_names[int(label_C.argmax())],
             majority_accuracy=float(label_C.max() / label_C.sum()),
         )
-    worse = worse_than_constant(measured)
+    worse = {}
+    for group, table_YC in zip(measured.groups, table_GYC, strict=True):
+        if (group.num_answered or 0) < LEAST_RECORDS:
+            continue
+        # As in a sign test, only records count on which model and constant differ: of `lost` the constant is right.
+        common = int(table_YC.sum(axis=1).argmax())
+        lost = float(table_YC[common].sum() - table_YC[common, common])
+        gained = float(np.trace(table_YC) - table_YC[common, common])
+        if lost - gained > _CHANCE * math.sqrt(lost + gained):
+            always = float(table_YC[common].sum() / table_YC.sum())
+            worse[group.name] = (
+                f"is right about {_percent(group.accuracy)} of {group.name}, always predicting "
+                f"{measured.class_names[common]!r} about {_percent(always)}"
+            )
     return replace(
         measured,
-        degenerate=what_is_degenerate(measured),
+        degenerate=tuple(_degenerate(measured, table_GYC)),
         underserved=tuple(worse.values()),
         underserved_groups=tuple(worse),
     )
 
 
-def _without_small_cells(
-    measured: Evaluation, shown: Shown, published: Sequence[rates.FloatArray], rarely: Sequence[str]
-) -> Evaluation:
-    """Without the numbers from which the size of a small cell follows; ``published``: the tables that they are of."""
+def _degenerate(measured: Evaluation, table_GYC: rates.FloatArray) -> Iterator[str]:
+    """Predicates of a model whose gaps say nothing; none where there was no record."""
+    if not measured.num_answered:
+        yield from ["answers no record"] if measured.is_measured else []
+        return
+    classes, table_YC = measured.class_names, table_GYC.sum(axis=0)
+    few = measured.coverage < HARDLY_ANY
+    if few:
+        yield f"answers {_percent(measured.coverage)} of the records"
+    nearly, is_only = _only_class(table_YC)
+    if nearly is not None and is_only:
+        answered = "" if measured.num_answered == measured.num_records else " that it answers"
+        yield f"predicts {classes[nearly]!r} for every record{answered}"
+        return
+    if nearly is not None:
+        yield f"predicts {classes[nearly]!r} for {_largest_share(table_YC)} of the records"
+    elif measured.accuracy <= measured.majority_accuracy + _ROUNDING:
+        yield f"is right no more often than always predicting {measured.majority_class!r}"
+    # A predicate of all records is not repeated for a group.
+    for group in [] if few else measured.groups:
+        if (group.num_records or 0) >= LEAST_RECORDS and group.coverage < HARDLY_ANY:
+            some = f"{group.num_answered} of {group.num_records} records" if group.num_answered else "no record"
+            yield f"answers {some} of {group.name}"
+    for group, counts_YC in zip(measured.groups, table_GYC, strict=True):
+        if (group.num_answered or 0) < LEAST_RECORDS:
+            continue
+        only, is_only = _only_class(counts_YC)
+        # Whole numbers, but for the rounding of probabilities that a drawn label's records are counted by.
+        if only is None or round(counts_YC.sum() - counts_YC[only].sum()) < LEAST_OTHERS:
+            continue
+        if is_only:
+            yield f"predicts {classes[only]!r} for every record of {group.name}"
+        elif nearly is None:
+            yield f"predicts {classes[only]!r} for {_largest_share(counts_YC)} of the records of {group.name}"
+
+
+def _only_class(counts_YC: rates.FloatArray) -> tuple[int | None, bool]:
+    """The class that has nearly all predictions, where true labels are less uneven, and whether it has all of them."""
+    predicted_C, label_C = counts_YC.sum(axis=0), counts_YC.sum(axis=1)
+    rest = 1 - predicted_C.max() / predicted_C.sum()
+    mixed = 1 - label_C.max() / label_C.sum()
+    is_only = int((predicted_C > _ROUNDING).sum()) == 1
+    is_nearly = is_only or rest <= min(1 - NEARLY_ALL, mixed / 2) + _ROUNDING
+    return int(predicted_C.argmax()) if is_nearly else None, is_only
+
+
+def _largest_share(counts_YC: rates.FloatArray) -> str:
+    predicted_C = counts_YC.sum(axis=0)
+    return _percent(predicted_C.max() / predicted_C.sum())
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
+    """A cell in words, such as "predicted 3, given true 5: red against green"; "undefined" for None."""
+    if cell is None:
+        return "undefined"
+    negated = "" if cell.label_is else "not "
+    event = "correct" if cell.label is None else f"{negated}predicted {class_names[cell.label]}"
+    if cell.given_label is not None:
+        event += f", given true {'' if cell.given_is else 'not '}{class_names[cell.given_label]}"
+    if cell.group is None:
+        return event
+    against = "" if cell.other_group is None else f" against {group_names[cell.other_group]}"
+    return f"{event}: {group_names[cell.group]}{against}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The records ``kept_N`` that public numbers may describe, without the groups ``small_G``.
+
+    ``by_label`` and ``totals_by_label``: whether counts by true label may be shown, of each group and of all together.
+    """
+
+    kept_N: BoolArray
+    small_G: BoolArray
+    by_label: bool
+    totals_by_label: bool
+
+
+def shown_records(
+    groups_N: _Array,
+    labels_N: _Array,
+    answered_N: BoolArray,
+    *,
+    least: int,
+    num_groups: int,
+    persons_N: npt.ArrayLike | None = None,
+    apart_N: BoolArray | None = None,
+) -> Shown:
+    """What may be shown of the records ``answered_N``; ``apart_N`` are those that another evaluation leaves out."""
+    units_N = np.arange(len(groups_N)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
+    published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
+
+    def small(cells_N: _Array, num_cells: int, of: list[BoolArray]) -> BoolArray:
+        """The cells that are small among one of the sets of records, by their number of different units."""
+        found = np.zeros(num_cells, np.bool_)
+        for part in of:
+            pairs = np.unique(cells_N[part] * (units_N.max(initial=0) + 1) + units_N[part])
+            size = np.bincount(pairs // (units_N.max(initial=0) + 1), minlength=num_cells)
+            found |= (size > 0) & (size < least)
+        return found
+
+    # By all records: what is left out is then the same for every model that is measured on them.
+    small_G = small(groups_N, num_groups, [np.ones(len(groups_N), dtype=np.bool_)])
+    kept_N = ~small_G[groups_N]
+    while kept_N.any() and (lacking := least * int(small_G.sum()) - len(np.unique(units_N[~kept_N]))) > 0:
+        largest = np.bincount(groups_N[kept_N]).argmax()
+        last = list(dict.fromkeys(units_N[kept_N & (groups_N == largest)].tolist()))[-lacking:]
+        fewer_N = kept_N & ~np.isin(units_N, last)
+        became_small_G = small(groups_N, num_groups, [fewer_N])
+        became_small_G[largest] |= not fewer_N[groups_N == largest].any()
+        if not became_small_G.any():
+            kept_N = fewer_N
+            break
+        small_G = small_G | became_small_G
+        kept_N = ~small_G[groups_N]
+    small_G = small_G | small(groups_N, num_groups, [kept_N & part for part in published])
+    kept_N &= ~small_G[groups_N]
+    kept = [kept_N & part for part in published]
+    # What one evaluation hides the other may not show.
+    by_label = kept if apart_N is None else [*kept, kept_N & answered_N & ~apart_N]
+    num_labels = int(labels_N.max(initial=0)) + 1
+    return Shown(
+        kept_N=kept_N,
+        small_G=small_G,
+        by_label=not small(groups_N * num_labels + labels_N, num_groups * num_labels, by_label).any(),
+        totals_by_label=not small(labels_N, num_labels, kept).any(),
+    )
+
+
+def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence[rates.FloatArray]) -> Evaluation:
+    """``measured`` without the numbers of the tables ``published`` from which the size of a small cell follows."""
     least = measured.least_cell
     hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < least}
     tables, underserved, perfect_gap = list(measured.confusion_GYC), measured.underserved, measured.perfect_gap
@@ -858,7 +584,7 @@ def _without_small_cells(
     if not shown.by_label:
         hidden |= _GIVEN_LABEL
         tables = [None] * len(tables)
-        # Of two classes the gap and their totals would tell the counts.
+        # With two classes, the gap and the totals would reveal the counts.
         perfect_gap = math.nan if len(measured.class_names) == 2 else np.floor(10 * perfect_gap) / 10
         underserved = tuple(
             f"is right about {name} less often than always predicting its most common class would be"
@@ -892,7 +618,6 @@ def _without_small_cells(
         confusion_GYC=tuple(tables),
         majority_class=majority[0],
         majority_accuracy=majority[1],
-        degenerate=(*measured.degenerate, *rarely),
         underserved=underserved,
     )
 
@@ -951,67 +676,222 @@ def _moves(count_G: rates.FloatArray, most_G: rates.FloatArray) -> rates.FloatAr
     return moves_G
 
 
-def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], class_names: Sequence[str]) -> str:
-    """A cell in words, such as "predicted 3, given true 5: red against green"; "undefined" for None."""
-    if cell is None:
-        return "undefined"
-    negated = "" if cell.label_is else "not "
-    event = "correct" if cell.label is None else f"{negated}predicted {class_names[cell.label]}"
-    if cell.given_label is not None:
-        event += f", given true {'' if cell.given_is else 'not '}{class_names[cell.given_label]}"
-    if cell.group is None:
-        return event
-    against = "" if cell.other_group is None else f" against {group_names[cell.other_group]}"
-    return f"{event}: {group_names[cell.group]}{against}"
+@dataclass(frozen=True, kw_only=True)
+class GroupsTold:
+    """In how many of ``num_runs`` runs a group is served worse than by a constant, or was not measured, by its name."""
 
+    num_runs: int = 0
+    underserved: Mapping[str, int] = field(default_factory=dict)
+    unmeasured: Mapping[str, int] = field(default_factory=dict)
 
-def _by_group(
-    joint_GYC: rates.FloatArray,
-    groups_N: npt.NDArray[Any],
-    answered_N: npt.NDArray[np.bool_],
-    group_names: Sequence[str],
-) -> tuple[GroupResult, ...]:
-    _, accuracy_G = rates.accuracies(joint_GYC)
-    _, coverage_G = rates.coverages(groups_N, answered_N, num_groups=len(group_names))
-    return tuple(
-        GroupResult(
-            name=name,
-            num_records=int((groups_N == z).sum()),
-            num_answered=int((answered_N & (groups_N == z)).sum()),
-            coverage=float(coverage_G[z]),
-            accuracy=float(accuracy_G[z]),
+    @classmethod
+    def of(cls, records: Sequence[RunRecord]) -> GroupsTold:
+        return cls(
+            num_runs=len(records),
+            underserved=Counter(name for record in records for name in record.underserved_groups),
+            unmeasured=Counter(name for record in records for name in record.unmeasured_groups),
         )
-        for z, name in enumerate(group_names)
+
+    def words(self, noun: str) -> tuple[str, ...]:
+        """Up to two sentences about these groups; ``noun`` names one run, such as a seed."""
+
+        def named(groups: Mapping[str, int]) -> str:
+            several = ((name, f" (in {number} of {self.num_runs} {noun}s)") for name, number in groups.items())
+            return ", ".join(name + (counted if self.num_runs > 1 else "") for name, counted in several)
+
+        sentences = {
+            "Served worse than by a constant": self.underserved,
+            "In no gap for lack of answered test records": self.unmeasured,
+        }
+        return tuple(f"{words}: {named(groups)}." for words, groups in sentences.items() if groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderResult:
+    """The result of one order. Gaps are ``dp_one_vs_rest`` over the records answered so far.
+
+    ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number
+    ``max_gap_from`` on (counted from 1): the answer by which every group that has records got ``rule.min_count``
+    answers, and at least ``least_cell`` of the spread. The latter two are undefined (NaN and None) when a group never
+    gets that many, or when there is only one group; ``final_gap`` when a group has answers, but fewer than
+    ``least_cell``.
+    """
+
+    accuracy: float
+    coverage: float
+    coverage_G: tuple[float, ...]
+    final_gap: float
+    max_gap: float
+    max_gap_from: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Mean, least and greatest value over orders, NaN when no order has one; ``n_undefined`` orders were left out."""
+
+    mean: float
+    low: float
+    high: float
+    n_undefined: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectOptionSpread:
+    """The reject option over several orders of the same predictions, measured on ``num_records``: each order, and the
+    spread."""
+
+    rule: GateRule
+    num_records: int
+    orders: tuple[OrderResult, ...]
+    least_cell: int = 1
+
+    @property
+    def answers_needed(self) -> int:
+        """The number of answers that every group needs before the largest gap on the way counts."""
+        return max(self.rule.min_count, self.least_cell, 1)
+
+    @property
+    def accuracy(self) -> Spread:
+        return _spread([order.accuracy for order in self.orders])
+
+    @property
+    def coverage(self) -> Spread:
+        return _spread([order.coverage for order in self.orders])
+
+    @property
+    def coverage_G(self) -> tuple[Spread, ...]:
+        return tuple(_spread(shares) for shares in zip(*(order.coverage_G for order in self.orders), strict=True))
+
+    @property
+    def final_gap(self) -> Spread:
+        return _spread([order.final_gap for order in self.orders])
+
+    @property
+    def max_gap(self) -> Spread:
+        return _spread([order.max_gap for order in self.orders])
+
+    def without_accuracy(self) -> RejectOptionSpread:
+        """The same with every accuracy undefined, for a headline that hides its own because of small cells."""
+        return replace(self, orders=tuple(replace(order, accuracy=math.nan) for order in self.orders))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; undefined numbers are null, and so is the margin of a gate that is off."""
+        spreads = ("accuracy", "coverage", "final_gap", "max_gap")
+        plain: dict[str, Any] = strict(
+            {
+                "rule": asdict(self.rule),
+                "num_records": self.num_records,
+                **{name: asdict(getattr(self, name)) for name in spreads},
+                "coverage_G": [asdict(spread) for spread in self.coverage_G],
+                "orders": [asdict(order) for order in self.orders],
+            }
+        )
+        return plain
+
+
+def reject_option_spread(
+    labels_N: npt.ArrayLike,
+    groups_N: npt.ArrayLike,
+    *,
+    true_labels_N: npt.ArrayLike,
+    rule: GateRule,
+    num_groups: int,
+    num_classes: int,
+    generator: np.random.Generator,
+    num_orders: int = 10,
+    kept_N: npt.ArrayLike | None = None,
+    least_cell: int = 1,
+) -> RejectOptionSpread:
+    """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders.
+
+    ``true_labels_N`` serve accuracy alone. Everything passes the gate, and ``kept_N`` of it is measured.
+    ValueError for lengths or values that do not fit, IndexError for a label or group that the gate does not know.
+    """
+    labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
+    if not len(labels) == len(groups) == len(truth):
+        raise ValueError(
+            f"Expected as many labels, groups and true labels, got {len(labels)}, {len(groups)} and {len(truth)}."
+        )
+    if num_orders < 1:
+        raise ValueError(f"Expected num_orders >= 1, got {num_orders}.")
+    kept = np.ones(len(labels), np.bool_) if kept_N is None else np.asarray(kept_N, np.bool_)
+    sizes = {"num_groups": num_groups, "num_classes": num_classes}
+    orders = []
+    for order in [generator.permutation(len(labels)) for _ in range(num_orders)]:
+        passed = filter_stream(labels[order], groups[order], rule=rule, **sizes)
+        of_kept = order[kept[order]]
+        answered, labels_K, groups_K = passed[kept[order]], labels[of_kept], groups[of_kept]
+        course_AGYC = rates.cumulative_tables(labels_K[answered], groups_K[answered], **sizes)
+        course_AGYC = np.concatenate([np.zeros((1, *course_AGYC.shape[1:])), course_AGYC])
+        gap_A, size_AG = rates.dp_one_vs_rest.values(course_AGYC), course_AGYC.sum(axis=(-2, -1))
+        # The cold start ends once every group that has records got enough answers; without a second group, never.
+        present = np.unique(groups_K)
+        warm_A = (size_AG[:, present] >= max(rule.min_count, least_cell, 1)).all(axis=-1)
+        start = int(warm_A.argmax()) if len(present) > 1 and warm_A.any() else None
+        is_known = not ((size_AG[-1] > 0) & (size_AG[-1] < least_cell)).any()
+        coverage, coverage_G = rates.coverages(groups_K, answered, num_groups=num_groups)
+        right_K = labels_K == truth[of_kept]
+        orders.append(
+            OrderResult(
+                accuracy=float(rates.divide(right_K[answered].sum(), answered.sum())),
+                coverage=coverage,
+                coverage_G=tuple(coverage_G.tolist()),
+                final_gap=float(gap_A[-1]) if is_known else math.nan,
+                max_gap=math.nan if start is None else float(gap_A[start:].max()),
+                max_gap_from=start,
+            )
+        )
+    return RejectOptionSpread(rule=rule, num_records=int(kept.sum()), orders=tuple(orders), least_cell=least_cell)
+
+
+def resampled_reject_option(
+    labels_N: npt.ArrayLike,
+    groups_N: npt.ArrayLike,
+    *,
+    true_labels_N: npt.ArrayLike,
+    rule: GateRule,
+    num_groups: int,
+    num_classes: int,
+    generator: np.random.Generator,
+    persons_N: npt.ArrayLike | None = None,
+    num_replicates: int = 200,
+) -> rates.FloatArray:
+    """The table (R, G, Y, C) of the answers that the gate gives to each bootstrap sample of predictions.
+
+    With ``persons_N``, the person of each record, persons are drawn, each with all of its records.
+    """
+    labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
+    joint_RGYC = np.zeros((num_replicates, num_groups, num_classes, num_classes))
+    if not len(labels):
+        return joint_RGYC
+    if persons_N is None:
+        drawn_RN = generator.integers(len(labels), size=(num_replicates, len(labels)))
+        length_R = np.full(num_replicates, len(labels))
+    else:
+        _, person_N, size_P = np.unique(np.asarray(persons_N), return_inverse=True, return_counts=True)
+        by_person_N, start_P = person_N.argsort(kind="stable"), size_P.cumsum() - size_P
+        drawn_RP = generator.integers(len(size_P), size=(num_replicates, len(size_P)))
+        # Samples differ in length. A shorter one is filled up at its end, where the gate has seen all that counts.
+        length_R = size_P[drawn_RP].sum(axis=1)
+        drawn_RN = np.zeros((num_replicates, int(length_R.max())), dtype=np.int64)
+        for line_N, drawn_P, length in zip(drawn_RN, drawn_RP, length_R, strict=True):
+            sizes = size_P[drawn_P]
+            # Each person's run of rows, shifted to where it lies among all.
+            places = np.arange(length) + np.repeat(start_P[drawn_P] - (sizes.cumsum() - sizes), sizes)
+            line_N[:length] = generator.permutation(by_person_N[places])
+    answered_RN = filter_streams(
+        labels[drawn_RN], groups[drawn_RN], rule=rule, num_groups=num_groups, num_classes=num_classes
     )
+    # Answers to what fills a line up do not count.
+    answered_RN &= np.arange(drawn_RN.shape[1]) < length_R[:, None]
+    # One row per answer, of all replicates together: the tables are then one addition.
+    replicate_A, place_A = answered_RN.nonzero()
+    row_A = drawn_RN[replicate_A, place_A]
+    np.add.at(joint_RGYC, (replicate_A, groups[row_A], truth[row_A], labels[row_A]), 1.0)
+    return joint_RGYC
 
 
-def _measure(
-    metric: rates.Metric,
-    joint_GYC: rates.FloatArray,
-    joint_RGYC: rates.FloatArray,
-    level: float,
-    group_names: Sequence[str],
-    class_names: Sequence[str],
-) -> GapResult:
-    worst = metric(joint_GYC)
-    interval = rates.bootstrap_interval(metric, joint_RGYC, level=level)
-    # A largest gap leans upwards in every replicate: of groups treated alike none is as small as the gap itself.
-    ends = (min(interval.low, worst.value), max(interval.high, worst.value))
-    low, high = (math.nan, math.nan) if math.isnan(worst.value) else ends
-    return GapResult(
-        value=worst.value,
-        low=low,
-        high=high,
-        level=level,
-        n_undefined=worst.n_undefined,
-        min_cell_size=worst.min_cell_size,
-        where=describe_cell(worst.where, group_names=group_names, class_names=class_names),
-    )
-
-
-def _none_to_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _none_to_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_none_to_nan(item) for item in value]
-    return math.nan if value is None else value
+def _spread(values: Sequence[float]) -> Spread:
+    defined = [value for value in values if not math.isnan(value)]
+    mean, low, high = (sum(defined) / len(defined), min(defined), max(defined)) if defined else (math.nan,) * 3
+    return Spread(mean=mean, low=low, high=high, n_undefined=len(values) - len(defined))

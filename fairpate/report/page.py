@@ -1,10 +1,10 @@
-"""The words for numbers on every page, and what puts them into the templates."""
+"""The words for numbers on every page, and the templates that they are filled into."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
@@ -45,6 +45,16 @@ def decimal(value: float) -> str:
     if math.isnan(value):
         return "undefined"
     return "∞" if math.isinf(value) else f"{value:.3f}"
+
+
+def interval(found: Any, words: Callable[[float], str] = decimal) -> str:
+    """The ends of an interval in ``words``; ``found`` has ``low`` and ``high``, NaN without an interval."""
+    return "undefined" if math.isnan(found.low) else f"{words(found.low)} to {words(found.high)}"
+
+
+def estimated(found: Any) -> str:
+    """A share with its interval."""
+    return percent(found.value) + ("" if math.isnan(found.low) else f" ({interval(found, percent)})")
 
 
 def number(value: float) -> str:
@@ -103,31 +113,21 @@ def render(template: str, **view: Any) -> str:
     return _PAGES.get_template(template).render(**view)
 
 
-def _estimated(found: Any) -> str:
-    """A share with the interval around it."""
-    if math.isnan(found.low):
-        return percent(found.value)
-    return f"{percent(found.value)} ({percent(found.low)} to {percent(found.high)})"
-
-
-def _unbroken(html: Markup) -> Markup:
-    """The same with no line break inside "ε = 2.00"."""
-    return Markup(re.sub("([γδε]) = ", "\\1\u00a0=\u00a0", html))  # noqa: S704 - was escaped before
-
-
 _PAGES = environment(
     count=count,
     counted=counted,
     decimal=decimal,
     delta=delta_text,
     epsilon=epsilon_text,
-    estimated=_estimated,
+    estimated=estimated,
+    interval=interval,
     number=number,
     percent=percent,
     place=place,
     scale_end=scale_end,
     transposed=lambda rows: [list(column) for column in zip(*rows, strict=True)],
-    unbroken=_unbroken,
+    # No line break inside "ε = 2.00". The text was escaped before.
+    unbroken=lambda html: Markup(re.sub("([γδε]) = ", "\\1\u00a0=\u00a0", html)),  # noqa: S704
     zip=zip,
 )
 _PAGES.tests |= {"undefined_number": math.isnan, "finite_number": math.isfinite}

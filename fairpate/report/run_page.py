@@ -1,32 +1,18 @@
-"""The pages of one run: report, operator's report and card, with their charts.
+"""The pages of one run: report, operator's report and card, each one HTML file without scripts.
 
-Curves and histograms as inline SVG by matplotlib: no script, no request, colours and letters of the page.
+A page is a function of plain records (:mod:`fairpate.report.records`) and opens with the verdict of their
+:class:`~fairpate.report.records.Statement`. The report may be published: it holds the guarantee, metrics on test
+records and what was released. The card describes the published model. The operator's page depends on votes, query by
+query, and must not be published. It compares the data-independent epsilon with the data-dependent one and with the
+ledger as FairPATE's authors published theirs, in which a label that the fairness gate rejects costs nothing.
 
-Text stays text. A colour is drawn as it stands in the light style sheet and then named by its variable, so that a
-reader's dark theme holds for drawings too. What is empty or not finite is said, not drawn.
-
-The page of a run that is published, and what the operator's page opens with too.
-
-It is a function of ``PublicReport``, which holds the published guarantee, metrics on the test records and what was
-released, and nothing that depends on votes otherwise. It opens with a verdict in words
-(:mod:`fairpate.report.records`) and is one self-contained HTML file without scripts. Sections about votes stand
-only where there were votes.
-
-The operator's page of a run with votes: what it really cost, query by query. It depends on votes: never publish it.
-
-Beside the published cost stand the data-dependent one and the ledger as FairPATE's authors published theirs, where a
-label that the fairness gate rejects costs nothing. What a query cost is shown as a share of its worst case, which is
-what was published for it: close votes cost nearly all of it, clear ones little.
-
-The privacy-and-fairness card of a published student, as records and as one page without scripts.
-
-A card is a function of what was published: the statement of privacy, the student's file, metrics on test records, and
-the public entry of the data set. It says what is not stated, undefined or not guaranteed in as many words.
+Charts are Vega-Lite specifications, drawn by vl-convert as inline SVG. Their colours are variables of ``report.css``,
+so that a reader's dark theme holds for them too.
 """
 
 from __future__ import annotations
 
-import io
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -36,51 +22,57 @@ from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from fairpate.fairness.rates import NOTIONS, FloatArray
-from fairpate.later import matplotlib
 from fairpate.report.figures import SHAPES
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, WithoutPrivacy
 from fairpate.report.page import count, counted, course, epsilon_text, made_words, percent, render, scale_end
 from fairpate.report.records import (
     OUTCOMES,
+    AnsweredQueries,
     Guarantee,
     PrivatePopulation,
     PrivateReport,
     PublicReport,
-    Voting,
-    earlier_words,
+    Rows,
+    Statement,
     interval_words,
     majority_words,
-    population_words,
-    published_epsilon,
-    several_records,
     small_cell_words,
-    unit_words,
-    verdict,
-    why_not_private,
+    upper,
 )
 from fairpate.types import STOPPED_BY_VOTES, TELLS_SIZE, GateRule
 from fairpate.words import cost_words, dearest, delta_text, shares_of_worst, votes_matter
 
-WIDTH, _HEIGHT, _LEGEND_LINE = 440, 256, 20
-_COLORS = {
-    "answered": "#0b5a8f",
-    "fairness": "#c4571b",
-    "confidence": "#e8b34a",
-    "free": "#d3d8de",
-    "muted": "#5b6672",
-    "line": "#d8dce1",
-    "wash": "#e6eff6",
-    "paper": "#ffffff",
-    "ink": "#18212b",
+_WIDTH, _HEIGHT = 370, 188
+_STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
+_LETTERS = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+_CHART_CONFIG = {
+    "font": "sans-serif",
+    "aria": False,
+    "background": None,
+    "view": {"stroke": None},
+    "axis": {
+        **_LETTERS,
+        "labelColor": "var(--muted)",
+        "titleColor": "var(--muted)",
+        "domainColor": "var(--muted)",
+        "gridColor": "var(--line)",
+        "ticks": False,
+        "labelPadding": 6,
+    },
+    "axisY": {"domain": False},
+    "axisX": {"grid": False},
+    "legend": {**_LETTERS, "labelColor": "var(--ink)", "labelLimit": 0, "orient": "bottom", "columns": 1},
+    "title": {"fontSize": 12, "fontWeight": "normal", "color": "var(--muted)", "anchor": "start", "frame": "bounds"},
 }
-"""Variables of ``report.css`` and a colour that stands for each."""
-_CURVES = (("answered", "-"), ("fairness", (0, (7, 4))), ("muted", (0, (2, 4))))
-_SVG = Markup('<svg viewBox="0 0 {} {}" role="img" aria-label="{}"><title>{}</title>{}</svg>')
 _NOTHING = Markup('<p class="note">{}: nothing to draw, no finite value.</p>')
+_HATCH = (
+    '<defs><pattern id="{}" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect width="6" height="6" fill="var(--fairness)"/><rect width="1.5" height="6" fill="var(--paper)"/>'
+    "</pattern></defs>"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,25 +84,44 @@ class Curve:
 
 
 def curves(lines: Sequence[Curve], *, x_label: str, y_label: str, title: str) -> Markup:
-    """Up to three lines on linear axes from 0: one is labelled at its end, several in a legend beneath the chart."""
+    """Draw up to three lines on linear axes from 0; one is labelled at its end, several in a legend below the chart."""
     points = [point for line in lines for point in line.points]
     if not points or not all(math.isfinite(y) for _, y in points):
         return _NOTHING.format(title)
-    legend = _LEGEND_LINE * len(lines) if len(lines) > 1 else 0
-    figure, axes = _axes(x_label, y_label, legend=legend)
-    _ticks(axes, x=max(x for x, _ in points), y=max(y for _, y in points))
-    for line, (color, dash) in zip(lines, _CURVES, strict=False):
-        xs, ys = zip(*line.points, strict=True)
-        axes.plot(xs, ys, color=_COLORS[color], linestyle=dash, linewidth=2.2, clip_on=False, label=line.name)
-    if legend:
-        figure.legend(loc="lower left", frameon=False, handlelength=3, labelcolor=_COLORS["ink"])
-    else:
-        (only,) = lines
-        axes.fill(
-            *zip((0, 0), *only.points, (only.points[-1][0], 0), strict=True), color=_COLORS["wash"], clip_on=False
+    names = [line.name for line in lines]
+    x, y = (
+        {
+            "field": field,
+            "type": "quantitative",
+            "scale": {"domain": [0, max(*values, 1e-12)], "nice": 4},
+            "axis": {"tickCount": 4},
+        }
+        for field, values in zip("xy", zip(*points, strict=True), strict=True)
+    )
+    place = {"x": {**x, "title": x_label}, "y": {**y, "title": None}}
+    legend = {"title": None, "symbolType": "stroke", "symbolSize": 900, "rowPadding": 0} if len(lines) > 1 else None
+    look: dict[str, Any] = {"field": "line", "type": "nominal", "legend": legend}
+    strokes = {"domain": names, "range": _STROKES[: len(names)]}
+    dashes = {"domain": names, "range": _DASHES[: len(names)]}
+    layers: list[Mapping[str, Any]] = [
+        {
+            "mark": {"type": "line", "strokeWidth": 2.2, "clip": False},
+            "encoding": {
+                **place,
+                "stroke": {**look, "scale": strokes},
+                "strokeDash": {**look, "scale": dashes},
+            },
+        }
+    ]
+    if len(lines) == 1:
+        layers.insert(0, {"mark": {"type": "area", "fill": "var(--wash)"}, "encoding": place})
+        last_x, last_y = points[-1]
+        label = {"type": "text", "text": names[0], "align": "right", "dx": -9, "dy": -9, "fill": "var(--ink)"}
+        layers.append(
+            {"data": {"values": [{"x": last_x, "y": last_y}]}, "mark": {**label, "fontSize": 12}, "encoding": place}
         )
-        axes.annotate(only.name, only.points[-1], (-9, 8), textcoords="offset points", ha="right", color=_COLORS["ink"])
-    return _inline(figure, title)
+    rows = [{"line": line.name, "x": x, "y": y} for line in lines for x, y in line.points]
+    return _drawn(rows, layers, y_label=y_label, title=title)
 
 
 def histogram(
@@ -120,80 +131,79 @@ def histogram(
     x_label: str,
     y_label: str,
     title: str,
-    ticks: Sequence[tuple[float, str]],
+    ticks: Sequence[float],
 ) -> Markup:
-    """Counts between ``edges`` (one more than counts), stacked in the order given by the name of their colour."""
+    """Draw counts between ``edges`` (one more than counts), stacked in the order given by the name of their colour."""
     totals = [sum(column) for column in zip(*stacks.values(), strict=True)]
     if not any(totals):
         return _NOTHING.format(title)
-    figure, axes = _axes(x_label, y_label)
-    _ticks(axes, y=max(totals), whole=True)
-    axes.set_xlim(edges[0], edges[-1])
-    axes.set_xticks([at for at, _ in ticks], [words for _, words in ticks])
-    left, width, base = np.asarray(edges)[:-1], np.diff(edges), np.zeros(len(totals))
-    for color, counts in stacks.items():
-        kept = np.asarray(counts) > 0
-        axes.bar(
-            left[kept],
-            np.asarray(counts)[kept],
-            width[kept],
-            bottom=base[kept],
-            align="edge",
-            color=_COLORS[color],
-            edgecolor=_COLORS["paper"],
-            hatch="///" if color == "fairness" else None,
-            clip_on=False,
-        )
-        base += counts
-    return _inline(figure, title)
+    rows, base = [], [0] * len(totals)
+    for name, counts in stacks.items():
+        for place, number in enumerate(counts):
+            if number:
+                ends = {
+                    "left": edges[place],
+                    "right": edges[place + 1],
+                    "low": base[place],
+                    "high": base[place] + number,
+                }
+                rows.append({"stack": name, **ends})
+            base[place] += number
+    # Whole steps, because half a query is none.
+    step = next(
+        step for power in range(20) for step in (10**power, 2 * 10**power, 5 * 10**power) if 4 * step >= max(totals)
+    )
+    top = step * -(-max(totals) // step)
+    x = {
+        "field": "left",
+        "type": "quantitative",
+        "title": x_label,
+        "scale": {"domain": [edges[0], edges[-1]], "nice": False},
+        "axis": {"values": list(ticks), "labelFlush": False},
+    }
+    y = {
+        "field": "low",
+        "type": "quantitative",
+        "title": None,
+        "scale": {"domain": [0, top], "nice": False},
+        "axis": {"values": list(range(0, top + 1, step)), "format": ",d"},
+    }
+    # What the gate refused is hatched, so that colour alone tells nothing apart.
+    hatch = re.sub("[^a-z]+", "-", title.lower())
+    fills = [f"url(#{hatch})" if name == "fairness" else f"var(--{name})" for name in stacks]
+    fill = {"field": "stack", "type": "nominal", "legend": None, "scale": {"domain": list(stacks), "range": fills}}
+    bars = {
+        "mark": {"type": "rect", "stroke": "var(--paper)", "strokeWidth": 1},
+        "encoding": {"x": x, "x2": {"field": "right"}, "y": y, "y2": {"field": "high"}, "fill": fill},
+    }
+    return _drawn(rows, [bars], y_label=y_label, title=title, definitions=_HATCH.format(hatch))
 
 
-def _axes(x_label: str, y_label: str, *, legend: int = 0) -> tuple[matplotlib.figure.Figure, Any]:
-    height = _HEIGHT + legend
-    figure = matplotlib.figure.Figure(figsize=(WIDTH / 72, height / 72), dpi=72, frameon=False)
-    axes = figure.add_axes((46 / WIDTH, (44 + legend) / height, 374 / WIDTH, 188 / height))
-    axes.patch.set_visible(False)
-    axes.spines[["left", "top", "right"]].set_visible(False)
-    axes.spines["bottom"].set_color(_COLORS["muted"])
-    axes.tick_params(length=0, pad=6, labelcolor=_COLORS["muted"])
-    axes.set_axisbelow(True)
-    axes.set_xlabel(x_label, color=_COLORS["muted"])
-    # Places that are said are not looked for among the ticks, each of whose labels would be laid out for it again.
-    axes.yaxis.set_label_coords(0, 0)
-    axes.set_title(y_label, loc="left", x=-46 / 374, y=1, pad=11, fontsize=10, color=_COLORS["muted"])
-    return figure, axes
+def _drawn(
+    rows: Sequence[Mapping[str, Any]],
+    layers: Sequence[Mapping[str, Any]],
+    *,
+    y_label: str,
+    title: str,
+    definitions: str = "",
+) -> Markup:
+    import vl_convert
 
-
-def _ticks(axes: Any, *, y: float, x: float | None = None, whole: bool = False) -> None:
-    """Round numbers from 0 to at least the largest, where the axes end; a line for each of y."""
-    if x is not None:
-        ends = matplotlib.ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, x)
-        axes.set_xticks(ends, [f"{end:,g}" for end in ends])
-        axes.set_xlim(0, ends[-1])
-    ends = matplotlib.ticker.MaxNLocator(4, steps=[1, 2, 2.5, 5, 10], integer=whole).tick_values(0, max(y, 1e-12))
-    axes.set_yticks(ends, [f"{end:,g}" for end in ends])
-    axes.set_ylim(0, ends[-1])
-    for end in ends:
-        axes.axhline(end, color=_COLORS["line"], linewidth=1, zorder=0, clip_on=False)
-
-
-def _inline(figure: matplotlib.figure.Figure, title: str) -> Markup:
-    """The drawing inside a page: without the names, the style sheet and the font that a file of its own would need."""
-    drawn = io.StringIO()
-    # Ids follow from the title: drawings on one page do not share them, and the same numbers give the same page.
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
-        canvas = matplotlib.backends.backend_svg.FigureCanvasSVG(figure)
-        canvas.print_svg(drawn, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))  # type: ignore[no-untyped-call]
-    body = drawn.getvalue()
-    body = body[body.index('<g id="figure_1"') : body.rindex("</svg>")]
-    body = re.sub(r'<g id="[^"]*"', "<g", body)
-    body = re.sub(r"font[a-z-]*: [^;\"]*;? ?", "", body)
-    body = re.sub(r' transform="rotate\(-0 [^"]*"', "", body)
-    body = re.sub(r"\s*\n\s*", "\n", body)
-    for name, color in _COLORS.items():
-        body = body.replace(color, f"var(--{name})")
-    height = round(figure.get_figheight() * 72)
-    return _SVG.format(WIDTH, height, title, title, Markup(body))  # noqa: S704 - matplotlib escapes its text
+    specification = {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "width": _WIDTH,
+        "height": _HEIGHT,
+        "title": y_label,
+        "data": {"values": rows},
+        "layer": layers,
+        "config": _CHART_CONFIG,
+    }
+    drawing = vl_convert.vegalite_to_svg(specification)
+    frame, body = re.match(r'<svg [^>]*(viewBox="[^"]*")>(.*)</svg>$', drawing, re.DOTALL).groups()  # type: ignore[union-attr]
+    # The page's frame names the drawing as a whole, so that a reader by ear does not hear every mark.
+    body = re.sub(r' (?:role|aria-[a-z]+)="[^"]*"', "", body)
+    name = escape(title)
+    return Markup(f'<svg {frame} role="img" aria-label="{name}"><title>{name}</title>{definitions}{body}</svg>')  # noqa: S704 - vl-convert escapes its text
 
 
 GAP_NAMES = {
@@ -213,112 +223,89 @@ _SCOPES = {
 
 
 def public_report(report: PublicReport) -> str:
-    """The page to publish, as one HTML document."""
+    """The page to publish, as one HTML document. Sections about votes are shown only where there were votes."""
+    guarantee, voting, spread = report.guarantee, report.voting, report.reject_option
     gaps = [gap for found in report.evaluations.values() for gap in found.between_groups.values()]
+    how = f"Touched private records: {'; '.join(guarantee.events)}" if guarantee.events else "No event was priced"
+    budget_curve: Markup | str = ""
+    released_CG: list[list[float]] = []
+    if voting:
+        gate = f"Fairness margin {_gate(voting.gate)}" if _margin(voting.gate) != "off" else "No fairness gate"
+        how = f"{voting.mechanism}. {gate}"
+        budget_curve = curves(
+            [Curve(name=f"ε = {epsilon_text(guarantee.epsilon)}", points=course(voting.epsilon_course_Q))],
+            x_label="submitted queries",
+            y_label=f"ε at δ = {delta_text(guarantee.delta)}",
+            title="Data-independent privacy budget spent against submitted queries",
+        )
+        released_CG = [
+            [row[k] / sum(row) if sum(row) else math.nan for row in voting.answered_GC]
+            for k in range(len(report.headline.class_names))
+        ]
+    tuning = "is" if guarantee.tuning_accounted else "is not"
+    opening = _opening(report)
     return render(
         "report.html",
-        **opening(report),
-        settings=_settings(report),
-        budget_curve=_budget_curve(report),
-        released_CG=_released(report),
+        **opening,
+        settings=f"Method: {report.method}. {how}. Noise: {opening['noise']}. Tuning {tuning} part of ε.",
+        budget_curve=budget_curve,
+        released_CG=released_CG,
         outcomes=OUTCOMES,
         gap_names=GAP_NAMES,
-        answered=answered_words,
+        answered=_answered_words,
         small_cells=small_cell_words(report.headline),
         gap_end=scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
         prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
-        order_words=_order_words(report.reject_option),
-        margin=None if report.voting is None else _margin(report.voting.gate),
+        order_words=spread and _order_words(spread),
+        margin=None if voting is None else _margin(voting.gate),
         stopped_by_votes=STOPPED_BY_VOTES,
         population=report.private_population,
-        population_words=report.private_population and population_words(report.private_population),
     )
 
 
-def opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
-    """Title, verdict, what was done; ``without_privacy`` for the operator's page alone."""
-    guarantee = report.guarantee
+def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None) -> dict[str, Any]:
+    """The names that ``run.html`` reads; ``without_privacy`` is for the operator's page alone."""
+    voting, trained = report.voting, report.num_training_labels
+    # The noise of votes is exact, that of training is of floating point.
+    exact = "exact, " if voting and report.guarantee.noise == "os_entropy" else ""
+    labels = ""
+    if voting:
+        if trained is None:
+            labels = "released labels, of which the number was not recorded"
+        elif trained < voting.answered:
+            others = f"the other {count(voting.answered - trained)} answer queries beside the run’s own"
+            labels = f"{count(trained)} of these labels: {others}"
+        else:
+            labels = "these labels" if trained == voting.answered else counted(trained, "released label")
     return {
         "report": report,
-        "guarantee": guarantee,
-        "protected": unit_words(guarantee.unit),
-        "voting": report.voting,
+        "guarantee": report.guarantee,
+        "voting": voting,
         "measured": report.headline,
         "shapes": SHAPES,
-        "noise": _noise(report),
-        "training_labels": _training_labels(report),
+        "noise": f"{exact}{report.guarantee.noise_words}",
+        "training_labels": labels,
         "baseline": majority_words,
-        "verdict": verdict(report.headline, guarantee, without_privacy),
-        "earlier": earlier_words(guarantee),
-        "why_not": why_not_private(guarantee),
+        "statement": Statement(guarantee=report.guarantee, measured=report.headline, without_privacy=without_privacy),
     }
 
 
-def answered_words(measured: Evaluation) -> str:
-    """Of which records rates are."""
+def _answered_words(measured: Evaluation) -> str:
+    """The records that rates are computed from."""
     return "all test records" if measured.num_answered == measured.num_records else "answered test records"
 
 
 def prediction_words(measured: Evaluation, model: str) -> str:
-    """How many classes are predicted at all, for a gap is read beside that."""
+    """How many classes are predicted at all, to read a gap with."""
     if not measured.num_answered:
         return "No record is answered."
     predicted = sum(any(rates[k] > 0 for rates in measured.rates_GC) for k in range(len(measured.class_names)))
     words = f"{count(predicted)} of {count(len(measured.class_names))} classes are predicted for some record."
-    said = (*measured.degenerate, *measured.underserved)
-    return f"The {model} {'; it '.join(said)}. {words}" if said else words
+    cautions = (*measured.degenerate, *measured.underserved)
+    return f"The {model} {'; it '.join(cautions)}. {words}" if cautions else words
 
 
-def _training_labels(report: PublicReport) -> str:
-    """The labels behind the student, beside those that the ledger has released until now."""
-    if report.voting is None:
-        return ""
-    trained, answered = report.num_training_labels, report.voting.answered
-    if trained is None:
-        return "released labels, of which the number was not recorded"
-    if trained < answered:
-        others = f"the other {count(answered - trained)} answer queries beside the run’s own"
-        return f"{count(trained)} of these labels: {others}"
-    return "these labels" if trained == answered else counted(trained, "released label")
-
-
-def _settings(report: PublicReport) -> str:
-    guarantee, votes = report.guarantee, report.voting
-    how = f"Touched private records: {'; '.join(guarantee.events)}" if guarantee.events else "No event was priced"
-    if votes:
-        how = f"{votes.mechanism}. " + (
-            "No fairness gate" if math.isinf(votes.gate.max_disparity) else f"Fairness margin {_gate(votes.gate)}"
-        )
-    tuning = "is" if guarantee.tuning_accounted else "is not"
-    return f"Method: {report.method}. {how}. Noise: {_noise(report)}. Tuning {tuning} part of ε."
-
-
-def _budget_curve(report: PublicReport) -> Any:
-    if report.voting is None:
-        return ""
-    total = f"ε = {epsilon_text(report.guarantee.epsilon)}"
-    return curves(
-        [Curve(name=total, points=course(report.voting.epsilon_course_Q))],
-        x_label="submitted queries",
-        y_label=f"ε at δ = {delta_text(report.guarantee.delta)}",
-        title="Data-independent privacy budget spent against submitted queries",
-    )
-
-
-def _released(report: PublicReport) -> list[list[float]]:
-    """The share of each class in each group's released labels."""
-    if report.voting is None:
-        return []
-    return [
-        [row[k] / sum(row) if sum(row) else math.nan for row in report.voting.answered_GC]
-        for k in range(len(report.headline.class_names))
-    ]
-
-
-def _order_words(spread: RejectOptionSpread | None) -> str:
-    """Over what the figures of a model that may refuse are spread."""
-    if spread is None:
-        return ""
+def _order_words(spread: RejectOptionSpread) -> str:
     return (
         "A model that may refuse decides on each record in view of its earlier answers: the figures with refusals "
         f"belong to one order. Here are {count(len(spread.orders))} random orders of the same "
@@ -335,45 +322,14 @@ def _margin(rule: GateRule) -> str:
     return "off" if math.isinf(rule.max_disparity) else f"{rule.max_disparity:g}"
 
 
-def _noise(report: PublicReport) -> str:
-    """Where the noise comes from; that of votes is exact, that of training is of floating point."""
-    label = report.guarantee.noise
-    if label != "os_entropy":
-        return label.replace(": ", ", ")
-    return "exact, from operating-system entropy" if report.voting else "from operating-system entropy"
-
-
 _LEDGERS = {
     "Data-independent": "Every submitted query at its worst case, whatever the votes. May be published.",
-    "Data-dependent": "Everything that was computed, at what these votes make it cost. Private.",
+    "Data-dependent": "Everything that was computed, at the cost that these votes give it. Private.",
     "Data-dependent, as in the paper": (
         "As FairPATE’s authors reported theirs: rejections by the fairness gate are free, and a noisy vote counts with "
         "the probability that it is drawn, whether it was or not. No bound; for comparison only."
     ),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChargedQuery:
-    """One row of the largest charges; ``number`` counts submitted queries from 1."""
-
-    number: int
-    group: str
-    outcome: str
-    votes: str
-    of_worst: float
-    of_total: float
-    when: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupVotes:
-    """How the voters agreed on one group's queries, and what these made up of the cost."""
-
-    name: str
-    num_queries: int
-    agreement: float
-    of_total: float
 
 
 def private_report(report: PrivateReport) -> str:
@@ -392,11 +348,9 @@ def private_report(report: PrivateReport) -> str:
     num_ledgers = 1 if are_one and not queries["costs"] else len(_LEDGERS)
     return render(
         "operator.html",
-        **opening(public, report.without_privacy),
+        **_opening(public, report.without_privacy),
         ledgers=list(zip(_LEDGERS.items(), totals, strict=True))[:num_ledgers],
-        compared=compared_ledgers(*totals, rejected=voting.rejected_fairness)
-        if num_ledgers > 1
-        else one_ledger(voting.rejected_fairness),
+        compared=_compared_ledgers(*totals, rejected=voting.rejected_fairness, are_one=num_ledgers == 1),
         curve=curves(
             [
                 Curve(name=f"{name}: {epsilon_text(total)}", points=course(epsilon_Q))
@@ -411,93 +365,114 @@ def private_report(report: PrivateReport) -> str:
     )
 
 
-def one_ledger(rejected: int) -> str:
-    """What is said of a run whose price does not depend on votes."""
-    gates = f" {counted(rejected, 'rejection')} by the fairness gate cost the same as an answer." if rejected else ""
-    return f"What was released costs the same whatever the votes, and the published ε is the whole cost.{gates}"
+def _compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int, are_one: bool) -> str:
+    """How the three totals differ as they are printed, rounded up to hundredths."""
+    if are_one:
+        gates = (
+            f" {counted(rejected, 'rejection')} by the fairness gate cost the same as an answer." if rejected else ""
+        )
+        return f"What was released costs the same whatever the votes, and the published ε is the whole cost.{gates}"
 
+    def against(value: float, other: float) -> str:
+        if not (math.isfinite(value) and math.isfinite(other)):
+            return "equal to" if value == other else "above" if value > other else "below"
+        difference = Decimal(epsilon_text(value)) - Decimal(epsilon_text(other))
+        return f"{abs(difference)} {'above' if difference > 0 else 'below'}" if difference else "equal to"
 
-def compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int) -> str:
-    """How the three totals lie to one another, in words; as they are printed, rounded up to hundredths."""
     left_out = f"The paper’s leaves out {counted(rejected, 'rejection')} by the fairness gate"
-    gates = left_out if rejected else "The gate rejected none"
     return (
-        f"Of these votes the data-dependent ε is {_against(dependent, independent)} the data-independent one. The "
-        f"ledger as in the paper is {_against(as_in_paper, dependent)} the data-dependent one. {gates}; whichever "
-        "way it differs, it is no privacy guarantee."
+        f"Of these votes the data-dependent ε is {against(dependent, independent)} the data-independent one. The "
+        f"ledger as in the paper is {against(as_in_paper, dependent)} the data-dependent one. "
+        f"{left_out if rejected else 'The gate rejected none'}; whichever way it differs, it is no privacy guarantee."
     )
 
 
-def _against(value: float, other: float) -> str:
-    """``0.15 above``, ``0.15 below`` or ``equal to``, from the numbers as they are printed."""
-    if not (math.isfinite(value) and math.isfinite(other)):
-        return "equal to" if value == other else "above" if value > other else "below"
-    difference = Decimal(epsilon_text(value)) - Decimal(epsilon_text(other))
-    if not difference:
-        return "equal to"
-    return f"{abs(difference)} {'above' if difference > 0 else 'below'}"
-
-
-def _query_by_query(report: PrivateReport, voting: Voting) -> dict[str, Any]:
-    """What each query cost and how far the voters agreed on it."""
-    outcomes_Q = np.array(report.outcomes_Q, dtype=object)
-    votes_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64)
-    share_Q = votes_Q / np.maximum(report.num_votes_Q, 1)
+def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
+    """What each query cost as a share of its worst case, which was published for it, and how far the voters agreed."""
+    outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
+    share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
-    of_worst_Q = shares_of_worst(cost_Q, worst_Q)
+    of_worst_Q, total = shares_of_worst(cost_Q, worst_Q), float(cost_Q.sum())
     voted_Q = outcomes_Q != "free"
-    edges = np.linspace(0, 1, 21)
-    ticks = [(tick / 100, str(tick)) for tick in range(0, 101, 20)]
     varies = votes_matter(of_worst_Q, voted_Q)
+
+    consensus = "No query was voted on."
+    if voted_Q.any():
+        voted_share_Q, voted_cost_Q = share_Q[voted_Q], cost_Q[voted_Q]
+        median = float(np.median(voted_share_Q))
+        all_agree, some = f"all {voting.voters} agree", f"of the {voting.voters} or more agree"
+        agree = all_agree if median == 1 else f"{percent(median, digits=0)} {some}"
+        consensus = f"On half of the queries that were voted on, {agree}."
+        clearer_Q = np.argsort(-voted_share_Q, kind="stable")[: (len(voted_share_Q) + 1) // 2]
+        if 0 < voted_cost_Q.sum() < math.inf:
+            share = percent(float(voted_cost_Q[clearer_Q].sum() / voted_cost_Q.sum()), digits=0)
+            consensus += f" The {count(len(clearer_Q))} with the clearest votes made up {share} of the cost."
+
+    edges = np.linspace(0, 100, 21)
+
+    def stacked(share_Q: FloatArray, *, x_label: str, title: str) -> Markup:
+        stacks: dict[str, list[int]] = {
+            each: np.histogram(100 * share_Q[outcomes_Q == each], bins=edges)[0].tolist() for each in OUTCOMES
+        }
+        ticks = range(0, 101, 20)
+        return histogram(edges.tolist(), stacks, x_label=x_label, y_label="queries", title=title, ticks=ticks)
+
+    by_group = []
+    for group, outcomes in enumerate(voting.outcomes):
+        of_group_Q = groups_Q == group
+        agreement_Q = share_Q[of_group_Q & voted_Q]
+        of_total = float(cost_Q[of_group_Q].sum()) / total if 0 < total < math.inf else math.nan
+        by_group.append(
+            (
+                outcomes.name,
+                count(int(of_group_Q.sum())),
+                percent(float(np.median(agreement_Q)) if len(agreement_Q) else math.nan, digits=0),
+                percent(of_total, digits=0),
+            )
+        )
+    charges = [
+        (
+            f"№ {count(query + 1)}",
+            voting.outcomes[report.groups_Q[query]].name,
+            OUTCOMES[report.outcomes_Q[query]],
+            f"{report.plurality_votes_Q[query]} : {report.runner_up_votes_Q[query]}",
+            percent(float(of_worst_Q[query]), digits=0),
+            percent(float(cost_Q[query]) / total, digits=2),
+            # Day and time may stand on two lines where the column is narrow; neither is broken itself.
+            f"{datetime.fromtimestamp(at_s, UTC):%Y\u2011%m\u2011%d %H:%M:%S}"
+            if (at_s := report.at_Q[query])
+            else "not recorded",
+        )
+        for query in (dearest(cost_Q) if varies else [])
+    ]
     return {
         "cost_words": cost_words(cost_Q, of_worst_Q, varies=varies),
-        "consensus_words": _consensus_words(share_Q[voted_Q], cost_Q[voted_Q], voting.voters),
+        "consensus_words": consensus,
         "voters_words": _voters_words(report.num_votes_Q, voting),
         "time_words": _time_words(report.at_Q, report.callers_Q),
-        "charges": _largest(report, cost_Q, of_worst_Q) if varies else [],
-        "by_group": _by_group(report, share_Q, cost_Q, voted_Q),
-        "costs": histogram(
-            edges.tolist(),
-            _stacks(of_worst_Q, outcomes_Q, edges),
+        "charges": charges,
+        "by_group": by_group,
+        "costs": varies
+        and stacked(
+            of_worst_Q,
             x_label=f"cost of a query, % of its worst case (Rényi, order {report.rdp_order:g})",
-            y_label="queries",
             title="Cost per query",
-            ticks=ticks,
-        )
-        if varies
-        else "",
-        "consensus": histogram(
-            edges.tolist(),
-            _stacks(share_Q, outcomes_Q, edges),
+        ),
+        "consensus": stacked(
+            share_Q,
             x_label=f"{voting.voters} that agree on the most popular label, %",
-            y_label="queries",
             title=f"Consensus of the {voting.voters}",
-            ticks=ticks,
         ),
     }
 
 
-def _consensus_words(share_Q: FloatArray, cost_Q: FloatArray, voters: str) -> str:
-    """Where the middle of the consensus lies, and what the clearer half of the votes made up of the cost."""
-    if not len(share_Q):
-        return "No query was voted on."
-    median = float(np.median(share_Q))
-    agree = f"all {voters} agree" if median == 1 else f"{percent(median, digits=0)} of the {voters} or more agree"
-    middle = f"On half of the queries that were voted on, {agree}."
-    clearer_Q = np.argsort(-share_Q, kind="stable")[: (len(share_Q) + 1) // 2]
-    if not cost_Q.sum() or not math.isfinite(cost_Q.sum()):
-        return middle
-    share = percent(float(cost_Q[clearer_Q].sum() / cost_Q.sum()), digits=0)
-    return f"{middle} The {count(len(clearer_Q))} with the clearest votes made up {share} of the cost."
-
-
-def _voters_words(num_votes_Q: Sequence[int], voting: Voting) -> str:
-    """Whether all voters voted, where all should; else how many were near enough."""
+def _voters_words(num_votes_Q: Sequence[int], voting: AnsweredQueries) -> str:
+    """Whether all teachers voted; of neighbours, how many were near enough."""
     if not num_votes_Q:
         return "Nobody was asked."
     least, most = min(num_votes_Q), max(num_votes_Q)
     if voting.voters != "teachers":
-        return f"{_upper(voting.voters)} that voted on a query: {count(least)} to {count(most)}."
+        return f"{upper(voting.voters)} that voted on a query: {count(least)} to {count(most)}."
     if least == most == voting.num_teachers:
         return f"All {count(voting.num_teachers)} teachers voted on every query."
     fewer = sum(votes < voting.num_teachers for votes in num_votes_Q)
@@ -519,68 +494,17 @@ def _time_words(at_Q: Sequence[float], callers_Q: Sequence[str]) -> str:
     return f"Charged from {first:%Y-%m-%d %H:%M:%S} to {until} (UTC). {whose}."
 
 
-def _largest(report: PrivateReport, cost_Q: FloatArray, of_worst_Q: FloatArray) -> list[ChargedQuery]:
-    """Those that cost most, the dearest first."""
-    total = float(cost_Q.sum())
-    names = [group.name for group in report.public.voting.outcomes] if report.public.voting else []
-    return [
-        ChargedQuery(
-            number=query + 1,
-            group=names[report.groups_Q[query]],
-            outcome=OUTCOMES[report.outcomes_Q[query]],
-            votes=f"{report.plurality_votes_Q[query]} : {report.runner_up_votes_Q[query]}",
-            of_worst=float(of_worst_Q[query]),
-            of_total=float(cost_Q[query]) / total,
-            when=_moment(report.at_Q[query]),
-        )
-        for query in dearest(cost_Q)
-    ]
-
-
-def _moment(at_s: float) -> str:
-    # Day and time may stand on two lines where the column is narrow; neither is broken itself.
-    return f"{datetime.fromtimestamp(at_s, UTC):%Y\u2011%m\u2011%d %H:%M:%S}" if at_s else "not recorded"
-
-
-def _by_group(
-    report: PrivateReport, share_Q: FloatArray, cost_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]
-) -> list[GroupVotes]:
-    """Median agreement and share of the cost of each group's queries."""
-    voting, groups_Q, total = report.public.voting, np.asarray(report.groups_Q, dtype=np.int64), float(cost_Q.sum())
-    assert voting is not None
-    found = []
-    for group, outcomes in enumerate(voting.outcomes):
-        of_group = groups_Q == group
-        voted = share_Q[of_group & voted_Q]
-        found.append(
-            GroupVotes(
-                name=outcomes.name,
-                num_queries=int(of_group.sum()),
-                agreement=float(np.median(voted)) if len(voted) else math.nan,
-                of_total=float(cost_Q[of_group].sum()) / total if total and math.isfinite(total) else math.nan,
-            )
-        )
-    return found
-
-
-def _stacks(values_Q: FloatArray, outcomes_Q: npt.NDArray[np.object_], edges: FloatArray) -> Mapping[str, list[int]]:
-    return {outcome: np.histogram(values_Q[outcomes_Q == outcome], bins=edges)[0].tolist() for outcome in OUTCOMES}
-
-
-def _upper(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}"
-
-
 _MOST_NAMED = 11
 _ACCOUNTING = {"pld": "privacy loss distributions", "rdp": "Rényi curves"}
+_KINDS = {"image": "pictures", "tabular": "rows of numbers"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardModel:
-    """The published model: how it came about, what goes in, what comes out. ``reject_option`` None answers everything.
+    """The published model: its method, its input and its output. ``reject_option`` None answers everything.
 
-    ``sha256`` is that of the published file, ``num_training_labels`` how many released labels it was trained on, where
-    that was recorded. ``method_title`` is what people call the method, ``made_on`` the day in ISO 8601.
+    ``sha256`` is the digest of the published file, ``num_training_labels`` the number of released labels that it was
+    trained on, where that was recorded; ``method_title`` names the method for people, ``made_on`` is an ISO 8601 day.
     """
 
     method: str
@@ -601,7 +525,7 @@ class CardModel:
 class CardData:
     """The data set as its publisher describes it, and the options it was read with.
 
-    One that was ``given_from_python`` has a name and a kind; nothing else is known of it.
+    Only name and kind are known of a data set that was ``given_from_python``.
     """
 
     name: str
@@ -613,12 +537,6 @@ class CardData:
     licence: str | None = None
     options: Mapping[str, Any] | None = None
     split_seed: int | None = None
-
-    @property
-    def records(self) -> str:
-        """What the records are."""
-        kinds = {"image": "pictures", "tabular": "rows of numbers"}
-        return kinds.get(self.kind, f"{self.kind} records") + " that were given from Python" * self.given_from_python
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -632,7 +550,7 @@ class IntendedUse:
 
 @dataclass(frozen=True, kw_only=True)
 class CardRefusals:
-    """A student that may refuse: lowest and highest figures over orders of the test records, and it unrefused."""
+    """A student that may refuse: lowest and highest figures over orders of the test records, and without refusals."""
 
     num_orders: int
     accuracy: tuple[float | None, float | None]
@@ -642,7 +560,7 @@ class CardRefusals:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """Everything that a card says."""
+    """The contents of a card, with the sentences that ``card.json`` holds and the rows of its page."""
 
     model: CardModel
     privacy: Guarantee
@@ -653,14 +571,21 @@ class Card:
     private_population: PrivatePopulation | None = None
 
     @property
+    def statement(self) -> Statement:
+        return Statement(guarantee=self.privacy, measured=self.evaluation)
+
+    @property
     def description(self) -> str:
         """What the model does, in sentences."""
-        model, (*others, last) = self.model, self.model.classes
+        model, data, (*others, last) = self.model, self.data, self.model.classes
         shown = [*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])]
         classes = f"one of {count(len(others) + 1)} classes: {', '.join(shown)} or {last}"
-        task = f" Task: {self.data.task}." if self.data.task else ""
+        records = (
+            _KINDS.get(data.kind, f"{data.kind} records") + " that were given from Python" * data.given_from_python
+        )
+        task = f" Task: {data.task}." if data.task else ""
         return (
-            f"For {self.data.records} like those of {self.data.name} it predicts {classes}.{task} Method: "
+            f"For {records} like those of {data.name} it predicts {classes}.{task} Method: "
             f"{model.method_title or model.method}. Groups: those of {model.sensitive_attribute} "
             f"({', '.join(model.groups)})."
         )
@@ -689,45 +614,27 @@ class Card:
         ]
 
     @property
-    def protected(self) -> str:
-        """Whose presence or value does not show."""
-        if not self.privacy.protects:
-            return "nothing"
-        among = "in" if self.privacy.unit == "person" else "of"
-        if self.privacy.is_attested:
-            return f"{unit_words(self.privacy.unit)} behind the votes"
-        return f"{unit_words(self.privacy.unit)} {among} the private training records"
-
-    @property
-    def _covered(self) -> str:
-        if self.privacy.is_attested:
-            return f"what the operator calls a {self.privacy.unit}, each behind one vote,"
-        whose = {"person": "the persons behind the ", "sensitive attribute": "the sensitive attribute of "}
-        return f"{whose.get(self.privacy.unit, 'the ')}private training records"
-
-    @property
-    def _alone(self) -> list[str]:
-        if not self.privacy.protects:
-            return []
-        return [
-            f"The privacy guarantee is for {self._covered} alone: not for public or test records, and not for people "
-            "whom the model is used on."
-        ]
-
-    @property
     def limits(self) -> list[str]:
-        """What the numbers do not say."""
-        privacy = self.privacy
+        """What the numbers do not show."""
+        privacy, measured = self.privacy, self.evaluation
+        covered = f"what the operator calls a {privacy.unit}, each behind one vote,"
+        if not privacy.is_attested:
+            whose = {"person": "the persons behind the ", "sensitive attribute": "the sensitive attribute of "}
+            covered = f"{whose.get(privacy.unit, 'the ')}private training records"
+        alone = (
+            f"The privacy guarantee is for {covered} alone: not for public or test records, and not for people "
+            "whom the model is used on."
+        )
         limits = [
-            *privacy.remarks,
-            *(f"Degenerate: on the test records the model {words}." for words in self.evaluation.degenerate),
-            *(f"On the test records the model {words}." for words in self.evaluation.underserved),
-            *(f"Gaps leave out {name}: too few answered test records." for name in self.evaluation.not_measured),
-            *filter(None, (small_cell_words(self.evaluation),)),
-            *self._alone,
+            *privacy.limits,
+            *(f"Degenerate: on the test records the model {words}." for words in measured.degenerate),
+            *(f"On the test records the model {words}." for words in measured.underserved),
+            *(f"Gaps leave out {name}: too few answered test records." for name in measured.not_measured),
+            *filter(None, (small_cell_words(measured),)),
+            *([alone] if privacy.protects else []),
             "The gaps are those of one test set. Other people, or another share of groups, may be treated otherwise."
-            if self.evaluation.is_measured
-            else f"{self.evaluation.why_unknown.capitalize()}: how accurate the model is, and how it treats groups, is "
+            if measured.is_measured
+            else f"{measured.why_unknown.capitalize()}: how accurate the model is, and how it treats groups, is "
             "unknown.",
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly: each "
             "notion says another thing.",
@@ -735,58 +642,101 @@ class Card:
         if privacy.tells_size and TELLS_SIZE.get(privacy.unit) not in privacy.remarks:
             units = "persons" if privacy.unit == "person" else "private records"
             limits.append(f"The sampling rate tells the number of {units}, or the one declared: it is public.")
-        if not privacy.tuning_accounted:
-            limits.append("Choosing the settings was not charged. If private data guided the choice, ε is too low.")
-        # To the front: what is not protected outweighs all other limits.
-        if privacy.noise != "os_entropy":
-            limits.insert(0, f"Noise: {privacy.noise}. This model is not private; ε is what fresh noise would give.")
-        if privacy.not_protected is not None:
-            limits.insert(0, f"Not protected: {privacy.not_protected}. The model may reveal them.")
+        limits += privacy.uncharged_tuning
         if self.model.reject_option is not None:
             limits.append(
                 "What the model refuses depends on its earlier answers; people whom it refuses get no answer."
             )
         return limits
 
+    @property
+    def guarantee_rows(self) -> Rows:
+        """The parts of the guarantee by name."""
+        privacy, protected = self.privacy, "nothing"
+        if privacy.protects:
+            among = f"{'in' if privacy.unit == 'person' else 'of'} the private training records"
+            protected = f"{privacy.protected} {'behind the votes' if privacy.is_attested else among}"
+        rows = [
+            ("Protected", protected),
+            ("Not protected", privacy.not_protected),
+            ("Several records", privacy.several_records if privacy.protects else None),
+            ("Neighbouring data sets", privacy.relation),
+            ("ε", privacy.epsilon_words),
+            ("δ", delta_text(privacy.delta)),
+            ("Accounting", _ACCOUNTING.get(privacy.accounting, privacy.accounting)),
+            ("Noise", privacy.noise_words),
+            ("Touched private records", "; ".join(privacy.events)),
+            ("Choice of settings", "part of ε" if privacy.tuning_accounted else "not part of ε"),
+        ]
+        return [(name, words) for name, words in rows if words is not None]
+
+    @property
+    def model_rows(self) -> Rows:
+        """The facts about the published model by name."""
+        model, rule, refusals = self.model, self.model.reject_option, self.refusals
+        refuses = "none: every record is answered"
+        if rule is not None:
+            refuses = f"margin γ = {rule.max_disparity:g} after {rule.min_count} answers"
+            if refusals is not None:
+                low, high = refusals.coverage
+                spread = "" if low is None or high is None else f"; coverage {percent(low)} to {percent(high)}"
+                refuses += f"{spread} over {count(refusals.num_orders)} orders of the test records"
+        trained = model.num_training_labels
+        rows = [
+            ("Method", model.method_title or model.method),
+            ("Run begun on", model.made_on),
+            ("Trained on", None if trained is None else counted(trained, "released label")),
+            ("Architecture", model.architecture),
+            ("Input", " × ".join(map(str, model.input_shape))),
+            ("Classes", ", ".join(model.classes)),
+            ("Reject option", refuses),
+            ("sha256 of the file", model.sha256),
+        ]
+        return [(name, words) for name, words in rows if words is not None]
+
+    @property
+    def data_rows(self) -> Rows:
+        """The facts about the data set by name."""
+        data = self.data
+        unknown = "not known: the records were given from Python" if data.given_from_python else "not stated"
+        rows = [
+            ("Name", data.name),
+            ("Task", data.task or unknown),
+            ("Sensitive attribute", f"{self.model.sensitive_attribute}: {', '.join(self.model.groups)}"),
+            ("Publisher", data.publisher or unknown),
+            ("Address", data.address or unknown),
+            ("Licence", data.licence or unknown),
+        ]
+        if data.options is not None:
+            options = (
+                f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+                for name, value in data.options.items()
+            )
+            rows += [("Read with", ", ".join(options) or "no options"), ("Seed of the split", str(data.split_seed))]
+        return rows
+
+    @property
+    def use_rows(self) -> Rows:
+        """The use that the publisher states, by name."""
+        use = self.use
+        stated = {"Intended use": use.intended, "Out of scope": use.out_of_scope, "Contact": use.contact}
+        return [(name, words or "not stated by the publisher") for name, words in stated.items()]
+
 
 def card_page(card: Card) -> str:
     """The card as one HTML document."""
+    measured = card.evaluation
+    of = f"of “{measured.class_names[-1]}”" if len(measured.class_names) == 2 else "of the class where it is largest"
     return render(
         "card.html",
         card=card,
-        privacy=card.privacy,
-        why_not=why_not_private(card.privacy),
-        verdict=verdict(card.evaluation, card.privacy),
+        statement=card.statement,
         made=made_words(card.model.made_on, card.model.made_by.removeprefix("FairPATE ")),
-        several=several_records(card.privacy),
-        epsilon=published_epsilon(card.privacy),
-        accounting=_ACCOUNTING.get(card.privacy.accounting, card.privacy.accounting),
         gap_names=GAP_NAMES,
         words_of={notion.reading: notion.words for notion in NOTIONS.values()},
-        answered=answered_words,
-        error_rate_words=_error_rate_words(card.evaluation),
-        baseline=majority_words(card.evaluation),
+        answered=_answered_words,
+        error_rate_words=f"Of all groups together, {of}, among {_answered_words(measured)}.",
+        baseline=majority_words(measured),
         interval=interval_words,
-        reject_option=_reject_option(card),
         population=card.private_population,
-        population_words=card.private_population and population_words(card.private_population),
     )
-
-
-def _error_rate_words(measured: Evaluation) -> str:
-    """Whose errors, and of which class."""
-    *_, last = measured.class_names
-    of = f"of “{last}”" if len(measured.class_names) == 2 else "of the class where it is largest"
-    return f"Of all groups together, {of}, among {answered_words(measured)}."
-
-
-def _reject_option(card: Card) -> str:
-    rule = card.model.reject_option
-    if rule is None:
-        return "none: every record is answered"
-    words = f"margin γ = {rule.max_disparity:g} after {rule.min_count} answers"
-    if card.refusals is None:
-        return words
-    low, high = card.refusals.coverage
-    spread = "" if low is None or high is None else f"; coverage {percent(low)} to {percent(high)}"
-    return f"{words}{spread} over {count(card.refusals.num_orders)} orders of the test records"

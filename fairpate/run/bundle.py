@@ -1,16 +1,13 @@
-"""A bundle of everything that a reviewer needs, and ``fairpate verify``, which recomputes what it claims.
+"""A finished run as one file for a reviewer, and ``fairpate verify``, which recomputes what it claims.
 
-A finished run as one file for somebody who checks it: everything that was published, and a head that binds it.
+A bundle holds everything that was published, the versions of software, and a head with the SHA-256 of every file and
+the claim. Nothing in it is computed from votes, private records or a ledger, because even a ledger's digest would
+confirm guesses about votes. Equal runs give equal bytes.
 
-The public part alone is read, and the versions of software beside it. The head holds digests of those files and the
-claim; nothing in it follows from votes, private records or a ledger, whose own digests would confirm guesses about
-votes. Equal runs give equal bytes. What :mod:`fairpate.run.bundle` checks of it is said in its README.txt.
-
-Checks a bundle: its files against its head, epsilon against the events, and card and student against the statement.
-
-Epsilon is recomputed by :mod:`fairpate.privacy.second_accountant`, which shares nothing with the accountant that
-priced the run. Whatever differs is named; what cannot be checked is said, and never passes silently. The files come
-from others, so nothing in them is trusted: names are those of a bundle, code is never run.
+Verification checks the files against the head, epsilon against the events, and card and student against the statement.
+It recomputes epsilon by :mod:`fairpate.privacy.second_accountant`, which shares nothing with the accountant that priced
+the run. It names every difference and everything that it cannot check. The files come from others and are not trusted:
+only the names of a bundle are read, and code is never run.
 """
 
 from __future__ import annotations
@@ -31,12 +28,12 @@ from fairpate.data.dataset import sha256_of
 from fairpate.files import check_output_file, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
-from fairpate.privacy.second_accountant import NotRecomputedError, recomputed_epsilon
-from fairpate.privacy.second_accountant import guarantee_of as independent_guarantee
+from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
+from fairpate.report.records import Guarantee
 from fairpate.report.run_page import CardData, IntendedUse, card_page
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
 from fairpate.run.folder import environment
-from fairpate.run.publication import card_of, card_values, guarantee_of, write_card
+from fairpate.run.publication import card_of, card_values, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
 from fairpate.words import delta_text
@@ -49,18 +46,23 @@ OPTIONAL = (
     "released.safetensors",
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
-# The earliest that a zip file can name.
-_FIXED_TIME = (1980, 1, 1, 0, 0, 0)
-# Rights of Unix stand in the upper half of an entry.
-_READABLE = 0o644 << 16
-_BLOCK = 2**20
-_README = Path(__file__).with_name("bundle_readme.txt")
+TOLERANCE = 1e-3
+"""The share of the stated epsilon by which grids and rounding of two accountants may differ."""
+_NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
+_FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
+_READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
+_BLOCK, _MOST_TEXT, _MOST_BYTES = 2**20, 2**26, 2**34
+_SENSELESS = (
+    *(UserError, OSError, LookupError, TypeError, ValueError, AttributeError),
+    *(ArithmeticError, RuntimeError),
+)
+"""The errors of reading a file that was made to be something else; too deep a nesting is a RuntimeError."""
 
 
 def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     """Write the bundle of the run in ``root`` to ``out`` (None: ``bundle.zip`` in it); its path and its head's digest.
 
-    The card is made if it is not there, or is not that of the statement. RunFolderError for a folder without a run,
+    The card is written if it is missing, or is not that of the statement. RunFolderError for a folder without a run,
     RunDirectoryError for a run that published nothing; PlaceError where ``out`` cannot be written.
     """
     run = run_at(root)
@@ -68,64 +70,81 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     check_output_file(out, "--out", suffixes=(".zip",))
     statement = _published_statement(run)
     _require_card(run, statement)
-    parts = _parts(run, statement)
-    steps = _Steps(total=2 * sum(map(_size, parts.values())))
-    digests = {name: _digest(part, steps) for name, part in parts.items()}
+    missing = [name for name in REQUIRED if not (run.public / name).is_file()]
+    if missing:
+        raise RunDirectoryError(f"{run.public}: {', '.join(missing)} missing; give the command of the run again.")
+    paths = [run.public / name for name in (*REQUIRED, *OPTIONAL)]
+    versions = read_json(run.environment)
+    parts: dict[str, bytes | Path] = {path.name: path for path in paths if path.is_file()}
+    parts[README] = Path(__file__).with_name("bundle_readme.txt").read_bytes()
+    parts[EVENTS] = json_bytes(events_of(statement))
+    # Nothing else is said about the machine that ran it.
+    parts[VERSIONS] = json_bytes({each: versions.get(each) for each in ("fairpate", "revision", "python", "libraries")})
+
+    sizes = {name: len(part) if isinstance(part, bytes) else part.stat().st_size for name, part in parts.items()}
+    total, done = 2 * sum(sizes.values()), 0  # every byte is read for its digest, and again into the file
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        tell(min(done, total), total)  # the head is not in the total
+
+    digests = {}
+    for name, part in parts.items():
+        digests[name] = hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else sha256_of(part)
+        count(sizes[name])
     head = head_of(statement, digests)
     parts[HEAD] = json_bytes(head)
-    write_atomically(out, lambda path: _write_zip(path, parts, steps))
+
+    def write(path: Path) -> None:
+        # Not compressed: then the bytes do not depend on the library that packs them.
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bundle:
+            for name, part in sorted(parts.items()):
+                entry = zipfile.ZipInfo(name, _FIXED_TIME)
+                # As on Unix, whatever the machine: equal runs give equal bytes.
+                entry.create_system, entry.external_attr = 3, _READABLE
+                if isinstance(part, bytes):
+                    bundle.writestr(entry, part)
+                    count(len(part))
+                    continue
+                # zipfile decides on 64-bit fields by the size beforehand; without it, a part beyond 2 GiB fails.
+                entry.file_size = sizes[name]
+                with part.open("rb") as source, bundle.open(entry, "w") as target:
+                    while block := source.read(_BLOCK):
+                        target.write(block)
+                        count(len(block))
+
+    write_atomically(out, write)
     return out, head["digest"]
 
 
-@dataclass
-class _Steps:
-    """How many bytes were read, first for their digests and then into the file."""
-
-    total: int
-    done: int = 0
-
-    def add(self, count: int) -> None:
-        self.done += count
-        tell(min(self.done, self.total), self.total)  # the head comes besides
-
-
-def _size(part: bytes | Path) -> int:
-    return len(part) if isinstance(part, bytes) else part.stat().st_size
-
-
-def _digest(part: bytes | Path, steps: _Steps) -> str:
-    found = hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else sha256_of(part)
-    steps.add(_size(part))
-    return found
-
-
 def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, Any]:
-    """What binds a bundle: the claim, the SHA-256 of every file, and one digest over both."""
+    """The head of a bundle: the claim, the SHA-256 of every file, and one digest over both."""
     plain = statement.to_json()
     bound = {"format": FORMAT, "claim": {name: plain[name] for name in CLAIM}, "files": dict(sorted(files.items()))}
     return bound | {"digest": hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()}
 
 
 def events_of(statement: PrivacyStatement) -> list[dict[str, Any]]:
-    """The statement's events with kind, unit and relation in every one; those of other packages as they stand."""
-    return [_complete(event, statement) for event in statement.events]
+    """The statement's events with kind, unit and relation in every one; those of other packages as they are."""
+    found = []
+    for values in statement.events:
+        try:
+            event = event_from(values, statement.unit)
+        except (TypeError, ValueError):  # a kind that is registered only where its package is installed
+            found.append({"unit": statement.unit, "relation": statement.relation, **values})
+        else:
+            found.append(worded(event_json(event)) | {"unit": event.unit, "relation": event.relation})
+    return found
 
 
 def json_bytes(value: Any) -> bytes:
-    """Strict JSON, as everything of a bundle that is not a copy."""
+    """Strict JSON, the form of every file in a bundle that is not a copy."""
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _complete(values: Mapping[str, Any], statement: PrivacyStatement) -> dict[str, Any]:
-    try:
-        event = event_from(values, statement.unit)
-    except (TypeError, ValueError):  # a kind that is registered where its package is
-        return {"unit": statement.unit, "relation": statement.relation, **values}
-    return worded(event_json(event)) | {"unit": event.unit, "relation": event.relation}
-
-
 def _published_statement(run: RunDirectory) -> PrivacyStatement:
-    """RunDirectoryError, which says why, for a run without anything that may be published."""
+    """The statement of a run that may be published; else RunDirectoryError, which says why not."""
     if not run.statement.is_file():
         raise RunDirectoryError(
             f"{run.statement}: missing, so there is nothing to bundle. A run of a method without privacy publishes "
@@ -145,13 +164,13 @@ def _published_statement(run: RunDirectory) -> PrivacyStatement:
 
 
 def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
-    """Both files of a card that is of this statement and student; what it says of the use is kept."""
+    """Write the card unless both of its files belong to this statement and student; the use that it states is kept."""
     use: Mapping[str, Any] = {}
     if run.card.is_file():
         card = read_json(run.card)
         use = card.get("use", {})
         # A service that was started since may have raised what the statement claims, or answered more queries.
-        claimed = strict(asdict(guarantee_of(statement)))
+        claimed = strict(asdict(Guarantee.of(statement)))
         is_current = json.loads(json.dumps(claimed)) == card.get("privacy")
         is_current = is_current and card.get("model", {}).get("sha256") == sha256_of(run.student)
         if is_current and run.card_page.is_file():
@@ -161,64 +180,15 @@ def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
     )
 
 
-def _parts(run: RunDirectory, statement: PrivacyStatement) -> dict[str, bytes | Path]:
-    """Everything but the head by its name: files as they are, and what is made of them."""
-    parts: dict[str, bytes | Path] = {name: run.public / name for name in (*REQUIRED, *OPTIONAL)}
-    missing = [name for name in REQUIRED if not (run.public / name).is_file()]
-    if missing:
-        raise RunDirectoryError(f"{run.public}: {', '.join(missing)} missing; give the command of the run again.")
-    parts = {name: path for name, path in parts.items() if isinstance(path, Path) and path.is_file()}
-    versions = read_json(run.environment)
-    # Of the machine that ran it nothing more is said.
-    told = {name: versions.get(name) for name in ("fairpate", "revision", "python", "libraries")}
-    return parts | {
-        README: _README.read_bytes(),
-        EVENTS: json_bytes(events_of(statement)),
-        VERSIONS: json_bytes(told),
-    }
-
-
-def _write_zip(path: Path, parts: Mapping[str, bytes | Path], steps: _Steps) -> None:
-    """Not compressed: then the bytes do not depend on the library that packs them."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bundle:
-        for name in sorted(parts):
-            part = parts[name]
-            entry = zipfile.ZipInfo(name, _FIXED_TIME)
-            # As on Unix, whatever the machine: equal runs give equal bytes.
-            entry.create_system, entry.external_attr = 3, _READABLE
-            if isinstance(part, bytes):
-                bundle.writestr(entry, part)
-                steps.add(len(part))
-                continue
-            # By the size zipfile decides on 64-bit fields beforehand; without it, a part beyond 2 GiB fails at its end.
-            entry.file_size = part.stat().st_size
-            with part.open("rb") as source, bundle.open(entry, "w") as target:
-                while block := source.read(_BLOCK):
-                    target.write(block)
-                    steps.add(len(block))
-
-
-TOLERANCE = 1e-3
-"""Of the stated epsilon: what grids and rounding of two accountants may differ by."""
-_NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
-_MOST_BYTES = 2**34
-_MOST_TEXT = 2**26
-_SENSELESS = (
-    *(UserError, OSError, LookupError, TypeError, ValueError, AttributeError),
-    *(ArithmeticError, RuntimeError),
-)
-"""What files raise that were made to be read as something else; too deep a nesting is a RuntimeError."""
-
-
 class BundleError(UsageError):
     """A path that holds no bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a bundle's check found: ``differs`` is empty where all that can be checked holds.
+    """The result of checking a bundle: ``differs`` is empty where all that can be checked holds.
 
-    ``recomputed`` is None where there was no independent price; ``not_checked`` says what no one can tell from here.
+    ``recomputed`` is None where there was no independent price; ``not_checked`` names what a bundle cannot show.
     """
 
     digest: str
@@ -233,7 +203,6 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing differs."""
         return not self.differs
 
     @property
@@ -250,11 +219,10 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Unpacked(RunDirectory):
-    """A bundle's folder, whose files lie where they are."""
+    """An unpacked bundle, whose folder is the public part of its run."""
 
     @property
     def public(self) -> Path:
-        """All of it."""
         return self.root
 
 
@@ -287,7 +255,7 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
 
 
 class _Check:
-    """One pass over a bundle; every check adds what it found."""
+    """The checks of one bundle, with what they have found so far."""
 
     def __init__(self, bundle: RunDirectory) -> None:
         self.bundle = bundle
@@ -299,7 +267,7 @@ class _Check:
         self.statement: PrivacyStatement | None = None
 
     def run(self, check: Callable[[], str | None]) -> None:
-        """One check. Files that make no sense differ too; whatever rests on a statement waits for one."""
+        """Run one check. Files that make no sense differ too; every check but the first two needs a statement."""
         if self.statement is None and check not in (self.files, self.claim):
             return
         before = len(self.differs)
@@ -339,7 +307,7 @@ class _Check:
         return f"{len(listed)} files are those of {HEAD}"
 
     def claim(self) -> str:
-        """The statement is one, of a private run, and what the head says it is."""
+        """The statement is of a private run, and head and record claim the same."""
         statement = read_statement(self.bundle)
         # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))
@@ -356,14 +324,17 @@ class _Check:
         return f"{HEAD} and record.json claim what the statement claims"
 
     def epsilon(self) -> str | None:
-        """The events' price by the independent accountant, and what they are defined for."""
+        """Epsilon of the events by the independent accountant, for the unit and relation that they are defined for."""
         statement = self.said
         events = events_of(statement)
         self.require(_json(self.bundle, EVENTS) == events, f"{EVENTS}: not the events of the statement")
         self.require(bool(events), "statement.json: no events, so nothing is priced")
         try:
             for event in events:
-                self._require_guarantee(event, independent_guarantee(event))
+                for name, value in zip(("unit", "relation"), guarantee_of(event), strict=True):
+                    for stated in {getattr(statement, name), event[name]} - {value}:
+                        kind = event["kind"]
+                        self.differs.append(f"statement.json: {name} {stated!r}, {kind} is defined for {value!r}")
             recomputed = recomputed_epsilon(events, delta=statement.delta)
         except NotRecomputedError as error:
             self.differs.append(f"epsilon: not recomputed, priced by this package's accountant alone ({error})")
@@ -378,13 +349,8 @@ class _Check:
         )
         return "epsilon recomputed from the statement's events by an accountant of its own"
 
-    def _require_guarantee(self, event: Mapping[str, Any], defined: tuple[Any, Any]) -> None:
-        for name, value in zip(("unit", "relation"), defined, strict=True):
-            for said in {getattr(self.said, name), event[name]} - {value}:
-                self.differs.append(f"statement.json: {name} {said!r}, {event['kind']} is defined for {value!r}")
-
     def queries(self) -> str | None:
-        """As many queries priced as were submitted, as many labels as were answered."""
+        """At least as many queries are priced as were submitted, and as many answered as there are labels."""
         statement, queries = self.said, self.said.queries
         if statement.earlier_releases:
             for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
@@ -405,7 +371,7 @@ class _Check:
         return f"{queries.submitted} queries submitted, {priced} priced"
 
     def student(self) -> str:
-        """The student is readable, whole, and the one that card and graph were made of."""
+        """The student is readable, whole, and the one that card and graph were made from."""
         from student.student import load_student  # of torch, which writing a bundle does without
 
         card = load_student(self.bundle.student).card
@@ -446,8 +412,13 @@ class _Check:
         # Through JSON, so that tuples and lists are compared alike.
         expected = json.loads(json.dumps(card_values(card)))
         for section in ("privacy", "evaluation", "refusals", "protects", "private_population"):
-            for name in _differing(given.get(section), expected[section]):
-                self.differs.append(f"card.json: {section}{name} is not what statement and metrics say")
+            ours, theirs = expected[section], given.get(section)
+            wrong = [] if ours == theirs else [""]
+            if isinstance(ours, dict) and isinstance(theirs, dict):
+                # Versions differ in their fields; those that both have are compared, and always those of the claim.
+                names = (theirs.keys() | CLAIM) & ours.keys()
+                wrong = [f".{name}" for name in sorted(names) if theirs.get(name) != ours[name]]
+            self.differs += [f"card.json: {section}{name} is not what statement and metrics say" for name in wrong]
         if card_page(card).encode() == self.bundle.card_page.read_bytes() and given == expected:
             return "card and page say what statement, metrics and student say"
         versions = _json(self.bundle, VERSIONS)
@@ -457,14 +428,6 @@ class _Check:
         else:
             self.not_checked.append("card.html, and the words of card.json, which another version wrote")
         return "the numbers of card.json are those of statement, metrics and student"
-
-
-def _differing(given: Any, expected: Any) -> list[str]:
-    """Where two values differ; of objects, the fields that both have, as versions differ, and those of the claim."""
-    if isinstance(given, dict) and isinstance(expected, dict):
-        names = (given.keys() | CLAIM) & expected.keys()
-        return [f".{name}" for name in sorted(names) if given.get(name) != expected[name]]
-    return [] if given == expected else [""]
 
 
 def _json(bundle: RunDirectory, name: str) -> Any:
@@ -477,10 +440,10 @@ def _json(bundle: RunDirectory, name: str) -> Any:
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[RunDirectory]:
-    """The bundle as a folder; BundleError where there is none."""
+    """Yield the bundle as a folder; BundleError for anything that is not a bundle."""
     if path.is_dir():
         if not (path / HEAD).is_file():
-            raise BundleError(f"{path}: no bundle (no {HEAD}); give a file of `fairpate bundle`, or what it holds.")
+            raise BundleError(f"{path}: not a bundle (no {HEAD}); give a file of `fairpate bundle`, or what it holds.")
         for entry in path.iterdir():
             # A link may lead to any file of this machine, and a pipe or a device has no end.
             if entry.is_symlink() or not (entry.is_file() or entry.is_dir()):
@@ -494,12 +457,12 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
         except FileNotFoundError:
             raise BundleError(f"{path}: no such file; give a file of `fairpate bundle`.") from None
         except (OSError, zipfile.BadZipFile, ValueError, RuntimeError, NotImplementedError) as error:
-            raise BundleError(f"{path}: no bundle ({error}); give a file of `fairpate bundle`.") from error
+            raise BundleError(f"{path}: not a bundle ({error}); give a file of `fairpate bundle`.") from error
         yield Unpacked(root=Path(folder))
 
 
 def _extract(bundle: zipfile.ZipFile, folder: Path) -> None:
-    """Entries with the names of a bundle; anything else, and more bytes than a bundle has, is an error."""
+    """Extract the files of a bundle; ValueError for any other entry, and for more bytes than a bundle has."""
     names = bundle.namelist()
     if HEAD not in names or len(set(names)) < len(names):
         raise ValueError(f"no {HEAD}, or a name twice")

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aggregator import audit
-from aggregator.audit import stored_limits
 from aggregator.chain import Head, Header, LedgerError, Place, Row, Stored, shown
-from aggregator.ledger import NO_LIMIT, OwnLimit, noted_at, open_store, read_ledger, reading, replayed, write_store
+from aggregator.ledger import NO_LIMIT, LedgerState, OwnLimit, noted_at, open_store, read_ledger, reading, write_store
 from aggregator.service import auth
 from aggregator.service.auth import TokenStore
 from aggregator.sqlite import beside, head_path, ledger_files, lock, noted_head
@@ -132,7 +131,7 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
     noted = noted_at(anchor)
     with reading(place) as found:
         rows = list(found.rows)
-        _, _, state, _ = replayed(shown(place), Stored(header=found.header, noted=found.noted, rows=rows), noted)
+        state = LedgerState(shown(place), Stored(header=found.header, noted=found.noted, rows=rows), noted)
         return found.header, rows, len(state.outcome_of)
 
 
@@ -197,7 +196,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
     config = open_run_directory(run.root)[1] if run is not None and run.config.exists() else None
     if run is not None and isinstance(config, VotingMethod):
-        outcome = read_ledger(place.ledger)[2].outcome_of.get
+        outcome = read_ledger(place.ledger).outcome
         try:
             if isinstance(config, OwnVotes):
                 dataset = read_votes_file(config.votes).dataset
@@ -343,7 +342,7 @@ def _changed(
 def _ledger_limits(root: Path) -> Mapping[str, OwnLimit]:
     """Return what each name may spend, from the ledger: a token store that was lost has no limits."""
     run = run_at(root)
-    return stored_limits(place_of(run).ledger) if has_ledger(run) else {}
+    return read_ledger(place_of(run).ledger).limits if has_ledger(run) else {}
 
 
 def _require_no_quota(own: OwnLimit) -> None:

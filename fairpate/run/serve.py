@@ -259,18 +259,20 @@ def serve_aggregator(
         if detach:
             say(f"It stays on the cluster; end it with `fairpate serve {shlex.quote(str(root))} --stop`.")
             return
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        try:
-            # A restart is waited out, an end for good is an error.
-            while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
-                time.sleep(_WATCH_INTERVAL_S)
-            raise ServiceError(
-                f"{service.url}: the HTTP server ended by itself; its log says why. Serve the run again."
-            )
-        except KeyboardInterrupt:
-            return
-        finally:
-            service.stop()
+        _watch(service)
+
+
+def _watch(service: Service) -> None:
+    """Wait until Ctrl-C or SIGTERM, through restarts of the service; an end for good is an error."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
+            time.sleep(_WATCH_INTERVAL_S)
+        raise ServiceError(f"{service.url}: the HTTP server ended by itself; its log says why. Serve the run again.")
+    except KeyboardInterrupt:
+        return
+    finally:
+        service.stop()
 
 
 def serve_student_of(

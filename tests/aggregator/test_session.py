@@ -155,9 +155,9 @@ def test_an_estimate_says_what_asking_would_cost(batch, path):
     with Ledger(path, terms) as ledger:
         asked = AggregatorSession(ledger, source=SeededSource(3))
         asked.ask(queries_of(batch, range(10)), voter(batch))
-        status = asked.estimate(25)
+        status = asked.budget_status(25)
         assert (status.queries_submitted, status.epsilon_submitted, status.closed) == (35, price(35), False)
-        assert (asked.estimate(90).closed, asked.estimate(89).closed) == (True, False)
+        assert (asked.budget_status(90).closed, asked.budget_status(89).closed) == (True, False)
         assert asked.budget_status().queries_submitted == ledger.num_reservations == 10
 
 
@@ -209,7 +209,7 @@ def test_after_a_failed_write_nothing_is_drawn_and_stored_answers_stay(batch, pa
     with Ledger(path, TERMS) as ledger:
         asked = AggregatorSession(ledger, source=SeededSource(3))
         stored = asked.ask(queries_of(batch, range(5)), voter(batch))
-        ledger._store._database.close()
+        ledger.store._database.close()
         monkeypatch.setattr(ConfidentGnmax, "answer", lambda *_, **__: pytest.fail("drew"))
         for _ in range(2):
             with pytest.raises(LedgerError):

@@ -82,12 +82,12 @@ def test_a_ledger_that_was_edited_or_cut_short_refuses_to_open_and_to_be_read(pl
 
 @pytest.mark.parametrize("after", [0, 1, 255, 256, 257, 599, 600, 700])
 def test_entries_are_read_in_order_from_anywhere(place, after):
-    chain = Chain(bytes(32))
-    rows, head = [], chain.start("{}")
+    header = Header(version=SCHEMA_VERSION, terms="{}", chain=Chain(bytes(32)))
+    rows, head = [], header.start
     for number in range(1, 601):
-        head = chain.after(head, "limit", f'{{"n":{number}}}')
+        head = header.chain.after(head, "limit", f'{{"n":{number}}}')
         rows.append((number, "limit", f'{{"n":{number}}}', head.digest))
-    write_store(place, Header(version=SCHEMA_VERSION, terms="{}", chain=chain), rows)
+    write_store(place, header, rows)
     with reading(place, after=after) as stored:
         assert [(row[0], row[2]) for row in stored.rows] == [(n, f'{{"n":{n}}}') for n in range(after + 1, 601)]
 
@@ -105,7 +105,7 @@ def test_a_ledger_is_made_once_and_never_again_where_that_is_not_asked_for(place
 def test_a_writer_whose_entry_failed_writes_no_more(place, monkeypatch):
     with Ledger(place, TERMS) as ledger:
         reserved = reserve(ledger, "key")
-        monkeypatch.setattr(type(ledger._store), "append", _fail)
+        monkeypatch.setattr(type(ledger.store), "append", _fail)
         with pytest.raises(LedgerError, match="cannot be written"):
             ledger.commit(reserved, [ANSWER])
         monkeypatch.undo()
@@ -146,7 +146,7 @@ def _fail(*_):
 
 def _store_and_die(place, step):
     ledger = Ledger(place, TERMS)
-    store = type(ledger._store)
+    store = type(ledger.store)
     append = store.append
 
     def last(self, kind, text, head):

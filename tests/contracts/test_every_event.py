@@ -10,7 +10,7 @@ import pytest
 
 from fairpate import privacy
 from fairpate.privacy.accountant import event_kinds
-from fairpate.run.publication import described_event
+from fairpate.report.records import described_event
 from fairpate.types import UNITS, Relation
 
 for module in pkgutil.iter_modules(privacy.__path__):

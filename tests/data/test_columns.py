@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fairpate.config import Section
 from fairpate.data import DataError
-from fairpate.data.columns import Coding, Feature, Label, Meaning
+from fairpate.data.columns import Coding, Feature, Label, Meaning, feature_codes
 from fairpate.data.tables import ColumnCells, TableFaults, codes, codes_of, encode, numbers, read_table
 
 
@@ -27,9 +27,9 @@ def cells(table: pa.Table) -> ColumnCells:
 
 def encoded(table: pa.Table, feature: Feature) -> tuple[list[list[float]], tuple[str, ...]]:
     faults = TableFaults()
-    x, names = encode(table, [("c", feature)], "f.csv", faults)
+    x = encode(table, [("c", feature)], "f.csv", faults)
     faults.require_none()
-    return x.tolist(), names
+    return x.tolist(), tuple(code.feature for code in feature_codes([("c", feature)]))
 
 
 def coded(table: pa.Table, coding: Coding, **options: bool) -> list[int]:

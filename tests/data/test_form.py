@@ -25,7 +25,7 @@ FORM = form_of(feature_codes(FEATURES))
 def from_file(row):
     table = pa.table({name: pa.array([text]) for name, text in row.items()})
     faults = TableFaults()
-    found, _ = encode(table, FEATURES, "file", faults)
+    found = encode(table, FEATURES, "file", faults)
     faults.require_none()
     return found[0]
 

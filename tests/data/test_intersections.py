@@ -86,10 +86,13 @@ def test_names_tell_no_attribute_that_is_in_force(text: list[str] | None) -> Non
     [
         ({"intersections": {"race_and_age": ["race", "age"]}}, "intersections.race_and_age: no group age"),
         ({"intersections": {"race": ["race", "sex"]}}, "intersections.race: this is a group; choose another name"),
-        ({"intersections": {"both": ["race"]}}, "intersections.both: expected two groups or more, of a column each"),
+        (
+            {"intersections": {"both": ["race"]}},
+            "intersections.both: expected two groups or more, each with its own column",
+        ),
         ({"intersections": {"both": ["race", "race"]}}, "intersections.both: expected two groups or more"),
         ({"identity": {"text": ["race", "y"]}}, "identity: race may be the sensitive attribute"),
-        ({"identity": {"text": ["sex"]}}, "identity.text: expected a column that is no group's"),
+        ({"identity": {"text": ["sex"]}}, "identity.text: expected a column that is not a group"),
         ({"identity": {"key": ["sex"]}}, "identity: sex may be the sensitive attribute"),
     ],
 )

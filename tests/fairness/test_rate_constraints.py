@@ -20,12 +20,6 @@ from fairpate.fairness.constraints import (
     RateConstraints,
     RateTerm,
     combined,
-    demographic_parity,
-    equal_opportunity,
-    equalized_odds,
-    false_discovery_rate,
-    false_negative_rate,
-    false_positive_rate,
     named_constraints,
 )
 from fairpate.fairness.rates import joint_table
@@ -60,12 +54,16 @@ def test_a_histogram_counts_every_cell_and_a_record_moves_it_by_one() -> None:
 
 def test_parity_between_two_groups_is_fairlearns() -> None:
     one_hot = np.eye(2)[HARD]
-    parity = largest(demographic_parity(num_groups=2, num_classes=2, bound=0.1), one_hot, BINARY, TWO)
+    parity = largest(
+        named_constraints("demographic_parity", num_groups=2, num_classes=2, bound=0.1), one_hot, BINARY, TWO
+    )
     assert parity == pytest.approx(demographic_parity_difference(BINARY, HARD, sensitive_features=TWO))
-    odds = largest(equalized_odds(num_groups=2, num_classes=2, bound=0.1), one_hot, BINARY, TWO)
+    odds = largest(named_constraints("equalized_odds", num_groups=2, num_classes=2, bound=0.1), one_hot, BINARY, TWO)
     assert odds == pytest.approx(equalized_odds_difference(BINARY, HARD, sensitive_features=TWO))
     positives = BINARY == 1
-    opportunity = largest(equal_opportunity(num_groups=2, num_classes=2, bound=0.1), one_hot, BINARY, TWO)
+    opportunity = largest(
+        named_constraints("equal_opportunity", num_groups=2, num_classes=2, bound=0.1), one_hot, BINARY, TWO
+    )
     of_positives = demographic_parity_difference(BINARY[positives], HARD[positives], sensitive_features=TWO[positives])
     assert opportunity == pytest.approx(of_positives)
 
@@ -73,9 +71,9 @@ def test_parity_between_two_groups_is_fairlearns() -> None:
 def test_one_vocabulary_with_the_metrics_for_several_groups_and_classes() -> None:
     table = joint_table(SOFT, GROUPS, num_groups=NUM_GROUPS, num_classes=NUM_CLASSES, labels_N=LABELS)
     settings: dict[str, Any] = {"num_groups": NUM_GROUPS, "num_classes": NUM_CLASSES, "bound": 0.1}
-    parity = largest(demographic_parity(**settings), SOFT, LABELS, GROUPS)
+    parity = largest(named_constraints("demographic_parity", **settings), SOFT, LABELS, GROUPS)
     assert parity == pytest.approx(rates.dp_one_vs_rest(table).value)
-    odds = largest(equalized_odds(**settings), SOFT, LABELS, GROUPS)
+    odds = largest(named_constraints("equalized_odds", **settings), SOFT, LABELS, GROUPS)
     assert odds == pytest.approx(rates.eo_full(table).value)
 
 
@@ -83,21 +81,21 @@ def test_one_vocabulary_with_the_metrics_for_several_groups_and_classes() -> Non
 def test_error_rates_are_scikit_learns(label: int) -> None:
     hard = SOFT.argmax(axis=1)
     one_hot, is_label, says_label = np.eye(NUM_CLASSES)[hard], label == LABELS, hard == label
-    fnr = false_negative_rate(num_classes=NUM_CLASSES, bound=0.1, label=label)
+    fnr = named_constraints("false_negative_rate", num_classes=NUM_CLASSES, bound=0.1, label=label)
     assert largest(fnr, one_hot, LABELS, GROUPS) == pytest.approx(1 - recall_score(is_label, says_label))
-    fpr = false_positive_rate(num_classes=NUM_CLASSES, bound=0.1, label=label)
+    fpr = named_constraints("false_positive_rate", num_classes=NUM_CLASSES, bound=0.1, label=label)
     specificity = recall_score(~is_label, ~says_label)
     assert largest(fpr, one_hot, LABELS, GROUPS) == pytest.approx(1 - specificity)
     fdr = 1 - precision_score(is_label, says_label)
     for bound, is_kept in ((fdr + 1e-9, True), (fdr - 1e-6, False)):
-        constraint = false_discovery_rate(num_classes=NUM_CLASSES, bound=bound, label=label)
+        constraint = named_constraints("false_discovery_rate", num_classes=NUM_CLASSES, bound=bound, label=label)
         assert (largest(constraint, one_hot, LABELS, GROUPS) <= 0) == is_kept
 
 
 def test_without_a_label_there_is_one_constraint_per_class() -> None:
-    for make in (false_negative_rate, false_positive_rate, false_discovery_rate):
-        every = make(num_classes=NUM_CLASSES, bound=0.2, label=None).evaluate(SOFT, LABELS, GROUPS)
-        single = [make(num_classes=NUM_CLASSES, bound=0.2, label=c) for c in range(NUM_CLASSES)]
+    for name in ("false_negative_rate", "false_positive_rate", "false_discovery_rate"):
+        every = named_constraints(name, num_classes=NUM_CLASSES, bound=0.2, label=None).evaluate(SOFT, LABELS, GROUPS)
+        single = [named_constraints(name, num_classes=NUM_CLASSES, bound=0.2, label=c) for c in range(NUM_CLASSES)]
         assert every == {name: value for each in single for name, value in each.evaluate(SOFT, LABELS, GROUPS).items()}
 
 
@@ -155,7 +153,7 @@ def test_combined_constraints_are_their_parts() -> None:
 
 
 def test_a_rate_of_nobody_is_undefined_and_one_below_the_floor_is_named() -> None:
-    constraints = demographic_parity(num_groups=3, num_classes=2, bound=0.1)
+    constraints = named_constraints("demographic_parity", num_groups=3, num_classes=2, bound=0.1)
     probabilities = np.full((100, 2), 0.5)
     groups = np.arange(100) % 2
     values = constraints.evaluate(probabilities, groups, groups)
@@ -163,7 +161,7 @@ def test_a_rate_of_nobody_is_undefined_and_one_below_the_floor_is_named() -> Non
     histogram = constraints.histogram(probabilities, groups)
     assert constraints.floored(histogram, size_floor=5) == constraints.names[4:]
     assert constraints.floored(histogram[:, ::-1] + 2, size_floor=3.9) == ()
-    discoveries = false_discovery_rate(num_classes=2, bound=0.1)
+    discoveries = named_constraints("false_discovery_rate", num_classes=2, bound=0.1)
     assert discoveries.floored(np.zeros((2, 2)), size_floor=5) == ()
 
 
@@ -193,13 +191,13 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one constraint"):
         RateConstraints(partition=PARTITION, num_classes=2, constraints=())
     with pytest.raises(ValueError, match="num_groups >= 2"):
-        demographic_parity(num_groups=1, num_classes=2, bound=0.1)
+        named_constraints("demographic_parity", num_groups=1, num_classes=2, bound=0.1)
     with pytest.raises(ValueError, match=r"bound >= 0: .* got -0.1"):
-        equalized_odds(num_groups=2, num_classes=2, bound=-0.1)
+        named_constraints("equalized_odds", num_groups=2, num_classes=2, bound=-0.1)
     with pytest.raises(ValueError, match="label below 2, got 2"):
-        false_negative_rate(num_classes=2, bound=0.1, label=2)
+        named_constraints("false_negative_rate", num_classes=2, bound=0.1, label=2)
     with pytest.raises(ValueError, match=r"0 <= bound <= 1 on a share"):
-        false_discovery_rate(num_classes=2, bound=1.1)
+        named_constraints("false_discovery_rate", num_classes=2, bound=1.1)
     with pytest.raises(ValueError, match="label for equal_opportunity"):
         named_constraints("equal_opportunity", num_classes=2, num_groups=2, bound=0.1, label=None)
     with pytest.raises(ValueError, match=r"among demographic_parity, .* got 'parity'"):
@@ -214,14 +212,14 @@ def test_settings_that_make_no_sense_are_refused() -> None:
 
 @pytest.mark.parametrize(("floor", "num_records"), [(0.0, 10.0), (-1.0, 10.0), (1.0, 0.0), (float("nan"), 10.0)])
 def test_a_missing_floor_is_refused(floor: float, num_records: float) -> None:
-    constraints = demographic_parity(num_groups=2, num_classes=2, bound=0.1)
+    constraints = named_constraints("demographic_parity", num_groups=2, num_classes=2, bound=0.1)
     with pytest.raises(ValueError, match="size_floor > 0 and num_records > 0"):
         Pricer(constraints, size_floor=floor, num_records=num_records)
 
 
 def test_only_parts_over_the_same_labels_groups_and_classes_combine() -> None:
-    two = demographic_parity(num_groups=2, num_classes=2, bound=0.1)
+    two = named_constraints("demographic_parity", num_groups=2, num_classes=2, bound=0.1)
     with pytest.raises(ValueError, match=r"same groups, got \[2, 3\]"):
-        combined(two, demographic_parity(num_groups=3, num_classes=2, bound=0.1))
+        combined(two, named_constraints("demographic_parity", num_groups=3, num_classes=2, bound=0.1))
     with pytest.raises(ValueError, match=r"same number of classes, got \[2, 3\]"):
-        combined(two, demographic_parity(num_groups=2, num_classes=3, bound=0.1))
+        combined(two, named_constraints("demographic_parity", num_groups=2, num_classes=3, bound=0.1))

@@ -11,7 +11,9 @@ import pytest
 import torch
 from fairlearn.postprocessing import ThresholdOptimizer
 from parity_data import error, odds_gap, records
+from posthoc import mixing_bounds
 from priced import priced
+from scipy.optimize import OptimizeResult
 from sklearn.base import BaseEstimator
 
 from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
@@ -19,7 +21,7 @@ from fairpate.estimators import FairClassifier
 from fairpate.fairness.rates import eo_lowy
 from fairpate.methods import dp_postprocessing
 from fairpate.methods.base import private_randomness
-from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, guarantee, released_counts
+from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import SeededSource
@@ -182,8 +184,11 @@ def test_the_counts_move_by_no_more_than_their_noise_is_scaled_to(relation: Any)
 def test_the_papers_guarantee_holds_as_often_as_it_says() -> None:
     """Error and gaps on the true counts, over the noise."""
     predictions, labels, groups = as_records(10 * COUNTS_GYC)
-    guaranteed = guarantee(epsilon=1.0, failure_probability=0.05, num_records=20_000, num_groups=2, smallest_share=0.15)
-    assert guaranteed.min_share == pytest.approx(4 * math.log(160) / 20_000)
+    sizes = {"epsilon": 1.0, "failure_probability": 0.05, "num_records": 20_000, "num_groups": 2}
+    bounds, least = mixing_bounds(**sizes, smallest_share=0.15), 4 * math.log(160) / 20_000
+    assert bounds.error == pytest.approx(12 * least)
+    assert mixing_bounds(**sizes, smallest_share=least * (1 - 1e-9)).error == math.inf
+    assert mixing_bounds(**sizes, smallest_share=least * (1 + 1e-9)).gap < math.inf
     best = fair_mixing(COUNTS_GYC, config(max_gap=0.02), epsilon=math.inf).error
     broken = 0
     for seed in range(40):
@@ -191,14 +196,8 @@ def test_the_papers_guarantee_holds_as_often_as_it_says() -> None:
         mixing = fair_mixing(counts, config(max_gap=0.02), epsilon=1.0).mixing_GCC
         gap = np.abs(np.diff(rates(mixing, COUNTS_GYC)[:, :, 1], axis=0)).max()
         wrong = sum(np.einsum("gj,gj->", SHARES_GYC[:, y], mixing[:, :, 1 - y]) for y in (0, 1))
-        broken += gap > 0.02 + guaranteed.gap_excess or wrong > best + guaranteed.error_excess
+        broken += gap > 0.02 + bounds.gap or wrong > best + bounds.error
     assert broken <= 6
-    assert (
-        guarantee(
-            epsilon=0.01, failure_probability=0.05, num_records=100, num_groups=2, smallest_share=0.1
-        ).error_excess
-        == math.inf
-    )
 
 
 def trained(base: str, epsilon: float, **changes: Any) -> tuple[Any, PrivacyTarget]:
@@ -280,6 +279,7 @@ def test_what_has_no_solution_or_no_meaning_is_refused(monkeypatch: pytest.Monke
             fair_mixing(counts, config(**settings), epsilon=math.inf)
     with pytest.raises(ValueError, match="labels to be codes from 0 to 1"):
         released_counts([0, 1], [0, 2], [0, 1], epsilon=1.0, source=SeededSource(0), num_groups=2)
-    monkeypatch.setattr(dp_postprocessing, "_SOLVED", 7)
+    failed = OptimizeResult(status=7, x=None, fun=None, message="no luck")
+    monkeypatch.setattr(dp_postprocessing, "linprog", lambda *_, **__: failed)
     with pytest.raises(ValueError, match="no solution"):
         fair_mixing(COUNTS_GYC, config(), epsilon=math.inf)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from parity_data import records
+from posthoc import distance, game_bounds
 
 from fairpate.config import PrivacyTarget
 from fairpate.methods import dp_oracle_learner
-from fairpate.methods.dp_oracle_learner import RULES_KJ, DpOracleLearnerConfig, GameRules, GroupRules, guarantee
+from fairpate.methods.dp_oracle_learner import RULES_KJ, DpOracleLearnerConfig, GameRules
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
 from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import said_labels
@@ -23,13 +24,13 @@ CONSTRAINTS = ("equalized_odds", "equal_false_positives")
 
 
 def game(num_groups: int, constraint: Any, *, dual_bound: float = 3.0, max_gap: float = 0.05) -> tuple[Any, ...]:
-    """Labels, groups and what a classifier says of 60 records, the class over them, and the rules of play."""
+    """Labels, groups the predictions of a classifier on 60 records, and the rules of play."""
     groups = np.arange(60) % num_groups
     labels = (DRAWS.random(60) < 0.35 + 0.2 * groups).astype(np.int64)
     said = np.where(DRAWS.random(60) < 0.75, labels, 1 - labels)
     cells = ParityCells.of(labels, groups, num_groups=num_groups, constraint=constraint)
     rules = GameRules(num_rounds=1, dual_bound=dual_bound, learning_rate=1.0, max_gap=max_gap)
-    return cells, said, GroupRules(cells, said), rules
+    return cells, said, rules
 
 
 def error_and_violations(cells: ParityCells, said: Any, table_GJ: Any, max_gap: float) -> tuple[float, list[float]]:
@@ -58,7 +59,7 @@ def any_play(num_groups: int, num_events: int, dual_bound: float) -> tuple[Any, 
 @pytest.mark.parametrize("num_groups", [2, 3])
 @pytest.mark.parametrize("constraint", CONSTRAINTS)
 def test_the_distance_is_the_larger_gain_over_every_rule_and_every_multiplier(num_groups: int, constraint: Any) -> None:
-    cells, said, group_rules, rules = game(num_groups, constraint)
+    cells, said, rules = game(num_groups, constraint)
     for _ in range(4):
         table, multipliers = any_play(num_groups, cells.num_events, rules.dual_bound)
         here = lagrangian(cells, said, table, multipliers, rules.max_gap)
@@ -66,7 +67,7 @@ def test_the_distance_is_the_larger_gain_over_every_rule_and_every_multiplier(nu
         learner = here - min(lagrangian(cells, said, rule, multipliers, rules.max_gap) for rule in whole_class)
         corners = [np.zeros(multipliers.size), *(rules.dual_bound * np.eye(multipliers.size))]
         auditor = max(lagrangian(cells, said, table, corner, rules.max_gap) for corner in corners) - here
-        found = group_rules.distance(table, multipliers, rules)
+        found = distance(cells, said, table, multipliers, rules)
         assert found == pytest.approx(max(learner, auditor))
 
 
@@ -76,7 +77,7 @@ def test_no_play_errs_or_differs_by_more_than_its_distance_allows(num_groups: in
     """Any mixture beside any multipliers, good or bad; the best fair rule is a linear programme's."""
     closest = 0.0
     for _ in range(5):
-        cells, said, group_rules, rules = game(num_groups, constraint)
+        cells, said, rules = game(num_groups, constraint)
         counts = released_counts(
             said, cells.labels_N, cells.groups_N, epsilon=math.inf, source=SeededSource(0), num_groups=num_groups
         )
@@ -84,13 +85,15 @@ def test_no_play_errs_or_differs_by_more_than_its_distance_allows(num_groups: in
         best = fair_mixing(counts, config, epsilon=math.inf).error
         for _ in range(40):
             table, multipliers = any_play(num_groups, cells.num_events, rules.dual_bound)
-            nu = group_rules.distance(table, multipliers, rules)
+            nu = distance(cells, said, table, multipliers, rules)
             error, violations = error_and_violations(cells, said, table, rules.max_gap)
             for has_indicators in {False, constraint == "equal_false_positives"}:
-                bound = guarantee(nu, dual_bound=rules.dual_bound, num_groups=num_groups, has_indicators=has_indicators)
-                assert error <= best + bound.error_excess + 1e-9
-                assert max(violations) <= bound.gap_excess + 1e-9
-                closest = max(closest, max(violations) / bound.gap_excess)
+                bound = game_bounds(
+                    nu, dual_bound=rules.dual_bound, num_groups=num_groups, has_indicators=has_indicators
+                )
+                assert error <= best + bound.error + 1e-9
+                assert max(violations) <= bound.gap + 1e-9
+                closest = max(closest, max(violations) / bound.gap)
     assert closest > 0.15, "a bound six times as small does not hold"
 
 
@@ -113,7 +116,7 @@ def test_a_long_play_without_noise_comes_near_an_equilibrium() -> None:
         assert trained.mixing_GCC is not None
         said = said_labels(trained.model, x).argmax(axis=1)
         rules = GameRules(num_rounds=1, dual_bound=config.dual_bound, learning_rate=1.0, max_gap=config.max_gap)
-        return GroupRules(cells, said).distance(trained.mixing_GCC[:, :, 1], trained.mean_multipliers, rules)
+        return distance(cells, said, trained.mixing_GCC[:, :, 1], trained.mean_multipliers, rules)
 
     few, many = played(5), played(800)
     assert 0 <= many < 0.05 < few
@@ -121,14 +124,14 @@ def test_a_long_play_without_noise_comes_near_an_equilibrium() -> None:
 
 def test_by_hand() -> None:
     """nu 1/10, B 4, three groups: error 2/10; gaps (1 + 2/10) / 4; with indicators 2/10 over 4 - 2."""
-    plain, aware = (guarantee(0.1, dual_bound=4.0, num_groups=3, has_indicators=has) for has in (False, True))
-    assert (plain.error_excess, plain.gap_excess) == pytest.approx((0.2, 0.3))
-    assert (aware.error_excess, aware.gap_excess) == pytest.approx((0.2, 0.1))
-    assert guarantee(0.1, dual_bound=2.0, num_groups=3, has_indicators=True).gap_excess == math.inf
+    plain, aware = (game_bounds(0.1, dual_bound=4.0, num_groups=3, has_indicators=has) for has in (False, True))
+    assert (plain.error, plain.gap) == pytest.approx((0.2, 0.3))
+    assert (aware.error, aware.gap) == pytest.approx((0.2, 0.1))
+    assert game_bounds(0.1, dual_bound=2.0, num_groups=3, has_indicators=True).gap == math.inf
 
 
 @pytest.mark.parametrize("bad", [{"nu": -0.1}, {"nu": math.nan}, {"dual_bound": 0.0}, {"num_groups": 1}])
 def test_what_is_no_game_is_refused(bad: dict[str, Any]) -> None:
     words: dict[str, Any] = {"nu": 0.1, "dual_bound": 2.0, "num_groups": 2} | bad
     with pytest.raises(ValueError, match="Expected nu >= 0, dual_bound > 0 and num_groups > 1"):
-        guarantee(words.pop("nu"), **words)
+        game_bounds(words.pop("nu"), **words)

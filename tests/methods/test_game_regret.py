@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from parity_data import records
+from posthoc import distance, nu_before_play
 
 from fairpate.config import PrivacyTarget
 from fairpate.methods import dp_oracle_learner
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, GroupRules, nu_before_play
+from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules
 from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
@@ -51,7 +52,7 @@ def test_no_play_ends_further_from_an_equilibrium(constraint: Any, epsilon: floa
         trained = dp_oracle_learner.train(x, y, z, config, target=target, num_groups=2, source=SeededSource(seed))
         assert trained.mixing_GCC is not None
         said = said_labels(trained.model, x).argmax(axis=1)
-        found = GroupRules(cells, said).distance(trained.mixing_GCC[:, :, 1], trained.mean_multipliers, rules)
+        found = distance(cells, said, trained.mixing_GCC[:, :, 1], trained.mean_multipliers, rules)
         bound = nu_before_play(
             rules,
             num_records=len(y),

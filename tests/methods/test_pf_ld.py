@@ -198,7 +198,7 @@ def test_no_changed_attribute_moves_a_release_further_than_its_sensitivity(
 ) -> None:
     data, parity = records(12, classes=classes), MeanParity(constraint=constraint, num_groups=3, num_classes=classes)
     x, y, z = data
-    sizes_UG = torch.tensor([[2.0, 3.0, 4.0]] * parity.num_populations, dtype=torch.float64)
+    sizes_UG = torch.tensor([[2.0, 3.0, 4.0]] * parity.shape[0], dtype=torch.float64)
     multipliers_UGK = torch.randn(parity.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     slopes_UGK = parity.slopes(multipliers_UGK, y, sizes_UG=sizes_UG)
     model, clip_norm, clip_value = network(classes), 0.1, 0.5
@@ -384,7 +384,7 @@ def test_slopes_are_the_derivatives_of_violations_and_values_have_the_gradient_t
     (slopes,) = torch.autograd.grad(total, values, retain_graph=True)
     expected = parity.slopes(multipliers_UGK, y, sizes_UG=sizes_UG).flatten(0, 1)[cells]
     torch.testing.assert_close(slopes, expected)
-    targets = torch.cat([y[:, None], torch.randn(30, parity.num_values, generator=generator)], dim=1)
+    targets = torch.cat([y[:, None], torch.randn(30, parity.shape[2], generator=generator)], dim=1)
     along = ValueAlong(parity)
     (by_autograd,) = torch.autograd.grad(along(outputs, targets).sum(), outputs)
     torch.testing.assert_close(along.gradient(outputs.detach(), targets), by_autograd, atol=1e-6, rtol=1e-5)

@@ -20,7 +20,7 @@ from fairpate.fairness.constraints import (
     RateConstraint,
     RateConstraints,
     RateTerm,
-    demographic_parity,
+    named_constraints,
 )
 from fairpate.methods import dp_sgd, raco_dp
 from fairpate.methods.base import private_randomness
@@ -255,7 +255,9 @@ def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
     groups = np.array(["b", "a"])[z]
     named = FairClassifier("raco_dp", **ESTIMATOR, raco_dp={"bound": 0.1}).fit(x, y, sensitive_features=groups)
     given = FairClassifier(
-        "raco_dp", **ESTIMATOR, raco_dp={"constraints": demographic_parity(num_groups=2, num_classes=2, bound=0.1)}
+        "raco_dp",
+        **ESTIMATOR,
+        raco_dp={"constraints": named_constraints("demographic_parity", num_groups=2, num_classes=2, bound=0.1)},
     )
     given.fit(x, y, sensitive_features=groups)
     np.testing.assert_array_equal(named.predict_proba(x), given.predict_proba(x))
@@ -276,7 +278,9 @@ def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
     assert accepted.trained_.report.names == ("a is accepted",)
     with pytest.raises(ValueError, match="over 2 groups, got 3"):
         FairClassifier(
-            "raco_dp", **ESTIMATOR, raco_dp={"constraints": demographic_parity(num_groups=3, num_classes=2, bound=0.1)}
+            "raco_dp",
+            **ESTIMATOR,
+            raco_dp={"constraints": named_constraints("demographic_parity", num_groups=3, num_classes=2, bound=0.1)},
         ).fit(x, y, sensitive_features=groups)
     with pytest.raises(ValueError, match="give sensitive_features"):
         FairClassifier("raco_dp", **ESTIMATOR).fit(x, y)

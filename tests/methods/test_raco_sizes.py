@@ -17,7 +17,7 @@ from fairpate.estimators import FairClassifier
 from fairpate.methods import raco_dp
 from fairpate.methods.base import configured, private_randomness
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, SoftPrediction, priced_training, refined
+from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, priced_training, refined
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import PrivateSteps
 from fairpate.privacy import accountant
@@ -147,7 +147,6 @@ def released(scale: float, size_noise: float | None, *, count: int, drop: int = 
         torch.zeros(size, dtype=torch.long),
         (torch.arange(size) >= 10).long(),
         PrivateSteps(**{**vars(steps), "learning_rate": 1e-12}),
-        rows=SoftPrediction(),
         num_cells=CELLS,
         num_classes=CLASSES,
         laplace_scale=scale,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.config import ModelConfig
-from fairpate.methods.raco_dp import PricedClipper, PricedLoss, SoftPrediction, priced_training
+from fairpate.methods.raco_dp import PricedClipper, PricedLoss, priced_training
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.private_fit import LaplaceNoise, PrivateSteps, PrivateTraining, SeededRandomness
@@ -57,8 +57,7 @@ def test_every_way_of_taking_a_batch_gives_the_sum_of_autograds_gradients(
 ) -> None:
     network = model(kind)
     seen: list[Tensor] = []
-    rows = SoftPrediction(sharpness)
-    loss = PricedLoss(rows, num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of(seen))
+    loss = PricedLoss(num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of(seen), sharpness=sharpness)
     clipper = PricedClipper(network, loss, clip_norm=1e9, max_records=max_records)
     sums = clipper.sum(X, loss.targets(LABELS, CELLS)).gradients
 
@@ -78,7 +77,7 @@ def test_a_record_that_is_not_finite_spoils_neither_the_histogram_nor_the_sum(ki
     network, bad = model(kind), X.clone()
     bad[7] = torch.inf
     seen: list[Tensor] = []
-    loss = PricedLoss(SoftPrediction(), num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of(seen))
+    loss = PricedLoss(num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of(seen))
     clipper = PricedClipper(network, loss, clip_norm=0.1)
     spoilt = clipper.sum(bad, loss.targets(LABELS, CELLS)).gradients
     rest = torch.arange(len(X)) != 7
@@ -90,25 +89,25 @@ def test_a_record_that_is_not_finite_spoils_neither_the_histogram_nor_the_sum(ki
 
 def test_a_histogram_of_labels_counts_each_record_once() -> None:
     loss = PricedLoss(
-        SoftPrediction(2.5, counts_labels=True), num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of([])
+        num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of([]), sharpness=2.5, counts_labels=True
     )
     outputs, targets = model("chain")(X).detach(), loss.targets(LABELS, CELLS)
     expected = torch.zeros(NUM_CELLS, NUM_CLASSES)
     for cell, label in zip(CELLS.tolist(), outputs.argmax(dim=1).tolist(), strict=True):
         expected[cell, label] += 1
-    torch.testing.assert_close(loss.observe(outputs, targets), expected)
-    without = loss.observe(outputs[1:], targets[1:])
+    torch.testing.assert_close(loss.histogram(outputs, targets), expected)
+    without = loss.histogram(outputs[1:], targets[1:])
     assert (expected - without).abs().sum() == 1
 
 
 def test_the_two_losses_are_clipped_as_one_vector() -> None:
     network = model("chain")
-    loss = PricedLoss(SoftPrediction(), num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of([]))
+    loss = PricedLoss(num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of([]))
     targets = loss.targets(LABELS, CELLS)
     clipper = PricedClipper(network, loss, clip_norm=0.1)
     sums = clipper.sum(X, targets)
-    assert loss.prices_QK is not None
-    prices = torch.from_numpy(loss.prices_QK).float()
+    assert loss.prices_QC is not None
+    prices = torch.from_numpy(loss.prices_QC).float()
 
     def record_loss(outputs: Tensor, codes: Tensor) -> Tensor:
         labels, cells = codes % NUM_CLASSES, codes // NUM_CLASSES
@@ -164,7 +163,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="laplace_scale >= 0"):
         trainer(model("chain"), lambda h: h, laplace_scale=-1.0)
     with pytest.raises(ValueError, match="sharpness > 0"):
-        SoftPrediction(0.0)
+        PricedLoss(num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release_of([]), sharpness=0.0)
 
 
 def trainer(
@@ -190,7 +189,6 @@ def trainer(
         LABELS,
         cells,
         steps,
-        rows=SoftPrediction(),
         num_cells=NUM_CELLS,
         num_classes=NUM_CLASSES,
         laplace_scale=laplace_scale,

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 
 from fairpate.report.metrics import RejectOptionSpread, evaluate, reject_option_spread
-from fairpate.report.records import GroupOutcomes, Guarantee, PrivateReport, PublicReport, Voting
+from fairpate.report.records import AnsweredQueries, GroupOutcomes, Guarantee, PrivateReport, PublicReport
 from fairpate.report.run_page import private_report, public_report
 from fairpate.types import GateRule
 
@@ -40,7 +40,7 @@ GUARANTEE = Guarantee(
     tuning_accounted=False,
     events=["6 queries to teachers"],
 )
-VOTING = Voting(
+VOTING = AnsweredQueries(
     mechanism="Threshold 60 votes, threshold noise σ₁ = 40 votes, label noise σ₂ = 15 votes",
     gate=GateRule(max_disparity=0.1, min_count=2),
     voters="teachers",

@@ -15,18 +15,18 @@ from fairpate.words import delta_text
 pytestmark = pytest.mark.usefixtures("with_drawings")
 
 
-def drawn(drawing: str, style: str) -> list[list[tuple[float, float]]]:
-    """The corners of every path with this style."""
-    paths = re.findall(rf'<path d="([^"]*)" style="{re.escape(style)}', drawing)
-    return [[(float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path)] for path in paths]
+def blocks(drawing: str, color: str) -> list[tuple[float, float]]:
+    """From where to where every block of this colour reaches up."""
+    found = re.findall(rf'<path d="M[^,"]*,([^h"]*)h[^v"]*v([^h"]*)h[^"]*Z" fill="var\(--{color}\)"', drawing)
+    return [(float(low), float(low) + float(height)) for low, height in found]
 
 
 def test_histogram_blocks_are_as_high_as_their_counts() -> None:
     drawing = run_page.histogram(
-        [0, 1, 2], {"answered": [4, 0], "confidence": [2, 1]}, x_label="x", y_label="y", title="t", ticks=[(1, "1")]
+        [0, 1, 2], {"answered": [4, 0], "confidence": [2, 1]}, x_label="x", y_label="y", title="t", ticks=[1]
     )
-    (four,), (two, one) = (drawn(drawing, f"fill: var(--{color})") for color in ("answered", "confidence"))
-    ends = [(min(y for _, y in block), max(y for _, y in block)) for block in (four, two, one)]
+    (four,), (two, one) = (blocks(drawing, color) for color in ("answered", "confidence"))
+    ends = [four, two, one]
     unit = ends[2][1] - ends[2][0]
     assert [round((high - low) / unit, 3) for low, high in ends] == [4, 2, 1]
     assert ends[1][1] == pytest.approx(ends[0][0]), "the second stands on the first"
@@ -37,9 +37,10 @@ def test_a_curve_goes_through_its_points() -> None:
     drawing = run_page.curves(
         [run_page.Curve(name="ε", points=[(0, 0), (50, 5), (100, 10)])], x_label="x", y_label="y", title="t"
     )
-    ((first, middle, last),) = drawn(drawing, "fill: none; stroke: var(--answered)")
+    (line,) = re.findall(r'<path d="M([^"]*)" stroke="var\(--answered\)"', drawing)
+    first, middle, last = (tuple(map(float, corner.split(","))) for corner in line.split("L"))
     assert middle == pytest.approx(np.add(first, last) / 2)
-    grid = [path[0][1] for path in drawn(drawing, "fill: none; stroke: var(--line)")]
+    grid = [float(y) for y in re.findall(r'translate\(0,([^)]*)\)" x2="[^"]*" y2="0" stroke="var\(--line\)"', drawing)]
     assert first[1] == max(grid)
     assert last[1] == min(grid), "where the scale ends at 10"
 

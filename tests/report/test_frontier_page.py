@@ -101,7 +101,7 @@ def test_results_without_privacy_are_the_operators_unless_the_data_are_public(co
     assert "sgd" not in [series["name"] for series in model_of(public)["series"]]
     operators = Nesting(written(rows, for_operator=True)).words
     assert "Do not publish" in operators
-    assert "Results without privacy tell of the private records: sgd." in operators
+    assert "may reveal private records: sgd." in operators
     benchmark = written(rows, publish_unprotected=True)
     assert "sgd" in [series["name"] for series in model_of(benchmark)["series"]]
     assert "<li>Left out" not in benchmark

@@ -66,6 +66,18 @@ def test_a_single_seed_has_no_standard_error():
     assert rows_of(configuration("dp_sgd", (0.9,), (0.01,))) == [["dp_sgd", "1", "90.0 %", "0.010", "90.0 %"]]
 
 
+def test_a_highest_mean_takes_three_seeds():
+    (text,), _ = said(configuration("dp_sgd", (0.9,), (0.01,)), configuration("pate", (0.8,), (0.1,)))
+    assert "highest" not in text
+    assert "smallest" not in text
+    assert "three seeds" in text
+    (text,), _ = said(configuration("dp_sgd", (0.9,), (0.01,)), configuration("pate", (0.79, 0.81), (0.1, 0.1)))
+    assert "dp_sgd" not in text
+    assert "three seeds" in text
+    assert "highest mean accuracy is pate’s, 80.0 %" in text
+    assert "gap is pate’s, .1 at 80.0 %" in text
+
+
 def test_degenerate_models_win_nothing_and_are_counted():
     (text,), left_out = said(
         configuration("pate", (0.99, 0.99), (0.0, 0.0), degenerate=CONSTANT),

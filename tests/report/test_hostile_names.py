@@ -17,12 +17,12 @@ from fairpate.report.frontier import Row
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import evaluate
 from fairpate.report.records import (
+    AnsweredQueries,
     GroupOutcomes,
     Guarantee,
     PrivatePopulation,
     PrivateReport,
     PublicReport,
-    Voting,
     private_population,
 )
 from fairpate.report.run_page import Card, CardData, CardModel, IntendedUse, card_page, private_report, public_report
@@ -96,7 +96,7 @@ def population(name: str) -> PrivatePopulation:
 
 def report(name: str, *, votes: bool) -> PublicReport:
     counts = {"answered": 1, "rejected_confidence": 0, "rejected_fairness": 1, "refused_free": 0}
-    voting = Voting(
+    voting = AnsweredQueries(
         mechanism=MechanismParameters(threshold=60, threshold_stddev_votes=40, noise_stddev_votes=15),
         gate=GateRule(max_disparity=0.1, min_count=2),
         voters="teachers",

@@ -20,13 +20,17 @@ from report_pages import GUARANTEE
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from fairpate.report.metrics import Evaluation, evaluate, shown_records
-from fairpate.report.records import fairness_of, verdict
+from fairpate.report.records import Statement
 from fairpate.run.learn import assess
 from fairpate.types import GateRule
 
 LEAST = 10
 FEWEST = 4
 GROUPS = ("women", "men", "children")
+
+
+def stated(found: Evaluation) -> Statement:
+    return Statement(guarantee=GUARANTEE, measured=found)
 
 
 def evaluation(table_GYC: Any, *, least: int = LEAST, **changes: Any) -> Evaluation:
@@ -68,14 +72,14 @@ def test_the_verdict_names_who_is_measured_and_who_is_not() -> None:
     table = 10 * np.array(FOUR)
     table[2] = [[0, 2], [0, 2]]
     found = evaluation(table, num_replicates=200)
-    said = verdict(found, GUARANTEE)
-    assert fairness_of(found) == "fair among some"
+    said = stated(found)
+    assert stated(found).fairness == "fair among some"
     assert said.line.endswith("; fair among women and men; not known for children.")
     assert (said.figures[1].word, said.figures[1].mood) == (
         "Fair among women and men; not known for children",
         "doubtful",
     )
-    assert fairness_of(evaluation(table[:2], num_replicates=200)) == "fair"
+    assert stated(evaluation(table[:2], num_replicates=200)).fairness == "fair"
 
 
 def test_what_is_left_out_holds_the_least_size_at_least() -> None:
@@ -88,7 +92,7 @@ def test_what_is_left_out_holds_the_least_size_at_least() -> None:
     assert evaluation(enough).num_records == 410
     few = evaluation([[[3, 0], [0, 3]], [[4, 0], [0, 4]]])
     assert (few.num_records, few.is_measured, few.not_measured) == (0, False, ("women", "men"))
-    assert verdict(few, GUARANTEE).line.endswith("is unknown: no group has enough test records.")
+    assert stated(few).line.endswith("is unknown: no group has enough test records.")
 
 
 def test_two_small_groups_do_not_follow_from_what_they_leave_out_together() -> None:
@@ -178,17 +182,14 @@ def test_the_gap_of_a_model_that_is_always_right_is_that_of_the_labels() -> None
     """Class 1 has 20 of 100 women and 60 of 100 men; of two classes a small cell would follow, of three hardly."""
     found = evaluation([[[60, 20], [5, 15]], [[20, 20], [10, 50]]])
     assert found.perfect_gap == pytest.approx(0.4)
-    gap = verdict(found, GUARANTEE).figures[1].details
+    gap = stated(found).figures[1].details
     assert any("always right would have a gap of 0.400 here" in words for words in gap)
     assert np.isnan(evaluation([[[80, 10], [5, 4]], [[20, 20], [10, 50]]]).perfect_gap)
     three = np.zeros((2, 3, 3))
     three[:, range(3), range(3)] = [[91, 5, 4], [44, 40, 16]]
     three[:, 0, 1] = 1
     assert evaluation(three.astype(int)).perfect_gap == pytest.approx(0.4)
-    assert any(
-        "gap of 0.4 or more here" in words
-        for words in verdict(evaluation(three.astype(int)), GUARANTEE).figures[1].details
-    )
+    assert any("gap of 0.4 or more here" in words for words in stated(evaluation(three.astype(int))).figures[1].details)
 
 
 def test_persons_count_and_not_their_records() -> None:

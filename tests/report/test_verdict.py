@@ -12,7 +12,7 @@ import report_pages
 from fairpate.fairness.rates import NOTIONS
 from fairpate.report.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
 from fairpate.report.page import made_words
-from fairpate.report.records import Verdict, earlier_words, fairness_of, verdict
+from fairpate.report.records import Statement
 
 NB = "\u00a0"
 GUARANTEE = replace(report_pages.GUARANTEE, epsilon=1.0, accounting="pld", events=["one table"])
@@ -61,8 +61,12 @@ def nobody() -> Evaluation:
     )
 
 
-def said(evaluation: Evaluation, baseline: WithoutPrivacy | None = None, **changes) -> Verdict:
-    return verdict(evaluation, replace(GUARANTEE, **changes), baseline)
+def said(evaluation: Evaluation, baseline: WithoutPrivacy | None = None, **changes) -> Statement:
+    return Statement(guarantee=replace(GUARANTEE, **changes), measured=evaluation, without_privacy=baseline)
+
+
+def fairness_of(evaluation: Evaluation) -> str:
+    return said(evaluation).fairness
 
 
 FAIR, UNFAIR, DOUBTFUL = measured(0.0), measured(0.3), measured(0.1)
@@ -149,17 +153,17 @@ def test_without_test_records_nothing_is_claimed() -> None:
 
 
 def test_what_epsilon_means_is_said_of_the_unit_and_conditionally_of_seeded_noise() -> None:
-    assert said(FAIR).meaning == (
+    assert said(FAIR).guarantee.meaning == (
         "Somebody who sees all that is published, knows all other private data and, at even odds, has to guess whether "
         f"one given record was among the private ones is right at most 73.2{NB}% of the time; a coin would be 50{NB}%."
     )
-    assert "one given person was among those" in said(FAIR, unit="person").meaning
+    assert "one given person was among those" in said(FAIR, unit="person").guarantee.meaning
     assert "which of two values the sensitive attribute" in (
-        said(FAIR, unit="sensitive attribute", relation="replace one").meaning
+        said(FAIR, unit="sensitive attribute", relation="replace one").guarantee.meaning
     )
-    seeded = said(FAIR, noise="seeded: not private").meaning
+    seeded = said(FAIR, noise="seeded: not private").guarantee.meaning
     assert seeded.startswith("Its noise: seeded: not private. Nothing is bounded. With fresh noise: somebody who sees")
-    assert said(FAIR, epsilon=math.inf).meaning == (
+    assert said(FAIR, epsilon=math.inf).guarantee.meaning == (
         "No ε is finite: there is no bound on what can be learned about one record."
     )
 
@@ -186,7 +190,7 @@ def test_who_is_behind_several_records_is_said(unit: str, words: str) -> None:
 
 def test_earlier_releases_are_summed_beside_the_figure() -> None:
     """e^2 / (1 + e^2) = .8808, rounded up."""
-    assert earlier_words(GUARANTEE) == ""
+    assert GUARANTEE.with_earlier == ""
     sums = {"epsilon_with_earlier": 2.0, "epsilon_adaptive_with_earlier": 2.25}
     found = said(FAIR, earlier_releases=2, **sums).figures[0].details[-1]
     assert found == (
@@ -194,7 +198,7 @@ def test_earlier_releases_are_summed_beside_the_figure() -> None:
         f"88.1{NB}% of the time, if all were fixed beforehand; if each was chosen in view of the earlier ones, it is "
         "ε = 2.25."
     )
-    lost = earlier_words(replace(GUARANTEE, earlier_releases=1))
+    lost = replace(GUARANTEE, earlier_releases=1).with_earlier
     assert lost == "Together with 1 earlier release of the same private data no ε is finite."
 
 

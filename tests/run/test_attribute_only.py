@@ -292,7 +292,7 @@ def test_the_path_of_a_picture_in_a_folder_of_its_group_names_nothing(named: str
         "label: {column: level_1, classes: [cat, dog]}\ngroup: {column: level_2, values: [women, men]}\n"
     )
     (tmp_path / "pets.yaml").write_text(f"{text}{named}\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"(identity|person): path may be the sensitive attribute, or tells it"):
+    with pytest.raises(DataError, match=r"(identity|person): path may be the sensitive attribute, or reveals it"):
         load_data(tmp_path / "pets.yaml")
 
 

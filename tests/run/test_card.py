@@ -25,8 +25,9 @@ from fairpate.privacy.mechanism_events import (
     event_json,
 )
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
+from fairpate.report.records import described_event
 from fairpate.run.context import RunDirectory, RunDirectoryError
-from fairpate.run.publication import described_event, write_card
+from fairpate.run.publication import write_card
 from fairpate.run.run import run_method, size_remarks
 from fairpate.terminal import Reporter
 from fairpate.types import TELLS_SIZE

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from report_pages import GUARANTEE
 
-from fairpate.cli.summaries import measured_rows
 from fairpate.report.metrics import Evaluation, evaluate
+from fairpate.report.records import Statement
 from fairpate.report.run_page import prediction_words
 
 LOST = "the model is right about 80.0 % of men, always predicting 'no' about 90.0 %"
@@ -29,8 +30,8 @@ def measured(*, children: int) -> Evaluation:
 
 @pytest.mark.parametrize("children", [0, 40])
 def test_the_terminal_names_them(children: int) -> None:
-    found = measured(children=children)
-    warnings = [words for name, words in measured_rows(found.to_json()) if name == "warning"]
+    rows = Statement(guarantee=GUARANTEE, measured=measured(children=children)).rows
+    warnings = [words for name, words in rows if name == "warning"]
     left_out = [] if children else ["gaps leave out children: too few answered test records"]
     assert warnings == [LOST, *left_out]
 
@@ -38,8 +39,9 @@ def test_the_terminal_names_them(children: int) -> None:
 def test_metrics_of_an_earlier_version_are_read() -> None:
     plain = measured(children=0).to_json()
     older = {name: value for name, value in plain.items() if name not in ("underserved", "not_measured")}
-    assert "warning" not in dict(measured_rows(older))
-    assert Evaluation.from_json(older).to_json() == plain
+    found = Evaluation.from_json(older)
+    assert ("warning", LOST) in Statement(guarantee=GUARANTEE, measured=found).rows
+    assert found.to_json() == plain
 
 
 def test_the_report_says_it_beside_predicted_classes() -> None:

@@ -57,10 +57,11 @@ def test_a_run_shows_its_guarantee_its_measures_and_where_its_files_are(finished
     shown = run._repr_html_()
     metrics, statement = json.loads(run.metrics.read_text()), json.loads(run.statement.read_text())
     assert "fairpate on color_digits, seed 0" in shown
-    assert f"{math.ceil(100 * statement['epsilon']) / 100:.2f} at δ = 10⁻⁵, per record, add or remove one" in shown
-    assert "Not private: the noise is seeded." in shown
+    assert f"{math.ceil(100 * statement['epsilon']) / 100:.2f} at delta 10⁻⁵, per record, add or remove one" in shown
+    assert "Its noise: seeded: not private. Nothing is bounded." in shown
     assert f"{100 * metrics['accuracy']:.1f}\u00a0% of {metrics['num_answered']} test records" in shown
-    assert f"demographic-parity gap {metrics['gaps']['dp_one_vs_rest']['value']:.3f}, 95 % interval" in shown
+    gap = metrics["gaps"]["dp_one_vs_rest"]
+    assert f"{gap['value']:.3f}, interval {gap['low']:.3f} to {gap['high']:.3f} (95\u00a0%)" in shown
     assert f"{100 * metrics['coverage']:.1f}\u00a0%" in shown
     assert f"fairpate card {run.root}" in shown
     assert str(run.statement) in shown
@@ -109,13 +110,13 @@ def test_a_statement_with_values_of_other_types_ends_no_cell(finished, tmp_path)
 def test_an_estimator_shows_its_guarantee_above_scikit_learns_diagram(fitted):
     model, *_ = fitted
     bundle = model._repr_mimebundle_()
-    assert "1.00 at δ = 10⁻⁵, per record, add or remove one" in bundle["text/html"]
+    assert "1.00 at delta 10⁻⁵, per record, add or remove one" in bundle["text/html"]
     assert "sk-" in bundle["text/html"]
     assert ".statement()" in bundle["text/html"]
     assert bundle["text/plain"] == repr(model)
     assert "Statement" in model._repr_html_()
     unfitted = FairClassifier("dp_sgd", epsilon=1.0)
-    assert "δ" not in unfitted._repr_html_()
+    assert "at delta" not in unfitted._repr_html_()
     with sklearn.config_context(display="text"):
         assert set(model._repr_mimebundle_()) == {"text/plain"}
         assert not hasattr(model, "_repr_html_")
@@ -126,7 +127,7 @@ def test_in_a_pipeline_scikit_learns_own_diagram_stays(fitted):
     shown = make_pipeline(StandardScaler(), FairClassifier("dp_sgd", epsilon=1.0, **settings)).fit(x, y)._repr_html_()
     assert "StandardScaler" in shown
     assert "FairClassifier" in shown
-    assert "δ = " not in shown
+    assert "at delta" not in shown
 
 
 def test_a_model_without_privacy_offers_no_card(fitted):

@@ -23,7 +23,7 @@ from fairpate.config_reader import parse_config
 from fairpate.fairness.rates import NOTIONS
 from fairpate.methods.base import configured
 from fairpate.report.frontier_page import FrontierReport
-from fairpate.report.records import Guarantee, PublicReport, Voting
+from fairpate.report.records import AnsweredQueries, Guarantee, PublicReport
 from fairpate.run.compare import Comparison, failure, run_cell, write_frontier_reports
 from fairpate.run.context import RunDirectory
 from fairpate.run.publication import write_card
@@ -282,7 +282,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
         *("not_protected", "remarks", "tells_size", "earlier_releases"),
         *("epsilon_with_earlier", "epsilon_adaptive_with_earlier"),
     }
-    assert {field.name for field in dataclasses.fields(Voting)} == (OUTCOMES - {"submitted"}) | {
+    assert {field.name for field in dataclasses.fields(AnsweredQueries)} == (OUTCOMES - {"submitted"}) | {
         *("mechanism", "gate", "num_teachers", "voters", "num_public_records", "queries_submitted"),
         *("epsilon_course_Q", "outcomes", "answered_GC"),
     }

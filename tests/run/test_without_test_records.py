@@ -47,7 +47,7 @@ def test_nothing_is_claimed(method, clinic, tmp_path, fairpate):
     data = ["--data", str(clinic / "clinic.yaml"), "--epsilon", "4", "--out", str(tmp_path / "run")]
     code, *said = fairpate("run", "--method", method, *data, *settings)
     assert code == 0, said
-    assert "unknown: no test records" in "".join(said)
+    assert "unknown: there were no test records" in "".join(said)
     assert fairpate("card", str(tmp_path / "run"))[0] == 0
     run, _ = open_run_directory(tmp_path / "run")
     record = read_json(run.record)
