@@ -79,7 +79,7 @@ def expected(fault: Mapping[str, Any]) -> str:
 
 
 _ECHO_LENGTH = 120
-_MOST_VALUES = 100_000
+_MOST_VALUES = 100_000  # a few nested anchors expand to billions
 _SHORT = 2**16  # longer texts are not cached
 AnySection = TypeVar("AnySection", bound=Section)
 
@@ -295,6 +295,7 @@ def placeless_values(config: Configuration) -> dict[str, Any]:
 
 def _without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
     kept = copy.deepcopy(values)
+    # A field that the method does not have is no error: the same list of places serves all methods.
     for place in fields:
         *parents, field = place.split(".")
         section: Any = kept

@@ -72,6 +72,7 @@ def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Record
     column, found = sensitive_column(estimator.sensitive_feature), None
     if _are_pictures(X):
         x, labels = check_X_y(_pictures(X, column), y, allow_nd=True, dtype=None, estimator=estimator)
+        # validate_data, which would set it, takes tables only.
         estimator.n_features_in_ = int(np.prod(x.shape[1:]))
         # An earlier fit on a frame left them, and public pictures, which have no names of columns, would be refused.
         vars(estimator).pop("feature_names_in_", None)
@@ -150,6 +151,7 @@ def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: 
     if width == 1:
         # In words that scikit-learn's own checks look for.
         raise ValueError("X: expected other features than the sensitive one, got 1 feature(s).")
+    # By position: scikit-learn indexes frames and arrays alike.
     place = _place(names, column, width)
     values = np.asarray(_safe_indexing(table, place, axis=1))
     rest = _safe_indexing(table, [other for other in range(width) if other != place], axis=1)

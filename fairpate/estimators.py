@@ -114,7 +114,9 @@ def parameters_of(method: str) -> dict[str, Any]:
     """Return the name and default of every parameter of a classifier of ``method``."""
     schema = find_method(method)
     own = {name: value for name, value in schema() if name not in _NO_PARAMETERS}
+    # A short name exists only where the method has the field: sgd has no epsilon.
     short = [name for name, (section, field) in _SHORT.items() if field in type(own[section]).model_fields]
+    # A section defaults to None, not to its values: only what is given overrides the choice from public facts.
     sections = {name: None if isinstance(value, BaseModel) else value for name, value in own.items()}
     folder = {"folder": None} if schema.asks_teachers else {}
     return dict.fromkeys(short) | sections | folder | _OF_ESTIMATORS
@@ -130,6 +132,7 @@ def _configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, se
             said[section] = said.get(section, {}) | {field: value}
     start = fitted_to(method, count=sizes.num_records, num_public=sizes.num_public)
     values = merge(start, said)
+    # The records are those of `fit`, so no other setting of the section `data` applies.
     if given["embedding"] == "auto":
         values["data"] = start.get("data", {}) if sizes.num_public else {}
     else:
@@ -327,7 +330,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             parameters_of(params["method"])  # a method that there is not changes nothing
             self.method = params["method"]
         known = self.get_params(deep=False)
-        for path in sorted(params, key=lambda path: path.count("__")):  # a section before what is in it
+        # A section before the settings in it, which would be lost otherwise.
+        for path in sorted(params, key=lambda path: path.count("__")):
             name, *inner = path.split("__")
             if name not in known:
                 raise ValueError(f"Invalid parameter {name!r} for {self.method}; it has {', '.join(known)}.")
@@ -373,6 +377,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         dataset, classes, group_names = dataset_of(
             private.x,
             labels,
+            # Groups that the method does not read are not handed over, so that nothing can depend on them.
             private.groups if config.reads_groups else None,
             persons=names,
             public_X=None if public is None else public.x,
@@ -451,6 +456,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if folder.exists():
             raise FileExistsError(f"{folder}: exists already; give a new folder.")
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder, so that the rename at the end is one step on one disk.
         temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             _write_student(self.student_, temporary)
@@ -651,7 +657,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.classifier_tags.poor_score = isinstance(self.public_X, int) or self.sensitive_feature is not None
         try:
             tags.classifier_tags.multi_class = not self._configuration(seed=0).learns_two_classes
-        except ValueError:  # reported by fit
+        except ValueError:  # reported by fit, and tags are read before
             tags.classifier_tags.multi_class = True
         return tags
 

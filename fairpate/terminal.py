@@ -93,6 +93,7 @@ def listing(*headers: str | Column) -> Table:
 def ended_by_signals() -> Iterator[Ending]:
     """Inside, SIGTERM and SIGHUP raise SystemExit, unless the process was started to ignore them."""
     ending, before = Ending(), {}
+    # Their default ends a process without `finally`, and would leave actors and temporary files.
     for number in (signal.SIGTERM, signal.SIGHUP):
         # `nohup` ignores SIGHUP for what it starts, and that stays so.
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -202,6 +203,7 @@ def _write(values: Mapping[str, Any]) -> None:
         return value.item() if hasattr(value, "item") else str(value)
 
     text = json.dumps(strict(values), indent=2, allow_nan=False, default=plain)
+    # Before the write: half a document on a full disk is not followed by another one.
     document.is_written = True
     document.stream.write(text + "\n")
     document.stream.flush()
@@ -209,6 +211,7 @@ def _write(values: Mapping[str, Any]) -> None:
 
 _NAME_WIDTH = 12
 _PATIENCE_S = 2.0
+# In a log: a line after 10 seconds, each next one after half as long again, and at least every 5 minutes.
 _FIRST_LINE_S, _NEXT_LINE, _RAREST_S = 10.0, 1.5, 300.0
 _LEAST_S = 1.0  # of a pace that says anything
 

@@ -136,6 +136,7 @@ def most_often_right(epsilon: float, delta: float) -> str:
     wrong = 100 * Decimal(least_wrong(epsilon, delta))
     if wrong < 100 * _NEVER:
         return "practically 100\u00a0%"
+    # The wrong share is rounded down, so that the right share is rounded up and stays a bound.
     digits = Decimal("0.1") if wrong >= 1 else Decimal(1).scaleb(wrong.adjusted())
     return f"{100 - wrong.quantize(digits, rounding=ROUND_FLOOR)}\u00a0%"
 

@@ -99,6 +99,7 @@ def _refuse_fields_given_twice(
 
 def _written(ctx: typer.Context) -> dict[str, str]:
     """Return how each parameter of the command is written on a command line."""
+    # The long form where there is a short one too.
     return {each.name: max(each.opts, key=len) for each in ctx.command.params if each.name}
 
 
@@ -176,7 +177,7 @@ def _asks_for(*options: str) -> bool:
     return not {*options}.isdisjoint(words[: words.index("--")] if "--" in words else words)
 
 
-_INTERRUPTED, _BROKEN_PIPE = 130, 141
+_INTERRUPTED, _BROKEN_PIPE = 130, 141  # 128 + SIGINT and SIGPIPE, as shells report them
 _REMEDIES = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space there",
@@ -187,11 +188,13 @@ _REMEDIES = {
 def exit_with_code(app: typer.Typer) -> None:
     """Run the command that was given; exit with its code if that is not 0."""
     code = 0
+    # Also around the parser, whose errors are for the program too.
     with speaking(to_program=_asks_for("--json")):
         with ended_by_signals() as ending:
             try:
                 code = _exit_code(app)
             except BaseException:
+                # After a signal any error is a consequence of it.
                 if ending.number is None:
                     raise
         if ending.number is not None:
@@ -201,6 +204,7 @@ def exit_with_code(app: typer.Typer) -> None:
 
 
 def _exit_code(app: typer.Typer) -> int:
+    # Click prints its help itself: for a program it is caught and becomes a fact.
     is_help = is_for_program() and _asks_for("-h", "--help")
     try:
         with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:

@@ -104,7 +104,8 @@ def run(
     options: list[Override] = [*(overrides or []), *as_overrides(given)]
     if release_of is not None and config is None:
         config = open_run_directory(release_of)[0].config
-        options = ["out=null", *options]
+        options = ["out=null", *options]  # not the folder of the run whose release is used
+    # Any of the three starts from what fits the data set; with none, from the embedded example.
     path = config or (_DEMO if (method, data, epsilon) == (None, None, None) else None)
     start = start_values(options, method) if path is None else read_yaml(path)
     if weights is not None:
@@ -228,6 +229,7 @@ def _compare_and_draw(
             formats=tuple(formats or ["pdf"]),
         )
         chosen = None if notion is None else notion_named(notion)
+    # Finished results are drawn, and nothing runs.
     if config.is_dir() or config.suffix == ".parquet":
         given = {"--set": overrides, "--out": out, "--data-dir": data_dir}
         for option in (option for option, value in given.items() if value):

@@ -166,6 +166,7 @@ def audit_ledger(
         raise UsageError("Give a run folder or a ledger file, or --check LOG --head HASH.")
     if out is not None:
         check_output_file(out, "--out")
+    # JSON lines are read line by line; one document of an endless log would never be complete.
     if follow and is_for_program():
         raise UsageError("--follow: never ends, and --json prints one document; leave out --json, each line is JSON.")
     from fairpate.run.ledger_commands import audit_lines
@@ -277,6 +278,7 @@ def limit_releases(
     odometer = Odometer()
     released = dict.fromkeys(total.unit for total in odometer.totals(delta=delta) if total.data == data)
     units = dict.fromkeys((*UNITS, *released))  # also declared ones, of votes made elsewhere
+    # Persons are protected with their records, so a limit on records includes releases by person.
     if unit is None:
         unit = "record" if len(released) != 1 or "person" in released else next(iter(released))
     if unit not in units:

@@ -104,6 +104,7 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     them were submitted.
     """
     if isinstance(config, VotingMethod):
+        # Every query that fits is charged in full, with any outcome.
         asked = config.queried(dataset)
         event = config.plan(asked).worst_case(config.num_fitting(dataset))
         return price([event], delta=config.target.delta, relation=event.relation)
@@ -133,7 +134,7 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[Forecast]:
         try:
             config = resolved(overrides, method)
             config.require_trainable()
-            key = config.data.model_dump_json()
+            key = config.data.model_dump_json()  # same records, options and embedding
             dataset = loaded[key] = loaded[key] if key in loaded else load_data(config.data)
             config.check_data(dataset)
             found.append(forecast(config, dataset, planned_cost(config, dataset)))
@@ -218,6 +219,7 @@ def too_little_to_learn(voting: Voting, num_classes: int, majority: Majority | N
 
     Without a known ``majority`` all classes are taken to be equally common.
     """
+    # All voters agree: no other votes survive the noise more often.
     agreed_1C = np.array([[voting.votes, *[0] * (num_classes - 1)]])
     noisy = ConfidentGnmax(
         threshold=-math.inf, threshold_stddev_votes=1.0, noise_stddev_votes=voting.noise_stddev_votes

@@ -125,10 +125,12 @@ def service_settings(
     cert, key = tls
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
+    # Absolute: the actor that reads them may run in another working directory.
     tls_files = TlsFiles(cert=cert.absolute(), key=key.absolute()) if cert and key else None
     if log_file is not None:
         log_file = log_file.absolute()
         try:
+            # Opened now, because the actor that writes it could only fail after the start.
             open_private(log_file).close()
         except OSError as error:
             raise ValueError(f"--log-file: {log_file} cannot be written ({error}); give another file.") from error
@@ -184,6 +186,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     try:
         ledger, session = open_books(take_over=take_over and not is_restarted())
     except BaseException:
+        # Their actors would outlive a service that never started.
         voters.close()
         raise
     # Before the service can answer: a crash after an answer must not leave a claim that is too small.
@@ -264,6 +267,7 @@ def serve_aggregator(
 
 def _watch(service: Service) -> None:
     """Wait until Ctrl-C or SIGTERM, through restarts of the service; an end for good is an error."""
+    # SIGTERM as Ctrl-C, so that the service is stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
@@ -356,6 +360,7 @@ def _student_on_ray(
     from student.server import serve_student, stop_student
 
     with _ray(config, detach=False):
+        # The replicas share what one actor of the run reserved.
         cpus = config.num_cpus / num_replicas
         try:
             serve_student(
@@ -391,6 +396,7 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
     """Return a run whose teachers can be asked. RunFolderError where the method asks none, or keeps none."""
     run, config = open_run_directory(root)
     if isinstance(config, OwnVotes) and not config.votes.features:
+        # Without features no student was trained, and the votes are in their file.
         run.require_finished(with_ledger=True, with_votes=False, with_student=False)
     else:
         run, config = finished_run(root)
