@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -121,26 +121,44 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
-class DeclarationConfig(Section):
-    """The file that declares your own records; YAML may give its path alone."""
+class PinnedFile(Section):
+    """A file that is known by its path and its checksum; YAML may give the path alone."""
 
-    path: Path = Field(description="YAML, as docs/data.md describes it.")
-    sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="Checksum of the file; null: that of the file when the configuration is read.",
-    )
+    remedy: ClassVar[str]
 
     @model_validator(mode="before")
     @classmethod
     def _is_pinned(cls, values: Any) -> Any:
         values = {"path": values} if isinstance(values, (str, Path)) else values
-        if not isinstance(values, dict) or values.get("path") is None:
+        if not isinstance(values, dict) or values.get("path") in (None, IMAGENET, Path(IMAGENET)):
             return values
-        path = Path(values["path"]).expanduser().absolute()
-        pinned = values.get("sha256") or _sha256_of(path, "give a declaration in YAML")
+        path, digest = Path(values["path"]).expanduser().absolute(), values.get("sha256")
+        if not digest:
+            # Computed when the configuration is read: a file that is edited later is another configuration.
+            try:
+                with path.open("rb") as stream:
+                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            except OSError as error:
+                raise ValueError(f"{path} cannot be read ({error.strerror}); {cls.remedy}") from error
         # As text, as JSON has it.
-        return {"path": str(path), "sha256": pinned}
+        return {"path": str(path), "sha256": digest}
+
+
+Sha256 = Annotated[
+    str | None,
+    Field(
+        pattern="^[0-9a-f]{64}$",
+        description="Checksum of the file; null: that of the file when the configuration is read.",
+    ),
+]
+
+
+class DeclarationConfig(PinnedFile):
+    """The file that declares your own records; YAML may give its path alone."""
+
+    remedy = "give a declaration in YAML"
+    path: Path = Field(description="YAML, as docs/data.md describes it.")
+    sha256: Sha256 = None
 
 
 class EmbeddingConfig(Section):
@@ -209,33 +227,21 @@ class AugmentConfig(Section):
         return not any(self.model_dump().values())
 
 
-class WeightsConfig(Section):
+class WeightsConfig(PinnedFile):
     """A file of weights that were learned on public pictures; YAML may give its path alone."""
 
+    remedy = "give a .pth or .safetensors file"
     path: Path | None = Field(
         None,
         description="State dict of torchvision, .pth or .safetensors, at this path of every node; `imagenet`: the file "
         "that torchvision publishes. null in a published model.",
     )
-    sha256: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="Checksum of the file; null: that of the file when the configuration is read.",
-    )
+    sha256: Sha256 = None
 
     @property
     def is_imagenet(self) -> bool:
         """True if torchvision's published file is named, and was not looked for yet."""
         return self.path == Path(IMAGENET)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_pinned(cls, values: Any) -> Any:
-        values = {"path": values} if isinstance(values, (str, Path)) else values
-        if not isinstance(values, dict) or values.get("path") in (None, IMAGENET, Path(IMAGENET)):
-            return values
-        path = Path(values["path"]).expanduser().absolute()
-        return {"path": path, "sha256": values.get("sha256") or _sha256_of(path, "give a .pth or .safetensors file")}
 
 
 class ModelConfig(Section):
@@ -442,14 +448,6 @@ class EvaluationConfig(Section):
 
 Noise = Literal["os_entropy", "seeded"]
 """The source of a run's noise. ``seeded`` reproduces a run and gives no privacy."""
-
-
-def _sha256_of(path: Path, remedy: str) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
 
 
 class TeachersConfig(Section):

@@ -44,7 +44,7 @@ class SensitiveFeature(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
+class CheckedRecords:
     """Records that were checked: features ``x``, and groups (N,) where they are known."""
 
     x: Values
@@ -67,7 +67,7 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
     return found
 
 
-def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records, Values]:
+def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[CheckedRecords, Values]:
     """Return the checked records that ``fit`` is given and labels (N,), and set the estimator's columns."""
     column, found = sensitive_column(estimator.sensitive_feature), None
     if _are_pictures(X):
@@ -85,10 +85,10 @@ def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Record
     if len(np.unique(labels)) < 2:
         # In words that scikit-learn's own checks look for.
         raise ValueError("y: a classifier learns two classes or more, got 1 class.")
-    return Records(x=x, groups=_either(found, groups, len(x), "sensitive_features")), labels
+    return CheckedRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features")), labels
 
 
-def records_like(estimator: Any, X: Any, groups: Any) -> Records:
+def records_like(estimator: Any, X: Any, groups: Any) -> CheckedRecords:
     """Return features with the columns that ``fit`` saw, and groups. ValueError for other columns."""
     column, found = sensitive_column(estimator.sensitive_feature), None
     if _are_pictures(X):
@@ -98,10 +98,10 @@ def records_like(estimator: Any, X: Any, groups: Any) -> Records:
     else:
         rest, found = _without_groups(estimator, X, column, reset=False)
         x = check_array(rest, dtype=np.float32, estimator=estimator)
-    return Records(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
+    return CheckedRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
 
 
-def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> Records:
+def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> CheckedRecords:
     """Return public records; for a number ``X``, that many of independent standard normal features."""
     names = getattr(estimator, "feature_names_in_", None)
     if not isinstance(X, int | np.integer) or isinstance(X, bool):
@@ -127,7 +127,7 @@ def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> Records
         if not column.edges:
             raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
         x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
-    return Records(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
+    return CheckedRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
 
 
 def _are_pictures(X: Any) -> bool:

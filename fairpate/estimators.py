@@ -45,7 +45,7 @@ from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.data.embedding import embedded, save_embedding
 from fairpate.estimator_records import (
-    Records,
+    CheckedRecords,
     dataset_of,
     features,
     person_names,
@@ -238,7 +238,12 @@ Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
 
 
 def _require_inputs(
-    config: Method, private: Records, labels: npt.NDArray[Any], public: Records | None, *, has_persons: bool
+    config: Method,
+    private: CheckedRecords,
+    labels: npt.NDArray[Any],
+    public: CheckedRecords | None,
+    *,
+    has_persons: bool,
 ) -> None:
     """ValueError for groups, public records, classes or persons that are missing or do not fit the method."""
     if config.reads_groups and private.groups is None:
@@ -666,7 +671,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given = self.get_params(deep=False)
         return _configuration_of(self.method, given, sizes, seed=_seed_of(self.random_state) if seed is None else seed)
 
-    def _public(self, x: Any, groups: Any, seed: int) -> Records | None:
+    def _public(self, x: Any, groups: Any, seed: int) -> CheckedRecords | None:
         """Return public records as they were given to ``fit``, or else to the constructor."""
         in_fit = x is not None
         if not in_fit:

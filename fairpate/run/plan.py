@@ -1,7 +1,7 @@
 """The cost of a run and the effect of its noise on labels, forecast from public facts alone.
 
-`fairpate run --dry-run` prints a :class:`Forecast` of the run and, where no method was named, one of each other kind of
-voters. No private record is read and nothing is assumed about the voters. The noise on the votes decides by how much
+`fairpate run --dry-run` prints a :class:`RunForecast` of the run and, where no method was named, one of each other kind
+of voters. No private record is read and nothing is assumed about the voters. The noise on the votes decides by how much
 the winning class has to lead: two Gaussian noises of standard deviation sigma differ by at most 1.645 sqrt(2) sigma
 19 times in 20.
 
@@ -53,7 +53,7 @@ _OFTEN = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class RunForecast:
     """The cost of a run of ``method``, and the noise on its labels.
 
     ``epsilon`` is what the run would publish; None: no guarantee. ``votes`` decide a label, ``noise_stddev_votes`` is
@@ -73,16 +73,16 @@ class Forecast:
     refused: str | None = None
 
 
-def forecast(config: Method, dataset: Dataset, cost: Price | None) -> Forecast:
+def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecast:
     """Return the forecast of a run of ``config`` that costs ``cost``, from public records and sizes of ``dataset``."""
     epsilon = None if cost is None else cost.epsilon
     voting, caution = _voting(config, dataset), None
     if voting is None:
-        return Forecast(method=config.method, epsilon=epsilon)
+        return RunForecast(method=config.method, epsilon=epsilon)
     if not config.protects_attribute_only:  # otherwise the votes are about groups, not about classes
         caution = too_little_to_learn(voting, dataset.num_classes, known_majority(config.data, dataset))
     lead = NormalDist().inv_cdf(_OFTEN) * math.sqrt(2) * voting.noise_stddev_votes / voting.votes
-    return Forecast(method=config.method, epsilon=epsilon, **vars(voting), lead_needed=lead, caution=caution)
+    return RunForecast(method=config.method, epsilon=epsilon, **vars(voting), lead_needed=lead, caution=caution)
 
 
 def _voting(config: Method, dataset: Dataset) -> Voting | None:
@@ -122,7 +122,7 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     )
 
 
-def other_voters(overrides: Sequence[Override], chosen: str) -> list[Forecast]:
+def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
     """Return forecasts of the other kinds of voters, with the settings that fit the data set under ``overrides``.
 
     The smallest lead comes first, refused methods last. DataError as :func:`fairpate.data.load_data`.
@@ -139,11 +139,11 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[Forecast]:
             config.check_data(dataset)
             found.append(forecast(config, dataset, planned_cost(config, dataset)))
         except ConfigError as error:
-            found.append(Forecast(method=method, refused=str(error)))
+            found.append(RunForecast(method=method, refused=str(error)))
     return sorted(found, key=lambda each: math.inf if each.lead_needed is None else each.lead_needed)
 
 
-def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[Forecast]) -> Group:
+def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast]) -> Group:
     """Return one sentence and one table; the first of ``found`` is the run. ``spent``: why nothing more is spent."""
     run = found[0]
     if spent is not None:

@@ -43,7 +43,6 @@ from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.columns import form_of
 from fairpate.http_requests import RequestRate
 from fairpate.http_server import HttpServer, ServiceError, TlsFiles, open_private
-from fairpate.later import torch
 from fairpate.methods.label_queries import choose_queries, ledger_terms, open_ledger, place_of, state_for_service
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import VotingMethod
@@ -65,8 +64,12 @@ def public_pool(dataset: Dataset, settings: QueriesConfig, *, takes_posted: bool
     embedding = dataset.embedding
 
     def place(features: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
+        if embedding is None:
+            return features
+        import torch
+
         # As every record was embedded: the same record gets the same coordinates, bit for bit.
-        return features if embedding is None else embedding(torch.from_numpy(features)[None])[0].numpy()
+        return embedding(torch.from_numpy(features)[None])[0].numpy()
 
     return PublicPool(
         features=public.x.numpy(),
