@@ -144,17 +144,17 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
 def _rows(state: LedgerState) -> list[ChargeRow]:
     return [
         ChargeRow(
-            number=reservation.number,
-            key=reservation.key,
-            group=reservation.group,
-            verdict="open" if settled is None else settled.verdict,
-            label=None if settled is None else settled.label,
-            votes=reservation.votes,
-            caller=reservation.asker.caller,
-            request=reservation.asker.request,
-            at_s=reservation.at_s,
+            number=charge.number,
+            key=charge.key,
+            group=charge.group,
+            verdict="open" if charge.outcome is None else charge.outcome.verdict,
+            label=None if charge.outcome is None else charge.outcome.label,
+            votes=charge.votes,
+            caller=charge.asker.caller,
+            request=charge.asker.request,
+            at_s=charge.at_s,
         )
-        for reservation, settled in ((charge.reservation, charge.outcome) for charge in state.charges)
+        for charge in state.charges
     ]
 
 

@@ -1,13 +1,10 @@
-"""The client of a service, and the interactive shell over it.
-
-A typed client of the aggregator's HTTP service.
+"""A typed client of the aggregator's HTTP service, and an interactive shell on it.
 
 A query is identified by its content, so asking again after a lost connection is safe: the service returns the stored
-reply and charges nothing. The client therefore rides out a restart by asking again.
+reply and charges nothing. The client therefore survives a restart of the service by asking again.
 
-The interactive shell on an aggregator: ask, estimate, look at budget and statement.
-
-History is kept between sessions. The same commands work one at a time from the command line.
+:class:`QueryShell` reads commands (ask, estimate, budget, statement, reply) and keeps a history between sessions. The
+same commands work one at a time from the command line.
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ _RETRIED_STATUSES = (502, 503, 504)
 
 
 class QueryError(UserError):
-    """The service refused a request, or is not there. ``status`` is None where no response came."""
+    """The service refused a request, or does not answer. ``status`` is None where no response came."""
 
     def __init__(self, message: str, *, status: int | None = None) -> None:
         super().__init__(message)
@@ -59,14 +56,18 @@ class QueryError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class RetryRule:
-    """How often a request is sent at most, and the pause before each next time, which doubles."""
+    """The largest number of times a request is sent, and the first pause between two; each pause doubles."""
 
     attempts: int = 5
     first_pause_s: float = 0.25
 
 
 class AggregatorClient:
-    """Asks one service; use as a context manager. ``token`` is sent as a bearer token."""
+    """Sends requests to one service; use as a context manager.
+
+    ``token`` is sent as a bearer token; ``timeout_s`` limits each attempt. QueryError for a URL that cannot be one of a
+    service, and from every method where the service refuses or does not answer.
+    """
 
     def __init__(
         self,
@@ -95,11 +96,11 @@ class AggregatorClient:
         self._http.close()
 
     def ask(self, questions: Sequence[Question]) -> Replies:
-        """Ask in one request, at most 1024; one reply per question, in order."""
+        """Ask at most 1024 questions in one request; one reply per question, in order."""
         return self._request("POST", "/v1/queries", Replies, {"queries": _queries(questions)})
 
     def ask_many(self, questions: Sequence[Question], *, batch_size: int = 256) -> Iterator[Replies]:
-        """Ask any number, ``batch_size`` in a request; ends after the batch that crosses the budget.
+        """Ask any number of questions, ``batch_size`` in a request; ends after the batch that crosses the budget.
 
         ValueError unless 1 <= batch_size <= 1024.
         """
@@ -112,30 +113,43 @@ class AggregatorClient:
                 return
 
     def reply(self, key: str) -> Reply:
-        """The stored reply of a query. QueryError with status 404 if there is none."""
+        """Return the stored reply of a query. QueryError with status 404 if there is none."""
         return self._request("GET", f"/v1/queries/{quote(key, safe='')}", Reply)
 
     def estimate(self, questions: Sequence[Question] | None = None, *, count: int | None = None) -> Estimate:
-        """What these questions, or ``count`` new ones, would cost; nothing is asked."""
+        """Return the cost of these questions, or of ``count`` new ones; nothing is asked."""
         if (questions is None) == (count is None):
             raise ValueError("Expected either questions or a count.")
         body = {"count": count} if questions is None else {"queries": _queries(questions)}
         return self._request("POST", "/v1/estimate", Estimate, body)
 
     def budget(self) -> Budget:
-        """Limits and what is spent."""
+        """Return the limits of the budget, and how much is spent."""
         return self._request("GET", "/v1/budget", Budget)
 
     def statement(self) -> Statement:
-        """The privacy claim and the service's public facts."""
+        """Return the privacy claim and the service's public facts."""
         return self._request("GET", "/v1/statement", Statement)
 
     def ledger(self, *, start: int = 0, limit: int = 100) -> LedgerPage:
-        """Charges and the data-dependent price; needs the operator's token."""
+        """Return charges and the data-dependent cost; needs the operator's token."""
         return self._request("GET", f"/v1/operator/ledger?start={start}&limit={limit}", LedgerPage)
 
     def _request(self, method: str, path: str, kind: type[BodyT], body: object = None) -> BodyT:
-        response = self._send(method, path, body)
+        attempts = self._retry.attempts
+        if attempts < 1:
+            raise ValueError(f"Expected at least one attempt, got {attempts}.")
+        for attempt in range(attempts):
+            is_last = attempt == attempts - 1
+            try:
+                response = self._http.request(method, path, json=body)
+            except httpx.RequestError as error:  # also a body that is not encoded as its header states
+                if is_last or isinstance(error, httpx.UnsupportedProtocol):
+                    raise QueryError(f"{self.url}: no service answers ({error}); is it running?") from error
+            else:
+                if is_last or response.status_code not in _RETRIED_STATUSES:
+                    break
+            time.sleep(self._retry.first_pause_s * 2**attempt)
         if response.status_code != httpx.codes.OK:
             raise QueryError(_describe(response), status=response.status_code)
         try:
@@ -143,30 +157,16 @@ class AggregatorClient:
         except ValidationError as error:
             raise QueryError(f"{self.url}: does not answer as an aggregator of this version does.") from error
 
-    def _send(self, method: str, path: str, body: object) -> httpx.Response:
-        attempts = self._retry.attempts
-        for attempt in range(attempts):
-            is_last = attempt == attempts - 1
-            try:
-                response = self._http.request(method, path, json=body)
-            except httpx.RequestError as error:  # also a body that is not encoded as it says
-                if is_last or isinstance(error, httpx.UnsupportedProtocol):
-                    raise QueryError(f"{self.url}: no service answers ({error}); is it running?") from error
-            else:
-                if is_last or response.status_code not in _RETRIED_STATUSES:
-                    return response
-            time.sleep(self._retry.first_pause_s * 2**attempt)
-        raise ValueError(f"Expected at least one attempt, got {attempts}.")
-
 
 def _queries(questions: Sequence[Question]) -> list[Mapping[str, Any]]:
     return [{"id": question} if isinstance(question, int) else question for question in questions]
 
 
 def _describe(response: httpx.Response) -> str:
+    """Return the faults in an error response, one a line."""
     try:
         faults = response.json()["errors"]
-        # What concerns no value, such as a full disk, has an empty one.
+        # A fault that concerns no value, such as a full disk, has an empty one.
         got = [f"got {fault['value']}. " * bool(fault["value"]) for fault in faults]
         return "\n".join(f"{fault['field']}: {of}{fault['remedy']}" for fault, of in zip(faults, got, strict=True))
     except (ValueError, KeyError, TypeError):
@@ -181,7 +181,11 @@ class CommandError(UsageError, ValueError):
 
 
 class QueryShell(cmd.Cmd):
-    """Reads commands from a person; each is one or two requests. ``hear`` takes facts in the place of printed words."""
+    """Reads commands from a person; each is one or two requests.
+
+    ``history`` is the file of typed lines, kept for the next session. ``hear``, if given, is called with the facts of
+    each answer instead of printing words.
+    """
 
     intro = "Type help for the commands, quit to leave."
     prompt = "fairpate> "
@@ -204,15 +208,34 @@ class QueryShell(cmd.Cmd):
         """Read and run commands until `quit` or the end of input; Ctrl-C drops a line."""
         if not interactive:
             self.intro, self.prompt = "", ""
-        _load_history(self._history)
+        path = self._history
         try:
-            while not self._read_until_interrupted():
-                self.intro = ""
+            import readline
+        except ImportError:  # a system without the line editor: there is no history
+            path = None
+        # A home folder that cannot be read or written is no reason to refuse a question.
+        if path is not None:
+            with suppress(OSError):
+                readline.read_history_file(path)
+        try:
+            while True:
+                try:
+                    self.cmdloop()
+                    break
+                except KeyboardInterrupt:
+                    self._console.print()
+                    self.intro = ""
         finally:
-            _save_history(self._history)
+            if path is not None:
+                with suppress(OSError):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    # Rights before content: a question that was typed in full is a record.
+                    path.touch(mode=0o600)
+                    readline.set_history_length(_HISTORY_LENGTH)
+                    readline.write_history_file(path)
 
     def onecmd(self, line: str) -> bool:
-        """Run one command; what the user can fix is printed and the shell goes on."""
+        """Run one command; an error that the user can fix is printed, and the shell continues."""
         try:
             return bool(super().onecmd(line))
         except UserError as error:
@@ -224,12 +247,13 @@ class QueryShell(cmd.Cmd):
         super().onecmd(line)
 
     def default(self, line: str) -> None:
-        """An unknown command."""
+        """Raise CommandError for an unknown command, with the nearest known one."""
         word = line.split()[0]
-        raise CommandError(f"{word}: unknown command{nearest(word, _commands(self))}.")
+        commands = sorted(name[3:] for name in self.get_names() if name.startswith("do_"))
+        raise CommandError(f"{word}: unknown command{nearest(word, commands)}.")
 
     def emptyline(self) -> bool:
-        """An empty line does nothing."""
+        """Do nothing; the base class would repeat the last command."""
         return False
 
     def do_ask(self, line: str) -> None:
@@ -272,7 +296,7 @@ class QueryShell(cmd.Cmd):
         return True
 
     def get_names(self) -> list[str]:
-        """The parent's, without what a person does not type."""
+        """Return the names of commands, without that of the end of input, which nobody types."""
         return [name for name in super().get_names() if name != "do_EOF"]
 
     def do_EOF(self, _: str) -> bool:
@@ -287,21 +311,16 @@ class QueryShell(cmd.Cmd):
         for line in words:
             self._console.print(line)
 
-    def _read_until_interrupted(self) -> bool:
-        """Whether the user left."""
-        try:
-            self.cmdloop()
-        except KeyboardInterrupt:
-            self._console.print()
-            return False
-        return True
-
 
 def parse_questions(text: str) -> list[Question]:
-    """Questions from ``17``, ``0:20``, ``3 5 8`` or a JSON object (a list of them too). CommandError otherwise."""
+    """Return questions from ``17``, ``0:20``, ``3 5 8``, a JSON object or a list of them. CommandError otherwise."""
     stripped = text.strip()
     if stripped.startswith(("{", "[")):
-        return _parse_json(stripped)
+        try:
+            value: Any = json.loads(stripped)
+        except ValueError as error:
+            raise CommandError(f"Expected JSON ({error}).") from error
+        return value if isinstance(value, list) else [value]
     ranges = [parse_range(word) for word in stripped.split()]
     if (total := sum(map(len, ranges))) > _MOST_QUESTIONS:
         raise CommandError(f"{stripped}: expected at most {_MOST_QUESTIONS} records at once, got {total}.")
@@ -312,7 +331,7 @@ def parse_questions(text: str) -> list[Question]:
 
 
 def parse_range(word: str) -> Sequence[int]:
-    """``17`` or ``0:500`` (the end is left out) as numbers. CommandError otherwise."""
+    """Return the numbers of ``17`` or ``0:500`` (500 not included). CommandError otherwise."""
     start, colon, stop = word.partition(":")
     if not start.isdecimal() or (colon and not stop.isdecimal()) or len(word) > _LONGEST_RANGE:
         raise CommandError(f"{word}: expected the number of a record (from 0), or a range such as 0:500.")
@@ -322,24 +341,16 @@ def parse_range(word: str) -> Sequence[int]:
 
 
 def describe(reply: Reply, label_names: Sequence[str]) -> str:
-    """A reply in words."""
+    """Return a reply in words."""
     if reply.label is not None:
         return label_names[reply.label]
     return "no room in the budget" if reply.status == "over_budget" else "refused"
 
 
 def reply_facts(reply: Reply, label_names: Sequence[str]) -> dict[str, Any]:
-    """A reply as it is on the wire, its label as a number and by its name."""
+    """Return a reply as the service sends it, its label as a number and by its name."""
     name = None if reply.label is None else label_names[reply.label]
     return {"key": reply.key, "status": reply.status, "label": reply.label, "label_name": name}
-
-
-def _parse_json(text: str) -> list[Question]:
-    try:
-        value: Any = json.loads(text)
-    except ValueError as error:
-        raise CommandError(f"Expected JSON ({error}).") from error
-    return value if isinstance(value, list) else [value]
 
 
 def _budget_line(name: str, budget: Budget) -> str:
@@ -351,36 +362,3 @@ def _budget_line(name: str, budget: Budget) -> str:
         f"{name:<10} epsilon {spent} ({limit}, delta {delta_text(budget.delta)}, {budget.kind.replace('_', '-')}), "
         f"queries {budget.queries_submitted}{queries}{closed}"
     )
-
-
-def _commands(shell: QueryShell) -> list[str]:
-    return sorted(name[3:] for name in shell.get_names() if name.startswith("do_"))
-
-
-def _load_history(path: Path | None) -> None:
-    """Best effort, as is saving: a home that cannot be read or written is no reason to refuse a question."""
-    readline = _readline()
-    if readline is not None and path is not None:
-        with suppress(OSError):
-            readline.read_history_file(path)
-
-
-def _save_history(path: Path | None) -> None:
-    readline = _readline()
-    if readline is None or path is None:
-        return
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Rights before content: a question that was typed in full is a record.
-        path.touch(mode=0o600)
-        readline.set_history_length(_HISTORY_LENGTH)
-        readline.write_history_file(path)
-
-
-def _readline() -> Any:
-    """The line editor, or None on a system without it: then there is no history."""
-    try:
-        import readline
-    except ImportError:
-        return None
-    return readline

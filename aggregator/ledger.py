@@ -104,23 +104,20 @@ NO_LIMIT = OwnLimit()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """One query, charged in full; ``votes`` are the teachers' counts per class, ``number`` counts from 0."""
+class Charge:
+    """The reservation of one query at its full cost, and its outcome.
+
+    ``number`` counts reservations from 0; ``votes`` are the teachers' counts per class. Without an outcome a crash left
+    the reservation open: it is charged, and nothing was released. ``at_s``: seconds since 1970.
+    """
 
     number: int
     key: str
     group: int
     votes: tuple[int, ...]
-    asker: Asker = NOBODY
-    at_s: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Charge:
-    """A reservation and its outcome. Without an outcome a crash left it open: charged, and nothing was released."""
-
-    reservation: Reservation
     outcome: Outcome | None
+    asker: Asker
+    at_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -332,12 +329,7 @@ class LedgerState:
         asked = islice(((asked.asker, asked.at_s) for asked in self.asked for _ in range(asked.num_queries)), count)
         columns = zip(self.keys[:count], self.groups[:count], votes, asked, self.outcomes[:count], strict=True)
         return tuple(
-            Charge(
-                reservation=Reservation(
-                    number=number, key=key, group=group, votes=tuple(votes_C), asker=asker, at_s=at_s
-                ),
-                outcome=settled,
-            )
+            Charge(number=number, key=key, group=group, votes=tuple(votes_C), outcome=settled, asker=asker, at_s=at_s)
             for number, (key, group, votes_C, (asker, at_s), settled) in enumerate(columns)
         )
 

@@ -75,7 +75,7 @@ def query_key(features: npt.NDArray[np.generic], group: int) -> str:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Request:
+class _Waiting:
     """New queries of one caller, with their votes."""
 
     queries: Sequence[Query]
@@ -96,7 +96,7 @@ class AggregatorSession:
         self._ledger, self._source = ledger, source
         self._gate = self._resumed_gate()
         self._filter = open_filter(ledger)
-        self._line: list[_Request] = []
+        self._line: list[_Waiting] = []
         self._line_lock, self._ledger_lock = threading.Lock(), threading.Lock()
 
     def _resumed_gate(self) -> DemographicParityGate:
@@ -158,7 +158,7 @@ class AggregatorSession:
                 raise ValueError(f"Expected votes of shape {(len(new), terms.num_classes)}, got {votes_QC.shape}.")
             if not terms.mechanism.is_complete(votes_QC, num_teachers=terms.num_teachers):
                 raise VotesUnavailableError(f"Expected the votes of all {terms.num_teachers} teachers on every query.")
-            self._settle(_Request(queries=new, votes_QC=votes_QC, quota=quota))
+            self._settle(_Waiting(queries=new, votes_QC=votes_QC, quota=quota))
         # As the ledger has it, not as it was drawn: what is not stored does not leave.
         return tuple([ledger.outcome(query.key) or OverBudget() for query in queries])
 
@@ -185,7 +185,7 @@ class AggregatorSession:
                     break
         return payers
 
-    def _settle(self, request: _Request) -> None:
+    def _settle(self, request: _Waiting) -> None:
         """Wait in line until this thread, or another one, has reserved, drawn and committed the request."""
         with self._line_lock:
             self._line.append(request)
@@ -199,7 +199,7 @@ class AggregatorSession:
         if request.error is not None:
             raise request.error
 
-    def _write(self, requests: Sequence[_Request]) -> None:
+    def _write(self, requests: Sequence[_Waiting]) -> None:
         """Reserve, draw and commit these requests in blocks, and mark each as done."""
         ledger = self._ledger
 

@@ -431,14 +431,14 @@ class FileAnchor:
             raise LedgerError(f"{self._path}: no anchor can be made there ({error}); give another place.") from error
 
     def noted(self) -> Head:
-        return self._noted(self._held())
+        return self._noted(locked=True)
 
     def look(self) -> None:
-        self._noted(self._opened())
+        self._noted(locked=False)
 
-    def _noted(self, opened: AbstractContextManager[int]) -> Head:
+    def _noted(self, *, locked: bool) -> Head:
         try:
-            with opened as descriptor:
+            with self._opened(locked=locked) as descriptor:
                 return self._read(descriptor)
         except StoreError as error:
             raise LedgerError(str(error)) from error
@@ -449,7 +449,7 @@ class FileAnchor:
             ) from error
 
     def note(self, head: Head) -> None:
-        with self._held() as descriptor:
+        with self._opened(locked=True) as descriptor:
             noted = self._read(descriptor)
             if noted.number > head.number or (noted.number == head.number and noted != head):
                 raise StoreError(
@@ -463,21 +463,14 @@ class FileAnchor:
         """Do nothing: no file stays open."""
 
     @contextmanager
-    def _opened(self) -> Iterator[int]:
+    def _opened(self, *, locked: bool) -> Iterator[int]:
+        """Open the file, under a lock if it is asked for; a writer holds it only for the moment in which it notes."""
         # Opened anew each time: one that was removed or replaced must not be written on unseen.
         descriptor = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW)
         try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    @contextmanager
-    def _held(self) -> Iterator[int]:
-        """Open the file under a lock, which a writer holds only for the moment in which it notes."""
-        with self._opened() as descriptor:
             # Asked again and again, since flock waits without a limit and a paused writer would hold up its successor.
             deadline_s = time.monotonic() + _LOCK_S
-            while True:
+            while locked:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
@@ -486,6 +479,8 @@ class FileAnchor:
                         raise StoreError(f"{self._path}: the anchor is held by a process that hangs; end it") from error
                     time.sleep(0.01)
             yield descriptor
+        finally:
+            os.close(descriptor)
 
     def _read(self, descriptor: int) -> Head:
         try:

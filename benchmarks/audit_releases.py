@@ -28,7 +28,7 @@ import torch
 
 from aggregator.mechanism import NearestCounts
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.methods.record_votes import UNITS, Ballot, noisy_votes, with_noise
+from fairpate.methods.record_votes import UNITS, WeightedBallot, noisy_votes, with_noise
 from fairpate.privacy.accountant import epsilon_of, least_noise
 from fairpate.privacy.audit import epsilon_of_best_threshold
 from fairpate.privacy.discrete_gaussian import OsEntropy
@@ -70,7 +70,7 @@ def one_vote(is_in: bool, noise_factor: float, games: int, *, stddev: float) -> 
 
 def weighted_vote(is_in: bool, noise_factor: float, games: int, *, stddev: float) -> Scores:
     """How far the row of the canary's label points where the canary does; ``stddev`` in units of its norm."""
-    ballot = Ballot(embedding=None, radius=1.0)
+    ballot = WeightedBallot(embedding=None, radius=1.0)
     far_N = torch.full((_ROWS if is_in else 0, 1), 10.0)
     table_CW = ballot.table(far_N, np.arange(len(far_N)), num_classes=_ROWS)
     direction_W = ballot.votes(torch.full((1, 1), 10.0))[0] / UNITS

@@ -60,7 +60,7 @@ def run(folder: Path, *, rounds: int, generator: random.Random) -> dict[str, flo
         standby.promote()
         with Ledger(standby.url("kept"), TERMS, create=False) as ledger:
             seconds.append(time.monotonic() - lost_s)
-            charged = [charge.reservation.key for charge in ledger.charges]
+            charged = [charge.key for charge in ledger.charges]
             left_open = sum(charge.outcome is None for charge in ledger.charges)
             if any(ledger.outcome(key) != outcome for key, outcome in given.items()):
                 raise RuntimeError("An answer was lost.")

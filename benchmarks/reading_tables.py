@@ -30,7 +30,7 @@ from rich.table import Table
 
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import load_data
-from fairpate.methods.record_votes import Ballot
+from fairpate.methods.record_votes import WeightedBallot
 
 NUM_PUBLIC, ROWS_PER_PERSON, _PART, _SECONDS_BETWEEN = 10_000, 10, 100_000, 0.02
 
@@ -126,7 +126,7 @@ def take(folder: Path, num_rows: int) -> Taken:
     started = time.perf_counter()
     dataset = load_data(config)
     read = time.perf_counter()
-    ballot = Ballot.of(dataset, EmbeddingConfig(num_components=60))
+    ballot = WeightedBallot.of(dataset, EmbeddingConfig(num_components=60))
     ballot.table(dataset.private.x, dataset.private.y.numpy(), num_classes=2)
     return Taken(
         num_rows=num_rows,

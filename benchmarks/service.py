@@ -155,7 +155,7 @@ def serve_bare(folder: Path, port: int) -> None:
         row = Reply(key="0" * 64, status="answered", label=3)
         return Replies(replies=[row for _ in body.queries], budget_crossed_at=None)
 
-    bare.__annotations__["body"] = bodies_for(open_backend(folder / "bare.sqlite").pool).queries
+    bare.__annotations__["body"] = bodies_for(open_backend(folder / "bare.sqlite").pool)[0]
     app.post("/v1/queries", response_model=Replies)(bare)
     app.get("/livez")(lambda: None)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", access_log=False)

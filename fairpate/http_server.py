@@ -1,17 +1,17 @@
-"""What serves an application over HTTP: errors, headers, logs, limits of connections, TLS, and uvicorn in a thread.
+"""Serve an ASGI application over HTTP: error bodies, headers, logs, connection limits, TLS, and uvicorn in a thread.
 
-The aggregator and the published student share it with :mod:`fairpate.http_requests`: :func:`new_app` makes the
-application with its error bodies and health routes, :func:`add_guards` puts the middleware around it, and
-:class:`HttpServer` serves it, so that an option of a service holds for both.
+The aggregator and the published student share this module and :mod:`fairpate.http_requests`: :func:`new_app` makes the
+application with its error bodies, health routes and middleware, and :class:`HttpServer` serves it, so that every option
+of a service holds for both.
 
-Connections have limits that hold before anything is parsed or buffered. uvicorn's protocol on h11 parses;
-:class:`LimitedProtocol` decides what it is given. A head has a size and a deadline, so has a body; one request at a
-time is taken from a connection; a reply that nobody fetches is given up. When all places are taken, the connection that
-has waited longest with no complete request makes room, of the address that holds most of those. What a refused caller
-still sends is thrown away for a moment, so that it gets to read the refusal.
+The limits of connections hold before anything is parsed or buffered. uvicorn's protocol on h11 is the parser;
+:class:`LimitedProtocol` chooses the bytes it gets. A head has a maximum size, head and body have deadlines, a
+connection has one request at a time, and a response that the client does not fetch is abandoned. When all places are
+taken, the address with most incomplete requests loses those that have waited longest. A refused client is read for a
+moment longer, so that it receives the refusal.
 
-Logs and spans hold method, route, status, caller, number of queries and request id: all of that would be the same with
-other votes, for both kinds of refusal are one status. How long a request took is in no line, and nothing inside a
+Logs and spans contain method, route, status, caller, number of queries and request id. All of these would be the same
+with other votes, because both kinds of refusal have one status. No line contains a duration, and nothing inside a
 request has a span of its own.
 """
 
@@ -33,12 +33,15 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from types import SimpleNamespace
+from typing import Any, Protocol
 
 import h11
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -65,12 +68,16 @@ from fairpate.pages import HEADERS as PAGE_HEADERS
 from fairpate.pages import api_page
 from fairpate.types import UserError
 
-# By name: FastAPI would build the model again for every status of every route, half of the time that all take.
+# A reference: given the model, FastAPI would build its schema for every status of every route, half of its start.
 _FAULTS: dict[str, Any] = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Faults"}}}}
+_NOT_KEPT = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
+_HEADERS = {"http": _NOT_KEPT, "https": [*_NOT_KEPT, (b"strict-transport-security", b"max-age=31536000")]}
+"""The headers of every response, by scheme: not cached, read as the stated type only, and TLS only once it was used."""
+_log = logging.getLogger(__name__)
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """``value`` as compact JSON."""
+    """Return ``value`` as compact JSON."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return Response(text, status_code=status, headers=headers, media_type="application/json")
 
@@ -78,8 +85,12 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
 def faults_response(
     status: int, faults: Sequence[Mapping[str, str]], headers: Mapping[str, str] | None = None
 ) -> Response:
-    """A :class:`fairpate.http_requests.Faults`."""
+    """Return a :class:`fairpate.http_requests.Faults` as JSON."""
     return json_response({"errors": list(faults)}, status=status, headers=headers)
+
+
+OnResponse = Callable[[Mapping[str, Any], float], object]
+"""Called when a response starts, with the facts of its request (those of a log line) and the seconds it took."""
 
 
 def new_app(
@@ -87,14 +98,22 @@ def new_app(
     title: str,
     description: str,
     reasons: Callable[[], Awaitable[Sequence[str]]],
+    tokens: Tokens,
+    max_body_bytes: Callable[[], int],
+    rate: RequestRate,
+    strangers: RequestRate = STRANGERS,
+    open_to_all: bool = False,
+    tracer: Any = None,
+    on_response: OnResponse = lambda *_: None,
     field_name: Callable[[Mapping[str, Any]], str] = lambda error: ".".join(field_of(error)) or "body",
     unrouted: str = "see /docs.",
     lifespan: Any = None,
 ) -> FastAPI:
-    """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``.
+    """Return an application with error bodies, ``/livez``, ``/readyz``, ``/healthz`` and ``/docs``, for more routes.
 
-    ``reasons`` looks at what would keep the service from answering now. ``field_name`` names the field of one of
-    pydantic's errors; ``unrouted`` ends the remedy for a path that is not a route.
+    :class:`Guard` and, around it, :class:`Observed` stand in front of all routes; their arguments are passed on.
+    ``reasons`` returns what keeps the service from answering now. ``field_name`` returns the field of one of pydantic's
+    errors; ``unrouted`` ends the remedy for a path without a route.
     """
     app = FastAPI(
         title=title,
@@ -103,7 +122,7 @@ def new_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
-        # A redirect to the path with a slash would repeat the Host header, which anybody may choose.
+        # A redirect to the path with a slash would repeat the Host header, which any caller may choose.
         redirect_slashes=False,
         responses={
             400: {"model": Faults},
@@ -129,19 +148,19 @@ def new_app(
 
     @app.exception_handler(Exception)
     async def defect(request: Request, error: Exception) -> Response:
-        # Its type alone: the message of an unforeseen error may quote what no analyst may see.
-        found = fault("server", type(error).__name__, "A defect; tell the operator.")
-        # This response leaves outside of all middleware.
-        headers = {name.decode(): value.decode() for name, value in security_headers(request.scope["scheme"])}
+        # The type alone: the message of an unforeseen error may quote what no analyst may see.
+        found = fault("server", type(error).__name__, "A defect; inform the operator.")
+        # Starlette sends this response outside all middleware.
+        headers = {name.decode(): value.decode() for name, value in _HEADERS.get(request.scope["scheme"], _NOT_KEPT)}
         return faults_response(500, [found], headers)
 
     @app.get("/livez", response_model=Health)
     async def livez() -> Response:
-        """Whether the process answers: if not, start it again."""
+        """Report that the process answers; if there is no answer, restart it."""
         return json_response({"status": "ok", "reasons": []})
 
     async def readyz() -> Response:
-        """Whether a new query can be expected to be answered now; the reasons why not."""
+        """Report whether a new query can be answered now, and if not, the reasons."""
         found = list(await reasons())
         status = {"status": "failing" if found else "ok", "reasons": found}
         return json_response(status, status=503 if found else 200)
@@ -153,28 +172,10 @@ def new_app(
     async def docs() -> Response:
         return Response(api_page(app.openapi()), media_type="text/html", headers=PAGE_HEADERS)
 
-    return app
-
-
-def add_guards(
-    app: FastAPI,
-    *,
-    tokens: Tokens,
-    max_body_bytes: Callable[[], int],
-    rate: RequestRate,
-    strangers: RequestRate = STRANGERS,
-    open_to_all: bool = False,
-    tracer: Any = None,
-    inside: Sequence[tuple[Any, Mapping[str, Any]]] = (),
-) -> None:
-    """Put :class:`Guard`, the middleware of ``inside`` and :class:`Observed` around ``app``.
-
-    The OpenAPI document names the routes that need a token. ``inside``: classes and their arguments.
-    """
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:
-        # FastAPI keeps the document that it made: what is added to it here stays.
+        # The routes that need a token are marked once: FastAPI caches the document.
         if app.openapi_schema is None and (tokens.needs_token or not open_to_all):
             document = describe()
             document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
@@ -184,7 +185,6 @@ def add_guards(
         return describe()
 
     app.openapi = openapi  # type: ignore[method-assign]
-    # The last that is added stands outside: what Guard refuses is counted, logged and traced too.
     app.add_middleware(
         Guard,
         tokens=tokens,
@@ -193,25 +193,24 @@ def add_guards(
         strangers=strangers,
         open_to_all=open_to_all,
     )
-    for middleware, arguments in inside:
-        app.add_middleware(middleware, **arguments)
-    app.add_middleware(Observed, tracer=tracer)
+    # The middleware added last is outermost: requests that Guard refuses are logged, counted and traced too.
+    app.add_middleware(Observed, tracer=tracer, on_response=on_response)
+    return app
 
 
 _REQUESTS = logging.getLogger("fairpate.requests")
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _METHODS = ("GET", "HEAD", "POST")
-_OWN = ("fairpate", "aggregator", "teachers", "student")
+_PACKAGES = ("fairpate", "aggregator", "teachers", "student")
 _FIELDS = ("method", "route", "status", "caller", "address", "queries")
-_log = logging.getLogger(__name__)
 _id_now: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, the request's id, and what a request adds."""
+    """One JSON object per line: time, level, logger, message, request id, and the fields of a request."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return ``record`` as one line of JSON."""
         seconds, milliseconds = divmod(int(1000 * record.created), 1000)
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
         line: dict[str, Any] = {
@@ -229,7 +228,7 @@ class JsonLines(logging.Formatter):
 
 
 def open_private(path: Path) -> Any:
-    """Open a log file for appending; one that is made can be read by its owner alone, for it names callers."""
+    """Open a log file for appending; a new file is readable by its owner alone, because it names callers."""
     return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
@@ -238,21 +237,8 @@ class _PrivateFile(logging.handlers.WatchedFileHandler):
         return open_private(Path(self.baseFilename))
 
 
-def log_json_lines(path: Path) -> None:
-    """Append what this process logs to ``path`` as JSON lines, one for each request too.
-
-    Of other packages only warnings: what they tell of, such as addresses that were asked for, is not chosen here. A
-    file that was moved away by a rotation is made again.
-    """
-    handler = _PrivateFile(path, encoding="utf-8")
-    handler.setFormatter(JsonLines())
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    for name in _OWN:
-        logging.getLogger(name).setLevel(logging.INFO)
-
-
 def otlp_tracer() -> Any:
-    """A tracer that sends spans where the variables OTEL_EXPORTER_OTLP_* say. ImportError without the extra."""
+    """Return a tracer that exports spans as the variables OTEL_EXPORTER_OTLP_* say. ImportError without the extra."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -260,7 +246,7 @@ def otlp_tracer() -> Any:
 
 
 def tracer_to(processor: Any) -> Any:
-    """A tracer of this service whose spans go to ``processor``."""
+    """Return a tracer that gives the service's spans to ``processor``."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -270,37 +256,74 @@ def tracer_to(processor: Any) -> Any:
 
 
 class Observed:
-    """ASGI middleware around everything: a request id, a log line and a span each, and the headers of every response.
+    """The outermost ASGI middleware: a request id, a log line and a span per request, and headers of every response.
 
-    Puts ``request_id`` into ``scope["state"]``: the caller's own (``X-Request-Id``) where that is a plain word.
+    Puts ``request_id`` into ``scope["state"]``: the caller's ``X-Request-Id`` if it is one plain word, else a random
+    one.
     """
 
-    def __init__(self, app: ASGIApp, *, tracer: Any = None) -> None:
-        self._app, self._tracer = app, tracer
+    def __init__(self, app: ASGIApp, *, tracer: Any = None, on_response: OnResponse = lambda *_: None) -> None:
+        self._app, self._tracer, self._on_response = app, tracer, on_response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, and log it when its response starts."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        began_s = time.perf_counter()
+        # A caller may send any word as the method; few are distinguished.
+        method = scope["method"] if scope["method"] in _METHODS else "other"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        state = scope.setdefault("state", {})
-        state["request_id"] = given if _ID.fullmatch(given := headers.get("x-request-id", "")) else secrets.token_hex(8)
-        token = _id_now.set(state["request_id"])
+        given, state = headers.get("x-request-id", ""), scope.setdefault("state", {})
+        state["request_id"] = request_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
+        token = _id_now.set(request_id)
         with contextlib.ExitStack() as opened:
-            span = opened.enter_context(self._span(scope, headers)) if self._tracer else None
+            span = None
+            if self._tracer is not None:
+                from opentelemetry.trace import SpanKind
+                from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+                span = opened.enter_context(
+                    self._tracer.start_as_current_span(
+                        method,
+                        context=TraceContextTextMapPropagator().extract(headers),
+                        kind=SpanKind.SERVER,
+                        # The text of an exception may contain private values: it goes to the log alone.
+                        record_exception=False,
+                        set_status_on_exception=False,
+                    )
+                )
 
             async def observed(message: Message) -> None:
                 if message["type"] == "http.response.start":
-                    found = [*message["headers"], (b"x-request-id", state["request_id"].encode())]
+                    found = [*message["headers"], (b"x-request-id", request_id.encode())]
                     known = {name.lower() for name, _ in found}
-                    # A route's own headers go first: a page has a stricter policy of its own.
-                    found += [each for each in security_headers(scope["scheme"]) if each[0] not in known]
+                    # A header of the route wins: a page has a stricter policy of its own.
+                    found += [each for each in _HEADERS.get(scope["scheme"], _NOT_KEPT) if each[0] not in known]
                     message["headers"] = found
-                    facts = _facts(scope, message["status"])
+                    caller, client = state.get("caller"), scope.get("client")
+                    facts = {
+                        "method": method,
+                        # The template of the route, without the values in the path.
+                        "route": getattr(scope.get("route"), "path", "none"),
+                        "status": message["status"],
+                        "caller": None if caller is None else caller.name,
+                        "address": client[0] if caller is None and client else None,
+                        "queries": state.get("num_queries"),
+                    }
                     _REQUESTS.info("request", extra=facts)
+                    self._on_response(facts, time.perf_counter() - began_s)
                     if span is not None:
-                        _describe(span, facts, state["request_id"])
+                        span.update_name(f"{method} {facts['route']}")
+                        attributes = {
+                            "http.request.method": method,
+                            "http.route": facts["route"],
+                            "http.response.status_code": facts["status"],
+                            "fairpate.request_id": request_id,
+                            "fairpate.caller": facts["caller"],
+                            "fairpate.queries": facts["queries"],
+                        }
+                        span.set_attributes({name: value for name, value in attributes.items() if value is not None})
                 await send(message)
 
             try:
@@ -308,78 +331,18 @@ class Observed:
             finally:
                 _id_now.reset(token)
 
-    @contextlib.contextmanager
-    def _span(self, scope: Scope, headers: dict[str, str]) -> Iterator[Any]:
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        parent = TraceContextTextMapPropagator().extract(headers)
-        # An exception's text may be anything: it is in the log, and no part of a span.
-        with self._tracer.start_as_current_span(
-            method_of(scope),
-            context=parent,
-            kind=SpanKind.SERVER,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
-            yield span
-
-
-def security_headers(scheme: str) -> list[tuple[bytes, bytes]]:
-    """Headers of every response: not kept by caches, of the stated type only, and over TLS alone once it was used."""
-    found = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-    return [*found, (b"strict-transport-security", b"max-age=31536000")] if scheme == "https" else found
-
-
-def method_of(scope: Scope) -> str:
-    """The method of a request: a caller may send any word, and few are told apart."""
-    method: str = scope["method"]
-    return method if method in _METHODS else "other"
-
-
-def route_of(scope: Scope) -> str:
-    """The route that a request was for, without what it named; ``none`` for no route."""
-    return getattr(scope.get("route"), "path", "none")
-
-
-def _facts(scope: Scope, status: int) -> dict[str, Any]:
-    """What may be told of a request; the address only of those that are nobody's, by the service that knows them."""
-    state, client = scope["state"], scope.get("client")
-    caller = state.get("caller")
-    return {
-        "method": method_of(scope),
-        "route": route_of(scope),
-        "status": status,
-        "caller": None if caller is None else caller.name,
-        "address": client[0] if caller is None and client else None,
-        "queries": state.get("num_queries"),
-    }
-
-
-def _describe(span: Any, facts: dict[str, Any], request_id: str) -> None:
-    span.update_name(f"{facts['method']} {facts['route']}")
-    span.set_attribute("http.request.method", facts["method"])
-    span.set_attribute("http.route", facts["route"])
-    span.set_attribute("http.response.status_code", facts["status"])
-    span.set_attribute("fairpate.request_id", request_id)
-    for name in ("caller", "queries"):
-        if facts[name] is not None:
-            span.set_attribute(f"fairpate.{name}", facts[name])
-
-
-# A head passes its limit by no more than this before it is refused.
-_SLICE_BYTES = 4096
+_SLICE_BYTES = 4096  # a head passes its limit by at most this
 _LINGER_S = 2.0
-_FILES_BESIDE = 1024  # files that a process opens beside its connections
+_OTHER_FILES = 1024  # files of the process that are not connections
 _EVICTED_SHARE = 16
-Phase = Literal["head", "body", "answer", "idle", "closing"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections are held, how large a request's head may be, and how long its parts may take.
+    """Limits on the number of connections, the size of a request's head, and the time that each part may take.
 
-    ``body_timeout_s`` and ``write_timeout_s`` are for the whole body and for a reply of which nothing is fetched.
+    ``body_timeout_s`` is for the whole body, ``write_timeout_s`` for a response that the client does not fetch.
     """
 
     max_connections: int = 512
@@ -390,9 +353,9 @@ class ConnectionLimits:
     idle_timeout_s: float = 5.0
 
     def within_file_limit(self) -> ConnectionLimits:
-        """The same, after this process was allowed as many open files, or fewer connections if it may not have them."""
+        """Raise this process's limit of open files; return fewer connections where it may not be raised enough."""
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = _FILES_BESIDE + 2 * self.max_connections
+        wanted = _OTHER_FILES + 2 * self.max_connections
         if soft != resource.RLIM_INFINITY and soft < wanted:
             soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -402,40 +365,52 @@ class ConnectionLimits:
 
 
 class LimitedProtocol(H11Protocol):
-    """One connection under :class:`ConnectionLimits`."""
+    """One connection under :class:`ConnectionLimits`.
+
+    Its phase is the part of a request that is awaited: head, body, the application's answer, the next request (idle),
+    or the end of a connection whose client is only read to the end (closing).
+    """
 
     def __init__(self, *arguments: Any, limits: ConnectionLimits, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.phase: Phase = "head"
+        self.phase = "head"
         self.phase_since_s = time.monotonic()
         self._limits = limits
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
 
-    @property
-    def address(self) -> str:
-        """Who is connected, without the port."""
-        return self.client[0] if self.client else ""
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take the connection, if need be in place of another."""
+        """Accept the connection, if necessary instead of others that wait."""
         super().connection_made(transport)
-        # A reply leaves in several pieces, and asyncio leaves this out for a socket that was bound elsewhere.
+        # A response leaves in several pieces; asyncio does not set this for a socket that it did not make.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._enter("head")
-        if len(self.connections) > self._limits.max_connections:
-            for connection in _longest_waiting(self.connections) or [self]:
-                connection.abort()
+        if len(self.connections) <= self._limits.max_connections:
+            return
+        connections: Any = self.connections  # uvicorn's type does not know this protocol
+        waiting = [connection for connection in connections if connection.phase != "answer"]
+        addresses = Counter(connection.address for connection in waiting)
+        busiest = addresses.most_common(1)[0][0] if waiting else None
+        most = sorted((one for one in waiting if one.address == busiest), key=lambda one: one.phase_since_s)
+        # Several at once: the choice looks at all connections, which would be slow for each one of a flood.
+        for connection in most[: 1 + len(connections) // _EVICTED_SHARE] or [self]:
+            connection.abort()
+
+    @property
+    def address(self) -> str:
+        """The address of the client, without the port."""
+        return self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
-        self._unset(self._deadline)
-        self._unset(self._write_deadline)
+        """Cancel the deadlines of the connection."""
+        for timer in (self._deadline, self._write_deadline):
+            if timer is not None:
+                timer.cancel()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what belongs to the one request that is being received, a head in slices."""
+        """Give the parser the bytes of the one request that is being received, a head in slices."""
         while data and self.phase != "closing" and not self.transport.is_closing():
             if self.phase == "answer":  # a second request before the first is answered
                 self.cycle.keep_alive = False
@@ -443,12 +418,20 @@ class LimitedProtocol(H11Protocol):
             size = len(data) if self.phase == "body" else _SLICE_BYTES
             super().data_received(data[:size])
             data = data[size:]
-            self._follow()
+            if self.cycle is not None and self.cycle.transport is self.transport:
+                # uvicorn closes the transport of a response at its end, which would cut off a client that still sends.
+                own, cycle = self.transport, self.cycle
+                cycle.transport = SimpleNamespace(write=own.write, is_closing=own.is_closing, close=self.finish)  # type: ignore[assignment]
+            if self.phase != "closing":
+                phases: dict[Any, str] = {h11.SEND_BODY: "body", h11.IDLE: "head"}
+                self._enter(phases.get(self.conn.their_state, "answer"))
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, if the one that was answered is over."""
-        is_over = self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]
-        if not is_over and not self.transport.is_closing():
+        """Wait for the next request, or close the connection if the last one was not read to its end."""
+        if self.phase == "closing":
+            self.server_state.total_requests += 1
+            return
+        if not self.is_read and not self.transport.is_closing():
             self.server_state.total_requests += 1
             self._linger()
             return
@@ -459,22 +442,23 @@ class LimitedProtocol(H11Protocol):
             self._enter("idle")
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, also one that does not fetch its last reply."""
+        """Close an idle connection, also one that does not fetch its last response."""
         super().timeout_keep_alive_handler()
         self._enter("closing")
 
     def pause_writing(self) -> None:
-        """Give up if nothing of the reply is fetched for too long."""
+        """Abort the connection if the client fetches nothing of the response for too long."""
         super().pause_writing()
         self._write_deadline = self.loop.call_later(self._limits.write_timeout_s, self.abort)
 
     def resume_writing(self) -> None:
-        """Go on."""
-        self._unset(self._write_deadline)
+        """Cancel the deadline of :meth:`pause_writing`."""
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, or too much of it."""
+        """Refuse bytes that are not HTTP, or a head that is too large."""
         size, most = len(self.conn.trailing_data[0]), self._limits.max_head_bytes
         if size > most:
             self._refuse(431, fault("headers", f"{size} bytes", f"Expected at most {most} bytes; send fewer."))
@@ -482,39 +466,47 @@ class LimitedProtocol(H11Protocol):
             self._refuse(400, fault("request", "", msg))
 
     def abort(self) -> None:
-        """End the connection at once, and give its place free."""
-        # Not left to `connection_lost`, which comes a turn of the loop later: the place is free at once.
+        """End the connection at once."""
+        # asyncio calls `connection_lost` in the next turn of the loop; the place has to be free now.
         self.connections.discard(self)
         self.transport.abort()
 
-    def _follow(self) -> None:
-        """Enter the phase that the parser is in."""
-        if self.phase == "closing":
-            return
-        if self.conn.their_state is h11.SEND_BODY:
-            self._enter("body")
-        elif self.conn.their_state is h11.IDLE:
-            self._enter("head")
-        else:
-            self._enter("answer")
+    @property
+    def is_read(self) -> bool:
+        """True if all that the client sent has been parsed."""
+        return self.conn.their_state is not h11.SEND_BODY and not self.conn.trailing_data[0]
 
-    def _enter(self, phase: Phase) -> None:
-        # Bytes that trickle in leave the deadline where it is.
+    def finish(self) -> None:
+        """Close the connection after a response, a moment later if the client is still sending."""
+        if self.is_read:
+            self.transport.close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """End the response, and discard what the client still sends for a moment."""
+        self._enter("closing")
+        # Closing a socket with unread bytes resets the connection, and the client may lose the response.
+        self.flow.resume_reading()
+        # TLS cannot close one direction. OSError: the client may be gone.
+        with contextlib.suppress(OSError, NotImplementedError):
+            self.transport.write_eof()
+
+    def _enter(self, phase: str) -> None:
+        # Bytes that trickle in do not move the deadline.
         if phase == self.phase and self._deadline is not None:
             return
-        self._unset(self._deadline)
+        if self._deadline is not None:
+            self._deadline.cancel()
         self.phase, self.phase_since_s = phase, time.monotonic()
         limits = self._limits
         seconds = {"head": limits.head_timeout_s, "body": limits.body_timeout_s, "closing": _LINGER_S}.get(phase)
-        if seconds is None:
-            self._deadline = None
-        else:
-            late = self.abort if phase == "closing" else self._too_late
-            self._deadline = self.loop.call_later(seconds, late)
+        late = self.abort if phase == "closing" else self._too_late
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, late)
 
     def _too_late(self) -> None:
         if self.phase == "head" and not self.conn.trailing_data[0]:
-            self.abort()  # it never said anything
+            self.abort()  # the client has sent nothing
             return
         self._refuse(408, fault("request", f"no complete {self.phase}", "Too slow; send it at once."))
         # The application may be waiting for the rest of the body.
@@ -523,89 +515,59 @@ class LimitedProtocol(H11Protocol):
             self.cycle.message_event.set()
 
     def _refuse(self, status: int, found: dict[str, str]) -> None:
-        """Answer past the parser, which has no request to answer."""
+        """Write a response without the parser, which has no request to answer."""
         body = json.dumps({"errors": [found]}).encode()
-        scheme = "https" if self.transport.get_extra_info("sslcontext") else "http"
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        headers += [(b"connection", b"close"), *security_headers(scheme)]
+        headers += [(b"connection", b"close"), *_HEADERS[self.scheme or "http"]]
         head = f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n".encode()
         self.transport.write(head + b"".join(b"%b: %b\r\n" % each for each in headers) + b"\r\n" + body)
         self._linger()
 
-    def _linger(self) -> None:
-        """Say that nothing more comes, and throw away what still arrives, for a moment."""
-        self._enter("closing")
-        # Bytes that nobody reads would make the close a reset, and a reset can take the refusal with it.
-        self.flow.resume_reading()
-        with contextlib.suppress(OSError):  # the other side may be gone
-            self.transport.write_eof()
-
-    def _unset(self, timer: asyncio.TimerHandle | None) -> None:
-        if timer is not None:
-            timer.cancel()
-
-
-def limited_protocol(limits: ConnectionLimits) -> Callable[..., LimitedProtocol]:
-    """What uvicorn makes a protocol of for each connection."""
-    return lambda *arguments, **options: LimitedProtocol(*arguments, limits=limits, **options)
-
-
-def _longest_waiting(connections: Any) -> list[LimitedProtocol]:
-    """Of the address with most connections without a complete request, those that have waited longest.
-
-    Several, because choosing looks at all of them, which a flood would make costly.
-    """
-    waiting = [connection for connection in connections if connection.phase != "answer"]
-    if not waiting:
-        return []
-    ((busiest, _),) = Counter(connection.address for connection in waiting).most_common(1)
-    of_it = sorted((one for one in waiting if one.address == busiest), key=lambda one: one.phase_since_s)
-    return of_it[: 1 + len(connections) // _EVICTED_SHARE]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TlsFiles:
-    """A certificate with its chain, and its key, as PEM; the key needs no password. ValueError for what is none."""
+    """A certificate with its chain, and its key without a password, as PEM. ValueError if they cannot be used."""
 
     cert: Path
     key: Path
 
     def __post_init__(self) -> None:
         try:
-            ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-                self.cert, self.key, password=_no_password
-            )
+            self.load_into(ssl.create_default_context(ssl.Purpose.CLIENT_AUTH))
         except (OSError, ssl.SSLError, ValueError) as error:
             raise ValueError(
                 f"{self.cert} and {self.key}: cannot be used as certificate and key ({error}); give PEM files that "
                 "belong together, the key without a password."
             ) from error
 
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Load both files into ``context``: new connections get this certificate."""
 
-def _no_password() -> str:
-    # Without a function that refuses, OpenSSL would ask on the terminal and wait there.
-    raise ValueError("the key has a password")
+        def no_password() -> str:
+            # Without a function that refuses, OpenSSL asks on the terminal and waits there.
+            raise ValueError("the key has a password")
+
+        context.load_cert_chain(self.cert, self.key, password=no_password)
 
 
 _BIND_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 _BACKLOG, _ACCEPTED_TOGETHER = 4096, 64
-# Below `_STOP_TIMEOUT_S`: the server gives up its requests before its thread is given up.
-_GRACE_S = 10
+_GRACE_S = 10  # less than `_STOP_TIMEOUT_S`, so that uvicorn ends its requests before its thread is abandoned
 _TICKS_PER_LOOK = 20  # of a tenth of a second
 
 
 class ServiceError(UserError, RuntimeError):
-    """A service that cannot start or went away; the message says what to do."""
+    """A service that cannot start or went away; the message names the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """How a service is reached.
+    """Address, limits and logs of a service.
 
-    ``rate``: requests of one caller; ``strangers``: of one address without a known token. ``tls``: files of a
-    certificate; None: plain HTTP. ``log_file`` gets a JSON line for each request. ``traces`` sends spans where
-    OTEL_EXPORTER_OTLP_* say.
+    ``rate`` limits the requests of one caller, ``strangers`` those of one address without a known token. ``tls``: files
+    of a certificate; None: plain HTTP. ``log_file`` gets one JSON line per request. ``traces`` exports spans as the
+    variables OTEL_EXPORTER_OTLP_* say.
     """
 
     host: str = "127.0.0.1"
@@ -623,37 +585,40 @@ class HttpSettings:
 
     @property
     def url(self) -> str:
-        """The service's address."""
+        """The URL of the service."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
 
 
 class Servable(Protocol):
-    """What makes the application that is served."""
+    """An object that makes the application to serve."""
 
     def app(self, settings: Any, *, tracer: Any = None) -> FastAPI:
-        """Return the application."""
+        """Return the application under ``settings``; ``tracer`` makes a span of each request."""
 
 
 class HttpServer:
     """uvicorn in a thread, on a socket that is bound before the thread starts."""
 
     def __init__(self, servable: Servable, settings: HttpSettings, *, tracer: Any = None) -> None:
-        """``tracer`` takes the place of the one that the settings ask for."""
-        import uvicorn
-
-        # Before anything else runs: a port that is taken ends the start.
+        """Start to serve. ``tracer`` replaces the one that the settings ask for."""
+        # First of all: a port that is taken ends the start.
         listening = bind(settings.host, settings.port)
         if settings.log_file is not None:
-            log_json_lines(settings.log_file)
+            handler = _PrivateFile(settings.log_file, encoding="utf-8")  # opened again after a rotation moved it
+            handler.setFormatter(JsonLines())
+            # Other packages log warnings only: they may log what this service must not, such as addresses.
+            logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+            for name in _PACKAGES:
+                logging.getLogger(name).setLevel(logging.INFO)
         if settings.traces and tracer is None:
             tracer = otlp_tracer()
         self._app = app = servable.app(settings, tracer=tracer)
         limits = settings.limits.within_file_limit()
-        # Everything is named that uvicorn would choose by what is installed: limits are limits of this parser.
+        # Every choice that uvicorn would make by what is installed is made here: the limits need this parser.
         config = uvicorn.Config(
             app,
-            http=limited_protocol(limits),  # type: ignore[arg-type]  # whatever makes a protocol
+            http=partial(LimitedProtocol, limits=limits),  # type: ignore[arg-type]  # any maker of a protocol
             loop="asyncio",
             ws="none",
             log_level="error",
@@ -661,75 +626,60 @@ class HttpServer:
             server_header=False,
             backlog=_ACCEPTED_TOGETHER,
             h11_max_incomplete_event_size=limits.max_head_bytes,
-            timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type]  # seconds, not whole ones
+            timeout_keep_alive=limits.idle_timeout_s,  # type: ignore[arg-type]  # a fraction of a second works
             timeout_graceful_shutdown=_GRACE_S,
             ssl_certfile=settings.tls.cert if settings.tls else None,
             ssl_keyfile=settings.tls.key if settings.tls else None,
         )
-        self._server = _server(config, listening, settings.tls)
+        self._server = _Server(config, listening, settings.tls)
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
         self._thread.start()
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests are accepted."""
+        """True while requests are accepted."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Answer what is under way, then close."""
-        # First: a graceful end waits for replies, and a stream does not end by itself for minutes.
+        """Answer the requests under way, then close."""
+        # Streams first: a graceful stop waits for responses, and a stream may last for minutes.
         if hasattr(self._app.state, "streams"):
             self._app.state.streams.close()
         self._server.should_exit = True
         self._thread.join(timeout=_STOP_TIMEOUT_S)
 
 
-def _server(config: Any, listening: socket.socket, tls: TlsFiles | None) -> Any:
-    import uvicorn
+class _Server(uvicorn.Server):
+    """uvicorn with a long backlog, and a certificate that is read again when its files change."""
 
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-            await super().startup(sockets)
-            # asyncio has one number for two things: how many connections it accepts before it does anything else
-            # (should be few), and how many the kernel keeps waiting for it (should be many).
-            listening.listen(_BACKLOG)
+    def __init__(self, config: uvicorn.Config, listening: socket.socket, tls: TlsFiles | None) -> None:
+        super().__init__(config)
+        self._listening, self._tls = listening, tls
+        self._files = () if tls is None else (tls.cert, tls.key)
+        self._versions = list(map(file_version, self._files))
 
-        async def on_tick(self, counter: int) -> bool:
-            if tls is not None and counter % _TICKS_PER_LOOK == 0:
-                certificate.look(config.ssl)
-            return await super().on_tick(counter)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # asyncio uses one number for the connections it accepts before anything else (should be few) and for those
+        # that the kernel queues (should be many).
+        self._listening.listen(_BACKLOG)
 
-    certificate = _Certificate(tls)
-    return Server(config)
-
-
-class _Certificate:
-    """The files of a certificate, and which version of them the server uses."""
-
-    def __init__(self, tls: TlsFiles | None) -> None:
-        self._tls = tls
-        self._seen = self._versions()
-
-    def look(self, context: ssl.SSLContext) -> None:
-        """Load the files into ``context`` if they changed; new connections get the new certificate."""
-        found = self._versions()
-        if self._tls is None or found == self._seen:
-            return
-        self._seen = found
-        try:
-            # Tried first on a context of its own: a pair that is half replaced must not end the one in use.
-            TlsFiles(cert=self._tls.cert, key=self._tls.key)
-            context.load_cert_chain(self._tls.cert, self._tls.key, password=_no_password)
-            _log.info("The certificate was read again.")
-        except (ValueError, OSError) as error:
-            _log.error("The certificate that was replaced is not used: %s", error)
-
-    def _versions(self) -> tuple[tuple[int, ...], ...]:
-        return () if self._tls is None else tuple(map(file_version, (self._tls.cert, self._tls.key)))
+    async def on_tick(self, counter: int) -> bool:
+        if self._tls is not None and counter % _TICKS_PER_LOOK == 0:
+            found = list(map(file_version, self._files))
+            if found != self._versions:
+                self._versions = found
+                try:
+                    # Tried on a context of its own first: a pair that is half replaced must not end the one in use.
+                    replace(self._tls).load_into(self.config.ssl)  # type: ignore[arg-type]
+                    _log.info("The certificate was read again.")
+                except (ValueError, OSError) as error:
+                    _log.error("The certificate that was replaced is not used: %s", error)
+        return await super().on_tick(counter)
 
 
 def bind(host: str, port: int, *, timeout_s: float = _BIND_TIMEOUT_S) -> socket.socket:
-    """A listening socket; waits while a process that just died still holds the port. ServiceError when it stays."""
+    """Return a listening socket; wait while a process that just died still holds the port, then raise ServiceError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     deadline_s = time.monotonic() + timeout_s
     while True:

@@ -1,6 +1,6 @@
 """The card in a student's file, read without building the network.
 
-The file's checksum covers card and weights, so that a file with a readable card is known to be complete.
+The file's checksum covers card and weights, so a file with a readable card is complete.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,12 +31,13 @@ class StudentFileError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class StudentCard:
-    """The description of a student in its file. ``idp3`` is the gate it predicts with by default.
+    """The description of a student in its file. ``idp3`` is the gate that it predicts with by default.
 
-    ``num_members``: of a uniform mixture of networks; None for a single network. ``mixing[a][j][k]``: the probability
-    of predicting k for a member of group a where the network says j; None predicts what it says.
-    ``num_training_labels``: released labels that it was trained on; None where that was not recorded. ``embedding``: of
-    the embedding whose coordinates it takes, the SHA-256 of its file; None where it takes records as they are.
+    ``num_members`` counts the networks of a uniform mixture; None for a single network. ``mixing[a][j][k]`` is the
+    probability of predicting k for a member of group a where the network predicts j; None keeps its prediction.
+    ``num_training_labels`` counts the released labels that it was trained on; None where that was not recorded.
+    ``embedding`` is the SHA-256 of the file of the embedding whose coordinates it takes; None where it takes records
+    as they are.
     """
 
     model: ModelConfig
@@ -67,10 +69,10 @@ def read_card(path: Path) -> StudentCard:
 
 
 def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
-    """Card and weights; ValueError or another of :func:`readable` where they are not what was saved.
+    """Card and weights; ValueError or another error that :func:`readable` turns where they are not what was saved.
 
-    The embedding that the card knows is looked for beside it. Of a file that says no checksum, only what cannot be read
-    counts as damage.
+    The embedding that the card names must lie next to the file. A file without a checksum counts as damaged only where
+    it cannot be read.
     """
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
@@ -80,11 +82,15 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
         raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
     expected = values.pop("sha256", None)
     if expected not in (None, content_digest(values, weights)):
-        raise ValueError("its content is not that of its checksum")
+        raise ValueError("its content does not match its checksum")
     values.pop("format")
-    card = _card(values)
+    model, idp3 = ModelConfig.model_validate(values.pop("model")), values.pop("idp3")
+    fields: Any = {name: _tuples(value) for name, value in values.items()}
+    card = StudentCard(**fields, model=model, idp3=None if idp3 is None else GateRule(**idp3))
     if card.embedding is not None:
-        _require_embedding(card.embedding, embedding_beside(path))
+        beside = embedding_beside(path)
+        if hashlib.sha256(beside.read_bytes()).hexdigest() != card.embedding:
+            raise ValueError(f"{beside} is not the embedding that it was trained with")
     return card, weights
 
 
@@ -95,7 +101,7 @@ def readable(path: Path) -> Iterator[None]:
         yield
     except _UNREADABLE as error:
         if not path.exists():
-            raise StudentFileError(f"{path}: no such file; give a student.safetensors of a run.") from error
+            raise StudentFileError(f"{path}: not found; give the student.safetensors of a run.") from error
         reason = " ".join(str(error).split())
         raise StudentFileError(f"{path}: not a readable student ({reason}); restore it from a copy.") from error
 
@@ -104,7 +110,7 @@ def content_digest(card: Mapping[str, object], weights: Weights) -> str:
     """SHA-256 of the card and of every array's name, type, shape and bytes."""
     digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
     for name, array in sorted(weights.items()):
-        # Types are called as torch calls them, which writes these files.
+        # Types have torch's names, because torch writes these files.
         digest.update(json.dumps([name, f"torch.{array.dtype}", list(array.shape)]).encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
@@ -113,20 +119,6 @@ def content_digest(card: Mapping[str, object], weights: Weights) -> str:
 def embedding_beside(path: Path) -> Path:
     """The path of the embedding that belongs to the student at ``path``."""
     return path.parent / "embedding.safetensors"
-
-
-def _require_embedding(sha256: str, path: Path) -> None:
-    if hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
-        raise ValueError(f"{path} is not the embedding that it was trained with")
-
-
-def _card(values: Mapping[str, object]) -> StudentCard:
-    fields = {name: _tuples(value) for name, value in values.items()}
-    idp3 = fields.pop("idp3")
-    return StudentCard(
-        **fields | {"model": ModelConfig.model_validate(fields["model"])},  # type: ignore[arg-type]
-        idp3=None if idp3 is None else GateRule(**idp3),  # type: ignore[arg-type]
-    )
 
 
 def _tuples(value: object) -> object:

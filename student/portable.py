@@ -1,9 +1,9 @@
-"""A published student as an ONNX graph, which predicts without this package, and a JSON that says how to use it.
+"""Export a published student as an ONNX graph, which predicts without this package, and a JSON that explains its use.
 
-The graph holds all between a record and the probabilities of its labels: the scaling of bytes, the public embedding of
-a table or of pictures, the network, and the mixing by group of a randomised student. It is checked with onnxruntime
-against the student, on public records. What is outside of it is in the JSON: how a raw row becomes features, what the
-outputs are called, how a label follows from probabilities, and the reject option with its state.
+The graph holds everything between a record and the probabilities of its labels: the scaling of bytes, the public
+embedding of a table or of pictures, the network, and the mixing by group of a randomised student. onnxruntime checks it
+against the student on public records. The JSON holds the rest: how a raw row becomes features, the names of the
+outputs, how a label follows from probabilities, and the reject option with its state.
 
 Both are functions of the student, of declared constants and of public records. Shapes: N records, F values, C classes,
 G groups.
@@ -43,7 +43,7 @@ _OTHER = {
 
 
 class PortableError(UserError):
-    """A student that has no ONNX graph, or whose graph predicts something else."""
+    """A student without an ONNX graph, or with a graph that predicts differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,28 +55,44 @@ class PortableStudent:
 
 
 def missing_packages() -> tuple[str, ...]:
-    """Those of :data:`PACKAGES` that are not installed."""
+    """Return the names in :data:`PACKAGES` that are not installed."""
     return tuple(name for name in PACKAGES if importlib.util.find_spec(name) is None)
 
 
 def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] | None = None) -> PortableStudent:
-    """The graph and its description. ``records`` (N, ...): public ones to check it by, as the student takes them.
+    """Return the graph and its description. ``records`` (N, ...): public inputs of the student to check the graph on.
 
-    ``encoding`` says how a raw row becomes what the graph reads.
-    PortableError where torch cannot write the graph, or where it does not predict what the student does.
+    ``encoding`` describes how a raw row becomes an input of the graph. PortableError if torch cannot write the graph,
+    or if it does not predict what the student predicts.
     """
     groups = None
     if student.card.mixing is not None:
         groups = torch.arange(len(records)) % len(student.card.group_names)
-    # Two records: of one, the exporter takes the number of records for a constant.
+    # Two records: with one, the exporter takes the number of records for a constant.
     graph = _graph(_Whole(student).eval(), records[:2], None if groups is None else groups[:2])
     codes = None if groups is None else groups.numpy()
     _check(graph, student.card, records.numpy(), codes, student.probabilities(records, codes))
-    return PortableStudent(graph=graph, description=_description(student.card, graph, records, encoding))
+    card = student.card
+    inputs = [{"name": "records", "type": str(records.numpy().dtype), "shape": ["N", *records.shape[1:]]}]
+    if card.mixing is not None:
+        inputs.append({"name": "groups", "type": "int64", "shape": ["N"]})
+    description = {
+        "format": FORMAT,
+        "sha256": hashlib.sha256(graph).hexdigest(),
+        "opset": OPSET,
+        "inputs": inputs,
+        "output": {"name": "probabilities", "type": "float32", "shape": ["N", len(card.label_names)]},
+        "classes": list(card.label_names),
+        "label": "draw one from the probabilities" if card.is_randomised else "the class of the largest probability",
+        "groups": {"attribute": card.sensitive_attribute, "names": list(card.group_names), "needed": card.needs_group},
+        "encoding": encoding,
+        "reject_option": None if card.idp3 is None else _reject_option(card),
+    }
+    return PortableStudent(graph=graph, description=description)
 
 
 class _Whole(nn.Module):
-    """Records, and groups where predictions are mixed by group, to the probabilities of labels."""
+    """Maps records, and groups if predictions are mixed by group, to the probabilities of labels."""
 
     def __init__(self, student: Student) -> None:
         super().__init__()
@@ -86,7 +102,7 @@ class _Whole(nn.Module):
         self.register_buffer("mixing_GCC", None if mixing is None else torch.tensor(mixing, dtype=torch.float32))
 
     def forward(self, records: Tensor, groups: Tensor | None = None) -> Tensor:
-        """(N, ...) and (N,) to (N, C)."""
+        """Return probabilities (N, C) for records (N, ...) and groups (N,)."""
         x = records if self._embedding is None else self._embedding.at_once(records)
         probabilities: Tensor = self.network(x).softmax(dim=1)
         if self.mixing_GCC is None or groups is None:
@@ -100,11 +116,11 @@ class _Whole(nn.Module):
 
 
 def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
-    """One file's bytes: weights inside, any number of records, and no trace of the machine that made it."""
+    """Return the file: weights inside, any number of records, and no trace of the machine that made it."""
     from onnxscript import opset18
 
     def hypot(one: Any, other: Any) -> Any:
-        # Squares of 24 binary digits are exact in 53, so the root is rounded as torch rounds it.
+        # The square of a 24-bit number is exact in 53 bits, so the root is rounded as torch rounds it.
         wide: list[Any] = [opset18.Cast(side, to=_DOUBLE) for side in (one, other)]
         squares: list[Any] = [opset18.Mul(side, side) for side in wide]
         root: Any = opset18.Sqrt(opset18.Add(*squares))
@@ -113,7 +129,7 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
     count = torch.export.Dim("records")
     arguments = {"records": records} | ({} if groups is None else {"groups": groups})
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of torch's exporter about its own internals
+        warnings.simplefilter("ignore")  # torch's exporter warns about its own internals
         try:
             program = torch.onnx.export(
                 whole,
@@ -130,21 +146,16 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
             reason = " ".join(str(error).split())[:200]
             raise PortableError(f"model.onnx: torch {torch.__version__} cannot write this model: {reason}") from error
     assert program is not None
-    return _without_traces(program.model_proto)
-
-
-def _without_traces(model: Any) -> bytes:
-    """The graph without documentation strings and metadata, in which the exporter tells paths and lines of code."""
-    for part in (model, model.graph, *model.graph.node, *model.graph.input, *model.graph.output):
+    model: Any = program.model_proto
+    # Documentation strings and metadata, where the exporter writes paths and lines of code.
+    parts = [model, model.graph, *model.functions]
+    for graph in (model.graph, *model.functions):
+        parts += graph.node
+    for entries in (model.graph.input, model.graph.output, model.graph.value_info, model.graph.initializer):
+        parts += entries
+    for part in parts:
         part.ClearField("doc_string")
         part.ClearField("metadata_props")
-    for part in (*model.graph.value_info, *model.graph.initializer):
-        part.ClearField("doc_string")
-        part.ClearField("metadata_props")
-    for function in model.functions:
-        for part in (function, *function.node):
-            part.ClearField("doc_string")
-            part.ClearField("metadata_props")
     content: bytes = model.SerializeToString(deterministic=True)
     return content
 
@@ -156,53 +167,30 @@ def _check(
     groups: npt.NDArray[np.int64] | None,
     expected: npt.NDArray[np.float32],
 ) -> None:
-    """PortableError unless the graph predicts as the student does, one record or all at once.
+    """Raise PortableError unless the graph predicts what the student does, for one record and for all.
 
-    Where a draw or a mixing follows the most likely label, rounding may turn a tie: few records may differ then.
+    For a randomised student, where a mixing follows the most likely label, rounding may break a tie differently: then
+    few records may differ.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    # Also by itself: a graph may have kept the number of records that it was made with.
+    # One record too: a graph may have stored the number of records that it was made with.
     for count in (1, len(records)):
         given = {"records": records[:count]} | ({} if groups is None else {"groups": groups[:count]})
         (found,) = session.run(["probabilities"], given)
         apart = (np.abs(found - expected[:count]).max(axis=1) > _TOLERANCE).mean()
         if found.shape != expected[:count].shape or not apart <= (_MOST_APART if card.is_randomised else 0):
             raise PortableError(
-                f"model.onnx: predicts other than the student on {apart:.0%} of {count} public records, so it is not "
-                "published."
+                f"model.onnx: predicts something other than the student on {apart:.0%} of {count} public records, so "
+                "it is not published."
             )
 
 
-def _description(
-    card: StudentCard, graph: bytes, records: Tensor, encoding: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    inputs = [{"name": "records", "type": str(records.numpy().dtype), "shape": ["N", *records.shape[1:]]}]
-    if card.mixing is not None:
-        inputs.append({"name": "groups", "type": "int64", "shape": ["N"]})
-    return {
-        "format": FORMAT,
-        "sha256": hashlib.sha256(graph).hexdigest(),
-        "opset": OPSET,
-        "inputs": inputs,
-        "output": {"name": "probabilities", "type": "float32", "shape": ["N", len(card.label_names)]},
-        "classes": list(card.label_names),
-        "label": "draw one from the probabilities" if card.is_randomised else "the class of the largest probability",
-        "groups": {
-            "attribute": card.sensitive_attribute,
-            "names": list(card.group_names),
-            "needed": card.needs_group,
-        },
-        "encoding": encoding,
-        "reject_option": None if card.idp3 is None else _reject_option(card),
-    }
-
-
 def _reject_option(card: StudentCard) -> dict[str, Any]:
-    """IDP3 (FairPATE, Algorithm 2): the rule, and the state that the caller has to keep."""
+    """Describe IDP3 (FairPATE, Algorithm 2): the rule, and the state that the caller has to keep."""
     assert card.idp3 is not None
     margin = card.idp3.max_disparity
     return {

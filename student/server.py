@@ -1,8 +1,8 @@
-"""The published student over HTTP: in one process, or as replicas on Ray Serve that share one gate.
+"""Serve the published student over HTTP: in one process, or as replicas on Ray Serve that share one gate.
 
 A student may be copied freely, so any number of replicas predict. With IDP3 (FairPATE, Algorithm 2) whether a
-prediction is answered depends on every answer before it; those counts live in one place: in the one process, or in a
-deployment of one replica, which takes each request's predictions at once and in order. They start empty with the
+prediction is answered depends on every answer before it. Those counts are in one place: in the one process, or in a
+deployment with one replica, which takes each request's predictions together and in order. They start empty with the
 service. Errors, bodies, tokens, rates and headers are those of every service (:mod:`fairpate.http_server`).
 """
 
@@ -19,11 +19,11 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.http_requests import FaultError, NoTokens, RequestRate, Tokens, largest_body_bytes
-from fairpate.http_server import add_guards, new_app
+from fairpate.http_requests import Body, FaultError, NoTokens, RequestRate, Tokens, largest_body_bytes
+from fairpate.http_server import new_app
 from fairpate.later import torch
 from fairpate.types import GateRule
-from student.card import StudentCard, read_card
+from student.card import read_card
 from student.student import load_student
 
 MAX_RECORDS_PER_REQUEST = 1024
@@ -32,61 +32,65 @@ OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
 """Takes the groups and labels of some predictions, in order; returns which of them may be answered."""
 
 
-class Record(BaseModel):
+class Record(Body):
     """One record: nested lists of the student's input shape, and the name of its group."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     features: list[Any]
     group: str | None = Field(None, description="Needed by a student that predicts by group, or with IDP3.")
 
 
-class Records(BaseModel):
-    """What is predicted in one request."""
+class Records(Body):
+    """The records of one request."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
     records: list[Record] = Field(min_length=1, max_length=MAX_RECORDS_PER_REQUEST)
 
 
 class SharedGate:
-    """IDP3's counters, for all replicas."""
+    """IDP3's counters, shared by all replicas."""
 
     def __init__(self, rule: GateRule, num_groups: int, num_classes: int) -> None:
         self._gate = DemographicParityGate(rule, num_groups=num_groups, num_classes=num_classes)
 
     def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
-        """Which of these predictions, in this order, may be answered."""
+        """Return which of these predictions, in this order, may be answered."""
         return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
 
 
 class StudentReplica:
-    """Predicts, and asks the gate if there is one."""
+    """A copy of the student; it asks the shared gate, if there is one, which predictions it may answer."""
 
     def __init__(self, path: Path, offer: OfferToGate | None) -> None:
         student = load_student(path)
         self._card = student.card
-        # Without its own gate, which would count this replica's answers alone.
+        # Without the student's own gate, which would count the answers of this replica only.
         self._student = replace(student, card=replace(student.card, idp3=None))
         self._offer = offer
 
     async def answer(self, body: Records) -> dict[str, Any]:
-        """One label, or null where IDP3 refuses, per record. FaultError for a record it cannot read."""
-        features = np.stack(
-            [read_features(record, i, self._student.record_shape) for i, record in enumerate(body.records)]
-        )
-        groups = [read_group(record, i, self._card) for i, record in enumerate(body.records)]
+        """Return one label, or null if IDP3 refuses, per record. FaultError for an invalid record."""
+        card, shape, groups = self._card, self._student.record_shape, []
+        features = np.stack([read_features(record, i, shape) for i, record in enumerate(body.records)])
+        for i, record in enumerate(body.records):
+            if record.group is None and not card.needs_group:
+                groups.append(0)
+            elif record.group in card.group_names:
+                groups.append(card.group_names.index(record.group))
+            else:
+                remedy = f"Expected one of: {', '.join(card.group_names)}."
+                raise FaultError(422, f"records.{i}.group", record.group, remedy)
         labels = self._student.predict(torch.from_numpy(features), np.array(groups)).labels.tolist()
         answered = [True] * len(labels) if self._offer is None else await self._offer(groups, labels)
         return {"labels": [label if shown else None for label, shown in zip(labels, answered, strict=True)]}
 
     @property
     def max_body_bytes(self) -> int:
-        """The largest body that is read."""
+        """The size of the largest body that is read."""
         shape = self._student.record_shape
         is_image = len(shape) == _IMAGE_DIMENSIONS
         return largest_body_bytes(shape, is_bytes=is_image, most_records=MAX_RECORDS_PER_REQUEST)
 
     def describe(self) -> dict[str, Any]:
-        """What the student was trained for."""
+        """Return the student's inputs, labels and groups, and its gate."""
         card = self._card
         rule = card.idp3
         return {
@@ -101,14 +105,14 @@ class StudentReplica:
 
 
 def read_features(record: Record, position: int, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
-    """The record's features as the student reads them: bytes for images, ``float32`` for tables."""
+    """Return the record's features as the student takes them: bytes for images, ``float32`` for tables."""
     field, is_image = f"records.{position}.features", len(shape) == _IMAGE_DIMENSIONS
     try:
-        # NumPy would read "1" and true as numbers, so the types are looked at first.
+        # NumPy reads "1" and true as numbers, so types are checked first.
         kinds = set(map(type, np.array(record.features, dtype=object).flat))
         if not kinds <= {int, float}:
-            raise TypeError("not numbers")  # noqa: TRY301 - one answer for all
-        # In double precision first: as bytes a fraction is cut off unseen, as float32 a large number is infinite.
+            raise TypeError("not numbers")  # noqa: TRY301 - one error for all
+        # In double precision: a byte would lose a fraction without notice, and float32 makes large numbers infinite.
         values = np.array(record.features, dtype=np.float64)
     except (ValueError, TypeError, OverflowError):
         raise FaultError(422, field, record.features, "Expected nested lists of numbers, all of one length.") from None
@@ -121,16 +125,6 @@ def read_features(record: Record, position: int, shape: tuple[int, ...]) -> npt.
     return values.astype(np.uint8 if is_image else np.float32)
 
 
-def read_group(record: Record, position: int, card: StudentCard) -> int:
-    """The record's group as a code; 0 where the student needs none."""
-    if record.group is None and not card.needs_group:
-        return 0
-    if record.group not in card.group_names:
-        names = ", ".join(card.group_names)
-        raise FaultError(422, f"records.{position}.group", record.group, f"Expected one of: {names}.")
-    return card.group_names.index(record.group)
-
-
 def student_app(
     replica: Callable[[], StudentReplica],
     *,
@@ -138,9 +132,9 @@ def student_app(
     rate: RequestRate | None = None,
     tracer: Any = None,
 ) -> FastAPI:
-    """The routes; ``replica`` is the copy that serves a request. Without ``tokens`` it is open to everybody.
+    """Return the application; ``replica`` returns the copy that serves a request. Without ``tokens`` it is public.
 
-    ``rate`` holds for one caller: a token's name, or an address where no token is needed.
+    ``rate`` limits one caller: the name of a token, or an address if no token is needed.
     """
 
     async def reasons() -> Sequence[str]:
@@ -151,35 +145,32 @@ def student_app(
         title="FairPATE student",
         description="Predictions of a published model: any number of them costs no further privacy.",
         reasons=reasons,
-        # What queries an aggregator shows this to the user who gave it the URL.
-        unrouted="a published student is served here, not an aggregator: it answers POST /v1/predictions, see /docs.",
-    )
-
-    @app.post("/v1/predictions")
-    async def predict(body: Records) -> Any:
-        """One label, or null where IDP3 refuses, per record."""
-        return await replica().answer(body)
-
-    @app.get("/v1/student")
-    async def card() -> Any:
-        """What the student was trained for."""
-        return replica().describe()
-
-    add_guards(
-        app,
         tokens=tokens or NoTokens(),
         max_body_bytes=lambda: replica().max_body_bytes,
         rate=rate or RequestRate(),
         open_to_all=True,
         tracer=tracer,
+        # A client of an aggregator shows this to the user who gave it this URL.
+        unrouted="a published student is served here, not an aggregator: it answers POST /v1/predictions, see /docs.",
     )
+
+    @app.post("/v1/predictions")
+    async def predict(body: Records) -> Any:
+        """Predict one label, or null if IDP3 refuses, per record."""
+        return await replica().answer(body)
+
+    @app.get("/v1/student")
+    async def card() -> Any:
+        """Describe the student: its inputs, labels and groups, and its gate."""
+        return replica().describe()
+
     return app
 
 
 def student_in_one_process(
     path: Path, *, tokens: Tokens | None = None, rate: RequestRate | None = None, tracer: Any = None
 ) -> FastAPI:
-    """The routes of the student in ``path``, its gate included. StudentFileError for a bad file."""
+    """Return the application of the student in ``path``, with its gate. StudentFileError for a bad file."""
     card, offer = read_card(path), None
     if card.idp3 is not None:
         gate = SharedGate(card.idp3, len(card.group_names), len(card.label_names))
@@ -191,26 +182,8 @@ def student_in_one_process(
     return student_app(lambda: replica, tokens=tokens, rate=rate, tracer=tracer)
 
 
-def http_replica() -> Any:
-    """The deployment's class: :class:`StudentReplica` behind FastAPI. Made anew so that replicas receive its routes."""
-    from ray import serve
-
-    class Replica(StudentReplica):
-        def __init__(self, path: Path, gate: Any | None) -> None:
-            # Copies share a node: with threads for every core, each would slow the others down.
-            torch.set_num_threads(1)
-            super().__init__(path, None if gate is None else gate.offer.remote)
-
-    def replica() -> StudentReplica:
-        found: Any = serve.get_replica_context().servable_object
-        assert isinstance(found, StudentReplica)
-        return found
-
-    return serve.ingress(student_app(replica))(Replica)
-
-
 class ServedStudent(BaseModel):
-    """Which student, and how many copies of it: what a Serve configuration passes to :func:`application`."""
+    """The arguments of :func:`application` in a Serve configuration: a student, and the number of its copies."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     student: Path = Field(description="Absolute path of the student's file, the same on every node.")
@@ -219,25 +192,37 @@ class ServedStudent(BaseModel):
 
 
 def application(arguments: dict[str, Any]) -> Any:
-    """The deployments as a Serve application, from the fields of :class:`ServedStudent`; not started yet.
+    """Return the deployments as a Serve application, not started yet, from the fields of :class:`ServedStudent`.
 
     For `import_path: student.server:application`. StudentFileError for a bad file.
     """
     from ray import serve
 
     served = ServedStudent.model_validate(arguments)
-    card = read_card(served.student)
-    deploy = serve.deployment
-    gate = None
+    card, gate = read_card(served.student), None
     if card.idp3 is not None:
         # Exactly one: parity is bounded over all answers together. It only counts, so it reserves no CPU.
-        one = deploy(num_replicas=1, ray_actor_options={"num_cpus": 0})(SharedGate)
+        one = serve.deployment(num_replicas=1, ray_actor_options={"num_cpus": 0})(SharedGate)
         gate = one.bind(card.idp3, len(card.group_names), len(card.label_names))
-    options = {"num_cpus": served.cpus_per_replica}
-    replicas: Any = deploy(name="StudentReplica", num_replicas=served.num_replicas, ray_actor_options=options)(
-        http_replica()
-    )
-    return replicas.bind(served.student, gate)
+
+    # Defined here rather than in the module, so that Ray sends the class with its routes to the replicas.
+    class Replica(StudentReplica):
+        def __init__(self, path: Path, gate: Any | None) -> None:
+            # Copies share a node: with a thread for every core in each, they would slow each other down.
+            torch.set_num_threads(1)
+            super().__init__(path, None if gate is None else gate.offer.remote)
+
+    def replica() -> StudentReplica:
+        found: Any = serve.get_replica_context().servable_object
+        assert isinstance(found, StudentReplica)
+        return found
+
+    deployed: Any = serve.deployment(
+        name="StudentReplica",
+        num_replicas=served.num_replicas,
+        ray_actor_options={"num_cpus": served.cpus_per_replica},
+    )(serve.ingress(student_app(replica))(Replica))
+    return deployed.bind(served.student, gate)
 
 
 def serve_student(path: Path, *, host: str, port: int, num_replicas: int, cpus_per_replica: float) -> None:
@@ -250,7 +235,7 @@ def serve_student(path: Path, *, host: str, port: int, num_replicas: int, cpus_p
 
 
 def stop_student() -> None:
-    """End the deployments."""
+    """End the deployments of :func:`serve_student`."""
     from ray import serve
 
     serve.shutdown()

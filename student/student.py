@@ -1,24 +1,17 @@
-"""The published student: trained on released labels and public records, stored in one file, and its predictions.
+"""Train, store and use the published student: a model of public records and released labels.
 
-A published student: one safetensors file that holds the weights, and how to build and use the model.
+Training and prediction are post-processing of what the mechanism released, so they cost no privacy. ``supervised``
+trains on the answered records alone. ``pseudo_label`` adds, round by round, the records that the previous round's
+student is sure of (Lee 2013). ``fixmatch`` requires that a strongly augmented image gets the label that the model gives
+to a weakly augmented version (Sohn et al. 2020, arXiv 2001.07685), and returns a moving average of the weights. Refused
+records count as unlabelled: their features are public.
 
-Prediction may refuse: with IDP3 (FairPATE, Algorithm 2) the gate answers a prediction only while the demographic
-disparity of what was answered stays within its margin. The gate starts empty at every call and depends on the order.
-
-A student may be randomised: a uniform mixture of networks, of which a prediction draws one, or a table of what to
-predict for a member of a group where the network says a label. Such a student is known by the probabilities of its
-predictions, and its labels are drawn from them.
-
-A student of embedded records has the public embedding in a file beside it, which its card knows by checksum; loaded
-with it, it takes records as the data set has them.
-
-Train a student on released labels, and on the public records that got none.
-
-Everything here is post-processing of what the mechanism released: it costs no privacy. ``supervised`` uses the
-answered records alone. ``pseudo_label`` adds, round by round, the records that the student of the round before is
-sure of (Lee 2013). ``fixmatch`` asks that a strongly changed image gets the label that the model gives its weakly
-changed self (Sohn et al. 2020, arXiv 2001.07685), with a moving average of the weights as the result. Refused records
-count as unlabelled: their features are public.
+A student is one safetensors file with weights and card. A prediction may be refused: with IDP3 (FairPATE, Algorithm 2)
+the gate answers only while the demographic disparity of the answers stays within its margin; it starts empty at every
+call and depends on the order. A student may be randomised: a uniform mixture of networks, one of them drawn for each
+prediction, or a table of the labels to predict for a member of a group where the network predicts a label. Its labels
+are drawn from the probabilities of its predictions. A student of embedded records has the public embedding in a file
+next to it, which its card names by checksum; with it, the student takes records as the data set has them.
 
 Shapes: N answered records, M unlabelled ones, C classes.
 """
@@ -62,7 +55,7 @@ from student.card import FORMAT, StudentCard, content_digest, embedding_beside, 
 class Prediction:
     """N predictions: ``probabilities_NC``, their argmax ``labels``, and which of them are ``answered``.
 
-    Of a randomised student ``probabilities_NC`` says how often each label is predicted, and ``labels`` are one draw.
+    For a randomised student ``probabilities_NC`` is how often each label is predicted, and ``labels`` are one draw.
     """
 
     labels: npt.NDArray[np.int64]
@@ -72,7 +65,7 @@ class Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class Student:
-    """A model with its card, and the ``embedding`` that records go through first; None: through none."""
+    """A model with its card, and the ``embedding`` that is applied to records first, or None."""
 
     card: StudentCard
     network: nn.Module
@@ -80,7 +73,7 @@ class Student:
 
     @property
     def record_shape(self) -> tuple[int, ...]:
-        """Of one record that it takes."""
+        """The shape of one record that it takes."""
         return self.card.input_shape if self.embedding is None else self.embedding.record_shape
 
     def predict(
@@ -90,10 +83,10 @@ class Student:
         *,
         generator: np.random.Generator | None = None,
     ) -> Prediction:
-        """Labels for features (N, ...).
+        """Predict labels for features (N, ...).
 
-        With IDP3 some stay unanswered; it and a mixing by group need ``sensitive_features`` (N,). ``generator`` draws a
-        randomised student's labels; None draws fresh ones.
+        With IDP3 some predictions are not answered; IDP3 and a mixing by group need ``sensitive_features`` (N,), the
+        groups. ``generator`` draws the labels of a randomised student; None: a fresh one.
         """
         if self.card.idp3 is not None:
             self._require_groups(sensitive_features)
@@ -117,7 +110,7 @@ class Student:
     def probabilities(
         self, x: Tensor, sensitive_features: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.float32]:
-        """How likely each label is predicted for features (N, ...), shape (N, C); a mixing by group needs groups."""
+        """Return the probability that each label is predicted, shape (N, C); a mixing by group needs groups."""
         if tuple(x.shape[1:]) != self.record_shape:
             raise ValueError(f"Expected features of shape (N, *{self.record_shape}), got {tuple(x.shape)}.")
         if self.embedding is not None:
@@ -138,7 +131,7 @@ class Student:
 
 
 def save_student(student: Student, path: Path) -> None:
-    """Write weights and card as one safetensors file; of a weights file that it started from, the sha256 only."""
+    """Write weights and card as one safetensors file. The card names the file of initial weights by sha256 only."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
     tensors = {name: tensor.cpu().contiguous() for name, tensor in student.network.state_dict().items()}
@@ -149,9 +142,9 @@ def save_student(student: Student, path: Path) -> None:
 
 
 def load_student(path: Path) -> Student:
-    """Read a file of :func:`save_student`, with the embedding that its card knows; StudentFileError unless it is whole.
+    """Read a file of :func:`save_student`, with the embedding that its card names.
 
-    As :func:`student.card.read_card`, and besides for weights that the network has no place for.
+    StudentFileError if a file is missing or damaged, or if its weights do not fit the network.
     """
     with readable(path):
         card, weights = read_student_file(path)
@@ -162,7 +155,7 @@ def load_student(path: Path) -> Student:
 
 
 def build_network(card: StudentCard) -> nn.Module:
-    """The network of ``card`` with initial weights."""
+    """Build the network of ``card`` with initial weights."""
 
     def one() -> nn.Module:
         return build_architecture(card.model, input_shape=card.input_shape, num_classes=len(card.label_names))
@@ -176,10 +169,10 @@ _AVERAGE_HORIZON_STEPS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class PublicRecords:
-    """What a student may learn from: answered features (N, ...), their labels, other features (M, ...).
+    """The training records of a student: answered features (N, ...), their labels, unlabelled features (M, ...).
 
     ``labels`` are classes (N,) ``int64``, or the probabilities (N, C) ``float32`` of every class. The loss is the cross
-    entropy with either; label smoothing s moves both towards the uniform distribution: (1 - s) p + s / C.
+    entropy in both cases; label smoothing s moves both towards the uniform distribution: (1 - s) p + s / C.
     """
 
     answered_x: Tensor
@@ -201,13 +194,13 @@ def train_student(
     initial_model: nn.Module | None = None,
     penalty: Penalty | None = None,
 ) -> nn.Module:
-    """A trained model. ``on_progress(done, total)`` counts epochs over all rounds.
+    """Return a trained model. ``on_progress(done, total)`` counts epochs over all rounds.
 
-    Every round starts from a copy of ``initial_model``, or without one from weights of its own. ``penalty(model)``
-    joins the loss of every step.
+    Every round starts from a copy of ``initial_model``, or, without one, from new random weights. ``penalty(model)`` is
+    added to the loss of every step.
 
-    ValueError when nothing was answered, for probabilities of other than ``num_classes`` classes, and when ``fixmatch``
-    is asked for records that are not images.
+    ValueError if no query was answered, for probabilities of other than ``num_classes`` classes, and for ``fixmatch``
+    on records that are not images.
     """
     if not len(records.labels):
         raise ValueError(
@@ -218,38 +211,20 @@ def train_student(
         raise ValueError(f"Expected chances of {num_classes} classes, got {records.labels.shape[1]}.")
     if config.method == "fixmatch" and records.answered_x.ndim != 4:
         raise ValueError("student.method: fixmatch changes images; use pseudo_label for a table.")
+    x, targets, unlabelled_x = records.answered_x, records.labels, records.unlabelled_x
 
     def new_model() -> nn.Module:
         if initial_model is not None:
             return copy.deepcopy(initial_model)
-        return _new_model(records, config, num_classes, generator)
+        seed = int(torch.randint(2**62, (), generator=generator))
+        shape = tuple(records.answered_x.shape[1:])
+        return build_model(config.model, input_shape=shape, num_classes=num_classes, generator_seed=seed)
 
-    if config.method == "fixmatch" and len(records.unlabelled_x):
+    if config.method == "fixmatch" and len(unlabelled_x):
         return _fixmatch(records, config, new_model(), generator, on_progress, penalty)
-    return _self_training(records, config, new_model, generator, on_progress, penalty)
-
-
-def _new_model(
-    records: PublicRecords, config: StudentConfig, num_classes: int, generator: torch.Generator
-) -> nn.Module:
-    seed = int(torch.randint(2**62, (), generator=generator))
-    return build_model(
-        config.model, input_shape=tuple(records.answered_x.shape[1:]), num_classes=num_classes, generator_seed=seed
-    )
-
-
-def _self_training(
-    records: PublicRecords,
-    config: StudentConfig,
-    new_model: Callable[[], nn.Module],
-    generator: torch.Generator,
-    on_progress: ProgressCallback,
-    penalty: Penalty | None,
-) -> nn.Module:
-    """One supervised fit, then ``rounds`` more with confident pseudo-labels if the method asks for them."""
-    total_rounds = 1 + (config.rounds if config.method == "pseudo_label" and len(records.unlabelled_x) else 0)
+    # One supervised fit, then more rounds with confident pseudo-labels if the method asks for them.
+    total_rounds = 1 + (config.rounds if config.method == "pseudo_label" and len(unlabelled_x) else 0)
     total_epochs = total_rounds * config.fit.epochs
-    x, targets = records.answered_x, records.labels
     for done in range(total_rounds):
         model = new_model()
         before = done * config.fit.epochs
@@ -263,19 +238,14 @@ def _self_training(
             penalty=penalty,
         )
         if done + 1 < total_rounds:
-            x, targets = _with_pseudo_labels(model, records, config.confidence)
+            probability, label = predict_probabilities(model, unlabelled_x).max(dim=1)
+            sure = probability >= config.confidence
+            added = label[sure]
+            if records.labels.ndim == 2:
+                added = F.one_hot(added, records.labels.shape[1]).to(records.labels.dtype)
+            x = torch.cat([records.answered_x, unlabelled_x[sure]])
+            targets = torch.cat([records.labels, added])
     return model
-
-
-def _with_pseudo_labels(model: nn.Module, records: PublicRecords, confidence: float) -> tuple[Tensor, Tensor]:
-    """The answered records, and the unlabelled ones that ``model`` is sure of with the label it gives them."""
-    probability, label = predict_probabilities(model, records.unlabelled_x).max(dim=1)
-    sure = probability >= confidence
-    x = torch.cat([records.answered_x, records.unlabelled_x[sure]])
-    added = label[sure]
-    if records.labels.ndim == 2:
-        added = F.one_hot(added, records.labels.shape[1]).to(records.labels.dtype)
-    return x, torch.cat([records.labels, added])
 
 
 def _fixmatch(
@@ -286,83 +256,57 @@ def _fixmatch(
     on_progress: ProgressCallback,
     penalty: Penalty | None,
 ) -> nn.Module:
-    """An epoch visits every record at least once: the answered or the others, whichever end first, start over."""
-    average = _WeightAverage(model)
+    """Train by FixMatch. An epoch visits every record at least once: the shorter of the two streams starts over."""
+
+    def endless(total: int, batch_size: int) -> Iterator[Tensor]:
+        while True:
+            yield from torch.randperm(total, generator=generator).split(batch_size)
+
+    def augmented(x: Tensor, how: AugmentConfig) -> Tensor:
+        return augment(scale_bytes(x), how, generator).contiguous(memory_format=torch.channels_last)
+
+    size, chunk = config.fit.batch_size, config.fit.batch_size * config.unlabelled_ratio
+    answered, unlabelled = endless(len(records.labels), size), endless(len(records.unlabelled_x), chunk)
+    num_steps = max(math.ceil(len(records.labels) / size), math.ceil(len(records.unlabelled_x) / chunk))
     optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
-    num_answered, num_unlabelled, size = len(records.labels), len(records.unlabelled_x), config.fit.batch_size
-    chunk = size * config.unlabelled_ratio
-    answered = _endless_batches(num_answered, size, generator)
-    unlabelled = _endless_batches(num_unlabelled, chunk, generator)
-    num_steps = max(math.ceil(num_answered / size), math.ceil(num_unlabelled / chunk))
+    parameters: list[Tensor] = list(model.parameters())
+    average, steps = [parameter.detach().clone() for parameter in parameters], 0
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
     # Dropout takes no generator: torch's own state is seeded meanwhile.
     with seeded_torch(int(torch.randint(2**62, (), generator=generator))):
         for epoch in range(config.fit.epochs):
             for _ in range(num_steps):
-                rows = next(unlabelled)  # before the answered ones: the order of draws is part of a seed's meaning
+                # The order of these draws is part of the meaning of a seed.
+                others, rows = next(unlabelled), next(answered)
                 with precision_of(config.fit, records.unlabelled_x.device):
-                    loss = _fixmatch_loss(model, records, next(answered), rows, config, generator)
+                    answered_x = augmented(records.answered_x[rows], config.fit.augment)
+                    weak_x = augmented(records.unlabelled_x[others], config.fit.augment)
+                    strong_x = augmented(records.unlabelled_x[others], config.strong_augment)
+                    with torch.no_grad():
+                        probability, label = model(weak_x).softmax(dim=1).max(dim=1)
+                    sure = probability >= config.confidence
+                    both_x = torch.cat([answered_x, strong_x[sure]]).contiguous(memory_format=torch.channels_last)
+                    logits = model(both_x)
+                    targets, smoothing = records.labels[rows], config.fit.label_smoothing
+                    loss = F.cross_entropy(logits[: len(rows)], targets, label_smoothing=smoothing)
+                    # The sum over confident records is divided by all of them, so that a student that is sure of few
+                    # records learns little from them.
+                    consistency = F.cross_entropy(logits[len(rows) :], label[sure], reduction="sum") / len(others)
+                    loss = loss + config.unlabelled_weight * consistency
                     if penalty is not None:
                         loss = loss + penalty(model)
                 if not math.isfinite(loss.item()):
                     raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
                 loss.backward()
                 optimizer.step_from_backward(epoch_learning_rate(config.fit, epoch))
-                average.update()
+                steps += 1
+                # A plain mean at first, so that early weights do not linger; then an exponential moving average.
+                weight = max(1 / _AVERAGE_HORIZON_STEPS, 1 / steps)
+                with torch.no_grad():
+                    torch._foreach_lerp_(average, parameters, weight)
             on_progress(epoch + 1, config.fit.epochs)
-    average.copy_to_model()
-    return model.eval()
-
-
-def _fixmatch_loss(
-    model: nn.Module,
-    records: PublicRecords,
-    answered: Tensor,
-    unlabelled: Tensor,
-    config: StudentConfig,
-    generator: torch.Generator,
-) -> Tensor:
-    answered_x = _changed(records.answered_x[answered], config.fit.augment, generator)
-    weak_x = _changed(records.unlabelled_x[unlabelled], config.fit.augment, generator)
-    strong_x = _changed(records.unlabelled_x[unlabelled], config.strong_augment, generator)
     with torch.no_grad():
-        probability, label = model(weak_x).softmax(dim=1).max(dim=1)
-    sure = probability >= config.confidence
-    logits = model(torch.cat([answered_x, strong_x[sure]]).contiguous(memory_format=torch.channels_last))
-    supervised = F.cross_entropy(
-        logits[: len(answered)], records.labels[answered], label_smoothing=config.fit.label_smoothing
-    )
-    # The sum over confident records is divided by all of them: a student that is sure of little follows little.
-    consistency = F.cross_entropy(logits[len(answered) :], label[sure], reduction="sum") / len(unlabelled)
-    return supervised + config.unlabelled_weight * consistency
-
-
-def _changed(x: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    return augment(scale_bytes(x), config, generator).contiguous(memory_format=torch.channels_last)
-
-
-def _endless_batches(total: int, batch_size: int, generator: torch.Generator) -> Iterator[Tensor]:
-    while True:
-        yield from torch.randperm(total, generator=generator).split(batch_size)
-
-
-class _WeightAverage:
-    """Exponential moving average of a model's parameters, warmed up so that early steps do not linger."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters: list[Tensor] = list(model.parameters())
-        self._average = [parameter.detach().clone() for parameter in self._parameters]
-        self._steps = 0
-
-    @torch.no_grad()
-    def update(self) -> None:
-        self._steps += 1
-        # A plain mean, until its weights would fall below those of the moving one.
-        weight = max(1 / _AVERAGE_HORIZON_STEPS, 1 / self._steps)
-        torch._foreach_lerp_(self._average, self._parameters, weight)
-
-    @torch.no_grad()
-    def copy_to_model(self) -> None:
-        for parameter, average in zip(self._parameters, self._average, strict=True):
-            parameter.copy_(average)
+        for parameter, mean in zip(parameters, average, strict=True):
+            parameter.copy_(mean)
+    return model.eval()

@@ -1,28 +1,30 @@
-"""Private records that vote themselves: per query the nearest of a fresh secret Poisson sample, for their own labels.
+"""Private records as voters: the nearest of a fresh secret Poisson sample vote for their own labels on a query.
 
 Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020). For one query every record enters the sample independently with
-``sampling_rate``; the ``num_neighbours`` nearest of the sample vote, all where there are fewer. Given the sample of the
-others, a record that enters it moves the counts by its own label, and by that of the one record that it displaces.
-Where persons are protected they are sampled in the place of records, and each is as near as the nearest of its records,
-which alone may vote: so a person moves the counts no more than a record does.
+``sampling_rate``; the ``num_neighbours`` nearest of the sample vote, or all of a smaller sample. Given the rest of the
+sample, a record that enters it moves the counts by its own label, and by that of the one record that it displaces.
+Where persons are protected they are sampled instead of records. A person's distance is that of its nearest record, and
+only this record may vote: so a person moves the counts no more than a record does.
 
-This holds to the last digit. Coordinates are whole numbers, so that sums of their products are exact in ``float64`` and
-a distance does not depend on what is computed beside it; equal distances go by a keyed hash of the unit's identifier,
-then by label, functions of the record alone, where counters of equal records would change with another one. So a part
-of the records gives its nearest, and the nearest of all parts are the nearest of all, wherever the parts are.
+This holds to the last digit. Coordinates are integers, so that sums of their products are exact in ``float64`` and a
+distance does not depend on the other records of a computation. Equal distances are ordered by a keyed hash of the
+unit's identifier, then by label: functions of the record alone, whereas the numbers of equal records would change with
+another record. So a part of the records gives its nearest, and the nearest of all parts are the nearest of all, however
+the records are divided.
 
-A sample is drawn when the counts are asked for and kept nowhere: asked again, a query gets another one, and a caller
-releases from each at most once. Samples come from the operating system's entropy (``seed`` None), or for experiments
-from a seed and the name of the query, whatever the number of parts.
+A sample is drawn when the counts are requested and is not kept: the same query gets another sample the next time, and a
+caller releases from each at most once. Samples come from the operating system's entropy (``seed`` None), or for
+experiments from a seed and the name of the query, independent of the number of parts.
 
-Not known here: embeddings, noise, prices. Shapes: N records, Q queries, D coordinates, K neighbours, C classes.
+This module knows no embeddings, noise or privacy costs. Shapes: N records, Q queries, D coordinates, K neighbours, C
+classes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,11 +46,11 @@ _NOBODY = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Voters:
-    """Records of one block: coordinates (N, D), labels (N,) and their order among equals (N,).
+    """Records of one block: coordinates (N, D), labels (N,) and their order among equal distances (N,).
 
-    ``person_N`` numbers whose they are, from 0 on within the block, which has all records of each; None: everybody has
-    one. ``number`` counts blocks over all records. ValueError for coordinates beyond ``LARGEST_COORDINATE``, or too
-    many.
+    ``person_N`` numbers the person of each record, from 0 on within the block, which has all records of each person;
+    None: one record per person. ``number`` counts blocks over all records. ValueError for coordinates beyond
+    ``LARGEST_COORDINATE``, or too many.
     """
 
     number: int
@@ -65,11 +67,11 @@ class Voters:
 
     @cached_property
     def num_sampled(self) -> int:
-        """How many enter a sample or not: persons, or records."""
+        """The number of persons, or records, that are sampled independently."""
         return len(self) if self.person_N is None else int(self.person_N.max(initial=-1)) + 1
 
     def records_of(self, sampled: IntArray) -> IntArray:
-        """The rows, ascending, of those who are sampled."""
+        """Return the rows, ascending, of the sampled persons or records."""
         if self.person_N is None:
             return sampled
         is_sampled = np.zeros(self.num_sampled, dtype=np.bool_)
@@ -77,7 +79,7 @@ class Voters:
         return np.flatnonzero(is_sampled[self.person_N])
 
     def nearest_first(self, rows: IntArray, squared: Floats) -> IntArray:
-        """Places among ``rows`` of these squared distances, nearest first, one of each person."""
+        """Return positions in ``rows``, which have these squared distances: nearest first, one of each person."""
         places = np.lexsort((self.labels_N[rows], self.order_N[rows], squared))
         if self.person_N is None:
             return places
@@ -89,7 +91,7 @@ class Voters:
 class Nearest:
     """The nearest sampled records of each query, nearest first: squared distances, order among equals, labels (Q, K).
 
-    Where there are fewer: an infinite distance and no label.
+    The places of missing records have an infinite distance and no label.
     """
 
     squared_QK: Floats
@@ -97,7 +99,7 @@ class Nearest:
     labels_QK: IntArray
 
     def counts(self, num_classes: int) -> IntArray:
-        """``votes_QC``: how many of them have each label."""
+        """Return ``votes_QC``, the number of these records that have each label."""
         votes_QC = np.zeros((len(self.labels_QK), num_classes), dtype=np.int64)
         queries, places = (self.labels_QK != _NOBODY).nonzero()
         # `+=` would count several records of one label once.
@@ -114,13 +116,16 @@ def blocks_of(
     person_N: IntArray | None = None,
     size: int = _BLOCK,
 ) -> Iterator[Voters]:
-    """The records in blocks of ``size``, or more where a person's are kept together.
+    """Yield the records in blocks of ``size``, or more where a person's records are kept together.
 
-    ``key`` orders equal distances, and need not be secret; ``person_N`` numbers whose the records are.
+    ``key`` orders equal distances, and need not be secret; ``person_N`` numbers the person of each record.
     """
     digests = b"".join(hashlib.blake2b(name.encode(), key=key, digest_size=8).digest() for name in unit_ids)
     order_N = np.frombuffer(digests, dtype=np.uint64)
-    for number, part in enumerate(_parts(len(labels_N), person_N, size)):
+    parts: Iterable[slice | IntArray] = (slice(start, start + size) for start in range(0, len(labels_N), size))
+    if person_N is not None:
+        parts = whole_persons(person_N, size)
+    for number, part in enumerate(parts):
         yield Voters(
             number=number,
             coordinates_ND=coordinates_ND[part],
@@ -128,14 +133,6 @@ def blocks_of(
             order_N=order_N[part],
             person_N=None if person_N is None else np.unique(person_N[part], return_inverse=True)[1],
         )
-
-
-def _parts(num_records: int, person_N: IntArray | None, size: int) -> Iterator[slice | IntArray]:
-    """Rows of one block after another."""
-    if person_N is None:
-        yield from (slice(start, start + size) for start in range(0, num_records, size))
-    else:
-        yield from whole_persons(person_N, size)
 
 
 def check_coordinates(coordinates_ND: Coordinates) -> None:
@@ -149,37 +146,36 @@ def check_coordinates(coordinates_ND: Coordinates) -> None:
 
 
 class Sampler:
-    """Fresh secret Poisson samples of blocks of records; each call is another sample."""
+    """Draws secret Poisson samples of blocks of records; each call draws another sample."""
 
     def __init__(self, sampling_rate: float, seed: int | None = None) -> None:
         self._rate, self._seed = sampling_rate, seed
         self._randomness = OsRandomness()
         self._batches: dict[tuple[int, int], PoissonBatches] = {}
-        # Threads that drew at once might get one sample twice.
-        self._alone = threading.Lock()
+        # Threads that draw at the same time might get one sample twice.
+        self._lock = threading.Lock()
 
     def rows(self, query: str, block: int, size: int) -> IntArray:
-        """Rows, ascending, of the ``size`` records or persons of a block that are sampled for one query."""
-        with self._alone:
-            rows: IntArray = self._batches_of(query, block, size).next().numpy()
+        """Return the rows, ascending, of a sample for one query of the ``size`` records or persons of a block."""
+        with self._lock:
+            if self._seed is not None:
+                digest = hashlib.blake2b(f"{self._seed} {block} {query}".encode(), digest_size=7).digest()
+                batches = PoissonBatches(size, self._rate, SeededRandomness(int.from_bytes(digest)))
+            else:
+                # Kept from query to query: coins drawn beyond one sample are the start of the next.
+                if (block, size) not in self._batches:
+                    self._batches[block, size] = PoissonBatches(size, self._rate, self._randomness)
+                batches = self._batches[block, size]
+            rows: IntArray = batches.next().numpy()
         return rows
-
-    def _batches_of(self, query: str, block: int, size: int) -> PoissonBatches:
-        if self._seed is not None:
-            digest = hashlib.blake2b(f"{self._seed} {block} {query}".encode(), digest_size=7).digest()
-            return PoissonBatches(size, self._rate, SeededRandomness(int.from_bytes(digest)))
-        # Kept from query to query: coins drawn beyond one sample are the start of the next.
-        if (block, size) not in self._batches:
-            self._batches[block, size] = PoissonBatches(size, self._rate, self._randomness)
-        return self._batches[block, size]
 
 
 def nearest_of_samples(
     blocks: Sequence[Voters], queries_QD: Coordinates, names: Sequence[str], *, count: int, sampler: Sampler
 ) -> Nearest:
-    """The ``count`` nearest to each query of a sample of its own of these records; ``names`` find seeded samples.
+    """Return the ``count`` records nearest to each query, of a new sample for each; ``names`` seed the samples.
 
-    One matrix product per block and some hundred queries: memory does not grow with either.
+    It takes one matrix product per block and some hundred queries: memory does not grow with either.
     """
     check_coordinates(queries_QD)
     parts = []
@@ -198,7 +194,7 @@ def nearest_of_samples(
 
 
 def merged(parts: Sequence[Nearest]) -> Nearest:
-    """The nearest of all, as many as each part has room for: what one search through all their records finds."""
+    """Return the nearest of all parts, as many as each part has room for, as one search through all records would."""
     count = parts[0].labels_QK.shape[1]
     squared, order, labels = (
         np.concatenate([getattr(part, field) for part in parts], axis=1)

@@ -1,13 +1,13 @@
 """Teachers of the user's own, from Python: any model with ``fit`` and ``predict`` votes on public queries.
 
 :func:`ask_own_teachers` makes a teacher for each shard of the private records with the user's factory, trains it, lets
-it vote and discards it. What is kept are votes, which `fairpate aggregate` releases labels of: numbers, and no pickle.
-A second call with the same shards, code, queries and seed reads them again.
+it vote and discards it. Only the votes are kept (numbers, no pickle); `fairpate aggregate` releases labels from them. A
+second call with the same shards, code, queries and seed reads them again.
 
-A teacher must be a function of its own shard, or one record would change several votes. So each teacher is a new
-object with a seed of its own, the process's random states are seeded for each, and a teacher that raises an error (of
-a shard with one class, say) votes for its shard's most common class: the error would tell something of the shard.
-State that the user's code keeps outside of its objects is not seen here.
+A teacher must be a function of its own shard, or one record would change several votes. So each teacher is a new object
+with its own seed, and the process's random states are seeded for each. A teacher that raises an error (of a shard with
+one class, say) votes for its shard's most common class, because the error would reveal something of the shard. State
+that the user's code keeps outside of its objects is not checked.
 
 Shapes: T teachers, Q queries, C classes, N records, F features.
 """
@@ -63,37 +63,22 @@ if TYPE_CHECKING:
     from fairpate.data.dataset import Split
 
 Factory = Callable[..., Any]
+_DEFINITION = 1  # to be raised with any change after which the same inputs give other votes
+_PREDICTIONS, _FAILED = "predictions", "failed"
+_log = logging.getLogger(__name__)
 
 
 class OwnTeacherError(UserError, ValueError):
-    """Code of the user's that cannot vote; the message names it, what was wrong and the remedy."""
-
-
-def require_factory(factory: Factory) -> None:
-    """Make two teachers to look at. OwnTeacherError unless both can fit and predict and share no object."""
-    try:
-        first, second = (made(factory, 0) for _ in range(2))
-    except Exception as error:  # whatever the user's code raises
-        raise OwnTeacherError(
-            f"{named(factory)} makes no teacher ({type(error).__name__}: {error}); give a function that returns a new "
-            "model."
-        ) from error
-    lacking = [name for name in ("fit", "predict") if not callable(getattr(first, name, None))]
-    if lacking:
-        raise OwnTeacherError(
-            f"{named(factory)} makes a {type(first).__name__} without {' and '.join(lacking)}; give a factory of "
-            "models that have both."
-        )
-    require_apart(factory, first, [second])
+    """The user's code cannot vote; the message names it, what was wrong and the remedy."""
 
 
 def named(factory: Factory) -> str:
-    """The factory's name in messages and in the digest of votes."""
+    """Return the factory's name for messages and for the digest of votes."""
     return f"{getattr(factory, '__module__', '')}:{getattr(factory, '__qualname__', type(factory).__qualname__)}"
 
 
 def own_modules(factory: Factory) -> list[ModuleType]:
-    """The factory's module, and what it uses of other modules in the working directory, in any depth."""
+    """Return the factory's module and the modules of the working directory that it uses, in any depth."""
     found: dict[str, ModuleType] = {}
     waiting = [getattr(factory, "__module__", "")]
     while waiting:
@@ -107,14 +92,14 @@ def own_modules(factory: Factory) -> list[ModuleType]:
 
 
 def made(factory: Factory, seed: int) -> Any:
-    """A new teacher; ``random_state`` is given to a factory that takes one."""
+    """Return a new teacher; a factory that has the parameter ``random_state`` gets ``seed``."""
     parameters = inspect.signature(factory).parameters.values()
     takes = any(each.name == "random_state" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     return factory(random_state=seed) if takes else factory()
 
 
 def require_apart(factory: Factory, teacher: Any, others: Sequence[Any]) -> None:
-    """OwnTeacherError where two teachers are, or hold, the same object: a second fit would change the first."""
+    """OwnTeacherError if two teachers are, or hold, the same object: a second fit would change the first."""
     own = {id(part) for part in _parts(teacher)}
     if any(id(part) in own for other in others for part in _parts(other)):
         raise OwnTeacherError(
@@ -124,34 +109,26 @@ def require_apart(factory: Factory, teacher: Any, others: Sequence[Any]) -> None
 
 
 def _parts(teacher: Any) -> list[Any]:
-    """A teacher with the models in it, whether parameters or attributes, in any depth."""
+    """Return a teacher and the models in it, whether parameters or attributes or in their lists, in any depth."""
     found, waiting = {id(teacher): teacher}, [teacher]
     while waiting:
-        for value in _held(waiting.pop()):
+        model = waiting.pop()
+        parameters = model.get_params(deep=False) if callable(getattr(model, "get_params", None)) else {}
+        held = [*parameters.values(), *getattr(model, "__dict__", {}).values()]
+        for value in list(held):
+            inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            for item in inner:  # a pair (name, model), say
+                held += item if isinstance(item, tuple) else (item,)
+        for value in held:
             if hasattr(value, "fit") and not isinstance(value, type) and id(value) not in found:
                 found[id(value)] = value
                 waiting.append(value)
     return list(found.values())
 
 
-def _held(model: Any) -> Iterator[Any]:
-    """What parameters and attributes hold, and what is in their lists."""
-    parameters = model.get_params(deep=False) if callable(getattr(model, "get_params", None)) else {}
-    for value in (*parameters.values(), *getattr(model, "__dict__", {}).values()):
-        yield value
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        for item in inner:
-            yield from item if isinstance(item, tuple) else (item,)
-
-
-_DEFINITION = 1  # raised whenever the same inputs give other votes
-_PREDICTIONS, _FAILED = "predictions", "failed"
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TeacherVotes:
-    """``votes_QC``, whose rows sum to T, and sixteen hexadecimal digits of all that determines them. Private."""
+    """``votes_QC``, whose rows sum to T, and sixteen hexadecimal digits of all that determines them; both private."""
 
     votes_QC: VoteArray
     digest: str
@@ -159,13 +136,12 @@ class TeacherVotes:
 
 @dataclass(frozen=True, kw_only=True)
 class _Lesson:
-    """What every teacher is made with, and asked."""
+    """The settings and queries of every teacher."""
 
     factory: Factory
     num_classes: int
     seed: int
     queries: npt.NDArray[np.float32]
-    told: bytes
 
 
 def ask_own_teachers(
@@ -181,7 +157,7 @@ def ask_own_teachers(
     pool: BlockPool | None = None,
     on_progress: Progress | None = None,
 ) -> TeacherVotes:
-    """The votes of one teacher per shard on the queries. Private, as the records are.
+    """Return the votes of one teacher per shard on the queries; as private as the records.
 
     Args:
         factory: Returns a new model with ``fit(X, y)`` and ``predict(X)`` at each call; gets ``random_state`` if it has
@@ -200,20 +176,37 @@ def ask_own_teachers(
         OwnTeacherError: The factory makes no teachers, all of them fail, or one votes for something that is no class.
     """
     workers = pool or InProcessPool()
-    require_factory(factory)
+    try:
+        first, second = (made(factory, 0) for _ in range(2))
+    except Exception as error:  # any error of the user's code
+        raise OwnTeacherError(
+            f"{named(factory)} makes no teacher ({type(error).__name__}: {error}); give a function that returns a new "
+            "model."
+        ) from error
+    lacking = [name for name in ("fit", "predict") if not callable(getattr(first, name, None))]
+    if lacking:
+        raise OwnTeacherError(
+            f"{named(factory)} makes a {type(first).__name__} without {' and '.join(lacking)}; give a factory of "
+            "models that have both."
+        )
+    require_apart(factory, first, [second])
     config = TeachersConfig(num_teachers=num_teachers, block_size=block_size)
     queries = _table(queries_x)
-    told = _told(factory, queries, {"num_classes": num_classes, "seed": seed})
-    lesson = _Lesson(factory=factory, queries=queries, told=told, num_classes=num_classes, seed=seed)
+    determined_by = _determined_by(factory, queries, {"num_classes": num_classes, "seed": seed})
+    lesson = _Lesson(factory=factory, queries=queries, num_classes=num_classes, seed=seed)
     for module in own_modules(factory):
         workers.carry(module)  # other nodes do not have it
     rows = rows_of_teachers(private, config, seed)
 
     def shards(teachers: Sequence[int]) -> list[ArrayShard]:
-        return [_array_shard(private.x[rows[t]], private.y[rows[t]]) for t in teachers]
+        return [(_table(private.x[rows[t]]), private.y[rows[t]].numpy()) for t in teachers]
 
     def content_of(teachers: tuple[int, ...]) -> str:
-        return _name(told, teachers, shards(teachers))
+        digest = hashlib.blake2b(determined_by + json.dumps(list(teachers)).encode(), digest_size=16)
+        for array in (array for shard in shards(teachers) for array in shard):
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return f"votes-{min(teachers):05d}-{digest.hexdigest()}.safetensors"
 
     blocks, storage = blocks_in(checkpoint_dir, num_teachers, block_size, content_of)
     failures: list[str] = []
@@ -221,7 +214,19 @@ def ask_own_teachers(
         save_block(block.checkpoint, asked)
         failures += [] if failure is None else [failure]
     stored = [load_block(each.checkpoint) for each in blocks]
-    _tell_failures(sum(int(each[_FAILED].sum()) for each in stored), num_teachers, named(factory), failures)
+    num_failed = sum(int(each[_FAILED].sum()) for each in stored)
+    first_failure = f", the first with {failures[0]}" if failures else ""
+    if num_failed == num_teachers:
+        raise OwnTeacherError(
+            f"every one of {num_teachers} teachers of {named(factory)} failed{first_failure}; correct it."
+        )
+    if num_failed:
+        _log.warning(
+            "%d of %d teachers failed and vote for their shard's most common class%s.",
+            num_failed,
+            num_teachers,
+            first_failure,
+        )
     return TeacherVotes(
         votes_QC=count_votes(np.concatenate([each[_PREDICTIONS] for each in stored]), num_classes),
         digest=digest_of(blocks),
@@ -229,48 +234,42 @@ def ask_own_teachers(
 
 
 def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[ArrayWeights, str | None]:
-    """The votes of a block, and what the first teacher that failed raised."""
+    """Return the votes of a block, and the error of the first teacher that failed."""
     block, given = item
     shards = cast("list[ArrayShard]", list(given))  # whole shards, never row numbers
-    kept: list[Any] = []  # alive, so that no new object gets the identity of one that is gone
-    predictions, failures = [], []
+    kept: list[Any] = []  # alive, so that no new object gets the identity of a deleted one
+    predictions: list[npt.NDArray[np.int16]] = []
+    failures: list[str | None] = []
     for teacher, (x, y) in zip(block.teacher_indices, shards, strict=True):
         with _own_randomness(seed_of_training(lesson.seed, teacher)) as seed:
             model = made(lesson.factory, seed)
             require_apart(lesson.factory, model, kept)
             kept.append(model)
-            # Copies: code that writes into what it is given must not change what the next teacher sees.
-            said, failure = _said(model, x.copy(), y.copy(), lesson.queries.copy())
+            failure: str | None = None if len(y) else "no record in the shard"
+            if failure is None:
+                try:
+                    # Copies: code that writes into its arguments must not change those of the next teacher.
+                    model.fit(x.copy(), y.copy())
+                    predicted = model.predict(lesson.queries.copy())
+                except Exception as error:  # noqa: BLE001 - any error of the user's code, which would reveal its shard
+                    failure = f"{type(error).__name__}: {error}"
         failures.append(failure)
         if failure is not None:
-            said = np.full(len(lesson.queries), _constant(y, lesson.num_classes, teacher))
-        predictions.append(_classes(said, lesson, teacher))
-    told = next((failure for failure in failures if failure is not None), None)
+            # Its shard's most common class, or without records a public one.
+            counts_C = np.bincount(y, minlength=lesson.num_classes)
+            constant = int(counts_C.argmax()) if len(y) else teacher % lesson.num_classes
+            predicted = np.full(len(lesson.queries), constant)
+        predictions.append(_classes(predicted, lesson, teacher))
+    first_failure = next((failure for failure in failures if failure is not None), None)
     failed = np.array([failure is not None for failure in failures], dtype=np.uint8)
-    return {_PREDICTIONS: np.stack(predictions), _FAILED: failed}, told
+    return {_PREDICTIONS: np.stack(predictions), _FAILED: failed}, first_failure
 
 
-def _said(model: Any, x: npt.NDArray[Any], y: npt.NDArray[Any], queries: npt.NDArray[Any]) -> tuple[Any, str | None]:
-    """What the model predicts, or what it raised."""
-    if not len(y):
-        return None, "no record in the shard"
+def _classes(predicted: Any, lesson: _Lesson, teacher: int) -> npt.NDArray[np.int16]:
+    """Return codes of classes (Q,). OwnTeacherError for anything else: an error of the code and not of the shard."""
     try:
-        model.fit(x, y)
-        return model.predict(queries), None
-    except Exception as error:  # noqa: BLE001 - whatever the user's code raises; an error would tell of its shard
-        return None, f"{type(error).__name__}: {error}"
-
-
-def _constant(y: npt.NDArray[Any], num_classes: int, teacher: int) -> int:
-    """Of a teacher that cannot learn: its shard's most common class, or without records a public one."""
-    return int(np.bincount(y, minlength=num_classes).argmax()) if len(y) else teacher % num_classes
-
-
-def _classes(said: Any, lesson: _Lesson, teacher: int) -> npt.NDArray[np.int16]:
-    """Codes of classes (Q,). OwnTeacherError for anything else, which is the code's fault and not the shard's."""
-    try:
-        values = np.asarray(said)
-    except Exception:  # noqa: BLE001 - ragged lists, tensors of another device: whatever it is, it is no array
+        values = np.asarray(predicted)
+    except Exception:  # noqa: BLE001 - ragged lists, tensors of another device: not an array
         values = np.asarray(None)
     expected = (len(lesson.queries),)
     codes = values.astype(np.float64) if values.dtype.kind in "iufb" else np.full(values.shape, np.nan)
@@ -286,9 +285,9 @@ def _classes(said: Any, lesson: _Lesson, teacher: int) -> npt.NDArray[np.int16]:
 
 @contextmanager
 def _own_randomness(seed: int) -> Iterator[int]:
-    """Random states that a teacher may use without being told: else it would depend on those before it.
+    """Seed the process's random states, which a teacher may use: else it would depend on the teachers before it.
 
-    Yields a seed below 2^32, as scikit-learn takes them.
+    Yields a seed below 2^32, the range of scikit-learn's seeds.
     """
     short = seed % 2**32
     ours, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 - what the user's code may draw from
@@ -304,48 +303,24 @@ def _own_randomness(seed: int) -> Iterator[int]:
 
 
 def _table(x: Tensor) -> npt.NDArray[np.float32]:
-    """Features (N, F): pictures become rows of values from 0 to 1."""
+    """Return features (N, F): pictures become rows of values from 0 to 1."""
     table: npt.NDArray[np.float32] = scale_bytes(x).flatten(start_dim=1).float().numpy()
     return table
 
 
-def _array_shard(x: Tensor, y: Tensor) -> ArrayShard:
-    return _table(x), y.numpy()
-
-
-def _told(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> bytes:
-    """All that determines votes except the shards."""
+def _determined_by(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> bytes:
+    """Return all that determines votes except the shards."""
     try:
-        # Of an installed package, whose version is told apart, its own module alone.
+        # Of an installed package only the factory's own module: its version is in the digest.
         modules = own_modules(factory) or [sys.modules[factory.__module__]]
         code = "".join(inspect.getsource(module) for module in sorted(modules, key=lambda module: module.__name__))
     except (OSError, TypeError, KeyError, AttributeError):
         code = ""
-    told = settings | {
+    values = settings | {
         "factory": named(factory),
         "code": hashlib.sha256(code.encode()).hexdigest(),
         "queries": hashlib.sha256(queries.tobytes()).hexdigest(),
         "definition": _DEFINITION,
         "versions": [__version__, sklearn.__version__, np.__version__],
     }
-    return json.dumps(told, sort_keys=True).encode()
-
-
-def _name(told: bytes, teachers: Sequence[int], shards: Sequence[ArrayShard]) -> str:
-    digest = hashlib.blake2b(told + json.dumps(list(teachers)).encode(), digest_size=16)
-    for arrays in shards:
-        for array in arrays:
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-    return f"votes-{min(teachers):05d}-{digest.hexdigest()}.safetensors"
-
-
-def _tell_failures(num_failed: int, num_teachers: int, place: str, failures: Sequence[str]) -> None:
-    """A warning for the operator; OwnTeacherError where nobody learned anything."""
-    first = f", the first with {failures[0]}" if failures else ""
-    if num_failed == num_teachers:
-        raise OwnTeacherError(f"every one of {num_teachers} teachers of {place} failed{first}; correct it.")
-    if num_failed:
-        _log.warning(
-            "%d of %d teachers failed and vote for their shard's most common class%s.", num_failed, num_teachers, first
-        )
+    return json.dumps(values, sort_keys=True).encode()

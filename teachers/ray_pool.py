@@ -1,33 +1,23 @@
-"""Ray as a shell: clusters, pools of actors that train blocks, teachers and neighbours that stay and answer.
+"""Everything that runs on Ray: clusters, pools of actors that train blocks, and actors that serve votes.
 
-A bounded pool of Ray actors, each with a block of teachers at a time.
-
-An item travels to the one worker that computes it, and at most two per worker are under way. A worker that is lost is
-replaced, wherever there is room, and its items are computed again, which changes nothing because the function is pure.
-What is added up stays on the workers until each gives its total.
-
-Ray's own retries do not take the place of this. A restarted actor keeps its tasks, which wait for a place while others
-are idle. A task is not bound to one node; its caller hears of a node that fell silent only from gRPC, which pings every
-five minutes, where that of an actor is told by the head at once; and on GPUs each task starts a process of its own.
-
-The Ray that work runs on: the one there is, a cluster's, or one of this machine for as long as it is needed.
-
-One of this machine is for the process that starts it: it listens on loopback alone, and asks for a token that is made
-for it and stays in memory.
-
-When the head of a cluster dies Ray ends this process after a minute or so, without a word; a thread that watches the
-head says it before.
-
-Teachers that stay: Ray actors that keep their blocks of weights and vote whenever they are asked.
-
-One call per actor carries a whole batch of queries; there is never a call per teacher. An actor that dies is started
-again, reads its teachers and votes again, which changes nothing because a vote is a pure function. So is one that
-hangs: every actor is asked for signs of life, which it gives beside its work, and is ended when none comes. A vote
-without all teachers is never returned.
-
-Where the private records are that vote themselves: in this process, or in blocks on Ray actors.
-
-Each actor samples its own records and returns its nearest; the nearest of all parts are the nearest of all.
+* :func:`start_ray` joins the running Ray or the cluster at RAY_ADDRESS, or starts one on this machine while it is
+  needed. The latter is private to this process: it listens on loopback only and requires a token that is made for it
+  and kept in memory. When the head of a cluster dies Ray ends this process after a minute or so without a message;
+  :class:`HeadWatch` warns before.
+* :class:`RayPool` is a bounded pool of actors, each with a block of teachers at a time. An item is sent to the one
+worker
+  that computes it, and at most two per worker are under way. A lost worker is replaced on any node with room, and its
+  items are computed again, which changes nothing because the function is pure. Sums stay on the workers until each
+  gives its total. Ray's own retries do not replace this. A restarted actor keeps its tasks, which wait for a place
+  while other actors are idle. A task is not bound to one node: its caller learns that a node fell silent only from
+  gRPC, which pings every five minutes, while the head reports it at once for an actor; and on GPUs each task starts a
+  process of its own.
+* :class:`ServingTeachers` are actors that keep their blocks of weights and vote whenever they are asked. One call per
+  actor carries a whole batch of queries. An actor that dies or hangs (it answers pings beside its work) is started
+  again, reads its teachers and votes again, which changes nothing because a vote is a pure function. A vote without all
+  teachers is never returned.
+* :class:`RayNeighbourhood` holds private records that vote themselves (:mod:`teachers.neighbours`). Each actor samples
+  its own records and returns its nearest; the nearest of all parts are the nearest of all.
 """
 
 from __future__ import annotations
@@ -49,7 +39,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, Protocol, cast
+from typing import Any, Generic, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -97,13 +87,13 @@ class Worker:
     def add(
         self, number: int, function: Callable[[Any, Any, str], Counts], shared: Any, item: Any, device: str
     ) -> None:
-        """Add one item to the total of sum ``number``; what an earlier sum left is dropped."""
+        """Add one item to the total of sum ``number``; the rest of an earlier sum is dropped."""
         # Numbers never repeat in a pool, so a total left by a sum that failed cannot be taken for this one's.
         before = self._total if number == self._number else None
         self._number, self._total = number, added(before, function(shared, item, device))
 
     def take(self, number: int) -> Counts:
-        """The total of sum ``number``, which is given once."""
+        """Return the total of sum ``number`` and forget it."""
         assert number == self._number, "a total of another sum"
         total, self._total = self._total, None
         return at_least_one(total)
@@ -117,30 +107,23 @@ class _Task(Generic[ItemT]):
 
 
 class _Queue(Generic[ItemT]):
-    """Items to compute in order, each read when its turn comes; what is put back comes first. False when empty."""
+    """Tasks to compute in order, each item read when its turn comes; lost tasks come first. False when empty."""
 
     def __init__(self, items: Iterable[ItemT]):
         self._fresh = (_Task(position=position, item=item) for position, item in enumerate(items))
-        self._waiting: deque[_Task[ItemT]] = deque()
+        self.waiting: deque[_Task[ItemT]] = deque()
 
     def __bool__(self) -> bool:
-        if not self._waiting:
-            self._waiting.extend(itertools.islice(self._fresh, 1))
-        return bool(self._waiting)
-
-    def take(self) -> _Task[ItemT]:
-        assert self, "an empty queue"
-        return self._waiting.popleft()
-
-    def put_back(self, task: _Task[ItemT]) -> None:
-        self._waiting.appendleft(task)
+        if not self.waiting:
+            self.waiting.extend(itertools.islice(self._fresh, 1))
+        return bool(self.waiting)
 
 
 class RayPool:
     """A bounded pool of Ray actors; use as a context manager inside :func:`teachers.ray_pool.start_ray`.
 
     Work starts with the first actor that is ready, and others join when there is room for them. ``stall_timeout_s``
-    bounds the time in which nothing happens at all. PoolError where the cluster is too small and does not grow.
+    bounds the time without any progress. PoolError where the cluster is too small and does not grow.
     """
 
     def __init__(self, config: RayConfig, *, stall_timeout_s: float = _DEFAULT_STALL_TIMEOUT_S):
@@ -148,7 +131,7 @@ class RayPool:
         self._stall_timeout_s = stall_timeout_s
         self.device = "cuda" if config.num_gpus else "cpu"
         self._num_actors = number_of_actors(config)
-        self._starting: dict[Any, Any] = {}  # the reference that tells that an actor is ready: the actor
+        self._starting: dict[Any, Any] = {}  # by the reference that settles when the actor is ready
         self._ready: list[Any] = []
         self._failed_starts = 0
         self._sums = itertools.count()
@@ -198,13 +181,13 @@ class RayPool:
     ) -> Counts:
         """As :meth:`BlockPool.sum`. Each actor adds to a total of its own, which is fetched once.
 
-        What a total held that is lost with its actor is counted again; an actor that may be alive is ended first, so
+        If a total is lost with its actor, its items are counted again. An actor that may be alive is ended first, so
         that nothing is counted twice.
         """
         import ray
 
         reference, queue, number = ray.put(shared), _Queue(items), next(self._sums)
-        held: dict[Any, list[_Task[ItemT]]] = {}  # the actor: what its total holds
+        held: dict[Any, list[_Task[ItemT]]] = {}  # by actor, the tasks in its total
         total: Counts | None = None
 
         def submit(actor: Any, task: _Task[ItemT]) -> Any:
@@ -236,7 +219,7 @@ class RayPool:
         submit: Callable[[Any, _Task[ItemT]], Any],
         on_loss: Callable[[Any, list[_Task[ItemT]], Exception], None],
     ) -> Iterator[tuple[Any, _Task[ItemT], Any]]:
-        """Yield actor, task and the value of the reference that ``submit(actor, task)`` gave for it."""
+        """Yield actor, task and the value of the reference that ``submit(actor, task)`` returned for it."""
         import ray
 
         if not self._ready and not self._starting:
@@ -244,11 +227,18 @@ class RayPool:
         pending: dict[Any, tuple[Any, _Task[ItemT]]] = {}
         while queue or pending:
             try:
-                self._hand_out(queue, submit, pending)
+                # One task per actor, then one that waits; none waits while an actor that starts could do it.
+                load = Counter(actor for actor, _ in pending.values())
+                for depth in range(1 if self._starting else _ITEMS_PER_ACTOR):
+                    for actor in self._ready:
+                        if load[actor] == depth and queue:
+                            task = queue.waiting.popleft()
+                            pending[submit(actor, task)] = (actor, task)
+                            load[actor] += 1
                 reference = self._wait_for_one(pending)
             except ray.exceptions.RayError as error:
                 raise PoolError(
-                    f"Ray failed: {error} The same command goes on where this one ended; stored blocks stay."
+                    f"Ray failed: {error} The same command resumes where this one ended; stored blocks stay."
                 ) from error
             if reference in self._starting:
                 self._welcome(reference)
@@ -257,30 +247,18 @@ class RayPool:
             try:
                 value = ray.get(reference, timeout=self._stall_timeout_s)
             except ray.exceptions.RayError as error:
-                if (cause := _raised_by_function(error)) is not None:
-                    raise PoolError(f"A block of teachers failed on a worker: {cause}") from error
+                # Raised by the function itself, and not because a worker, a node or an object it needed was lost.
+                if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(
+                    error.cause, ray.exceptions.RayError
+                ):
+                    raise PoolError(f"A block of teachers failed on a worker: {error.cause or error}") from error
                 self._replace(actor)
                 on_loss(actor, [task], error)
                 continue
             yield actor, task, value
 
-    def _hand_out(
-        self,
-        queue: _Queue[ItemT],
-        submit: Callable[[Any, _Task[ItemT]], Any],
-        pending: dict[Any, tuple[Any, _Task[ItemT]]],
-    ) -> None:
-        """One task per actor, then one that waits; none waits while an actor that starts could do it."""
-        load = Counter(actor for actor, _ in pending.values())
-        for depth in range(1 if self._starting else _ITEMS_PER_ACTOR):
-            for actor in self._ready:
-                if load[actor] == depth and queue:
-                    task = queue.take()
-                    pending[submit(actor, task)] = (actor, task)
-                    load[actor] += 1
-
     def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
-        """The next reference to be settled: of a task, or of an actor that starts."""
+        """Return the next reference that settles: of a task, or of an actor that starts."""
         import ray
 
         # Without any actor only new nodes help; the operator says how long these may take.
@@ -291,13 +269,13 @@ class RayPool:
             return settled[0]
         if idle:
             raise PoolError(
-                f"No worker found a place within {limit_s:g} s: each asks ray.num_cpus={self._config.num_cpus:g} and "
+                f"No worker found a place within {limit_s:g} s: each needs ray.num_cpus={self._config.num_cpus:g} and "
                 f"ray.num_gpus={self._config.num_gpus:g}; add nodes, free some, or raise ray.wait_for_nodes_s."
             )
         raise PoolError(f"No teacher finished within {limit_s:g} s, {len(pending)} blocks under way. Is a worker hung?")
 
     def _again(self, queue: _Queue[ItemT], tasks: Sequence[_Task[ItemT]], error: Exception) -> None:
-        """Put lost tasks back; PoolError if that happened too often to one of them."""
+        """Return lost tasks to the queue; PoolError if one of them was lost too often."""
         if tasks:
             _log.warning("Blocks lost with their worker, computed again: %d", len(tasks))
         for task in tasks:
@@ -307,7 +285,7 @@ class RayPool:
                     f"A block of teachers was lost {task.losses} times, more than ray.max_restarts="
                     f"{self._config.max_restarts}: {error} If memory ran out, lower ray.num_actors."
                 ) from error
-            queue.put_back(task)
+            queue.waiting.appendleft(task)
 
     def _start_actor(self) -> None:
         actor = self._actor_class.remote(self._config.torch_threads, self._config.num_gpus)
@@ -340,7 +318,7 @@ class RayPool:
 
 
 def number_of_actors(config: RayConfig) -> int:
-    """``ray.num_actors``, or as many as fit now and at least one.
+    """Return ``ray.num_actors``, or as many actors as fit now and at least one.
 
     PoolError where they do not fit and ``ray.wait_for_nodes_s`` does not say that nodes will come.
     """
@@ -357,28 +335,15 @@ def number_of_actors(config: RayConfig) -> int:
 
 
 def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
-    """How many workers with these needs the nodes hold, none of them spread over several; and the nodes in words."""
+    """Return how many workers with these needs fit on the nodes, each on one node; and the nodes in words."""
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
-    fitting = sum(_workers_on_node(node, {"CPU": num_cpus, "GPU": num_gpus}) for node in nodes)
-    return fitting, f"{cpus:g} CPUs and {gpus:g} GPUs on {len(nodes)} nodes"
-
-
-def _workers_on_node(resources: Mapping[str, float], needs: Mapping[str, float]) -> int:
+    needs = [(kind, need) for kind, need in (("CPU", num_cpus), ("GPU", num_gpus)) if need]
     # Shares such as 0.1 are not exact: ten of them fit into one.
-    return min(math.floor(resources.get(kind, 0) / need + 1e-9) for kind, need in needs.items() if need)
-
-
-def _raised_by_function(error: Exception) -> BaseException | None:
-    """What the function itself raised; None where a worker, a node or an object it needed was lost."""
-    import ray
-
-    if not isinstance(error, ray.exceptions.RayTaskError):
-        return None
-    lost = isinstance(error.cause, ray.exceptions.RayError)
-    return None if lost else error.cause or error
+    fitting = sum(min(math.floor(node.get(kind, 0) / need + 1e-9) for kind, need in needs) for node in nodes)
+    return fitting, f"{cpus:g} CPUs and {gpus:g} GPUs on {len(nodes)} nodes"
 
 
 _PACKAGES = ("fairpate", "teachers", "aggregator", "student")
@@ -387,9 +352,9 @@ _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
 @contextmanager
 def open_pool(config: RayConfig) -> Iterator[BlockPool]:
-    """The pool that ``config`` asks for: this process where ``num_actors`` is 0, which imports no Ray; else actors.
+    """Open the pool of ``config``: this process where ``num_actors`` is 0, which imports no Ray; else actors.
 
-    Work that runs in a Ray task itself takes 0: it would wait for CPUs that it holds.
+    Work that itself runs in a Ray task needs 0: it would wait for CPUs that it holds.
     """
     if config.num_actors == 0:
         threads = torch.get_num_threads()
@@ -405,9 +370,11 @@ def open_pool(config: RayConfig) -> Iterator[BlockPool]:
 
 @contextmanager
 def start_ray(config: RayConfig) -> Iterator[None]:
-    """Ray inside the block: the running one, the cluster at RAY_ADDRESS, or a new one here, shut down afterwards.
+    """Provide Ray inside the block: the running one, the cluster at RAY_ADDRESS, or a new one, shut down afterwards.
 
     Workers of a cluster receive this checkout's packages from the driver; other dependencies must be installed there.
+    PoolError where no cluster answers at RAY_ADDRESS, where it rejects this process, and where Ray does not start on
+    this machine in two tries, each of half a minute at most.
     """
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would start workers at nice 15
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -419,24 +386,42 @@ def start_ray(config: RayConfig) -> Iterator[None]:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     with ExitStack() as stack:
         if os.environ.get("RAY_ADDRESS"):
-            with _own_sigterm():
-                _join_cluster(**quiet, runtime_env={"py_modules": _own_packages()})
+            try:
+                with _own_sigterm():
+                    ray.init(**quiet, runtime_env={"py_modules": _own_packages()})
+            except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+                raise PoolError(
+                    f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster answers. If it asks for a token, set "
+                    "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in RAY_AUTH_TOKEN."
+                ) from error
             stack.callback(ray.shutdown)
             stack.enter_context(HeadWatch(ray.get_runtime_context().gcs_address))
         else:
             stack.enter_context(_private_to_this_process())
             stack.callback(ray.shutdown)
-            with _own_sigterm():
-                _start_here(**quiet, include_dashboard=False, num_gpus=None if config.num_gpus else 0)
+            options = {**quiet, "include_dashboard": False, "num_gpus": None if config.num_gpus else 0}
+            try:
+                with _own_sigterm():
+                    try:
+                        ray.init("local", **options)
+                    except Exception:  # noqa: BLE001 - Ray raises bare ones
+                        # On a busy machine Ray gives up on its own process after 15 seconds; then its files are cached.
+                        ray.init("local", **options)
+            except Exception as error:
+                said = f"{error}".strip().splitlines() or [type(error).__name__]
+                raise PoolError(
+                    f"Ray did not start on this machine: {said[0].rstrip('.')}. Where it is busy or short of memory or "
+                    "of space in /tmp, wait until it is not and give the same command again; what is stored is found."
+                ) from error
         yield
 
 
 @contextmanager
 def _private_to_this_process() -> Iterator[None]:
-    """A Ray started inside the block is reached from this machine only, and only with a token of its own.
+    """Restrict a Ray that starts inside the block to this machine and to a token of its own.
 
-    Ray binds to loopback where it is told that there are no clusters, as on macOS; `_node_ip_address` does not do it.
-    A mode of authentication or a token that the user chose in the environment stays. Ray would write its token into a
+    Ray binds to loopback if its support of clusters is off, as on macOS; `_node_ip_address` does not do it. A mode of
+    authentication or a token that the user chose in the environment stays. By itself Ray would write its token into a
     file that everybody may read.
     """
     from ray._private import ray_constants
@@ -475,7 +460,7 @@ def _read_authentication_again() -> None:
 
 @contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Keeps this process's handler of SIGTERM: Ray puts its own there, which ends in a stack of C++ on the terminal."""
+    """Keep this process's handler of SIGTERM: Ray's own would print a C++ stack on the terminal."""
     handler = signal.getsignal(signal.SIGTERM)
     if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
@@ -490,39 +475,8 @@ def _own_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, handler)
 
 
-def _start_here(**options: Any) -> None:
-    """PoolError where Ray does not come up on this machine, in two tries, each of half a minute at most."""
-    import ray
-
-    try:
-        try:
-            ray.init("local", **options)
-        except Exception:  # noqa: BLE001 - Ray raises bare ones
-            # Where a machine is busy Ray gives up on a process of its own after 15 seconds; then its files are cached.
-            ray.init("local", **options)
-    except Exception as error:
-        said = f"{error}".strip().splitlines() or [type(error).__name__]
-        raise PoolError(
-            f"Ray did not start on this machine: {said[0].rstrip('.')}. Where it is busy or short of memory or of "
-            "space in /tmp, wait until it is not and give the same command again; what is stored is found."
-        ) from error
-
-
-def _join_cluster(**options: Any) -> None:
-    """PoolError where no cluster answers at RAY_ADDRESS, or not to somebody without its token."""
-    import ray
-
-    try:
-        ray.init(**options)
-    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
-        raise PoolError(
-            f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: no cluster answers. If it asks for a token, set "
-            "RAY_AUTH_MODE=token, with the token in ~/.ray/auth_token or in RAY_AUTH_TOKEN."
-        ) from error
-
-
 class HeadWatch:
-    """Warns, once, when nobody answers at the address of a cluster's head; says so when it answers again."""
+    """Warns, once, when the head of a cluster does not answer, and reports when it answers again."""
 
     def __init__(self, address: str, *, interval_s: float = _WATCH_INTERVAL_S):
         host, _, port = address.rpartition(":")
@@ -542,7 +496,11 @@ class HeadWatch:
     def _watch(self) -> None:
         missed = 0
         while not self._ended.wait(self._interval_s):
-            answers = self._answers()
+            try:
+                socket.create_connection(self._place, timeout=_ANSWER_LIMIT_S).close()
+                answers = True
+            except OSError:
+                answers = False
             if answers and missed >= _MOST_MISSED:
                 _log.warning("The head of the Ray cluster answers again.")
             missed = 0 if answers else missed + 1
@@ -553,16 +511,9 @@ class HeadWatch:
                     *self._place,
                 )
 
-    def _answers(self) -> bool:
-        try:
-            socket.create_connection(self._place, timeout=_ANSWER_LIMIT_S).close()
-        except OSError:
-            return False
-        return True
-
 
 def _own_packages() -> list[str]:
-    """The folders of this project's packages, which travel together: a worker may run any of them."""
+    """Return the folders of this project's packages, which are sent together: a worker may run any of them."""
     specs = [importlib.util.find_spec(name) for name in _PACKAGES]
     return [str(folder) for spec in specs if spec is not None for folder in spec.submodule_search_locations or []]
 
@@ -584,7 +535,7 @@ class Voter:
         self._blocks = [{name: torch.tensor(value) for name, value in block.items()} for block in loaded]
 
     def counts(self, queries: npt.NDArray[np.generic]) -> VoteArray:
-        """How many of this actor's teachers chose each class, (Q, C)."""
+        """Return how many of this actor's teachers chose each class, (Q, C)."""
         counts = np.zeros((len(queries), self._spec.num_classes), dtype=np.int64)
         for block in self._blocks:
             counts += count_block(block, self._spec, queries, device=self._device)
@@ -594,41 +545,56 @@ class Voter:
         """Give a sign of life."""
 
 
-class ServingTeachers:
-    """All teachers of an ensemble on a bounded number of actors; use inside :func:`teachers.ray_pool.start_ray`.
+class _ServingActors:
+    """A bounded number of actors that share blocks of data and serve until :meth:`close`, restarted without end."""
+
+    def __init__(
+        self, kind: type, arguments: Sequence[Any], sources: Iterable[Any], config: RayConfig, *, num_gpus: float
+    ):
+        import ray
+
+        options: dict[str, Any] = {
+            "num_cpus": config.num_cpus,
+            "num_gpus": num_gpus,
+            "max_restarts": _MAX_RESTARTS,
+            "max_task_retries": _MAX_RETRIES,
+            # A thread beside the one that works: a busy actor still answers pings, and is not taken for a hung one.
+            "concurrency_groups": {BESIDE_WORK: 1},
+        }
+        actor_class: Any = ray.remote(**options)(kind)
+        # References are kept here, so that a restarted actor, maybe on another node, finds its data.
+        self._sources = [source if isinstance(source, str) else ray.put(source) for source in sources]
+        num_actors = max(1, min(number_of_actors(config), len(self._sources)))
+        self.actors = [actor_class.remote(*arguments, *self._sources[i::num_actors]) for i in range(num_actors)]
+        self._watch = VoterWatch(self.actors)
+
+    def are_answering(self) -> bool:
+        """Return whether every actor answered its last ping, without waiting."""
+        return self._watch.all_answer
+
+    def close(self) -> None:
+        """End the actors."""
+        import ray
+
+        self._watch.close()
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors, self._sources = [], []
+
+
+class ServingTeachers(_ServingActors):
+    """All teachers of an ensemble on a bounded number of actors; use inside :func:`start_ray`.
 
     PoolError where the cluster is too small.
     """
 
     def __init__(self, ensemble: Ensemble, config: RayConfig) -> None:
-        import ray
-
-        options: dict[str, Any] = {
-            "num_cpus": config.num_cpus,
-            "num_gpus": config.num_gpus,
-            "max_restarts": _MAX_RESTARTS,
-            "max_task_retries": _MAX_RETRIES,
-            # A thread beside the one that votes: a voter that is busy still answers pings.
-            "concurrency_groups": {BESIDE_WORK: 1},
-        }
-        actor_class: Any = ray.remote(**options)(Voter)
         self._num_teachers = ensemble.num_teachers
-        # References, kept here, so that an actor that is started again, maybe on another node, finds its teachers.
-        self._sources = [source if isinstance(source, str) else ray.put(source) for source in ensemble.sources()]
-        num_actors = min(number_of_actors(config), len(self._sources))
-        device = "cuda" if config.num_gpus else "cpu"
-        self.actors = [
-            actor_class.remote(ensemble.spec, config.torch_threads, device, *self._sources[i::num_actors])
-            for i in range(num_actors)
-        ]
-        self._watch = VoterWatch(self.actors)
-
-    def are_answering(self) -> bool:
-        """Whether every actor gave a sign of life lately; known without waiting."""
-        return self._watch.all_answer
+        arguments = (ensemble.spec, config.torch_threads, "cuda" if config.num_gpus else "cpu")
+        super().__init__(Voter, arguments, ensemble.sources(), config, num_gpus=config.num_gpus)
 
     def votes(self, queries: npt.NDArray[np.generic]) -> VoteArray:
-        """``votes_QC`` of every teacher on features (Q, ...). PoolError unless all of them voted in time."""
+        """Return ``votes_QC`` of all teachers on features (Q, ...). PoolError unless all of them voted in time."""
         import ray
 
         reference = ray.put(queries)
@@ -641,24 +607,25 @@ class ServingTeachers:
             raise PoolError(f"Expected {self._num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
         return votes_QC
 
-    def close(self) -> None:
-        """End the actors."""
-        import ray
 
-        self._watch.close()
-        for actor in self.actors:
-            ray.kill(actor)
-        self.actors, self._sources = [], []
+@dataclass(kw_only=True, eq=False)
+class _Watched:
+    """A voter, whether it answered its last ping, and the ping under way since ``asked_s``."""
+
+    actor: Any
+    answers: bool = False
+    ping: Any = None
+    asked_s: float = 0.0
 
 
 class VoterWatch:
-    """A thread that asks voters for signs of life and starts again those that hang; :meth:`close` ends it.
+    """A thread that pings voters and restarts those that hang; :meth:`close` ends it.
 
-    A voter that has not answered yet since it was started is starting, however long that takes, and does not hang.
+    A voter that has not answered since it was started is still starting, however long that takes, and does not hang.
     """
 
     def __init__(self, actors: Sequence[Any]) -> None:
-        self._voters = [_WatchedVoter(actor) for actor in actors]
+        self._voters = [_Watched(actor=actor) for actor in actors]
         self._looked_s = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True, name="voter watch")
@@ -666,7 +633,7 @@ class VoterWatch:
 
     @property
     def all_answer(self) -> bool:
-        """Whether every voter answers, as far as the watch itself goes on: what it saw long ago says nothing."""
+        """Whether every voter answers and the watch is alive; its old observations do not count."""
         is_fresh = time.monotonic() < self._looked_s + _HANG_TIMEOUT_S
         return is_fresh and all(voter.answers for voter in self._voters)
 
@@ -676,93 +643,60 @@ class VoterWatch:
         self._thread.join()
 
     def _watch(self) -> None:
+        import ray
+
         while not self._ended.wait(_PING_INTERVAL_S):
             try:
                 for voter in self._voters:
-                    voter.look()
+                    if voter.ping is None:
+                        # Not retried: the call fails while the actor is restarted, and that is no sign of hanging.
+                        call = voter.actor.ping.options(concurrency_group=BESIDE_WORK, max_task_retries=0)
+                        voter.ping, voter.asked_s = call.remote(), time.monotonic()
+                    if ray.wait([voter.ping], timeout=0)[0]:
+                        try:
+                            ray.get(voter.ping)
+                            voter.answers = True
+                        except ray.exceptions.RayError:
+                            voter.answers = False
+                        voter.ping = None
+                    elif voter.answers and time.monotonic() > voter.asked_s + _HANG_TIMEOUT_S:
+                        _log.warning("A voter gave no sign of life for %g s and is started again.", _HANG_TIMEOUT_S)
+                        voter.answers, voter.ping = False, None
+                        ray.kill(voter.actor, no_restart=False)
                 self._looked_s = time.monotonic()
-            except Exception:  # noqa: BLE001 - the watch goes on, and counts as without an answer meanwhile
+            except Exception:  # noqa: BLE001 - the watch continues, and counts as without an answer meanwhile
                 _log.exception("The voters could not be looked at.")
-
-
-class _WatchedVoter:
-    def __init__(self, actor: Any) -> None:
-        self.answers = False
-        self._actor = actor
-        self._ping: Any = None
-        self._asked_s = 0.0
-
-    def look(self) -> None:
-        """Take in the last sign of life, ask for another, end the voter if it hangs."""
-        import ray
-
-        if self._ping is None:
-            # Not retried: the call fails while the actor is started again, and that is no sign of hanging.
-            self._ping = self._actor.ping.options(concurrency_group=BESIDE_WORK, max_task_retries=0).remote()
-            self._asked_s = time.monotonic()
-        if ray.wait([self._ping], timeout=0)[0]:
-            self.answers, self._ping = _succeeded(self._ping), None
-        elif self.answers and time.monotonic() > self._asked_s + _HANG_TIMEOUT_S:
-            _log.warning("A voter gave no sign of life for %g s and is started again.", _HANG_TIMEOUT_S)
-            self.answers, self._ping = False, None
-            ray.kill(self._actor, no_restart=False)
-
-
-def _succeeded(reference: Any) -> bool:
-    import ray
-
-    try:
-        ray.get(reference)
-    except ray.exceptions.RayError:
-        return False
-    return True
 
 
 _TIMEOUT_S = 300.0
 
 
-class Neighbourhood(Protocol):
-    """All private records, ready to be asked."""
-
-    def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
-        """The nearest of fresh samples. PoolError unless every record was there to be sampled."""
-        ...
-
-    def are_answering(self) -> bool:
-        """Whether they are all there; known without waiting."""
-        ...
-
-    def close(self) -> None:
-        """Forget them."""
-        ...
-
-
 class LocalNeighbourhood:
-    """All of them in this process."""
+    """All private records in this process."""
 
     def __init__(self, blocks: Sequence[Voters], *, count: int, sampler: Sampler) -> None:
         self._blocks, self._count, self._sampler = blocks, count, sampler
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
-        """As :meth:`Neighbourhood.nearest`."""
+        """Return the nearest of fresh samples to each query."""
         return nearest_of_samples(self._blocks, queries_QD, names, count=self._count, sampler=self._sampler)
 
     def are_answering(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def close(self) -> None:
-        """Forget the records."""
+        """Release the records."""
         self._blocks = []
 
     def ping(self) -> None:
         """Give a sign of life."""
 
 
-class RayNeighbourhood:
-    """Blocks of records on a bounded number of actors; use inside :func:`teachers.ray_pool.start_ray`.
+class RayNeighbourhood(_ServingActors):
+    """Blocks of records on a bounded number of actors; use inside :func:`start_ray`.
 
-    Each samples its own records. An actor that is started again draws new samples, of which nothing was released.
+    Each samples its own records. A restarted actor draws new samples; nothing was released of the lost ones.
     """
 
     def __init__(
@@ -774,27 +708,10 @@ class RayNeighbourhood:
         seed: int | None,
         config: RayConfig,
     ) -> None:
-        import ray
-
-        options: dict[str, Any] = {
-            "num_cpus": config.num_cpus,
-            "max_restarts": -1,
-            "max_task_retries": 3,
-            # A thread beside the one that searches, so that a long search is not taken for a hang.
-            "concurrency_groups": {BESIDE_WORK: 1},
-        }
-        actor_class: Any = ray.remote(**options)(_Part)
-        # Kept here, so that an actor that is started again finds its records.
-        self._sources = [ray.put(block) for block in blocks]
-        num_actors = max(1, min(number_of_actors(config), len(blocks)))
-        self.actors = [
-            actor_class.remote(count, sampling_rate, seed, config.torch_threads, *self._sources[i::num_actors])
-            for i in range(num_actors)
-        ]
-        self._watch = VoterWatch(self.actors)
+        super().__init__(_Part, (count, sampling_rate, seed, config.torch_threads), blocks, config, num_gpus=0)
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
-        """As :meth:`Neighbourhood.nearest`."""
+        """Return the nearest of fresh samples. PoolError unless every record could be sampled."""
         import ray
 
         reference = ray.put(queries_QD)
@@ -804,22 +721,12 @@ class RayNeighbourhood:
             raise PoolError(f"Not all records could be asked within {_TIMEOUT_S:g} s: {error}") from error
         return merged(parts)
 
-    def are_answering(self) -> bool:
-        """Whether every actor gave a sign of life lately."""
-        return self._watch.all_answer
 
-    def close(self) -> None:
-        """End the actors."""
-        import ray
-
-        self._watch.close()
-        for actor in self.actors:
-            ray.kill(actor)
-        self.actors, self._sources = [], []
+Neighbourhood = LocalNeighbourhood | RayNeighbourhood
 
 
 class _Part(LocalNeighbourhood):
-    """The actor: some blocks, and samples of its own."""
+    """The actor: some blocks, and their own samples."""
 
     def __init__(self, count: int, sampling_rate: float, seed: int | None, torch_threads: int, *blocks: Voters) -> None:
         import torch

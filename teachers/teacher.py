@@ -1,40 +1,29 @@
-"""One teacher and many at once: its shard and randomness, stacked training, and the memory that a block needs.
+"""Training of teachers: a pure function from shards to weights, with two engines behind one interface.
 
-How many teachers an accelerator's memory holds at once: measured on real training steps, not guessed.
+The engine ``loop`` fits one teacher after another. ``stacked`` trains many as one program: parameters are stacked along
+a first axis, with one forward and backward pass for all. Dense layers become batched matrix products and convolutions
+grouped ones; any other architecture runs through ``torch.func.vmap``. Both give the same teachers up to rounding.
 
-Where memory is measured is a value, so that the arithmetic needs no accelerator. The answer decides how many teachers
-share a program, never what they learn.
+With both a teacher is a function of its own shard and of public numbers, bit for bit. Everything it draws (initial
+weights, order of records, augmentation) comes from ``(seed, teacher index)``. In a stack each teacher keeps its own row
+and its own optimiser state, and every kernel runs on shapes made of public numbers. Shards are ragged: records of zeros
+without weight fill a batch up, and a teacher without a batch is computed on such records alone and not updated. The
+longest shard of a stack decides how many steps an epoch has.
 
-One teacher: its shard, what determines it, its weights before training and the randomness it draws.
+A teacher without records keeps its initial weights: its votes are then a fixed public function of the query. So does a
+teacher whose training diverged, because an error would reveal something of its shard.
 
-Everything a teacher draws (its initial weights, the order of its records, its augmentation) comes from
-``(seed, teacher index)``, so a teacher does not depend on who is trained beside it, or how.
-
-Many teachers as one program: parameters stacked along a first axis, one forward and backward pass for all.
-
-Dense layers become batched matrix products and convolutions grouped ones; any other architecture runs through
-``torch.func.vmap``. The result is that of the loop up to rounding, and it is a function of a teacher's own shard, bit
-for bit: a teacher keeps its row of the stack, whatever computes runs on shapes made of public numbers, and every
-teacher has an optimiser state of its own. Shards are ragged: records of zeros without weight fill a batch up, and a
-teacher without a batch is computed on such records alone and not updated. The longest shard of a stack decides how many
-steps an epoch has, and a step leaves a teacher that has no batch in it as it was.
+How many teachers an accelerator's memory holds at once is measured on real training steps (:func:`stack_that_fits`).
+The answer decides how many teachers share a program, never what they learn.
 
 Shapes: T teachers, B records of a batch, N records of the longest shard, F features, C classes.
-
-Train a block of teachers: a pure function from shards to weights, with two engines behind one interface.
-
-``loop`` fits one teacher after another; ``stacked`` runs a block as one program (see :mod:`teachers.teacher`). Both
-give the same teachers up to rounding, and with both a teacher is a function of its own shard and of public numbers, bit
-for bit. A teacher without records keeps its initial weights: its votes are then a fixed public function of the query.
-So does one whose training diverged, because an error would tell of its shard.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -59,7 +48,14 @@ from fairpate.nn.fit import (
 )
 from fairpate.nn.models import ScaleBytes, build_model, is_convolutional, scale_bytes
 
+Engine = Literal["loop", "stacked"]
+StackedWeights = dict[str, Tensor]
+SHARD_MEAN, SHARD_STD = "shard.mean", "shard.std"
+_INITIALISATION, _TRAINING = 0, 1
+# On a CPU a stack should stay near the caches; an accelerator takes what its memory holds.
+_PARAMETERS_AT_ONCE, _FEWEST_TEACHERS_AT_ONCE = 2**20, 8
 _SAFE_SHARE = 0.8  # the rest is the driver's context, libraries' workspaces, and pieces too small to use
+_log = logging.getLogger(__name__)
 
 
 class Memory(Protocol):
@@ -67,11 +63,11 @@ class Memory(Protocol):
 
     @property
     def available_bytes(self) -> float:
-        """What this process may use."""
+        """How many bytes this process may use."""
         ...
 
     def peak_bytes(self, compute: Callable[[], None]) -> float:
-        """The most that ``compute()`` held at once; infinity where it did not fit."""
+        """Return the largest number of bytes that ``compute()`` held at once; infinity where it did not fit."""
         ...
 
 
@@ -83,12 +79,11 @@ class CudaMemory:
 
     @property
     def available_bytes(self) -> float:
-        """As :attr:`Memory.available_bytes`."""
         total_bytes = torch.cuda.get_device_properties(self._device).total_memory
         return total_bytes * torch.cuda.get_per_process_memory_fraction(self._device)
 
     def peak_bytes(self, compute: Callable[[], None]) -> float:
-        """As :meth:`Memory.peak_bytes`; what the allocator reserves counts, for nobody else can use it."""
+        """As :meth:`Memory.peak_bytes`; memory that the allocator reserves counts, since nobody else can use it."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         try:
@@ -99,18 +94,17 @@ class CudaMemory:
 
 
 def stack_that_fits(train_step: Callable[[int], None], memory: Memory, num_teachers: int) -> int:
-    """The most teachers, up to ``num_teachers``, that fit four fifths of ``memory`` side by side.
+    """Return the largest number of teachers, up to ``num_teachers``, that fit four fifths of ``memory`` together.
 
-    ``train_step(k)`` trains k of them for a step. A line through the peaks of one and of two says how many fit; that
-    many are then tried, and fewer where the line was wrong. The very first step also sets up libraries' workspaces, so
-    that it is made twice and a process's first answer is like its later ones. ValueError where one does not fit.
+    ``train_step(k)`` trains k of them for a step. A line through the peaks of one and of two estimates how many fit;
+    that many are then tried, and fewer where the estimate was wrong. ValueError where one teacher does not fit.
     """
     limit = _SAFE_SHARE * memory.available_bytes
 
     def peak(count: int) -> float:
         return memory.peak_bytes(lambda: train_step(count))
 
-    peak(1)
+    peak(1)  # not counted: a process's first step also sets up the libraries' workspaces
     one = peak(1)
     if one > limit:
         raise ValueError(
@@ -126,11 +120,6 @@ def stack_that_fits(train_step: Callable[[int], None], memory: Memory, num_teach
     return count
 
 
-StackedWeights = dict[str, Tensor]
-SHARD_MEAN, SHARD_STD = "shard.mean", "shard.std"
-_INITIALISATION, _TRAINING = 0, 1
-
-
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """One teacher's records: ``x`` (N, ...) bytes or floats, ``y`` (N,) classes."""
@@ -141,7 +130,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherSpec:
-    """What determines a teacher beside its shard, all of it public.
+    """The public values that, with its shard, determine a teacher.
 
     ``standardize`` scales inputs by the shard's own mean and spread. No shard has more than ``max_shard_size`` records.
     """
@@ -155,17 +144,12 @@ class TeacherSpec:
 
     @property
     def largest_batch(self) -> int:
-        """The most records that a batch can have."""
+        """The largest number of records in a batch."""
         return min(self.fit.batch_size, self.max_shard_size or self.fit.batch_size)
 
 
-def head_of(spec: TeacherSpec) -> TeacherSpec:
-    """The teacher that reads a frozen backbone's features instead of pictures: logistic regression."""
-    return replace(spec, model=ModelConfig(name="logistic"))
-
-
 def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
-    """Teacher number ``teacher`` before training, in the precision of its shard (``uint8`` means ``float32``)."""
+    """Return teacher number ``teacher`` before training, in its shard's precision (``uint8`` means ``float32``)."""
     shape = tuple(shard.x.shape[1:])
     seed = _seed_of(spec.seed, teacher, _INITIALISATION)
     model = build_model(spec.model, input_shape=shape, num_classes=spec.num_classes, generator_seed=seed)
@@ -173,19 +157,19 @@ def initial_model(spec: TeacherSpec, teacher: int, shard: Shard) -> nn.Module:
 
 
 def training_generator(spec: TeacherSpec, teacher: int) -> torch.Generator:
-    """The source of everything teacher number ``teacher`` draws while training."""
+    """Return the generator of everything that teacher number ``teacher`` draws while training."""
     return torch.Generator().manual_seed(seed_of_training(spec.seed, teacher))
 
 
 def seed_of_training(seed: int, teacher: int) -> int:
-    """Of everything that teacher number ``teacher`` of a run with ``seed`` draws while training; below 2^63."""
+    """Return the seed of everything that teacher number ``teacher`` draws while training; below 2^63."""
     return _seed_of(seed, teacher, _TRAINING)
 
 
 def standardized(shard: Shard) -> tuple[Shard, StackedWeights]:
-    """The shard at mean 0 and standard deviation 1 per feature or channel, and the statistics, part of the weights.
+    """Return the shard at mean 0 and standard deviation 1 per feature or channel, and these statistics.
 
-    A constant feature, or a shard without records, is only centred or left as it is.
+    The statistics are part of the weights. A constant feature is only centred; a shard without records stays as it is.
     """
     x = scale_bytes(shard.x)
     over = [axis for axis in range(x.ndim) if axis != 1]
@@ -197,23 +181,19 @@ def standardized(shard: Shard) -> tuple[Shard, StackedWeights]:
 
 
 def standardize(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """``(x - mean) / std`` along axis 1."""
+    """Return ``(x - mean) / std`` along axis 1."""
     shape = (1, -1, *[1] * (x.ndim - 2))
     return (x - mean.view(shape)) / std.view(shape)
 
 
 def stack_weights(weights: Sequence[StackedWeights]) -> StackedWeights:
-    """One dictionary of (T, ...) tensors from T dictionaries of equal keys."""
+    """Return one dictionary of (T, ...) tensors from T dictionaries of equal keys."""
     return {name: torch.stack([teacher[name] for teacher in weights]) for name in weights[0]}
 
 
 def _seed_of(seed: int, teacher: int, purpose: int) -> int:
-    """63 bits that differ between runs, teachers and purposes."""
+    """Return 63 bits that differ between runs, teachers and purposes."""
     return int(np.random.SeedSequence([seed, teacher, purpose]).generate_state(1, np.uint64)[0] >> 1)
-
-
-# On a CPU a stack should stay near the caches; an accelerator takes what its memory holds.
-_PARAMETERS_AT_ONCE, _FEWEST_TEACHERS_AT_ONCE = 2**20, 8
 
 
 def train_stacked(
@@ -224,18 +204,25 @@ def train_stacked(
     device: torch.device,
     memory: Memory | None = None,
 ) -> list[StackedWeights]:
-    """Each teacher's weights after training, on the CPU; arguments as :func:`teachers.teacher.train_teachers`.
+    """Return each teacher's weights after training, on the CPU; arguments as :func:`train_teachers`.
 
-    Shards are already standardised. ``memory`` None is that of a CUDA device; a CPU's is not asked.
+    Shards are already standardised. ``memory`` None: that of a CUDA device; a CPU's is not measured.
     """
     if memory is None and device.type == "cuda":
         memory = CudaMemory(device)
 
     def rehearse(count: int) -> None:
-        # Rehearsed on made-up records of public sizes: how many teachers fit must not follow private shards.
-        _Stack([_public_shard(spec, shards[0])] * count, spec, indices[:count], device).rehearse()
+        # On records of zeros, as many as the configuration allows: how many teachers fit must not follow private
+        # shards.
+        num_records, like = spec.max_shard_size or spec.largest_batch, shards[0]
+        public = Shard(x=like.x.new_zeros(num_records, *like.x.shape[1:]), y=like.y.new_zeros(num_records))
+        _Stack([public] * count, spec, indices[:count], device).rehearse()
 
-    size = _stack_size(spec, shards[0]) if memory is None else stack_that_fits(rehearse, memory, len(shards))
+    if memory is None:
+        num_parameters = sum(p.numel() for p in initial_model(spec, 0, shards[0]).parameters())
+        size = max(_FEWEST_TEACHERS_AT_ONCE, _PARAMETERS_AT_ONCE // num_parameters)
+    else:
+        size = stack_that_fits(rehearse, memory, len(shards))
     trained: list[StackedWeights] = []
     for start in range(0, len(shards), size):
         stack = _Stack(shards[start : start + size], spec, indices[start : start + size], device)
@@ -245,16 +232,57 @@ def train_stacked(
 
 
 def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -> Tensor:
-    """Logits (T, B, C): teacher t, with ``parameters[name][t]`` in place of the model's own, reads ``x_TB[t]``."""
-    if not isinstance(model, nn.Sequential) or any(type(layer) not in _LAYERS for layer in model):
+    """Return logits (T, B, C): teacher t, with ``parameters[name][t]`` as its parameters, reads ``x_TB[t]``."""
+    if not isinstance(model, nn.Sequential) or any(type(layer) not in _STACKED_LAYERS for layer in model):
         forward = vmap(lambda values, x: functional_call(model, values, (x,)))
         result: Tensor = forward(parameters, x_TB)
         return result
     x = x_TB
     for index, layer in enumerate(model):
         own = {name: parameters[f"{index}.{name}"] for name, _ in layer.named_parameters()}
-        x = _LAYERS[type(layer)](layer, own, x)
+        x = _stacked_layer(layer, own, x)
     return x.transpose(1, 2)
+
+
+_STACKED_LAYERS = (
+    ScaleBytes,
+    nn.Flatten,
+    nn.Linear,
+    nn.ReLU,
+    nn.Conv2d,
+    nn.GroupNorm,
+    nn.MaxPool2d,
+    nn.AdaptiveAvgPool2d,
+)
+
+
+def _stacked_layer(layer: nn.Module, own: StackedWeights, x: Tensor) -> Tensor:
+    """Return the output of one layer for all teachers, each with its row of the parameters ``own``.
+
+    Images are (T, B, channels, H, W). Dense activations are (T, F, B), the layout that leaves weight gradients
+    contiguous.
+    """
+    out: Tensor
+    if isinstance(layer, ScaleBytes | nn.ReLU):
+        out = layer(x)
+        return out
+    if isinstance(layer, nn.Flatten):
+        return x.flatten(start_dim=2).transpose(1, 2)
+    if isinstance(layer, nn.Linear):
+        return torch.baddbmm(own["bias"][:, :, None], own["weight"], x)
+    # Teachers become groups of channels: (B, T * channels, H, W).
+    num_teachers, images = len(x), x.transpose(0, 1).flatten(1, 2)
+    if isinstance(layer, nn.Conv2d):
+        bias = own["bias"].flatten() if "bias" in own else None
+        weight = own["weight"].flatten(0, 1)
+        out = functional.conv2d(images, weight, bias, layer.stride, layer.padding, groups=num_teachers)
+    elif isinstance(layer, nn.GroupNorm):
+        scale, shift = own["weight"].flatten(), own["bias"].flatten()
+        out = functional.group_norm(images, num_teachers * layer.num_groups, scale, shift, layer.eps)
+    else:
+        out = layer(images)
+    apart: Tensor = out.unflatten(1, (num_teachers, -1))
+    return apart.transpose(0, 1)
 
 
 class _Stack:
@@ -275,10 +303,11 @@ class _Stack:
         self._fit, self._device, self._shards = spec.fit, device, shards
         self._generators = [training_generator(spec, teacher) for teacher in teachers]
         self._records = _Records(shards, spec, device)
-        self._steps = _steps_of_an_epoch([len(shard.y) for shard in shards], spec.largest_batch, self._records)
+        sizes = [len(shard.y) for shard in shards]
+        self._steps = _steps_of_an_epoch(sizes, spec.largest_batch, self._records, device)
 
     def train(self) -> None:
-        """All epochs."""
+        """Train for all epochs."""
         for epoch in range(self._fit.epochs if self._steps else 0):
             rows, changes = self._shuffled_epoch()
             learning_rate = epoch_learning_rate(self._fit, epoch)
@@ -286,11 +315,11 @@ class _Stack:
                 self._step(step, rows, changes, learning_rate)
 
     def rehearse(self) -> None:
-        """One step, to measure what a step needs: all have the same shapes."""
+        """Make one step, to measure its memory: all steps have the same shapes."""
         self._step(self._steps[0], *self._shuffled_epoch(), self._fit.learning_rate)
 
     def weights(self) -> list[StackedWeights]:
-        """Each teacher's weights on the CPU."""
+        """Return each teacher's weights on the CPU."""
         fixed = {name: value for name, value in self._template.state_dict().items() if name not in self._parameters}
         everyones = {name: value.expand(len(self._generators), *value.shape) for name, value in fixed.items()}
         stacked = {name: value.cpu() for name, value in (self._parameters | everyones).items()}
@@ -298,13 +327,13 @@ class _Stack:
         return [{name: value[t].clone() for name, value in stacked.items()} for t in range(len(self._generators))]
 
     def _shuffled_epoch(self) -> tuple[Tensor, Tensor | None]:
-        """Every teacher's rows in the order of an epoch (T, N + 1), and the augmentation of all records or None."""
+        """Return every teacher's rows in an epoch's order (T, N + 1), and the augmentation of all records or None."""
         draws = [draw_epoch(shard.x, self._fit, g) for shard, g in zip(self._shards, self._generators, strict=True)]
         changes = [change for _, change in draws if change is not None]
         return self._records.rows([order for order, _ in draws]), _with_filler(changes) if changes else None
 
     def _step(self, step: _Step, rows: Tensor, changes: Tensor | None, learning_rate: float) -> None:
-        """One step of every teacher that has this batch."""
+        """Make one step of every teacher that has this batch."""
         # Teachers without a batch are computed too: the shape of a kernel must not follow who has one.
         chosen_TB = rows.gather(1, step.positions_TB)
         x_TB, targets_TBC = self._records.batch(chosen_TB, changes)
@@ -324,9 +353,9 @@ class _Stack:
 
 @dataclass(frozen=True, kw_only=True)
 class _Step:
-    """One batch of every teacher that has one, which are ``teachers``.
+    """One batch of each of ``teachers``, those that still have records in this step.
 
-    ``positions_TB`` count in a shuffled shard; ``weights_TB`` are 1 / batch size, and 0 where the batch is filled up.
+    ``positions_TB`` count in a shuffled shard; ``weights_TB`` are 1 / batch size, and 0 for filler.
     """
 
     teachers: Sequence[int]
@@ -335,10 +364,10 @@ class _Step:
 
 
 class _Records:
-    """The records of a stack end to end and, last, a record of zeros, with which batches are filled up.
+    """The records of a stack end to end, then one record of zeros, the filler of incomplete batches.
 
-    A device holds them only where the configuration bounds their number: what it has room for must not follow private
-    sizes. Otherwise they stay here and come by the batch.
+    The device holds them only where the configuration bounds their number, since its use of memory must not follow
+    private sizes. Otherwise they stay on the CPU and are sent batch by batch.
     """
 
     def __init__(self, shards: Sequence[Shard], spec: TeacherSpec, device: torch.device) -> None:
@@ -348,17 +377,20 @@ class _Records:
         self._x = _with_filler([shard.x for shard in shards]).to(home)
         self._y = torch.cat([*(shard.y for shard in shards), torch.tensor([spec.num_classes])]).to(home)
         self.dtype = self._x.dtype if self._x.is_floating_point() else torch.float32
-        self._targets = _smoothed_classes(spec, self.dtype).to(device)
+        smoothing, classes = spec.fit.label_smoothing, torch.eye(spec.num_classes, dtype=self.dtype)
+        # The target of each class, then that of the filler: zeros.
+        targets = functional.pad(classes * (1 - smoothing) + smoothing / spec.num_classes, (0, 0, 0, 1))
+        self._targets = targets.to(device)
         self._augment, self._home, self._device = spec.fit.augment, home, device
 
     def rows(self, orders: Sequence[Tensor]) -> Tensor:
-        """Rows (T, N + 1) of shards in these orders; the end of a shorter one, and the last column, are the filler."""
+        """Return rows (T, N + 1) of shards in these orders; the end of a shorter one and the last column are filler."""
         shifted = [order + start for order, start in zip(orders, self._starts, strict=True)]
         rows = nn.utils.rnn.pad_sequence(shifted, batch_first=True, padding_value=self.filler)
         return functional.pad(rows, (0, 1), value=self.filler)
 
     def batch(self, chosen_TB: Tensor, changes: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Records (T, B, ...), scaled and augmented, and their targets (T, B, C), on the device."""
+        """Return records (T, B, ...), scaled and augmented, and their targets (T, B, C), on the device."""
         chosen = chosen_TB.flatten()
         at_home = chosen.to(self._home)
         x = scale_bytes(self._x.index_select(0, at_home).to(self._device))
@@ -367,13 +399,8 @@ class _Records:
         targets = self._targets.index_select(0, self._y.index_select(0, at_home).to(self._device))
         return x.unflatten(0, chosen_TB.shape), targets.unflatten(0, chosen_TB.shape)
 
-    def weights(self, inside_TB: Tensor, size_T: Tensor) -> Tensor:
-        """1 / size where ``inside_TB``, else 0, as the loss reads it."""
-        # A teacher without a batch has weights 0, not 0 / 0.
-        return (inside_TB.to(self.dtype) / size_T.clamp(min=1)[:, None]).to(self._device)
 
-
-def _steps_of_an_epoch(sizes: Sequence[int], batch_size: int, records: _Records) -> list[_Step]:
+def _steps_of_an_epoch(sizes: Sequence[int], batch_size: int, records: _Records, device: torch.device) -> list[_Step]:
     bounds = [batch_bounds(size, batch_size) for size in sizes]
     column = torch.arange(batch_size)
     steps = []
@@ -383,95 +410,14 @@ def _steps_of_an_epoch(sizes: Sequence[int], batch_size: int, records: _Records)
         inside = column < (stop - start)[:, None]
         # The column behind the longest shard holds the filler in every row.
         positions = torch.where(inside, start[:, None] + column, records.longest)
-        weights = records.weights(inside, stop - start)
-        steps.append(_Step(teachers=teachers, positions_TB=positions, weights_TB=weights))
+        # A teacher without a batch has weights 0, not 0 / 0.
+        weights = inside.to(records.dtype) / (stop - start).clamp(min=1)[:, None]
+        steps.append(_Step(teachers=teachers, positions_TB=positions, weights_TB=weights.to(device)))
     return steps
 
 
 def _with_filler(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([*parts, parts[0].new_zeros(1, *parts[0].shape[1:])])
-
-
-def _public_shard(spec: TeacherSpec, like: Shard) -> Shard:
-    """As many records of zeros as the configuration says a shard may have, or one batch of them."""
-    size = spec.max_shard_size or spec.largest_batch
-    return Shard(x=like.x.new_zeros(size, *like.x.shape[1:]), y=like.y.new_zeros(size))
-
-
-def _smoothed_classes(spec: TeacherSpec, dtype: torch.dtype) -> Tensor:
-    """The target of each class, then that of the filler: zeros."""
-    smoothing, classes = spec.fit.label_smoothing, torch.eye(spec.num_classes, dtype=dtype)
-    return functional.pad(classes * (1 - smoothing) + smoothing / spec.num_classes, (0, 0, 0, 1))
-
-
-def _stack_size(spec: TeacherSpec, like: Shard) -> int:
-    num_parameters = sum(p.numel() for p in initial_model(spec, 0, like).parameters())
-    return max(_FEWEST_TEACHERS_AT_ONCE, _PARAMETERS_AT_ONCE // num_parameters)
-
-
-# Layers of a stack. Dense activations are (T, F, B), the layout that leaves weight gradients contiguous; images
-# (T, B, channels, H, W) run as (B, T * channels, H, W).
-
-
-def _linear(_: nn.Module, own: StackedWeights, x: Tensor) -> Tensor:
-    return torch.baddbmm(own["bias"][:, :, None], own["weight"], x)
-
-
-def _convolution(layer: nn.Module, own: StackedWeights, x: Tensor) -> Tensor:
-    assert isinstance(layer, nn.Conv2d)
-    num_teachers = len(own["weight"])
-    bias = own["bias"].flatten() if "bias" in own else None
-    out = functional.conv2d(
-        _side_by_side(x), own["weight"].flatten(0, 1), bias, layer.stride, layer.padding, groups=num_teachers
-    )
-    return _apart(out, num_teachers)
-
-
-def _group_norm(layer: nn.Module, own: StackedWeights, x: Tensor) -> Tensor:
-    assert isinstance(layer, nn.GroupNorm)
-    num_groups = len(x) * layer.num_groups
-    scale, shift = own["weight"].flatten(), own["bias"].flatten()
-    out = functional.group_norm(_side_by_side(x), num_groups, scale, shift, layer.eps)
-    return _apart(out, len(x))
-
-
-def _per_image(layer: nn.Module, _: StackedWeights, x: Tensor) -> Tensor:
-    out: Tensor = layer(_side_by_side(x))
-    return _apart(out, len(x))
-
-
-def _per_element(layer: nn.Module, _: StackedWeights, x: Tensor) -> Tensor:
-    out: Tensor = layer(x)
-    return out
-
-
-def _flatten(_: nn.Module, __: StackedWeights, x: Tensor) -> Tensor:
-    return x.flatten(start_dim=2).transpose(1, 2)
-
-
-def _side_by_side(x: Tensor) -> Tensor:
-    return x.transpose(0, 1).flatten(1, 2)
-
-
-def _apart(x: Tensor, num_teachers: int) -> Tensor:
-    apart: Tensor = x.unflatten(1, (num_teachers, -1))
-    return apart.transpose(0, 1)
-
-
-_LAYERS: dict[type[nn.Module], Callable[[nn.Module, StackedWeights, Tensor], Tensor]] = {
-    ScaleBytes: _per_element,
-    nn.Flatten: _flatten,
-    nn.Linear: _linear,
-    nn.ReLU: _per_element,
-    nn.Conv2d: _convolution,
-    nn.GroupNorm: _group_norm,
-    nn.MaxPool2d: _per_image,
-    nn.AdaptiveAvgPool2d: _per_image,
-}
-
-
-Engine = Literal["loop", "stacked"]
-_log = logging.getLogger(__name__)
 
 
 def train_teachers(
@@ -483,11 +429,11 @@ def train_teachers(
     device: str = "cpu",
     on_diverged: Callable[[int], None] | None = None,
 ) -> StackedWeights:
-    """The weights of one teacher per shard, each entry stacked along a first axis of T teachers, on the CPU.
+    """Return the weights of one teacher per shard, each entry stacked along a first axis of T teachers, on the CPU.
 
-    ``teacher_indices`` (default 0..T-1) are the teachers' numbers in the whole ensemble. ``on_diverged`` hears the
-    number of each teacher whose weights did not stay finite, which keeps its initial ones; None logs it. ValueError
-    where ``stacked`` is asked of a model with dropout, and for a shard above the specification's ``max_shard_size``.
+    ``teacher_indices`` (default 0..T-1) are the teachers' numbers in the whole ensemble. ``on_diverged`` is called with
+    the number of each teacher whose weights did not stay finite, which keeps its initial ones; None logs it. ValueError
+    for ``stacked`` with a model that has dropout, and for a shard above the specification's ``max_shard_size``.
     """
     indices = list(range(len(shards))) if teacher_indices is None else list(teacher_indices)
     if len(indices) != len(shards) or not shards:
@@ -495,28 +441,40 @@ def train_teachers(
     if spec.max_shard_size is not None and any(len(shard.y) > spec.max_shard_size for shard in shards):
         raise ValueError(f"Expected at most max_shard_size={spec.max_shard_size} records per shard; trim them first.")
     if spec.model.trainable == "head":
-        # Once per record: layers that are not trained give the same features in every epoch.
+        # Once per record: layers that are not trained give the same features in every epoch. On these features the
+        # teacher is a logistic regression.
         shards = [Shard(x=frozen_features(spec.model, shard.x, device=device), y=shard.y) for shard in shards]
-        spec = head_of(spec)
+        spec = replace(spec, model=ModelConfig(name="logistic"))
     chosen = choose_engine(spec.model, device) if engine == "auto" else engine
     inputs = [standardized(shard) if spec.standardize else (shard, {}) for shard in shards]
-    own_shards, statistics = [shard for shard, _ in inputs], [values for _, values in inputs]
-    train = train_stacked if chosen == "stacked" else _train_loop
-    with _repeatable_convolutions():
-        trained = train(own_shards, spec, indices, device=torch.device(device))
-    weights = [own | scale for own, scale in zip(trained, statistics, strict=True)]
-    return stack_weights(
-        [
-            own if _is_finite(own) else _untrained(spec, teacher, shard, on_diverged or _warn)
-            for own, teacher, shard in zip(weights, indices, shards, strict=True)
-        ]
-    )
+    own_shards = [shard for shard, _ in inputs]
+    # A GPU's convolutions by algorithms that give equal bits for equal inputs, chosen by shapes alone.
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+        if chosen == "stacked":
+            trained = train_stacked(own_shards, spec, indices, device=torch.device(device))
+        else:
+            trained = [_fitted(own, spec, t, torch.device(device)) for own, t in zip(own_shards, indices, strict=True)]
+    weights: list[StackedWeights] = []
+    for own, (_, statistics), teacher, shard in zip(trained, inputs, indices, shards, strict=True):
+        weights.append(own | statistics)
+        if all(bool(value.isfinite().all()) for value in weights[-1].values()):
+            continue
+        if on_diverged is None:
+            _log.warning("Teacher %d diverged and keeps its initial weights; lower its learning_rate.", teacher)
+        else:
+            on_diverged(teacher)
+        # The teacher as it is without records.
+        empty = Shard(x=shard.x[:0], y=shard.y[:0])
+        statistics = standardized(empty)[1] if spec.standardize else {}
+        weights[-1] = _state(initial_model(spec, teacher, empty)) | statistics
+    return stack_weights(weights)
 
 
 def choose_engine(model: ModelConfig, device: str) -> Engine:
-    """Measured on two CPU cores: stacking wins for small dense models, channels-last loops for convolutions.
+    """Return the faster engine, as measured on two CPU cores.
 
-    An accelerator always has room for the whole stack.
+    Stacking is faster for small dense models, channels-last loops for convolutions. An accelerator always has room for
+    the whole stack.
     """
     if model.dropout:
         return "loop"
@@ -524,50 +482,17 @@ def choose_engine(model: ModelConfig, device: str) -> Engine:
     return "loop" if device == "cpu" and trains_convolutions else "stacked"
 
 
-def _train_loop(
-    shards: Sequence[Shard],
-    spec: TeacherSpec,
-    indices: Sequence[int],
-    *,
-    device: torch.device,
-) -> list[StackedWeights]:
-    return [_fitted(shard, spec, teacher, device) for shard, teacher in zip(shards, indices, strict=True)]
-
-
 def _fitted(shard: Shard, spec: TeacherSpec, teacher: int, device: torch.device) -> StackedWeights:
-    """The teacher after training; weights that are not numbers where it diverged."""
+    """Return the teacher's weights after training; NaN where it diverged."""
     model = initial_model(spec, teacher, shard).to(device)
     try:
         fit(model, shard.x, shard.y, spec.fit, generator=training_generator(spec, teacher))
     except DivergedError:
         for parameter in model.parameters():
-            # The mark that the stacked engine leaves by itself, so that both are handled in one place.
+            # As the stacked engine leaves a diverged teacher, so that both are handled in one place.
             parameter.data.fill_(torch.nan)
     return _state(model)
 
 
 def _state(model: nn.Module) -> StackedWeights:
     return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-
-
-def _is_finite(weights: StackedWeights) -> bool:
-    return all(bool(value.isfinite().all()) for value in weights.values())
-
-
-def _untrained(spec: TeacherSpec, teacher: int, shard: Shard, on_diverged: Callable[[int], None]) -> StackedWeights:
-    """The teacher as it is without records."""
-    on_diverged(teacher)
-    empty = Shard(x=shard.x[:0], y=shard.y[:0])
-    statistics = standardized(empty)[1] if spec.standardize else {}
-    return _state(initial_model(spec, teacher, empty)) | statistics
-
-
-def _warn(teacher: int) -> None:
-    _log.warning("Teacher %d diverged and keeps its initial weights; lower its learning_rate.", teacher)
-
-
-@contextmanager
-def _repeatable_convolutions() -> Iterator[None]:
-    """A GPU's convolutions by algorithms that give equal bits for equal inputs, chosen by shapes alone."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        yield

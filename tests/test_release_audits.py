@@ -14,7 +14,7 @@ import torch
 
 from aggregator.mechanism import NearestCounts
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.methods.record_votes import UNITS, Ballot, noisy_votes, with_noise
+from fairpate.methods.record_votes import UNITS, WeightedBallot, noisy_votes, with_noise
 from fairpate.privacy.accountant import epsilon_of, least_noise
 from fairpate.privacy.audit import epsilon_of_best_threshold
 from fairpate.privacy.discrete_gaussian import SeededSource
@@ -38,7 +38,7 @@ def one_vote(stddev: float, *, is_in: bool, seed: int) -> np.ndarray:
 
 def one_weighted_vote(noise: float, *, is_in: bool, seed: int) -> np.ndarray:
     """A canary of full norm in every row of one table of sums; how far each row points where it does."""
-    ballot = Ballot(embedding=None, radius=1.0)
+    ballot = WeightedBallot(embedding=None, radius=1.0)
     vote_1W = ballot.votes(torch.full((1, 1), 10.0))
     assert np.linalg.norm(vote_1W) > 0.999 * UNITS
     sums_CW = np.repeat(vote_1W * is_in, ROWS, axis=0)

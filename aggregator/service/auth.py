@@ -1,14 +1,13 @@
-"""Who may ask an aggregator: bearer tokens for two roles, and the token store of a run.
+"""Authenticate callers of an aggregator: bearer tokens for two roles, and the token store of a run.
 
 Tokens come from the environment or from files when a service starts, and from the token store; files and store are read
-again when they change. Only SHA-256 digests of tokens are kept, so that a token is in no process list, actor argument,
-log line or traceback. Without any token the service is for this machine alone, and for analysts alone: what an operator
-may see always needs a token.
+again when they change. Only SHA-256 digests of tokens are kept, so a token is in no process list, actor argument,
+log line or traceback. Without any token the service is for this machine alone, and for analysts alone: an operator's
+routes always need a token.
 
-The store is one file of the operator's (mode 0600), written whole or not at all, and changed while the run is served.
-It holds digests of tokens that were made here from 256 random bits, so that nothing in it opens anything. Changes are
-pure functions of what the store holds; :func:`change` applies one under a lock on the folder. A store that cannot be
-read admits nobody.
+The store is one file of the operator's (mode 0600), replaced atomically and changed while the run is served. It
+contains digests of tokens made here from 256 random bits, so that reading it opens nothing. Changes are pure functions
+of the store; :func:`change` applies one under a lock on the folder. A store that cannot be read admits no caller.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -33,26 +32,40 @@ from aggregator.ledger import NO_LIMIT, OwnLimit
 from aggregator.sqlite import folder_held
 from fairpate.config_reader import expected
 from fairpate.files import file_version, write_atomically
-from fairpate.http_requests import LOCAL_ANALYST, Caller, Role
+from fairpate.http_requests import LOCAL_ANALYST, KnownCaller, Role
 from fairpate.types import UsageError
 
-MIN_TOKEN_CHARACTERS = 24
-NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
+_MIN_TOKEN_CHARACTERS = 24
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
+_FORMAT: Literal["fairpate.tokens/1"] = "fairpate.tokens/1"
+_LOOK_EVERY_S = 0.5
+_log = logging.getLogger(__name__)
+
+Entry = tuple[bytes, KnownCaller]
+"""The SHA-256 digest of a token, and its owner."""
+ResultT = TypeVar("ResultT")
 
 
 class TokenError(UsageError, ValueError):
-    """A token that cannot be used; the message names where it came from and the remedy, never the token."""
+    """A token that cannot be used; the message names its source and the remedy, never the token."""
+
+
+def token_digest(token: str) -> bytes:
+    """Return the digest of a token."""
+    # surrogateescape: a token whose bytes are not text is an unknown one, not an error.
+    # No slow hash: one is computed for each request, and tokens are too long to be guessed.
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBook:
-    """The SHA-256 digest of every token with its caller. ``files``: where the tokens of a role came from.
+    """The tokens of a service at its start. ``files``: the files that the tokens of a role came from.
 
-    ``store``: the token store of the run. A mark is made next to it once a token was asked for, so that a store that is
-    lost opens nothing, also after a restart.
+    ``store``: the token store of the run. A mark is written next to it as soon as a token is needed, so that a store
+    that is lost opens nothing, also after a restart.
     """
 
-    entries: tuple[tuple[bytes, Caller], ...] = ()
+    entries: tuple[Entry, ...] = ()
     store: Path | None = None
     files: tuple[tuple[Role, Path], ...] = ()
 
@@ -62,18 +75,9 @@ class TokenBook:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no token is configured and none ever was; a store asks for tokens whatever it holds."""
-        stored = self.store is not None and any(map(os.path.lexists, (self.store, mark(self.store))))
+        """True if no token is configured and none ever was; any store, also an empty one, asks for tokens."""
+        stored = self.store is not None and any(map(os.path.lexists, (self.store, _mark(self.store))))
         return not (self.entries or stored)
-
-    def caller(self, token: str | None) -> Caller | None:
-        """Return the owner of ``token``; None for an unknown one."""
-        # Every entry is compared, whole, whichever matches: the time says nothing about a token.
-        offered, found, now_s = token_digest(token or ""), None, time.time()
-        for digest, caller in self.entries:
-            if hmac.compare_digest(digest, offered) and (caller.expires_s is None or now_s < caller.expires_s):
-                found = caller
-        return found if token else None
 
 
 def read_tokens(
@@ -82,13 +86,13 @@ def read_tokens(
     analyst_file: Path | None = None,
     operator_file: Path | None = None,
 ) -> TokenBook:
-    """Tokens from files, or from FAIRPATE_ANALYST_TOKEN and FAIRPATE_OPERATOR_TOKEN for a role without a file.
+    """Read tokens from files, or from FAIRPATE_ANALYST_TOKEN and FAIRPATE_OPERATOR_TOKEN for a role without a file.
 
-    A file holds one token per line, each with a name in front of it or without: then it is called by its role and its
-    line. TokenError for a token shorter than 24 characters, a token given twice, or a file that others than its owner
-    may read.
+    A file holds one token per line, with or without a name in front of it; without a name, the token's owner is called
+    by its role and its line. TokenError for a token shorter than 24 characters, a token given twice, or a file that
+    others than its owner may read.
     """
-    entries: list[tuple[bytes, Caller]] = []
+    entries: list[Entry] = []
     files: list[tuple[Role, Path]] = []
     sources: tuple[tuple[Role, Path | None], ...] = (("analyst", analyst_file), ("operator", operator_file))
     for role, path in sources:
@@ -101,22 +105,8 @@ def read_tokens(
     return TokenBook(entries=tuple(entries), files=tuple(files))
 
 
-def _with_files_read(book: TokenBook) -> TokenBook:
-    """The book with the tokens that its files hold now. TokenError as :func:`read_tokens`."""
-    roles = {role for role, _ in book.files}
-    entries = [entry for entry in book.entries if entry[1].role not in roles]
-    for role, path in book.files:
-        entries += _parse(read_private(path), role, str(path))
-    return replace(book, entries=tuple(entries))
-
-
-def mark(store: Path) -> Path:
-    """The file that says that tokens are needed, whatever becomes of the store beside it."""
-    return store.with_suffix(".needed")
-
-
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is reached from this machine only. A name other than localhost counts as not."""
+    """Return whether ``host`` is reached from this machine only; False for any name but localhost."""
     if host == "localhost":
         return True
     try:
@@ -125,24 +115,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_name(name: str, source: str) -> None:
-    """TokenError for a name that is not a plain word, or that callers without a token are charged under."""
-    # A plain word can stand in the ledger, in logs and on a terminal.
-    if not re.fullmatch(NAME, name):
-        raise TokenError(f"{source}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'.")
-    if name == LOCAL_ANALYST.name:
-        raise TokenError(f"{source}: '{name}' is the name of callers without a token; give another name.")
-
-
-def token_digest(token: str) -> bytes:
-    """What is kept of a token."""
-    # A token of bytes that are no text is nobody's, and no error.
-    # No slow hash: one is taken at every request, and tokens are longer than what can be guessed.
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
 def read_private(path: Path) -> str:
-    """The text of a file with tokens. TokenError where it cannot be read, or others than its owner may."""
+    """Return the text of a file with tokens. TokenError if it cannot be read, or others than its owner may read it."""
     try:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8")
@@ -156,39 +130,42 @@ def read_private(path: Path) -> str:
     return text
 
 
-def _parse(text: str, role: Role, source: str) -> list[tuple[bytes, Caller]]:
+def _parse(text: str, role: Role, source: str) -> list[Entry]:
     rows = [line.split() for line in text.splitlines() if line.strip()]
     if not rows:
-        raise TokenError(f"{source}: holds no token; write one of at least {MIN_TOKEN_CHARACTERS} characters.")
-    return [_entry(row, role, f"{source}, line {number}", f"{role}-{number}") for number, row in enumerate(rows, 1)]
+        raise TokenError(f"{source}: holds no token; write one of at least {_MIN_TOKEN_CHARACTERS} characters.")
+    found = []
+    for number, row in enumerate(rows, 1):
+        at = f"{source}, line {number}"
+        if len(row) not in (1, 2):
+            raise TokenError(f"{at}: expected `token` or `name token`, got {len(row)} words.")
+        if len(row[-1]) < _MIN_TOKEN_CHARACTERS:
+            raise TokenError(
+                f"{at}: expected a token of at least {_MIN_TOKEN_CHARACTERS} characters, got {len(row[-1])}; "
+                "make one with `openssl rand -hex 32`."
+            )
+        if len(row) == 2:
+            _check_name(row[0], at)  # its error does not show the name, which may be a misplaced token
+        name = row[0] if len(row) == 2 else f"{role}-{number}"
+        found.append((token_digest(row[-1]), KnownCaller(name=name, role=role)))
+    return found
 
 
-def _entry(row: Sequence[str], role: Role, source: str, name: str) -> tuple[bytes, Caller]:
-    if len(row) not in (1, 2):
-        raise TokenError(f"{source}: expected `token` or `name token`, got {len(row)} words.")
-    token = row[-1]
-    if len(token) < MIN_TOKEN_CHARACTERS:
-        raise TokenError(
-            f"{source}: expected a token of at least {MIN_TOKEN_CHARACTERS} characters, got {len(token)}; "
-            "make one with `openssl rand -hex 32`."
-        )
-    if len(row) == 2:
-        name = row[0]
-        check_name(name, source)  # not shown: it may be a token that was put in its place
-    return token_digest(token), Caller(name=name, role=role)
+def _check_name(name: str, source: str) -> None:
+    """TokenError for a name that is not one plain word, or the name that callers without a token are charged under."""
+    # One plain word can be shown in the ledger, in logs and on a terminal.
+    if not re.fullmatch(_NAME, name):
+        raise TokenError(f"{source}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'.")
+    if name == LOCAL_ANALYST.name:
+        raise TokenError(f"{source}: '{name}' is the name of callers without a token; give another name.")
 
 
-FORMAT: Literal["fairpate.tokens/1"] = "fairpate.tokens/1"
-Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
-_LOOK_EVERY_S = 0.5
-_log = logging.getLogger(__name__)
-
-ResultT = TypeVar("ResultT")
+Name = Annotated[str, StringConstraints(pattern=f"^{_NAME}$")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredToken:
-    """One token's digest, and whose it is. Seconds since 1970; ``expires_s`` None: never."""
+    """The digest of one token, its owner and role. Times are seconds since 1970; ``expires_s`` None: never."""
 
     name: Name
     role: Role
@@ -197,46 +174,40 @@ class StoredToken:
     expires_s: float | None = None
 
     def is_good(self, now_s: float) -> bool:
-        """Whether it admits its caller now."""
+        """Return whether the token admits its owner at ``now_s``."""
         return self.expires_s is None or now_s < self.expires_s
 
 
 class _File(BaseModel):
-    """The store as it is written, every type checked."""
+    """The content of the file, every type checked."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    format: Literal["fairpate.tokens/1"] = FORMAT
+    format: Literal["fairpate.tokens/1"] = _FORMAT
     tokens: tuple[StoredToken, ...]
     limits: dict[Name, OwnLimit]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStore:
-    """The tokens of a run, ended ones until the next change, and the limits of their names."""
+    """The tokens of a run, expired ones until the next change, and the limits of their owners."""
 
     tokens: tuple[StoredToken, ...] = ()
     limits: Mapping[str, OwnLimit] = field(default_factory=dict)
 
     @property
-    def book(self) -> TokenBook:
+    def entries(self) -> tuple[Entry, ...]:
         """The tokens as a service looks them up."""
-        return TokenBook(
-            entries=tuple(
-                (bytes.fromhex(t.sha256), Caller(name=t.name, role=t.role, expires_s=t.expires_s)) for t in self.tokens
-            )
+        return tuple(
+            (bytes.fromhex(t.sha256), KnownCaller(name=t.name, role=t.role, expires_s=t.expires_s)) for t in self.tokens
         )
 
     def of(self, name: str) -> tuple[StoredToken, ...]:
-        """The tokens of ``name``. TokenError if it has none."""
+        """Return the tokens of ``name``. TokenError if it has none."""
         found = tuple(token for token in self.tokens if token.name == name)
         if not found:
             known = ", ".join(sorted({token.name for token in self.tokens})) or "none yet"
             raise TokenError(f"{name}: has no token here that is good; add one, or give one of: {known}.")
         return found
-
-    def without_ended(self, now_s: float) -> TokenStore:
-        """The store without the tokens that ended: nothing makes one of them good again."""
-        return replace(self, tokens=tuple(token for token in self.tokens if token.is_good(now_s)))
 
 
 def added(
@@ -249,53 +220,49 @@ def added(
     now_s: float,
     before: OwnLimit = NO_LIMIT,
 ) -> tuple[TokenStore, str]:
-    """The store with a new token for a new ``name``, and the token. TokenError for a name that is taken or unfit.
+    """Return the store with a new token for a new ``name``, and the token. TokenError for a taken or invalid name.
 
-    ``before``: the limit that the name is known to have where the store knows none.
+    ``before``: the limit that the ledger has for the name, used where the store has none.
     """
-    check_name(name, repr(name))
+    _check_name(name, repr(name))
     if any(token.name == name for token in store.tokens):
         raise TokenError(f"{name}: has a token already; rotate it, or give another name.")
     store, token = _with_new_token(store, name, role=role, expires_s=expires_s, now_s=now_s)
-    # A name that was here before keeps its limits, but for those that are stated: a new token must not lift them.
+    # A name that was used before keeps the limits that are not given now: a new token must not lift them.
     given = {kind: value for kind, value in asdict(limit).items() if value is not None}
     before = store.limits.get(name, before)
     return (limited(store, name, replace(before, **given)) if given else store), token
 
 
 def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float) -> tuple[TokenStore, str]:
-    """The store with another token for ``name``, and the token; those before end at ``old_expires_s``, or sooner."""
+    """Return the store with a further token for ``name``, and the token; older ones end by ``old_expires_s``."""
     newest = store.of(name)[-1]
     store = replace(store, tokens=tuple(_by(t, old_expires_s) if t.name == name else t for t in store.tokens))
     return _with_new_token(store, name, role=newest.role, expires_s=newest.expires_s, now_s=now_s)
 
 
 def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenStore:
-    """The store in which the newest token of ``name`` ends at ``expires_s``, and those before it then or sooner."""
+    """Return the store in which the newest token of ``name`` ends at ``expires_s``, and older ones then or sooner."""
     newest = store.of(name)[-1]
-
-    def ending(token: StoredToken) -> StoredToken:
-        if token.name != name:
-            return token
-        # One that was rotated out lasts no longer for it: it may have leaked.
-        return replace(token, expires_s=expires_s) if token is newest else _by(token, expires_s)
-
-    return replace(store, tokens=tuple(map(ending, store.tokens)))
+    # A token that was rotated out is never prolonged: it may have leaked.
+    changed = {token: _by(token, expires_s) for token in store.of(name)}
+    changed[newest] = replace(newest, expires_s=expires_s)
+    return replace(store, tokens=tuple(changed.get(token, token) for token in store.tokens))
 
 
 def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
-    """The token, which ends at ``expires_s`` at the latest."""
+    """Return the token with its end at ``expires_s`` at the latest."""
     return token if expires_s is None or not token.is_good(expires_s) else replace(token, expires_s=expires_s)
 
 
 def limited(store: TokenStore, name: str, limit: OwnLimit) -> TokenStore:
-    """The store in which ``name`` has this limit. TokenError for a name without a token."""
+    """Return the store in which ``name`` has this limit. TokenError for a name without a token."""
     store.of(name)
     return replace(store, limits={**store.limits, name: limit})
 
 
 def revoked(store: TokenStore, name: str) -> TokenStore:
-    """The store without the tokens of ``name``; its limit stays."""
+    """Return the store without the tokens of ``name``; its limit stays. TokenError for a name without a token."""
     store.of(name)
     return replace(store, tokens=tuple(token for token in store.tokens if token.name != name))
 
@@ -304,72 +271,69 @@ def _with_new_token(
     store: TokenStore, name: str, *, role: Role, expires_s: float | None, now_s: float
 ) -> tuple[TokenStore, str]:
     token = secrets.token_hex(32)
-    stored = StoredToken(
-        name=name, role=role, sha256=token_digest(token).hex(), created_s=round(now_s), expires_s=expires_s
-    )
+    digest = token_digest(token).hex()
+    stored = StoredToken(name=name, role=role, sha256=digest, created_s=round(now_s), expires_s=expires_s)
     return replace(store, tokens=(*store.tokens, stored)), token
 
 
 def read_store(path: Path) -> TokenStore:
-    """The store at ``path``. TokenError where it cannot be read, is damaged, or others than its owner may read it."""
+    """Read the store at ``path``. TokenError if it cannot be read, is damaged, or others than its owner may read it."""
     text = read_private(path)
     try:
         found = _File.model_validate_json(text)
         store = TokenStore(tokens=found.tokens, limits=found.limits)
-        # Built for its check: one token under two names is damage.
-        _ = store.book
+        TokenBook(entries=store.entries)  # refuses one token under two names
     except ValueError as error:
-        raise TokenError(f"{path}: is damaged ({_damage(error)}); restore it, or remove it and add tokens.") from error
+        damage = str(error)
+        if isinstance(error, ValidationError):  # its own text would show what the file holds
+            first = error.errors(include_url=False, include_input=False)[0]
+            damage = f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {expected(first)}"
+        raise TokenError(f"{path}: is damaged ({damage}); restore it, or remove it and add tokens.") from error
     return store
 
 
-def _damage(error: ValueError) -> str:
-    """What is wrong, without what the file holds."""
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc'])) or 'the whole'}: {expected(first)}"
-    return str(error)
-
-
 def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, ResultT]]) -> ResultT:
-    """Put what ``function`` makes of the store, without what ended, in its place. Errors as :func:`read_store`.
+    """Replace the store by ``function`` of it, expired tokens removed; return the second value of ``function``.
 
-    One process at a time.
+    One process at a time. Errors as :func:`read_store`.
     """
     with folder_held(path, create=False):
         before = read_store(path) if os.path.lexists(path) else TokenStore()
-        # Before the store: a crash in between asks for tokens that nobody has, and never for none.
+        # Before the store: a crash in between leaves a service that admits no caller, never one without tokens.
         _make_mark(path)
-        store, result = function(before.without_ended(time.time()))
-        write_atomically(path, lambda unfinished: _write(unfinished, store), private=True)
+        now_s = time.time()
+        store, result = function(replace(before, tokens=tuple(t for t in before.tokens if t.is_good(now_s))))
+        values = {
+            "format": _FORMAT,
+            "tokens": [asdict(token) for token in store.tokens],
+            "limits": {name: asdict(limit) for name, limit in store.limits.items()},
+        }
+        text = json.dumps(values, indent=1) + "\n"
+        write_atomically(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8"), private=True)
     return result
 
 
+def _mark(store: Path) -> Path:
+    """Return the file that says that tokens are needed, also if the store is lost."""
+    return store.with_suffix(".needed")
+
+
 def _make_mark(store: Path) -> None:
-    """Note, durably, that tokens are needed from now on."""
-    if not os.path.lexists(mark(store)):
-        write_atomically(mark(store), lambda unfinished: unfinished.touch(mode=0o600))
-
-
-def _write(path: Path, store: TokenStore) -> None:
-    values = {
-        "format": FORMAT,
-        "tokens": [asdict(token) for token in store.tokens],
-        "limits": {name: asdict(limit) for name, limit in store.limits.items()},
-    }
-    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    """Write, durably, that tokens are needed from now on."""
+    if not os.path.lexists(_mark(store)):
+        write_atomically(_mark(store), lambda unfinished: unfinished.touch(mode=0o600))
 
 
 class LiveTokens:
-    """Who may ask a service now: the tokens it was started with, and those of its files and its store as they are now.
+    """The tokens that a service accepts now: those of its start, and the current ones of its files and its store.
 
-    Once a token was asked for, one is needed for ever, also after a restart: a store that is emptied or lost opens
+    Once a token was needed, one is needed for ever, also after a restart: a store that is emptied or lost opens
     nothing.
     """
 
     def __init__(self, book: TokenBook) -> None:
         self._book, self._stored = book, TokenStore()
-        self._stored_book = self._stored.book
+        self._stored_entries: tuple[Entry, ...] = ()
         self._store_version: tuple[int, ...] = ()
         self._file_versions: dict[Path, tuple[int, ...]] = {}
         self._look_again_s = 0.0
@@ -379,65 +343,63 @@ class LiveTokens:
 
     @property
     def limits(self) -> Mapping[str, OwnLimit]:
-        """The limits of the store, as they were last looked at."""
+        """The limits of the store, as it was last read."""
         return self._stored.limits
 
-    def caller(self, token: str | None) -> Caller | None:
-        """Return the owner of ``token``, None for an unknown one; where no token is needed, the local analyst."""
+    def caller(self, token: str | None) -> KnownCaller | None:
+        """Return the owner of ``token``, None for an unknown one; the local analyst if no token is needed."""
         self._look()
         if not self._needs_token:
             return LOCAL_ANALYST
-        # Both are asked, so that the time does not say which of them knows the token.
-        stored, given = self._stored_book.caller(token), self._book.caller(token)
-        return given or stored
+        # Every digest is compared in full even after a match, so that the time reveals nothing about a token. Tokens of
+        # the start are last, so that they win.
+        offered, found, now_s = token_digest(token or ""), None, time.time()
+        for digest, caller in (*self._stored_entries, *self._book.entries):
+            if hmac.compare_digest(digest, offered) and (caller.expires_s is None or now_s < caller.expires_s):
+                found = caller
+        return found if token else None
 
     @property
     def needs_token(self) -> bool:
-        """Whether callers must send a token."""
+        """True if callers must send a token."""
         self._look()
         return self._needs_token
 
     def _look(self) -> None:
-        """Read files and store again if they changed."""
+        """Read files and store again if they changed, at most every half second."""
         now_s = time.monotonic()
         if now_s < self._look_again_s:
             return
         self._look_again_s = now_s + _LOOK_EVERY_S
-        self._look_at_files()
-        if self._book.store is not None:
-            self._look_at_store(self._book.store)
-
-    def _look_at_files(self) -> None:
         found = {path: version for _, path in self._book.files if (version := file_version(path))}
-        # A file that is gone leaves its tokens as they are: the service may have moved to a node without it.
-        if len(found) < len(self._book.files) or found == self._file_versions:
-            return
-        self._file_versions = found
-        try:
-            self._book = _with_files_read(self._book)
-        except TokenError as error:
-            # Closed rather than open: a token may have been taken out of the file that cannot be read.
-            _log.error("Nobody is admitted by the token files: %s", error)
+        # A file that is gone leaves its tokens in force: the service may have moved to a node without it.
+        if len(found) == len(self._book.files) and found != self._file_versions:
+            self._file_versions = found
             roles = {role for role, _ in self._book.files}
             kept = tuple(entry for entry in self._book.entries if entry[1].role not in roles)
-            self._book = replace(self._book, entries=kept)
-
-    def _look_at_store(self, path: Path) -> None:
-        # Before it is read: one that is replaced in between is read again at the next look.
-        version = file_version(path)
-        if version and version == self._store_version:
+            try:
+                read = [_parse(read_private(path), role, str(path)) for role, path in self._book.files]
+                self._book = replace(self._book, entries=(*kept, *(entry for part in read for entry in part)))
+            except TokenError as error:
+                # Closed rather than open: a token may have been removed from the file that cannot be read.
+                _log.error("Nobody is admitted by the token files: %s", error)
+                self._book = replace(self._book, entries=kept)
+        path = self._book.store
+        # The version before the content: a store that is replaced in between is read again at the next look.
+        version = () if path is None else file_version(path)
+        if path is None or (version and version == self._store_version):
             return
         self._store_version = version
+        # The limits stay: no caller may spend more because a file is gone or cannot be read.
+        store = replace(self._stored, tokens=())
         try:
             if version:
-                # Before it is read: a store that is damaged, too, lets in nobody without a token.
+                # Before the store is read: a damaged store, too, admits no caller without a token.
                 self._need_token()
-                self._take(read_store(path))
-                return
-        except Exception as error:  # noqa: BLE001 - whatever it is, what was good before may be so no more
+                store = read_store(path)
+        except Exception as error:  # noqa: BLE001 - after any error, tokens that were good may be revoked
             _log.error("Nobody is admitted by the token store: %s", error)
-        # The limits stay: nobody may spend more because a file is gone or cannot be read.
-        self._take(replace(self._stored, tokens=()))
+        self._stored, self._stored_entries = store, store.entries
 
     def _need_token(self) -> None:
         self._needs_token = True
@@ -446,6 +408,3 @@ class LiveTokens:
                 _make_mark(self._book.store)
         except OSError as error:
             _log.error("Tokens are needed, and after a restart without the token store they may not be: %s", error)
-
-    def _take(self, store: TokenStore) -> None:
-        self._stored, self._stored_book = store, store.book

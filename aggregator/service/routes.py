@@ -1,7 +1,7 @@
-"""Routes of the service for analysts and operators.
+"""Routes of an aggregator for analysts and operators.
 
-An analyst gets labels and refusals and nothing that depends on votes beside them. Which step refused, the privacy cost
-that depends on votes and everything else private stand under ``/v1/operator/`` only.
+An analyst gets labels, refusals and public numbers. The step that refused, the data-dependent privacy cost and all else
+that depends on votes are available under ``/v1/operator/`` only.
 """
 
 from __future__ import annotations
@@ -15,28 +15,35 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path, Query, Request, Response
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from aggregator.audit import note_action
-from aggregator.budgets import BudgetStatus, QuotaExceededError, epsilon_fixed_beforehand, status_of
+from aggregator.budgets import QuotaExceededError, epsilon_fixed_beforehand, status_of
 from aggregator.chain import LedgerError, UnreachableError
-from aggregator.ledger import Asked
-from aggregator.mechanism import Outcome
-from aggregator.service import metrics, wire
+from aggregator.service import wire
 from aggregator.service.auth import LiveTokens
-from aggregator.service.wire import MEDIA_TYPES, PublicPool, answers_file
+from aggregator.service.metrics import ServiceMetrics
+from aggregator.service.page import Latest, States, Streams, page, page_headers
+from aggregator.service.wire import MEDIA_TYPES, Facts, PublicPool, answers_file, budget_json
 from aggregator.service.writer import Batcher, Readiness, Snapshot, Verification, Writer
 from aggregator.session import OverBudget, VotesUnavailableError
-from fairpate.http_requests import Caller, FaultError, Faults, fault, field_of
+from fairpate.http_requests import FaultError, Faults, KnownCaller, fault, field_of
 from fairpate.http_server import faults_response, json_response
 from fairpate.types import strict
 
 _TAGS = ("id", "features", "record")
-_RETRY_AFTER_S = 2
+_RETRY_AFTER = {"Retry-After": "2"}
+_ANALYSTS_AGE_S, _OPERATORS_AGE_S = 1.0, 2.0
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}, 503: {"model": Faults}}
+_METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+_FILES: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}}}
+_FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": Faults} for status in (429, 503)}
+Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's content hash.")]
 _log = logging.getLogger(__name__)
 
 
 def field_name(error: Mapping[str, Any]) -> str:
-    """The field of one of pydantic's errors; the tags of unions are not part of its name."""
+    """Return the field of one of pydantic's errors, without the tags of unions."""
     parts = field_of(error)
     if parts[:2] in (["queries", "queries"], ["count", "count"]):
         parts = parts[1:]
@@ -47,7 +54,7 @@ def field_name(error: Mapping[str, Any]) -> str:
 
 
 def add_error_bodies(app: FastAPI) -> None:
-    """Let ``app`` answer the errors of session and ledger too as a :class:`fairpate.http_requests.Faults`."""
+    """Answer errors of session and ledger with :class:`fairpate.http_requests.Faults` too."""
 
     @app.exception_handler(QuotaExceededError)
     async def over_quota(_: Request, error: QuotaExceededError) -> Response:
@@ -62,47 +69,35 @@ def add_error_bodies(app: FastAPI) -> None:
     @app.exception_handler(VotesUnavailableError)
     async def votes_unavailable(_: Request, error: VotesUnavailableError) -> Response:
         _log.error("Teachers did not vote: %s", error)
-        return _unavailable("votes", "Some teachers are not there; nothing was answered. Ask again later.")
+        remedy = "Some teachers are not available; no query was answered. Ask again later."
+        return faults_response(503, [fault("votes", "", remedy)], _RETRY_AFTER)
 
     @app.exception_handler(sqlite3.Error)
     @app.exception_handler(LedgerError)
     async def ledger_failed(_: Request, error: Exception) -> Response:
         _log.error("The ledger failed: %s", error)
-        return _unavailable(
-            "ledger", "The ledger cannot be written, so nothing is answered; the operator's log says more."
-        )
-
-
-def _unavailable(field: str, remedy: str) -> Response:
-    return faults_response(503, [fault(field, "", remedy)], {"Retry-After": str(_RETRY_AFTER_S)})
-
-
-Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's content hash.")]
-_FILES: dict[str, Any] = {kind: {} for kind in MEDIA_TYPES.values()}
+        remedy = "The ledger cannot be written, so no new query is answered; the operator's log has the cause."
+        return faults_response(503, [fault("ledger", "", remedy)], _RETRY_AFTER)
 
 
 def add_analyst_routes(
     app: FastAPI,
+    facts: Facts,
     pool: PublicPool,
     writer: Writer,
     batcher: Batcher,
-    counters: metrics.ServiceMetrics,
     health: Readiness,
+    counters: ServiceMetrics,
+    states: States,
+    streams: Streams,
+    tokens: LiveTokens,
 ) -> None:
-    """Add the routes to ``app``."""
-    _add_queries(app, pool, writer, batcher, counters)
-    _add_public_state(app, pool, writer, counters, health)
-
-
-def _add_queries(
-    app: FastAPI, pool: PublicPool, writer: Writer, batcher: Batcher, counters: metrics.ServiceMetrics
-) -> None:
-    bodies = wire.bodies_for(pool)
+    """Add the routes of analysts and the page to ``app``."""
+    queries_type, estimate_type = wire.bodies_for(pool)
 
     async def submit(request: Request, body: Any) -> Response:
-        """Ask queries: each gets a label, a refusal, or word that the budget has no room for it."""
+        """Submit queries; each gets a label, a refusal, or `over_budget` if the budget has no room for it."""
         questions = [wire.question_of(query, pool) for query in body.queries]
-        counters.count_queries(len(questions))
         state = request.scope["state"]
         state["num_queries"] = len(questions)
         replies = await batcher.ask(questions, state["caller"], state["request_id"])
@@ -110,77 +105,99 @@ def _add_queries(
         crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)
         return json_response({"replies": rows, "budget_crossed_at": crossed})
 
-    # FastAPI reads the type of a body from here, and this one is known when the pool is.
-    submit.__annotations__["body"] = bodies.queries
-    failures: dict[int | str, dict[str, Any]] = {status: {"model": Faults} for status in (429, 503)}
-    app.post("/v1/queries", response_model=wire.Replies, responses=failures)(submit)
+    # FastAPI reads the type of a body from the annotation, and this one follows from the pool.
+    submit.__annotations__["body"] = queries_type
+    app.post("/v1/queries", response_model=wire.Replies, responses=_FAILURES)(submit)
 
     @app.get("/v1/queries/{key}", response_model=wire.Reply, responses={404: {"model": Faults}})
     async def look_up(key: Key) -> Response:
-        """The stored reply to a query; free, and never drawn again."""
-        outcome = batcher.stored(key)
+        """Return the stored reply to a query; free, and never drawn again."""
+        outcome = writer.books.ledger.outcome(key)
         if outcome is None:
             raise FaultError(404, "key", key, "No reply is stored; ask with POST /v1/queries.")
         return json_response(wire.reply_json(key, outcome))
 
     async def estimate(body: Any) -> Response:
-        """What queries, or a number of new ones, would cost; nothing is asked."""
+        """Return the cost of queries, or of a number of new ones; none is asked."""
         keys = {wire.question_of(query, pool).query.key for query in getattr(body, "queries", ())}
-        # Taken once, so that both budgets are of one moment.
+        # One snapshot, so that both budgets are of one moment.
         snapshot = writer.snapshot
-        stored = sum(batcher.stored(key) is not None for key in keys)
+        stored = sum(writer.books.ledger.outcome(key) is not None for key in keys)
         new = getattr(body, "count", len(keys) - stored)
         budgets = {"now": budget_json(snapshot.budget_status()), "afterwards": budget_json(snapshot.budget_status(new))}
         return json_response({"new_queries": new, "stored_replies": stored, **budgets})
 
-    estimate.__annotations__["body"] = bodies.estimate
+    estimate.__annotations__["body"] = estimate_type
     app.post("/v1/estimate", response_model=wire.Estimate)(estimate)
 
-    @app.post("/v1/answers", response_class=Response, responses={200: {"content": _FILES}})
+    @app.post("/v1/answers", response_class=Response, responses=_FILES)
     async def answers(wanted: wire.AnswersWanted) -> Response:
-        """Stored replies as a file, a row per key; nothing is asked."""
-        outcomes = [batcher.stored(key) for key in wanted.keys]
-        # In a thread: the loop answers others while thousands of rows are written.
+        """Return stored replies as a file, a row per key; no query is asked."""
+        outcomes = [writer.books.ledger.outcome(key) for key in wanted.keys]
+        # In a thread: the event loop answers other requests while thousands of rows are written.
         content = await asyncio.to_thread(answers_file, wanted.keys, outcomes, pool, wanted.format)
         headers = {"Content-Disposition": f'attachment; filename="answers.{wanted.format}"'}
         return Response(content, media_type=MEDIA_TYPES[wanted.format], headers=headers)
 
-
-def _add_public_state(
-    app: FastAPI, pool: PublicPool, writer: Writer, counters: metrics.ServiceMetrics, health: Readiness
-) -> None:
     @app.get("/v1/budget", response_model=wire.Budget)
     async def budget() -> Response:
-        """The budget's limits and what is spent of it, data-independent."""
+        """Return the budget's limits and its data-independent spending."""
         return json_response(budget_json(writer.snapshot.budget_status()))
 
     @app.get("/v1/statement", response_model=wire.Statement)
     async def statement() -> Response:
-        """The privacy claim that may be published, and the public facts of this service."""
+        """Return the privacy guarantee that may be published, and the public facts of this service."""
         return json_response(statement_json(pool, writer.snapshot))
 
-    @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+    @app.get("/metrics", response_class=Response, responses=_METRICS)
     async def prometheus() -> Response:
-        """Counters for Prometheus; none depends on votes."""
+        """Return metrics for Prometheus; none depends on votes."""
         text = counters.render(writer.snapshot.budget_status(), health.reasons())
-        return Response(text, headers={"content-type": metrics.CONTENT_TYPE})
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
+    state = Latest(states.for_analyst, max_age_s=_ANALYSTS_AGE_S)
 
-def budget_json(status: BudgetStatus) -> dict[str, Any]:
-    """A :class:`wire.Budget`."""
-    return {
-        "kind": status.kind,
-        "epsilon_limit": status.epsilon_limit,
-        "delta": status.delta,
-        "max_queries": status.max_queries,
-        "queries_submitted": status.queries_submitted,
-        "epsilon_submitted": strict(status.epsilon_submitted),
-        "closed": status.closed,
-    }
+    @app.get("/", include_in_schema=False)
+    async def front() -> Response:
+        return Response(page(needs_token=tokens.needs_token), media_type="text/html", headers=page_headers())
+
+    @app.get("/v1/about", response_model=wire.About)
+    async def about(request: Request) -> Response:
+        """Describe the run, the form of a record, and you as the caller."""
+        caller: KnownCaller = request.scope["state"]["caller"]
+        return json_response(wire.about_json(facts, pool, writer.snapshot.terms, caller))
+
+    @app.get("/v1/state", response_model=wire.State)
+    async def now() -> Response:
+        """Return budget and health, as in the events."""
+        return json_response(await state())
+
+    @app.get("/v1/events", response_class=Response, responses=_EVENTS)
+    async def events(request: Request) -> Response:
+        """Stream server-sent events: a `State` whenever it has changed."""
+        return streams.response(request, state)
+
+    @app.get("/v1/me", response_model=wire.Me)
+    async def me(request: Request) -> Response:
+        """Return your name and role, your own limit, and what you spent of the shared budget."""
+        caller: KnownCaller = request.scope["state"]["caller"]
+        ledger = writer.books.ledger
+        # The store's limit first: a change enters the ledger with the next new query.
+        own = status_of(ledger, caller.name, tokens.limits.get(caller.name, ledger.limit_of(caller.name)))
+        return json_response(
+            {
+                "name": caller.name,
+                "scope": caller.role,
+                "limit": dataclasses.asdict(own.limit),
+                "spent": {"queries": own.queries, "epsilon": strict(own.epsilon)},
+                "left": None if own.left is None else {"queries": own.left},
+                "expires_s": caller.expires_s,
+            }
+        )
 
 
 def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
-    """A :class:`wire.Statement`."""
+    """Return a :class:`aggregator.service.wire.Statement` as JSON."""
     terms, status = snapshot.terms, snapshot.budget_status()
     return {
         "unit": terms.unit,
@@ -201,66 +218,67 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def add_operator_routes(app: FastAPI, pool: PublicPool, writer: Writer, verification: Verification) -> None:
-    """Add the routes to ``app``."""
+def add_operator_routes(
+    app: FastAPI,
+    pool: PublicPool,
+    writer: Writer,
+    verification: Verification,
+    counters: ServiceMetrics,
+    states: States,
+    streams: Streams,
+) -> None:
+    """Add the routes of operators to ``app``."""
 
     @app.get("/v1/operator/ledger", response_model=wire.LedgerPage)
     async def ledger(request: Request, page: Annotated[wire.PageOfLedger, Query()]) -> Response:
-        """Charges with the step that refused, and the data-dependent price of all of them. Do not publish."""
+        """Return charges with the step that refused, and the data-dependent epsilon of all of them. Private."""
         snapshot = writer.snapshot
         books, total = snapshot.books, snapshot.num_charges
         start, stop = min(page.start, total), min(page.start + page.limit, total)
-        caller: Caller = request.scope["state"]["caller"]
+        caller: KnownCaller = request.scope["state"]["caller"]
         # In a thread: the journal waits for its disk.
         await asyncio.to_thread(note_action, books.ledger.actions, "read", caller=caller.name, charges=[start, stop])
-        charged = enumerate(books.ledger.charged(start, stop), start)
-        entries = [
-            _entry_json(number, key, pool.group_names[group], outcome, books.ledger.asked_for(number))
-            for number, (key, group, outcome) in charged
-        ]
+        entries = []
+        for number, (key, group, outcome) in enumerate(books.ledger.charged(start, stop), start):
+            asked = books.ledger.asked_for(number)
+            entries.append(
+                {
+                    "number": number,
+                    "key": key,
+                    "group": pool.group_names[group],
+                    "verdict": "open" if outcome is None else outcome.verdict,
+                    "label": None if outcome is None else outcome.label,
+                    "caller": asked.asker.caller,
+                    "request": asked.asker.request,
+                    "at_s": asked.at_s,
+                }
+            )
         epsilon = await asyncio.to_thread(books.price.epsilon, books.ledger, total)
         return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
 
     @app.post("/v1/operator/verification", response_model=wire.Chain, responses={503: {"model": Faults}})
     async def verify() -> Response:
-        """Verify every entry of the ledger now, while the service goes on; 503 where it cannot be read now."""
+        """Verify every entry of the ledger now, while queries are answered; 503 if it cannot be read now."""
         try:
             return json_response(await verification.verify_now())
         except UnreachableError as error:
-            remedy = f"It cannot be read now, so nothing is known of its chain; ask again later. {error}"
+            remedy = f"It cannot be read now, so the state of its chain is unknown; ask again later. {error}"
             raise FaultError(503, "ledger", "", remedy) from error
 
+    latest = Latest(states.for_operator, max_age_s=_OPERATORS_AGE_S)
 
-def _entry_json(number: int, key: str, group: str, outcome: Outcome | None, asked: Asked) -> dict[str, Any]:
-    return {
-        "number": number,
-        "key": key,
-        "group": group,
-        "verdict": "open" if outcome is None else outcome.verdict,
-        "label": None if outcome is None else outcome.label,
-        "caller": asked.asker.caller,
-        "request": asked.asker.request,
-        "at_s": asked.at_s,
-    }
+    @app.get("/v1/operator/overview", response_model=wire.Overview)
+    async def now() -> Response:
+        """Return health, advice, the budget with a forecast, and outcomes over time by group and class. Private."""
+        return json_response(await latest())
 
+    @app.get("/v1/operator/events", response_class=Response, responses=_EVENTS)
+    async def events(request: Request) -> Response:
+        """Stream server-sent events: an `Overview` whenever it has changed. Private."""
+        return streams.response(request, latest)
 
-def add_own_routes(app: FastAPI, writer: Writer, tokens: LiveTokens) -> None:
-    """Add the route to ``app``."""
-
-    @app.get("/v1/me", response_model=wire.Me)
-    async def me(request: Request) -> Response:
-        """Who you are to this service, what you may spend of the shared budget, and what you spent."""
-        caller: Caller = request.scope["state"]["caller"]
-        ledger = writer.books.ledger
-        # The store's first: a limit that changed enters the ledger with the next new query.
-        own = status_of(ledger, caller.name, tokens.limits.get(caller.name, ledger.limit_of(caller.name)))
-        return json_response(
-            {
-                "name": caller.name,
-                "scope": caller.role,
-                "limit": dataclasses.asdict(own.limit),
-                "spent": {"queries": own.queries, "epsilon": strict(own.epsilon)},
-                "left": None if own.left is None else {"queries": own.left},
-                "expires_s": caller.expires_s,
-            }
-        )
+    @app.get("/v1/operator/metrics", response_class=Response, responses=_METRICS)
+    async def prometheus() -> Response:
+        """Return metrics for Prometheus with latencies and outcomes. Private."""
+        text = counters.render_for_operator(writer.snapshot.budget_status(), await latest())
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

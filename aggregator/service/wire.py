@@ -1,10 +1,10 @@
-"""What crosses the wire: the types of requests and responses, the public pool, and how a record becomes a query.
+"""The HTTP API's requests and responses, the public pool, and the query that a record becomes.
 
-A query is its content. Posted features take the pool's own type and shape before they are hashed, so that another
-spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query; nothing here sees a vote. Bodies
-accept exactly what the pool's shape, range and groups allow, and the OpenAPI document is made of these types, so that
-it states what is accepted. Every kind of refusal has one form for analysts; types that only operators get say
-"Private".
+A query is identified by its content. Posted features get the pool's type and shape before they are hashed, so that
+another spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query; this module never sees a
+vote. Request bodies accept exactly what the pool's shape, range and groups allow, and the OpenAPI document is made from
+these types, so that it describes what is accepted. Every kind of refusal has one form for analysts. The docstring of a
+type that only operators get says "Private".
 """
 
 from __future__ import annotations
@@ -35,16 +35,14 @@ from pydantic import (
     create_model,
 )
 
-from aggregator.budgets import epsilon_fixed_beforehand
+from aggregator.budgets import BudgetStatus, epsilon_fixed_beforehand
 from aggregator.ledger import LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import OverBudget, Query, query_key
-from fairpate.data.columns import RecordField as DeclaredField
 from fairpate.data.columns import RecordForm
-from fairpate.http_requests import Body, FaultError, Health, largest_body_bytes
-from fairpate.http_requests import Caller as KnownCaller
+from fairpate.http_requests import Body, FaultError, Health, KnownCaller, largest_body_bytes
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.types import GateRule, IntArray
+from fairpate.types import GateRule, IntArray, strict
 from fairpate.words import delta_text, meaning
 
 MAX_QUERIES_PER_REQUEST = 1024
@@ -54,7 +52,7 @@ Status = Literal["answered", "refused", "over_budget"]
 
 
 class Reply(Body):
-    """What became of one query. Every refusal reads the same; ``over_budget`` was not asked and cost nothing."""
+    """The reply to one query. All refusals look the same; an ``over_budget`` query was not asked and is free."""
 
     key: str = Field(description="The query's content hash; GET /v1/queries/{key} gives the same reply again.")
     status: Status
@@ -62,14 +60,14 @@ class Reply(Body):
 
 
 class Replies(Body):
-    """One reply per query, in the order asked."""
+    """One reply per query, in the order of the request."""
 
     replies: list[Reply]
     budget_crossed_at: int | None = Field(description="Position of the first query that the budget had no room for.")
 
 
 class Budget(Body):
-    """Public numbers only. A limit that the kind of budget does not have is null, and so is an infinite epsilon."""
+    """The shared budget, in public numbers. Null: a limit that this kind of budget lacks, or an infinite epsilon."""
 
     kind: str
     epsilon_limit: float | None
@@ -81,7 +79,7 @@ class Budget(Body):
 
 
 class OwnLimit(Body):
-    """What a caller may spend of the shared budget; null: no limit of its own."""
+    """The limits of one caller within the shared budget; null: no limit of its own."""
 
     epsilon: float | None = Field(
         description="For the caller's queries alone, at their worst case and the budget's delta."
@@ -91,20 +89,20 @@ class OwnLimit(Body):
 
 
 class OwnSpent(Body):
-    """What was charged to a caller, data-independent. The guarantee is the shared budget's."""
+    """The charges of one caller, at their data-independent cost. The guarantee is that of the shared budget."""
 
     queries: int
     epsilon: float | None
 
 
 class OwnLeft(Body):
-    """What the caller's own limit has room for; the shared budget may have less."""
+    """The room of the caller's own limit; the shared budget may have less."""
 
     queries: int
 
 
 class Me(Body):
-    """A caller as this service knows it. Callers of one name share limit and charges."""
+    """A caller as this service knows it. Callers with one name share limit and charges."""
 
     name: str
     scope: Literal["analyst", "operator"]
@@ -115,20 +113,19 @@ class Me(Body):
 
 
 class Estimate(Body):
-    """What asking would cost, at most, before it is asked."""
+    """The most that a request would cost if it were made."""
 
     new_queries: int = Field(description="Queries that have no stored reply; each is charged in full.")
-    stored_replies: int = Field(description="Queries that have one; they cost nothing.")
+    stored_replies: int = Field(description="Queries with a stored reply; they are free.")
     now: Budget
     afterwards: Budget
 
 
 class Statement(Body):
-    """The privacy claim for everything answered so far, and the public facts of this service.
+    """The privacy guarantee for all replies so far, and the public facts of this service.
 
-    Analysts choose and end their queries in view of replies: the guarantee is `epsilon`, the limit
-    that held before the first query (null where there is none). `epsilon_submitted` prices those submitted so
-    far.
+    Analysts choose their queries, and when to stop, in view of replies: the guarantee is `epsilon`, the limit that was
+    fixed before the first query (null without such a limit). `epsilon_submitted` is the cost of the queries so far.
     """
 
     unit: str
@@ -149,7 +146,7 @@ class Statement(Body):
 
 
 class FormField(Body):
-    """One input of a record's form: a number between two bounds, or one of its choices."""
+    """One input of a record's form: a number between two bounds, or one of several choices."""
 
     name: str
     choices: list[str]
@@ -160,71 +157,76 @@ class FormField(Body):
 
 
 class Caller(Body):
-    """Whom the service takes the sender of a request for."""
+    """The sender of a request, by name and role."""
 
     name: str
     role: Literal["analyst", "operator"]
 
 
 class About(Body):
-    """What this service is about, in words; `form` is null where a record is not written down column by column."""
+    """The run in words; `form` is null if a record has no form with one input per column."""
 
     run: str
     method: str
     data: str
     task: str
     attribute: str
-    record: str = Field(description="What one record of the data set is; empty: `record_shape` features.")
+    record: str = Field(description="One record of the data set in words; empty: `record_shape` features.")
     mechanism: str
     gate: str
     guarantee: str
     is_private: bool
     form: list[FormField] | None
-    takes_posted: bool = Field(description="Whether records beside the pool's can be asked.")
+    takes_posted: bool = Field(description="Whether records that are not in the pool can be asked.")
     caller: Caller
 
 
 class State(Body):
-    """What an analyst's page shows and what may change: the budget, and whether new queries are being answered."""
+    """The state on an analyst's page: the budget, and whether new queries are answered."""
 
     budget: Budget
-    queries_left: int | None = Field(description="New queries that have room; null: votes decide.")
+    queries_left: int | None = Field(description="New queries that have room; null: depends on votes.")
     health: Health
 
 
 class AnswersWanted(Body):
-    """Which stored replies are wanted as a file."""
+    """The stored replies that are requested as a file."""
 
     keys: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(min_length=1, max_length=MAX_KEYS_PER_FILE)
     format: Literal["parquet", "csv"]
 
 
 def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
-    """A :class:`Reply`; which step refused is not in it."""
+    """Return a :class:`Reply` as JSON; it does not contain the step that refused."""
     if isinstance(reply, OverBudget):
         return {"key": key, "status": "over_budget", "label": None}
     return {"key": key, "status": "refused" if reply.label is None else "answered", "label": reply.label}
 
 
+def budget_json(status: BudgetStatus) -> dict[str, Any]:
+    """Return a :class:`Budget` as JSON."""
+    return dataclasses.asdict(status) | {"epsilon_submitted": strict(status.epsilon_submitted)}
+
+
 def worded(values: dict[str, Any]) -> dict[str, Any]:
-    """The same with infinities as words, which ``float`` reads: JSON has no number for them."""
+    """Return ``values`` with infinities as words that ``float`` reads, because JSON has no number for them."""
     return {
         name: str(value) if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()
     }
 
 
 class PageOfLedger(Body):
-    """Which part of the ledger is asked for; values come as text."""
+    """The requested part of the ledger; values arrive as text."""
 
     model_config = ConfigDict(extra="forbid", strict=False)
-    start: int = Field(0, ge=0, le=2**31, description="How many charges to leave out in front.")
-    limit: int = Field(100, ge=1, le=1000, description="How many charges at most.")
+    start: int = Field(0, ge=0, le=2**31, description="Number of the first charge, from 0.")
+    limit: int = Field(100, ge=1, le=1000, description="The most charges to return.")
 
 
 class LedgerEntry(Body):
     """One charge as the operator sees it; a reservation that a crash left open has the verdict `open`.
 
-    Who asked is empty for the run's own queries and those of earlier versions; then `at_s` may be 0: not known.
+    `caller` and `request` are empty for the run's own queries; then `at_s` may be 0: not known.
     """
 
     number: int
@@ -238,7 +240,7 @@ class LedgerEntry(Body):
 
 
 class Chain(Body):
-    """When every entry of the ledger was last verified, how many there were, and what was wrong (empty: nothing)."""
+    """The last verification of the ledger: when, how many entries held, and the fault (empty: the chain holds)."""
 
     at_s: float
     entries: int
@@ -246,7 +248,7 @@ class Chain(Body):
 
 
 class GroupCounts(Body):
-    """What became of the charges of one group."""
+    """The outcomes of one group's charges."""
 
     group: str
     answer: int
@@ -258,14 +260,14 @@ class GroupCounts(Body):
 
 
 class Spender(Body):
-    """How many queries were charged to one caller."""
+    """The number of queries charged to one caller."""
 
     name: str
     queries: int
 
 
 class PointInTime(Body):
-    """Cumulative charges at one time, in seconds since 1970; answered and refused by group."""
+    """Cumulative charges at one time, in seconds since 1970; `answered` and `refused` are by group."""
 
     at_s: float
     charges: int
@@ -274,14 +276,14 @@ class PointInTime(Body):
 
 
 class Advice(Body):
-    """One thing to know: `ok` needs nothing, `soon` can wait for the day, `now` cannot."""
+    """One piece of advice: `ok` needs no action, `soon` can wait for a day, `now` cannot."""
 
     level: Literal["ok", "soon", "now"]
     words: str
 
 
 class Latency(Body):
-    """Of the last requests that asked queries: how long they took, in milliseconds."""
+    """Quantiles of the duration of the last requests with queries, in milliseconds."""
 
     count: int
     p50_ms: float | None
@@ -290,12 +292,12 @@ class Latency(Body):
 
 
 class LargeCharge(Body):
-    """One of the charges that cost most; shares of its worst case and of all costs."""
+    """One of the most expensive charges; its shares of its worst case and of all costs."""
 
     number: int = Field(description="From 1, in the order in which queries were charged.")
     group: str
     verdict: str
-    votes: list[int] = Field(description="For the most popular label, and for the next.")
+    votes: list[int] = Field(description="For the label with most votes, and for the second.")
     of_worst: float
     of_total: float
     caller: str
@@ -303,18 +305,16 @@ class LargeCharge(Body):
 
 
 class Costs(Body):
-    """What queries cost by these votes, in Renyi divergence of one order. Private: not to be published."""
+    """The data-dependent costs of queries, in Renyi divergence of one order. Private: not to be published."""
 
     order: float
     words: str
-    bins: list[int] = Field(
-        description="Queries by share of their worst case, in twentieths; none where all are equal."
-    )
+    bins: list[int] = Field(description="Queries by share of their worst case, in twentieths; empty if all are equal.")
     dearest: list[LargeCharge]
 
 
 class Overview(Body):
-    """What an operator's page shows. Private: not to be published."""
+    """The state on an operator's page. Private: not to be published."""
 
     at_s: float
     started_s: float
@@ -322,15 +322,15 @@ class Overview(Body):
     advice: list[Advice]
     forecast: str
     lasts_s: float | None = Field(
-        description="How long the budget lasts at the pace of before; null: no end, or unknown."
+        description="How long the budget lasts at the present rate; null: no end, or unknown."
     )
     budget: Budget
-    queries_left: int | None = Field(description="New queries that the budget has room for; null: votes decide.")
+    queries_left: int | None = Field(description="New queries that the budget has room for; null: depends on votes.")
     epsilon_data_dependent: float | None
     costs: Costs
     points: list[PointInTime]
     groups: list[GroupCounts]
-    callers: list[Spender] = Field(description="Those who spent most, the most first.")
+    callers: list[Spender] = Field(description="The callers with most charges, the highest first.")
     open_reservations: int
     latency: Latency
     disk_free_bytes: int | None
@@ -339,7 +339,7 @@ class Overview(Body):
 
 
 class LedgerPage(Body):
-    """Part of the ledger and the data-dependent price of all of it. Private: not to be published."""
+    """Part of the ledger, and the data-dependent epsilon of all of it. Private: not to be published."""
 
     total: int
     entries: list[LedgerEntry]
@@ -351,23 +351,23 @@ Features = npt.NDArray[np.generic]
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A query and the features that the teachers must see to answer it."""
+    """A query and the features that the teachers vote on."""
 
     query: Query
     features: Features
 
 
 CountVotes = Callable[[Sequence[Question]], IntArray]
-"""Votes of all teachers on Q questions, shape (Q, C); raises ``VotesUnavailableError`` rather than leave one out."""
+"""Votes of all teachers on Q questions, shape (Q, C); raises ``VotesUnavailableError`` if one is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublicPool:
-    """N public records that analysts ask by number, and the public words for groups and labels.
+    """N public records that analysts ask by number, and the public names of groups and labels.
 
-    ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` holds indices into ``group_names``. ``form``: how a
-    person writes a record down, where features are those of declared columns, or follow from them by ``place``.
-    ``takes_posted``: whether anybody could vote on a record that is not in the pool.
+    ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` holds indices into ``group_names``. ``form``: the
+    declared columns of a record, if it has them; ``place`` maps their values to features. ``takes_posted``: True if
+    the voters can vote on records that are not in the pool.
     """
 
     features: Features
@@ -390,32 +390,28 @@ class PublicPool:
 
     @property
     def record_shape(self) -> tuple[int, ...]:
-        """Shape of one record's features."""
+        """The shape of one record's features."""
         return tuple(self.features.shape[1:])
 
-    def hash_all(self) -> None:
-        """Compute every record's content hash now rather than at the first question."""
-        _ = self._questions
-
     def question(self, number: int) -> Question:
-        """The record at ``number``."""
+        """Return the record at ``number``. The first call hashes all records."""
         return self._questions[number]
 
     def posted(self, features: Sequence[Any], group: str) -> Question:
-        """A record that came with the request; its values were checked against the pool's shape and range."""
+        """Return a record that came with a request; its shape and range were validated."""
         array = _without_negative_zero(np.asarray(features, dtype=self.features.dtype))
         code = self.group_names.index(group)
         key = query_key(array, code)
         return Question(query=Query(key=key, group=code, record_id=f"posted-{key[:16]}"), features=array)
 
     def written(self, record: Mapping[str, Any], group: str) -> Question:
-        """A record as its form has it. ValueError names a column whose value means nothing."""
+        """Return a record given by its form's columns. ValueError names a column with an undeclared value."""
         assert self.form is not None
         features: Any = self.place(self.form.encode(record))
         return self.posted(features, group)
 
     def number_of(self, key: str) -> int | None:
-        """The record with this content hash; None for one that was posted."""
+        """Return the number of the record with this content hash; None for a record that is not in the pool."""
         return self._numbers.get(key)
 
     @cached_property
@@ -434,7 +430,7 @@ class PublicPool:
 
 
 def _without_negative_zero(features: Features) -> Features:
-    """-0.0 becomes 0.0: equal values have equal bytes, so that a record has one key."""
+    """Return ``features`` with -0.0 as 0.0: equal values get equal bytes, so that a record has one key."""
     zeroed: Features = np.add(features, features.dtype.type(0))
     return zeroed
 
@@ -443,50 +439,81 @@ _MAX_COUNT = 1_000_000
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bodies:
-    """The types of the bodies that a service with one pool reads."""
+def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
+    """Return the types of the bodies of queries and of an estimate.
 
-    queries: type[BaseModel]
-    estimate: Any
-
-
-def bodies_for(pool: PublicPool) -> Bodies:
-    """Request bodies that accept this pool's numbers, record shape, value range and groups."""
+    They accept this pool's numbers, record shape, value range and groups.
+    """
     number = _whole_number(ge=0, lt=len(pool), description="A record of the public pool, by number.")
+    # Beyond these bounds the pool's float32 is infinite, and different records would be one query.
+    value: Any = Annotated[float, Field(ge=-_FLOAT32_MAX, le=_FLOAT32_MAX, allow_inf_nan=False)]
+    features: Any = _whole_number(ge=0, le=255) if pool.features.dtype == np.uint8 else value
+    # FailFast ends validation at the first fault: a body of thousands of wrong values would get as many errors.
+    for size in reversed(pool.record_shape):
+        features = Annotated[list[features], Field(min_length=size, max_length=size), FailFast()]
     group: Any = operator.getitem(Literal, pool.group_names)
     by_id: Any = create_model("QueryById", __base__=Body, id=(number, ...))
-    by_features: Any = create_model(
-        "QueryByFeatures", __base__=Body, features=(_features_type(pool), ...), group=(group, ...)
-    )
+    by_features: Any = create_model("QueryByFeatures", __base__=Body, features=(features, ...), group=(group, ...))
     kinds = [Annotated[by_id, Tag("id")]]
+    tags = {"features": "features", "group": "features"}
     if pool.takes_posted:
         kinds.append(Annotated[by_features, Tag("features")])
     if pool.takes_posted and pool.form is not None:
         columns: Any = _record_type(pool.form)
         by_record: Any = create_model("QueryByRecord", __base__=Body, record=(columns, ...), group=(group, ...))
         kinds.append(Annotated[by_record, Tag("record")])
-    # The kind is told apart first: of a plain union a fault would be told once for every kind.
-    kind_of = _kind_of_query if len(kinds) < 3 else _kind_with_form
-    query: Any = by_id if len(kinds) == 1 else Annotated[functools.reduce(operator.or_, kinds), Discriminator(kind_of)]
-    # FailFast: one fault ends the check, where a body of thousands of wrong values would be answered with as many.
+        tags = {"record": "record", **tags}
+    # With a discriminator, errors are reported for one kind; a plain union reports them for every kind.
+    kind = _tagged_by(tags, "id")
+    query: Any = by_id if len(kinds) == 1 else Annotated[functools.reduce(operator.or_, kinds), kind]
     several: Any = Annotated[list[query], Field(min_length=1, max_length=MAX_QUERIES_PER_REQUEST), FailFast()]
     queries: Any = create_model("Queries", __base__=Body, queries=(several, ...))
     count: Any = create_model("Count", __base__=Body, count=(_whole_number(ge=0, le=_MAX_COUNT), ...))
-    estimate: Any = Annotated[
-        Annotated[queries, Tag("queries")] | Annotated[count, Tag("count")], Discriminator(_kind_of_estimate)
+    either = Annotated[queries, Tag("queries")] | Annotated[count, Tag("count")]
+    return queries, Annotated[either, _tagged_by({"count": "count"}, "queries")]
+
+
+def _tagged_by(tags: Mapping[str, str], default: str) -> Discriminator:
+    """Return what tells the kinds of a body apart: the tag of the first field of ``tags`` that it has."""
+
+    def tag(value: Any) -> str:
+        """Return the tag of ``value``, which is JSON or a validated model."""
+        has = value.__contains__ if isinstance(value, dict) else functools.partial(hasattr, value)
+        return next((tag for name, tag in tags.items() if has(name)), default)
+
+    return Discriminator(tag)
+
+
+def _whole_number(**bounds: Any) -> Any:
+    """Return the type of an integer as in JSON Schema: 3.0 is the integer 3; "3" and true are not integers."""
+    return Annotated[
+        int, Field(**bounds), BeforeValidator(lambda v: int(v) if type(v) is float and v.is_integer() else v)
     ]
-    return Bodies(queries=queries, estimate=estimate)
+
+
+def _record_type(form: RecordForm) -> Any:
+    """Return a type with one field per column, under the column's own name."""
+    fields: dict[str, Any] = {}
+    for place, column in enumerate(form.fields):
+        kind: Any = Annotated[float, Field(allow_inf_nan=False)]
+        if column.low is None and column.takes_other:
+            kind = Annotated[str, Field(min_length=1, max_length=200)]
+        elif column.low is None:
+            kind = operator.getitem(Literal, tuple(column.choices))
+        kind, default = (kind | None, None) if column.is_optional else (kind, ...)
+        # A column may have any name, so the attribute in Python is numbered.
+        fields[f"column_{place}"] = (kind, Field(default, alias=column.name))
+    return create_model("Record", __base__=Body, **fields)
 
 
 def max_body_bytes(pool: PublicPool) -> int:
-    """The largest body that a request for this pool's records needs: 2 MiB, or one record where that is more."""
+    """Return the size of the largest body that is read (:func:`fairpate.http_requests.largest_body_bytes`)."""
     is_bytes = pool.features.dtype == np.uint8
     return largest_body_bytes(pool.record_shape, is_bytes=is_bytes, most_records=MAX_QUERIES_PER_REQUEST)
 
 
 def question_of(query: Any, pool: PublicPool) -> Question:
-    """The question in a validated body. FaultError for a form's record that means nothing."""
+    """Return the question in a validated body. FaultError for a form's record with an undeclared value."""
     number = getattr(query, "id", None)
     if number is not None:
         return pool.question(number)
@@ -499,65 +526,13 @@ def question_of(query: Any, pool: PublicPool) -> Question:
         raise FaultError(422, "record", "", f"{error}.") from error
 
 
-def _whole_number(**bounds: Any) -> Any:
-    """An integer as JSON Schema has it: 3.0 is the integer 3; "3" and true are none."""
-    return Annotated[
-        int, Field(**bounds), BeforeValidator(lambda v: int(v) if type(v) is float and v.is_integer() else v)
-    ]
-
-
-def _features_type(pool: PublicPool) -> Any:
-    # Beyond these bounds the pool's float32 is infinite, and different records would be one query.
-    kind: Any = Annotated[float, Field(ge=-_FLOAT32_MAX, le=_FLOAT32_MAX, allow_inf_nan=False)]
-    if pool.features.dtype == np.uint8:
-        kind = _whole_number(ge=0, le=255)
-    for size in reversed(pool.record_shape):
-        kind = Annotated[list[kind], Field(min_length=size, max_length=size), FailFast()]
-    return kind
-
-
-def _record_type(form: RecordForm) -> Any:
-    """A field per column, under its own name; Python's is a number, because a column may be called anything."""
-    fields: dict[str, Any] = {
-        f"column_{place}": (_column_type(field), Field(None if field.is_optional else ..., alias=field.name))
-        for place, field in enumerate(form.fields)
-    }
-    return create_model("Record", __base__=Body, **fields)
-
-
-def _column_type(field: DeclaredField) -> Any:
-    kind: Any = Annotated[float, Field(allow_inf_nan=False)]
-    if field.low is None:
-        kind = Annotated[str, Field(min_length=1, max_length=200)] if field.takes_other else _one_of(field.choices)
-    return kind | None if field.is_optional else kind
-
-
-def _one_of(choices: Sequence[str]) -> Any:
-    return operator.getitem(Literal, tuple(choices))
-
-
-def _kind_of_query(value: Any) -> str:
-    has = value.__contains__ if isinstance(value, dict) else lambda name: hasattr(value, name)
-    return "features" if has("features") or has("group") else "id"
-
-
-def _kind_with_form(value: Any) -> str:
-    has_record = "record" in value if isinstance(value, dict) else hasattr(value, "record")
-    return "record" if has_record else _kind_of_query(value)
-
-
-def _kind_of_estimate(value: Any) -> str:
-    has_count = "count" in value if isinstance(value, dict) else hasattr(value, "count")
-    return "count" if has_count else "queries"
-
-
 _COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_groups": "for every group"}
 _SEEN = "all replies to all analysts together"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """Public words that only the run knows; empty where nobody told. ``record``: what one is, beside its numbers."""
+    """Descriptions of the run for the page; empty if unknown. ``record`` describes one record in words."""
 
     run: str = "this run"
     method: str = ""
@@ -568,13 +543,23 @@ class Facts:
 
 
 def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: KnownCaller) -> dict[str, Any]:
-    """A :class:`aggregator.service.wire.About`."""
-    form = pool.form
+    """Return an :class:`About` as JSON."""
+    form, epsilon = pool.form, epsilon_fixed_beforehand(terms)
+    if epsilon is None:
+        guarantee = "The budget ends when the votes say so, which leaks: no guarantee was fixed beforehand."
+    else:
+        guarantee = meaning(epsilon, terms.budget.delta, unit=terms.unit, relation=terms.relation, seen=_SEEN)
+        if terms.noise != OS_ENTROPY:
+            guarantee = (
+                f"Nothing is bounded: the noise is seeded. With fresh noise: {guarantee[0].lower()}{guarantee[1:]}"
+            )
+        limit = f"ε = {epsilon:.4g}, δ = {delta_text(terms.budget.delta)}, {terms.relation}"
+        guarantee += f" That is the limit of this budget ({limit}). Other releases on the same records add to it."
     return {
         **dataclasses.asdict(facts),
         "mechanism": f"{terms.num_teachers:,} {terms.mechanism.voters} vote. {terms.mechanism.describe()}.",
         "gate": gate_words(terms.gate),
-        "guarantee": _guarantee(terms),
+        "guarantee": guarantee,
         "is_private": terms.noise == OS_ENTROPY,
         "form": None if form is None else [dataclasses.asdict(field) for field in form.fields],
         "takes_posted": pool.takes_posted,
@@ -583,24 +568,13 @@ def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: Known
 
 
 def gate_words(rule: GateRule) -> str:
-    """What is refused for the sake of parity."""
+    """Return a sentence on what the fairness gate refuses."""
     if math.isinf(rule.max_disparity):
-        return "No fairness gate: answers are not held to parity between groups."
+        return "No fairness gate: the shares of an answer may differ between groups."
     return (
         f"Shares of an answer may differ between groups by less than {rule.max_disparity:g}, after {rule.min_count} "
-        f"answers {_COLD_STARTS[rule.cold_start]}; what would break that is refused, and charged like an answer."
+        f"answers {_COLD_STARTS[rule.cold_start]}; an answer that would break this is refused and charged all the same."
     )
-
-
-def _guarantee(terms: LedgerTerms) -> str:
-    epsilon = epsilon_fixed_beforehand(terms)
-    if epsilon is None:
-        return "Votes decide when the budget ends, which leaks: there is no guarantee that held beforehand."
-    said = meaning(epsilon, terms.budget.delta, unit=terms.unit, relation=terms.relation, seen=_SEEN)
-    if terms.noise != OS_ENTROPY:
-        said = f"Nothing is bounded: the noise is seeded. With fresh noise: {said[0].lower()}{said[1:]}"
-    limit = f"ε = {epsilon:.4g}, δ = {delta_text(terms.budget.delta)}, {terms.relation}"
-    return f"{said} That is the limit of this budget ({limit}). Other releases on the same records add to it."
 
 
 FileFormat = Literal["parquet", "csv"]
@@ -610,13 +584,18 @@ MEDIA_TYPES = {"parquet": "application/vnd.apache.parquet", "csv": "text/csv; ch
 def answers_file(
     keys: Sequence[str], outcomes: Sequence[Outcome | None], pool: PublicPool, file_format: FileFormat
 ) -> bytes:
-    """A row per key: the pool's number of the record (null: posted), status and label; ``not_stored`` without reply."""
+    """Return a file with a row per key: the record's number in the pool (null: posted), status and label.
+
+    The status is ``not_stored`` for a key without a reply.
+    """
     labels = [None if outcome is None else outcome.label for outcome in outcomes]
+    statuses = {None: "not_stored", "answer": "answered"}
+    verdicts = [None if outcome is None else outcome.verdict for outcome in outcomes]
     table = pa.table(
         {
             "key": list(keys),
             "id": pa.array([pool.number_of(key) for key in keys], pa.int64()),
-            "status": [_status(outcome) for outcome in outcomes],
+            "status": [statuses.get(verdict, "refused") for verdict in verdicts],
             "label": pa.array(labels, pa.int64()),
             "label_name": pa.array([None if k is None else pool.label_names[k] for k in labels], pa.string()),
         }
@@ -627,9 +606,3 @@ def answers_file(
     else:
         csv.write_csv(table, sink)
     return sink.getvalue()
-
-
-def _status(outcome: Outcome | None) -> str:
-    if outcome is None:
-        return "not_stored"
-    return "refused" if outcome.label is None else "answered"

@@ -1,23 +1,23 @@
-"""The one writer of a service's ledger: its thread, batches of waiting requests, verification and readiness.
+"""Write a service's ledger from one thread: batches of waiting requests, verification of the chain, and readiness.
 
-**Writing.** Calls of the session run one after another on a thread of their own. After each of them what readers need
-is noted in an immutable :class:`Snapshot`, so that no reader waits for the writer: neither behind teachers that are
-slow to vote nor behind a slow disk. A ledger whose write failed is opened again, which verifies and replays every
-entry, as soon as its store may take a durable write, unless another process took it over; until then new queries fail
-at once and stored replies are still given.
+**Writing.** Calls of the session run one after another on a thread of their own. After each call, what readers need is
+stored in an immutable :class:`Snapshot`, so that no reader waits for the writer: neither for teachers that are slow to
+vote nor for a slow disk. After a failed write the ledger is opened again, which verifies and replays every entry, as
+soon as its store accepts a durable write, unless another process took it over. Until then new queries fail at once
+and stored replies are still given.
 
 **Batches** (:class:`Batcher`). The writer is called for one group of requests after another, so that concurrent clients
-share a durable transaction, and requests answered together leave together. How long a request took must not say which
-step refused: a reply to a new query leaves at a whole multiple of ``answer_step_s`` after its request came in.
+share a durable transaction, and requests answered together leave together. The duration of a request must not reveal
+which step refused: a reply to a new query leaves at a whole multiple of ``answer_step_s`` after its request came in.
 
-**Verification** (:class:`Verification`). The chain is verified again and again beside the queries. A chain that does
-not hold ends the writing. A ledger that cannot be read now is another matter: what was found before stays, and the next
-round tries again.
+**Verification** (:class:`Verification`). The chain is verified again and again while queries are answered. A chain that
+does not hold ends the writing. A ledger that cannot be read now is not a broken chain: the last result stays, and the
+next round tries again.
 
-**Readiness** (:class:`Readiness`) is computed from facts: the ledger is there and open for writing, its chain held when
-it was last verified, its disk has room, the last votes came in and the voters answer, Ray's control process answers,
-the writer is not stuck. A fact that turned bad is tried again in the background, so the answer turns good when the
-cause is gone. Nothing here depends on how anybody voted, and a budget that is used up does not count.
+**Readiness** (:class:`Readiness`) follows from facts: the ledger exists and is open for writing, its chain held at the
+last verification, its disk has room, the last votes arrived and the voters answer, Ray's control process answers, and
+the writer is not stuck. A failed fact is tried again in the background, so that the service becomes ready when the
+cause is gone. Readiness depends on no vote, and a spent budget does not count against it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator import audit
-from aggregator.budgets import BudgetStatus, QuotaExceededError, QuotaRoom, Quotas, budget_status, queries_that_fit
+from aggregator.budgets import BudgetStatus, QuotaExceededError, Quotas, budget_status, queries_that_fit
 from aggregator.chain import LedgerError, UnreachableError
 from aggregator.ledger import Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.mechanism import Outcome
 from aggregator.service.wire import CountVotes, Question
 from aggregator.session import AggregatorSession, OverBudget, Query
-from fairpate.http_requests import Caller
+from fairpate.http_requests import KnownCaller
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
 from fairpate.types import IntArray, UserError
@@ -58,16 +58,20 @@ _PRICED_TOGETHER = 256
 _MOST_NEW_QUERIES = 10**7
 _MOST_PLANNED = 10**6
 _ORDERS_A = np.array(accountant.DEFAULT_ORDERS)
+_log = logging.getLogger(__name__)
 
 
 class RunningPrice:
-    """The data-dependent price of a ledger's charges, for the operator alone. Every charge is priced once."""
+    """The data-dependent privacy cost of a ledger's charges, for the operator alone; each charge is priced once.
+
+    ``order``: the Renyi order at which single charges are compared.
+    """
 
     def __init__(self, terms: LedgerTerms) -> None:
         self._lock = threading.Lock()
         self._curve_A = np.zeros(len(_ORDERS_A))
         self._num_priced = 0
-        # At the order that prices the whole budget best, whatever the votes.
+        # The order that gives the whole budget its smallest epsilon; it depends on no vote.
         planned = [terms.mechanism.worst_case(queries_that_fit(terms, _MOST_PLANNED) or 1)]
         order = accountant.epsilon(planned, target_delta=terms.budget.delta).order
         self._place = int(np.abs(_ORDERS_A - order).argmin())
@@ -75,39 +79,37 @@ class RunningPrice:
         self._cost_Q, self._voted_Q = np.zeros(0), np.zeros(0, dtype=np.bool_)
 
     def epsilon(self, ledger: Ledger, num_charges: int) -> float:
-        """The price of the first ``num_charges`` charges, or of more if another thread asked for more."""
+        """Return epsilon of the first ``num_charges`` charges, or of more if another thread asked for more."""
         with self._lock:
-            self._add(ledger, self._num_priced, max(num_charges, self._num_priced))
+            start, stop = self._num_priced, num_charges
+            if start < stop:
+                outcomes = [outcome for _, _, outcome in ledger.charged(start, stop)]
+                # An open reservation may have been drawn: only charges known to be free of votes are left out.
+                touched = np.array([outcome is None or outcome.is_charged for outcome in outcomes])
+                votes_QC, cost_Q = ledger.votes_QC[start:stop][touched], np.zeros(stop - start)
+                curve_A, prices = self._curve_A, [np.zeros(0)]
+                for first in range(0, len(votes_QC), _PRICED_TOGETHER):  # in parts, so that other threads run between
+                    part_QC = votes_QC[first : first + _PRICED_TOGETHER]
+                    prices_QA = ledger.terms.mechanism.realised_rdp(part_QC, _ORDERS_A)
+                    curve_A = curve_A + prices_QA.sum(axis=0)
+                    prices.append(prices_QA[:, self._place])
+                cost_Q[touched] = np.concatenate(prices)
+                # Stored at the end: after a failure half way the same charges are priced again, and added once.
+                self._curve_A, self._num_priced = curve_A, stop
+                self._cost_Q, self._voted_Q = np.append(self._cost_Q, cost_Q), np.append(self._voted_Q, touched)
             if not self._curve_A.any():
                 return 0.0
             return epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
 
     def costs(self, num_charges: int) -> npt.NDArray[np.float64]:
-        """Of the first ``num_charges`` charges, which were priced before, at ``order``; 0 where no votes were used."""
+        """Return the cost at ``order`` of the first ``num_charges`` charges, priced before; 0 if no votes were used."""
         with self._lock:
             return self._cost_Q[:num_charges]
 
     def voted(self, num_charges: int) -> npt.NDArray[np.bool_]:
-        """For which of them votes were used, as it was known when they were priced."""
+        """Return which of these charges used votes, as known when they were priced."""
         with self._lock:
             return self._voted_Q[:num_charges]
-
-    def _add(self, ledger: Ledger, start: int, stop: int) -> None:
-        if start == stop:
-            return
-        outcomes = [outcome for _, _, outcome in ledger.charged(start, stop)]
-        # An open reservation may have been drawn; only outcomes that are known to have cost nothing are left out.
-        touched = np.array([outcome is None or outcome.is_charged for outcome in outcomes])
-        votes_QC, cost_Q = ledger.votes_QC[start:stop][touched], np.zeros(stop - start)
-        curve_A, prices = self._curve_A, []
-        for first in range(0, len(votes_QC), _PRICED_TOGETHER):  # a thread that prices much lets others run
-            prices_QA = ledger.terms.mechanism.realised_rdp(votes_QC[first : first + _PRICED_TOGETHER], _ORDERS_A)
-            curve_A = curve_A + prices_QA.sum(axis=0)
-            prices.append(prices_QA[:, self._place])
-        cost_Q[touched] = np.concatenate([*prices, np.zeros(0)])
-        # All at the end: what a failure left half priced would be added a second time.
-        self._curve_A, self._num_priced = curve_A, stop
-        self._cost_Q, self._voted_Q = np.append(self._cost_Q, cost_Q), np.append(self._voted_Q, touched)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,19 +124,16 @@ class Books:
         object.__setattr__(self, "price", RunningPrice(self.ledger.terms))
 
     def snapshot(self) -> Snapshot:
-        """The state now; to be taken between two transactions."""
-        return Snapshot(
-            books=self,
-            num_charges=self.ledger.num_reservations,
-            room=self.session.room(_MOST_NEW_QUERIES),
-        )
+        """Return the state now; to be called between two transactions."""
+        room = self.session.room(_MOST_NEW_QUERIES)
+        return Snapshot(books=self, num_charges=self.ledger.num_reservations, room=room)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a ledger and its budget held after the last durable transaction.
+    """The state of a ledger after its last durable transaction.
 
-    ``room``: how many new queries the budget admits, at least.
+    ``room``: a number of new queries that the budget admits.
     """
 
     books: Books
@@ -143,16 +142,13 @@ class Snapshot:
 
     @property
     def terms(self) -> LedgerTerms:
-        """What the ledger is a ledger of."""
+        """The terms of the ledger."""
         return self.books.ledger.terms
 
     def budget_status(self, num_new_queries: int = 0) -> BudgetStatus:
-        """The budget as it would be after that many new queries, whether or not all of them have room."""
-        return budget_status(
-            self.terms,
-            num_queries=self.num_charges + num_new_queries,
-            closed=self.room <= num_new_queries,
-        )
+        """Return the budget as it would be after ``num_new_queries``, whether or not all of them have room."""
+        count, closed = self.num_charges + num_new_queries, self.room <= num_new_queries
+        return budget_status(self.terms, num_queries=count, closed=closed)
 
 
 class Writer:
@@ -176,33 +172,35 @@ class Writer:
         self.books.ledger.close()
 
     async def call(self, function: Callable[[AggregatorSession], ResultT]) -> ResultT:
-        """``function(session)`` on the writer's thread. LedgerError at once while the ledger cannot be written."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._call, function)
+        """Return ``function(session)`` from the writer's thread. LedgerError at once while writing is impossible."""
+
+        def called() -> ResultT:
+            self.busy_since_s = time.monotonic()
+            try:
+                if self.failure:
+                    self._open_again()
+                return function(self.books.session)
+            except (LedgerError, sqlite3.Error) as error:
+                self.failure = str(error)
+                raise
+            finally:
+                # Replaced as a whole and never changed, so that readers need no lock.
+                self.snapshot = self.books.snapshot()
+                self.busy_since_s = None
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, called)
 
     def fail(self, books: Books, failure: str) -> None:
-        """End the writing of ``books``, unless others are open by now; it goes on as after a failed write."""
+        """Stop writing ``books``, unless others are open by now; the writer recovers as after a failed write."""
         if books is self.books and not self.failure:
             self.failure = failure
 
     async def recover(self) -> None:
-        """Open the ledger again if a write failed and the disk is back; says nothing where it is not."""
+        """Open the ledger again after a failure if its disk is back; else return without an error."""
         with contextlib.suppress(LedgerError):
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._recover)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._open_again)
 
-    def _call(self, function: Callable[[AggregatorSession], ResultT]) -> ResultT:
-        self.busy_since_s = time.monotonic()
-        try:
-            self._recover()
-            return function(self.books.session)
-        except (LedgerError, sqlite3.Error) as error:
-            self.failure = str(error)
-            raise
-        finally:
-            # Replaced as a whole and never changed, so that readers need no lock.
-            self.snapshot = self.books.snapshot()
-            self.busy_since_s = None
-
-    def _recover(self) -> None:
+    def _open_again(self) -> None:
         """LedgerError if the ledger failed and cannot be opened again yet."""
         if not self.failure:
             return
@@ -219,10 +217,10 @@ class Writer:
         self.books.ledger.close()  # it goes on giving stored replies from memory
         try:
             ledger, session = self._reopen()
-        except UserError as error:  # a ledger that was removed, or lacks what was released, is not made again
+        except UserError as error:  # a ledger that was removed, or lacks a released label, is not replaced
             raise LedgerError(str(error)) from error
         try:
-            # A copy that is older than the last answers is whole in itself, and would charge less than was spent.
+            # A copy from before the last answers is complete in itself, and would charge less than was spent.
             require_entry(ledger, self.books.ledger.head)
         except BaseException:
             ledger.close()
@@ -231,9 +229,8 @@ class Writer:
         self.snapshot, self.failure = self.books.snapshot(), ""
 
 
-# A slice of half a millisecond holds up one request in fifty, at most, by its own length.
+# A slice of half a millisecond delays one request in fifty, at most, by its own length.
 _PAUSE_S, _SHARE = 0.02, 0.02
-_log = logging.getLogger(__name__)
 
 
 class Verification:
@@ -242,103 +239,97 @@ class Verification:
     def __init__(self, writer: Writer, *, interval_s: float) -> None:
         self._writer, self._interval_s = writer, interval_s
         self._ended = threading.Event()
-        self._note(writer.books, writer.books.ledger.head.number, "")
+        self._note(writer.books, writer.books.ledger.head.number)
 
     @property
     def chain(self) -> dict[str, Any]:
-        """What was found last; a :class:`aggregator.service.wire.Chain`."""
+        """The last result; a :class:`aggregator.service.wire.Chain`."""
         books = self._writer.books
         if books is not self._books:  # opened again, which verifies every entry
-            self._note(books, books.ledger.head.number, "")
+            self._note(books, books.ledger.head.number)
         return self._chain
 
-    @property
-    def fault(self) -> str:
-        """Why the chain does not hold; empty: it does, as far as is known."""
-        return str(self.chain["fault"])
-
     def begin(self) -> None:
-        """Start the rounds."""
+        """Start the thread of the rounds."""
         # No thread of a pool: the end of the process would wait for a database that hangs.
-        threading.Thread(target=self._go_round, daemon=True, name="verification").start()
+        threading.Thread(target=self._verify_repeatedly, daemon=True, name="verification").start()
 
     def close(self) -> None:
-        """End them after the slice under way."""
+        """End the thread after the slice under way."""
         self._ended.set()
 
     async def verify_now(self) -> dict[str, Any]:
-        """Verify every entry at once; returns :attr:`chain`. UnreachableError where the ledger cannot be read now."""
+        """Verify every entry at once and return :attr:`chain`. UnreachableError if the ledger cannot be read now."""
         books = self._writer.books
         try:
             entries = (await asyncio.to_thread(audit.verify, books.ledger.place)).entries
         except UnreachableError:
             raise
         except LedgerError as error:
-            self._broken(books, error)
+            self._note(books, 0, error)
         else:
-            self._note(books, entries, "")
+            self._note(books, entries)
         return self.chain
 
-    def _go_round(self) -> None:
+    def _verify_repeatedly(self) -> None:
         while not self._ended.wait(self._interval_s):
             books = self._writer.books
-            # A ledger that failed is verified when it is opened again.
+            # A failed ledger is verified when it is opened again.
             if self._writer.failure:
                 continue
             try:
-                self._round(books)
+                began_s, entries = time.perf_counter(), 0
+                for count in verified_slices(books.ledger):
+                    entries, took_s = count, time.perf_counter() - began_s
+                    if self._ended.wait(max(_PAUSE_S, took_s / _SHARE)) or books is not self._writer.books:
+                        break
+                    began_s = time.perf_counter()
+                else:
+                    self._note(books, entries)
             except UnreachableError as error:
                 _log.warning("The ledger cannot be verified now: %s", error)
             except LedgerError as error:
-                self._broken(books, error)
+                self._note(books, 0, error)
             except Exception:  # noqa: BLE001 - the next round tries again
                 _log.exception("The ledger could not be verified.")
 
-    def _round(self, books: Books) -> None:
-        began_s, entries = time.perf_counter(), 0
-        for count in verified_slices(books.ledger):
-            entries, took_s = count, time.perf_counter() - began_s
-            if self._ended.wait(max(_PAUSE_S, took_s / _SHARE)) or books is not self._writer.books:
-                return
-            began_s = time.perf_counter()
-        self._note(books, entries, "")
-
-    def _broken(self, books: Books, error: LedgerError) -> None:
-        _log.error("The chain of the ledger does not hold; new queries are refused: %s", error)
-        self._note(books, 0, str(error))
-        self._writer.fail(books, str(error))
-
-    def _note(self, books: Books, entries: int, fault: str) -> None:
-        self._books, self._chain = books, {"at_s": time.time(), "entries": entries, "fault": fault}
+    def _note(self, books: Books, entries: int, fault: LedgerError | None = None) -> None:
+        """Store a result; a fault ends the writing of ``books``."""
+        if fault is not None:
+            _log.error("The chain of the ledger does not hold; new queries are refused: %s", fault)
+        chain = {"at_s": time.time(), "entries": entries, "fault": "" if fault is None else str(fault)}
+        self._books, self._chain = books, chain
+        if fault is not None:
+            self._writer.fail(books, str(fault))
 
 
 Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
 _STUCK_S = 120.0
 _STALE_S = 30.0
-_LOOK_LIMIT_S = 2.0
-_SHARED_S = 0.2  # so that those who ask anonymously, and often, cost one look in this time
+_PROBE_LIMIT_S = 2.0
+_SHARED_S = 0.2  # anonymous callers that ask often cause one probe in this time
 
 
-class Look:
-    """A look at something that may hang, on a thread of its own: one at a time, shared by all that wait for it.
+class Probe:
+    """A check that may hang, on a thread of its own: one at a time, shared by all callers that wait for it.
 
-    To be used from one event loop. ``ask`` raises where what it looks at is bad.
+    To be used from one event loop. ``check`` raises if what it looks at has failed.
     """
 
-    def __init__(self, ask: Callable[[], None]) -> None:
-        self._ask = ask
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
         self._under_way: Future[None] | None = None
         self._began_s = -_SHARED_S
         self._failed = False
 
     @property
     def is_bad(self) -> bool:
-        """Whether the last look failed, or the one under way takes too long."""
-        hangs = self._under_way is not None and time.monotonic() > self._began_s + _LOOK_LIMIT_S
+        """True if the last check failed, or the one under way takes too long."""
+        hangs = self._under_way is not None and time.monotonic() > self._began_s + _PROBE_LIMIT_S
         return self._failed or hangs
 
     async def now(self) -> None:
-        """Look, for as long as the limit says at most."""
+        """Check, and wait for the result for at most two seconds."""
         under_way = self._under_way
         if under_way is None:
             if time.monotonic() < self._began_s + _SHARED_S:
@@ -347,25 +338,25 @@ class Look:
             self._under_way = under_way
             # No thread of a pool: the end of the process would wait for one that hangs.
             threading.Thread(target=self._run, args=(under_way,), daemon=True, name="look").start()
-        left_s = self._began_s + _LOOK_LIMIT_S - time.monotonic()
+        left_s = self._began_s + _PROBE_LIMIT_S - time.monotonic()
         if left_s > 0:
             await asyncio.wait([asyncio.wrap_future(under_way)], timeout=left_s)
 
     def _run(self, done: Future[None]) -> None:
         try:
-            self._ask()
+            self._check()
             self._failed = False
-        except Exception as error:  # noqa: BLE001 - whatever it met, it is not as it should be
+        except Exception as error:  # noqa: BLE001 - any error means not ready
             if not self._failed:
                 _log.warning("The service is not ready: %s", error)
             self._failed = True
-        # The state first: who waits for this look reads it next.
+        # The state first: the callers that wait for this check read it next.
         self._under_way = None
         done.set_result(None)
 
 
 class Readiness:
-    """Whether a new query can be expected to be answered now; :meth:`watch` looks at the facts every ``interval_s``."""
+    """Tells whether a new query would be answered now; :meth:`watch` checks the facts every ``interval_s``."""
 
     def __init__(
         self,
@@ -382,10 +373,10 @@ class Readiness:
         self._interval_s, self._chain_fault = interval_s, chain_fault
         self._has_room = True
         self._looked_s = time.monotonic()
-        self._ledger, self._cluster = Look(self._look_at_ledger), Look(_look_at_ray)
+        self._ledger, self._cluster = Probe(self._check_ledger), Probe(_check_ray)
 
     def reasons(self) -> list[Reason]:
-        """Why a new query would not be answered now, by the last looks; empty: it should be."""
+        """Return why a new query would not be answered, by the last checks; empty if it should be."""
         now_s, busy_since_s = time.monotonic(), self._writer.busy_since_s
         facts: dict[Reason, bool] = {
             "busy": busy_since_s is not None and now_s - busy_since_s > _STUCK_S,
@@ -399,39 +390,36 @@ class Readiness:
         return [reason for reason, holds in facts.items() if holds]
 
     def to_json(self) -> dict[str, Any]:
-        """A :class:`fairpate.http_requests.Health`."""
+        """Return a :class:`fairpate.http_requests.Health` as JSON."""
         reasons = self.reasons()
         return {"status": "failing" if reasons else "ok", "reasons": reasons}
 
     async def watch(self) -> None:
-        """Look at the facts again and again."""
+        """Check the facts again and again."""
         while True:
             await asyncio.sleep(self._interval_s)
             await self.look()
 
     async def look(self) -> None:
-        """Look at the facts once, and try what failed."""
+        """Check the facts once, and try again what failed."""
         try:
-            await self._look()
+            await self.look_now()
+            if self._writer.failure and self._has_room:
+                await self._writer.recover()
+            # Only once they answer: before, the trial vote would hold its thread until it timed out.
+            if self.votes_failed and self._voters_answer():
+                with contextlib.suppress(Exception):
+                    await asyncio.to_thread(self._try_vote)
+                    self.votes_failed = False
             self._looked_s = time.monotonic()
-        except Exception:  # noqa: BLE001 - the watch goes on, whatever it met
+        except Exception:  # noqa: BLE001 - the watch continues after any error
             _log.exception("The health of the service could not be looked at.")
 
     async def look_now(self) -> None:
-        """Look at what may be gone or hang: the ledger and Ray; within two seconds."""
+        """Check what may be gone or hang, the ledger and Ray, within two seconds."""
         await asyncio.gather(self._ledger.now(), self._cluster.now())
 
-    async def _look(self) -> None:
-        await self.look_now()
-        if self._writer.failure and self._has_room:
-            await self._writer.recover()
-        # Once they answer again: before, the trial would hold its thread until it timed out.
-        if self.votes_failed and self._voters_answer():
-            with contextlib.suppress(Exception):
-                await asyncio.to_thread(self._try_vote)
-                self.votes_failed = False
-
-    def _look_at_ledger(self) -> None:
+    def _check_ledger(self) -> None:
         books = self._writer.books
         self._has_room = books.ledger.store.has_room()
         # One that failed is looked at by opening it again.
@@ -444,8 +432,8 @@ class Readiness:
             self._writer.fail(books, str(error))
 
 
-def _look_at_ray() -> None:
-    """Raise unless Ray's control process answers, or there is no Ray here; hang as long as it does not."""
+def _check_ray() -> None:
+    """Raise if Ray runs here and its control process has failed; hang as long as that process does not answer."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         ray.nodes()
@@ -456,9 +444,11 @@ _MAX_QUERIES_TOGETHER = 1024
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Request:
+class _Waiting:
+    """A request with new queries, and the future that gets its replies."""
+
     questions: Sequence[Question]
-    caller: Caller
+    caller: KnownCaller
     request_id: str
     answered: asyncio.Future[Sequence[Reply]]
 
@@ -481,48 +471,51 @@ class Batcher:
         self._count_votes, self._quotas, self._own_limits = count_votes, quotas, own_limits
         self._answer_step_s = answer_step_s
         self._on_group = on_group
-        self._line: list[_Request] = []
+        self._line: list[_Waiting] = []
         self._server: asyncio.Task[None] | None = None
 
-    def stored(self, key: str) -> Outcome | None:
-        """The stored outcome of a query, or None if it has none."""
-        return self._writer.books.ledger.outcome(key)
+    async def ask(self, questions: Sequence[Question], caller: KnownCaller, request_id: str) -> Sequence[Reply]:
+        """Return one reply per question, in order. A request with a new query waits for the end of its step.
 
-    async def ask(self, questions: Sequence[Question], caller: Caller, request_id: str) -> Sequence[Reply]:
-        """One reply per question, in order. A request with a new query waits for the end of its step.
-
-        QuotaExceededError if the caller may not have as many new ones; then none is asked. What the session raises is
-        raised to every request of the group.
+        QuotaExceededError if the caller may not ask this many new queries; then none is asked. An error of the session
+        is raised to every request of the group.
         """
-        known = [self.stored(question.query.key) for question in questions]
-        replies = [outcome for outcome in known if outcome is not None]
-        # At once: whether a reply is stored is no secret, GET /v1/queries/{key} tells it as well.
+        stored = self._writer.books.ledger.outcome
+        replies = [outcome for q in questions if (outcome := stored(q.query.key)) is not None]
+        # Without waiting: GET /v1/queries/{key} also reveals whether a reply is stored.
         if len(replies) == len(questions):
             return replies
         loop = asyncio.get_running_loop()
         came_in_s = loop.time()
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
-        self._line.append(_Request(questions=questions, caller=caller, request_id=request_id, answered=answered))
+        self._line.append(_Waiting(questions=questions, caller=caller, request_id=request_id, answered=answered))
         # Between its last look at the line and its end the task awaits nothing, so no request is left behind.
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
         try:
             return await answered
         finally:
-            # Errors wait as well: when a refusal leaves must tell no more than when an answer does.
+            # Errors wait as well, so that the time of a refusal reveals no more than that of an answer.
             await asyncio.sleep(until_next_step(loop.time() - came_in_s, self._answer_step_s))
 
     async def _serve(self) -> None:
         while self._line:
-            group = self._take_group()
+            # The first request, and those behind it that fit.
+            total, count = 0, 0
+            for request in self._line:
+                total += len(request.questions)
+                if count and total > _MAX_QUERIES_TOGETHER:
+                    break
+                count += 1
+            group, self._line = self._line[:count], self._line[count:]
             self._on_group()
             results: Sequence[Sequence[Reply] | Exception]
             try:
                 results = await self._writer.call(lambda session, group=group: self._ask_together(session, group))  # type: ignore[misc]
-            except Exception as error:  # noqa: BLE001 - it belongs to the requests that wait
+            except Exception as error:  # noqa: BLE001 - raised to the requests that wait
                 results = [error] * len(group)
             for request, result in zip(group, results, strict=True):
-                # Its client left meanwhile.
+                # The client may have left meanwhile.
                 if request.answered.done():
                     continue
                 if isinstance(result, Exception):
@@ -530,76 +523,38 @@ class Batcher:
                 else:
                     request.answered.set_result(result)
 
-    def _take_group(self) -> list[_Request]:
-        """The requests in front, at least one, as many as fit."""
-        total, count = 0, 0
-        for request in self._line:
-            total += len(request.questions)
-            if count and total > _MAX_QUERIES_TOGETHER:
-                break
-            count += 1
-        group, self._line = self._line[:count], self._line[count:]
-        return group
-
     def _ask_together(
-        self, session: AggregatorSession, group: Sequence[_Request]
+        self, session: AggregatorSession, group: Sequence[_Waiting]
     ) -> list[Sequence[Reply] | QuotaExceededError]:
-        """The replies to each request, or why it was not asked. On the writer's thread, one group after another."""
-        self._bring_limits(session)
-        taken: dict[str, str] = {}
-        refused = [self._check_quota(request, taken) for request in group]
-        admitted = [request for request, error in zip(group, refused, strict=True) if error is None]
+        """Return the replies to each request, or why it was refused. On the writer's thread, one group at a time."""
+        ledger = self._writer.books.ledger
+        # Changed limits are stored before anything is charged under them.
+        for name, limit in self._own_limits().items():
+            if ledger.limit_of(name) != limit:
+                session.limit(name, limit)
+        refused: list[QuotaExceededError | None] = []
+        with_quota: set[str] = set()  # an operator has none
+        first_caller: dict[str, str] = {}
         by_key: dict[str, Question] = {}
         askers: dict[str, tuple[Asker, ...]] = {}
-        for request in admitted:
-            asker = Asker(request.caller.name, request.request_id)
+        for request in group:
+            name = request.caller.name
+            keys = {question.query.key for question in request.questions}
+            new = [key for key in keys if key not in first_caller and ledger.outcome(key) is None]
+            if request.caller.role != "operator":
+                # All that the caller asks in this group is charged at the same moment.
+                wanted = len(new) + Counter(first_caller.values())[name]
+                refusal = self._quotas.refusal(ledger, name, wanted, now_s=time.time())
+                if refusal is not None:
+                    refused.append(QuotaExceededError(refusal, len(new)))
+                    continue
+                with_quota.add(name)
+            refused.append(None)
+            first_caller.update(dict.fromkeys(new, name))
+            asker = Asker(name, request.request_id)
             for question in request.questions:
                 by_key[question.query.key] = question
                 askers[question.query.key] = (*askers.get(question.query.key, ()), asker)
-        replies = self._ask(session, by_key, askers, self._quota_of(admitted))
-        return [
-            error or [replies[question.query.key] for question in request.questions]
-            for request, error in zip(group, refused, strict=True)
-        ]
-
-    def _bring_limits(self, session: AggregatorSession) -> None:
-        """Store every limit that changed, before anything is charged under it."""
-        ledger = self._writer.books.ledger
-        for caller, limit in self._own_limits().items():
-            if ledger.limit_of(caller) != limit:
-                session.limit(caller, limit)
-
-    def _check_quota(self, request: _Request, taken: dict[str, str]) -> QuotaExceededError | None:
-        """Whether the caller has room for what nobody has asked yet, in this group or before."""
-        caller = request.caller.name
-        keys = {question.query.key for question in request.questions}
-        new = [key for key in keys if key not in taken and self.stored(key) is None]
-        if request.caller.role != "operator":
-            # What the caller asks beside it in this group is charged at the same moment.
-            wanted = len(new) + Counter(taken.values())[caller]
-            refusal = self._quotas.refusal(self._writer.books.ledger, caller, wanted, now_s=time.time())
-            if refusal is not None:
-                return QuotaExceededError(refusal, len(new))
-        taken.update(dict.fromkeys(new, caller))
-        return None
-
-    def _quota_of(self, requests: Sequence[_Request]) -> QuotaRoom:
-        """The quota of those who ask; an operator has none."""
-        analysts = {request.caller.name for request in requests if request.caller.role != "operator"}
-        ledger = self._writer.books.ledger
-
-        def room(caller: str) -> float:
-            return self._quotas.room(ledger, caller, now_s=time.time()) if caller in analysts else math.inf
-
-        return room
-
-    def _ask(
-        self,
-        session: AggregatorSession,
-        by_key: dict[str, Question],
-        askers: Mapping[str, tuple[Asker, ...]],
-        quota: QuotaRoom,
-    ) -> dict[str, Reply]:
         voted = False
 
         def vote(queries: Sequence[Query]) -> IntArray:
@@ -607,21 +562,26 @@ class Batcher:
             voted = True
             return self._count_votes([by_key[query.key] for query in queries])
 
+        def quota(name: str) -> float:
+            return self._quotas.room(ledger, name, now_s=time.time()) if name in with_quota else math.inf
+
         try:
             queries = [replace(question.query, askers=askers[key]) for key, question in by_key.items()]
-            replies = session.ask(queries, vote, quota=quota)
-        # No fault of the teachers: what is known of their health stays.
-        except (LedgerError, sqlite3.Error):
+            replies = dict(zip(by_key, session.ask(queries, vote, quota=quota), strict=True))
+        except (LedgerError, sqlite3.Error):  # not a failure of the teachers
             raise
         except Exception:
             self._health.votes_failed = True
             raise
-        # Stored replies alone say nothing of the teachers.
+        # Stored replies alone say nothing about the teachers.
         if voted:
             self._health.votes_failed = False
-        return dict(zip(by_key, replies, strict=True))
+        return [
+            error or [replies[question.query.key] for question in request.questions]
+            for request, error in zip(group, refused, strict=True)
+        ]
 
 
 def until_next_step(elapsed_s: float, step_s: float) -> float:
-    """Seconds from ``elapsed_s`` to the next whole multiple of ``step_s``; 0 without a step."""
+    """Return the seconds from ``elapsed_s`` to the next whole multiple of ``step_s``; 0 without a step."""
     return max(0.0, math.ceil(elapsed_s / step_s) * step_s - elapsed_s) if step_s else 0.0

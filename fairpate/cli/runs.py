@@ -132,7 +132,7 @@ def run(
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
     """Print what a run of ``config`` would spend; with ``overrides``, also what other voters would do under them."""
-    from fairpate.methods.record_votes import check_release_of
+    from fairpate.methods.base import check_release_of
     from fairpate.run import plan
     from fairpate.run.context import RunDirectory
     from fairpate.run.folder import check_run_directory, own_folder

@@ -161,6 +161,7 @@ class NumberRange(Section):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ValueError(f"Expected {one} or {other}, got both")
         lower, upper = self.bounds
+        # As pairs: at equal numbers an open end (1 or -1) leaves no number in the range.
         if lower > upper:
             raise ValueError("Expected a range with a number in it")
         return self
@@ -208,6 +209,7 @@ def _named(values: Any) -> Any:
 
 
 def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Meaning, ...]]:
+    # One class or group cannot be compared with another.
     if len(values) < 2 or not all(values.values()):
         raise ValueError(f"Expected two names or more, each with a value or a range, got {', '.join(values)}")
     every = [meaning for each in values.values() for meaning in each]
@@ -242,7 +244,7 @@ class Coding(Section):
 
 
 class Label(Coding):
-    """The class y."""
+    """The class y, and how common each is."""
 
     classes: Meanings = Field(
         description="Name and meaning of each class: a published value, a range of numbers (above, at_least, below, "
@@ -297,7 +299,7 @@ def _require_distinct(values: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureCode:
-    """One feature, computed from one published ``column``; fields that do not belong to its ``kind`` are None.
+    """One feature, computed from one published ``column``; fields of other kinds are None.
 
     There are six kinds, which :func:`fairpate.data.tables.encode` computes:
 
@@ -324,12 +326,6 @@ class FeatureCode:
     at_least: float | None = None
     below: float | None = None
     place: int | None = None
-
-    def is_unknown(self, value: float | str) -> bool:
-        """True if a number, or its text, means a missing value."""
-        unknown = self.unknown or ()
-        number = _number_in(value)
-        return value in unknown or (number is not None and number in map(_number_in, unknown))
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are not None."""
@@ -429,8 +425,10 @@ class RecordForm:
                     raise ValueError(f"{column}: expected one of its categories, got {text!r}")
                 features += [(text in (code.values or ())) != (code.kind == "other") for code in codes]
                 continue
-            number = None
-            if value is not None and not first.is_unknown(value) and (number := _number_in(value)) is None:
+            number, unknown = _number_in(value), first.unknown or ()
+            if value in unknown or (number is not None and number in map(_number_in, unknown)):
+                number = None
+            elif value is not None and number is None:
                 raise ValueError(f"{column}: expected a number, got {value!r}")
             if first.kind == "band":
                 if number is None or number < (first.at_least or 0):

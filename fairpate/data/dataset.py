@@ -376,6 +376,7 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
             path = next(iter(sorted(folder.glob(choice.path))), folder / choice.path)
         else:
             path = folder / choice.path
+        # An archive is not gzipped again.
         gzipped = [] if path.suffix in ARCHIVE_SUFFIXES else [path.with_name(path.name + ".gz")]
         extracted = [folder / choice.extracted] if choice.extracted else []
         for place in (*extracted, path, *gzipped):
@@ -400,7 +401,7 @@ def _is_pattern(file: SourceFile) -> bool:
 
 
 def locate(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
-    """As :func:`find`, in :func:`resolve_data_dir`; :class:`DataError` tells how to get a missing file."""
+    """The file that :func:`find` finds in the data folder; :class:`DataError` with how to get a missing one."""
     folder = resolve_data_dir(data_dir)
     found = find(file, folder)
     if found is None:
@@ -439,6 +440,7 @@ def read_bytes(file: SourceFile, data_dir: Path | None) -> bytes:
 def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes]:
     """The first of ``file`` and its alternatives that exists, and its published bytes, checksum verified."""
     choice, path = locate(file, data_dir)
+    # Read whole before it is checked: bytes that were checked on disk could be others by the time they are read.
     content = path.read_bytes()
     if path.name != Path(choice.path).name:
         try:
@@ -531,12 +533,13 @@ def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
 def shortened_by_person(
     votes_NW: IntArray, row_N: IntArray, person_N: IntArray, *, norm: int
 ) -> tuple[IntArray, IntArray]:
-    """What persons add to a table, all together of L2 norm at most ``norm``: rows of the table (R,), numbers (R, W).
+    """The votes of each person, of L2 norm at most ``norm`` over all rows: rows of the table (R,), numbers (R, W).
 
     Record n votes ``votes_NW[n]`` for ``row_N[n]``; no vote is longer than ``norm``. A person's votes are added up row
     by row, and shortened where they are longer than that: the longest vector of that direction. Whole numbers, and a
     function of the person's own records alone, bit for bit. ValueError for more than ``MOST_RECORDS`` of one person.
     """
+    # Rows of one person together, and within them the votes for one row of the table.
     order = np.lexsort((row_N, person_N))
     rows, persons = row_N[order], person_N[order]
     starts_R = np.flatnonzero((np.diff(rows, prepend=-1) != 0) | (np.diff(persons, prepend=-1) != 0))
@@ -666,6 +669,7 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
 
 def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int | None:
     """The size that ``entry`` declares; else None (all that was set aside), or a quarter of the rows for the test."""
+    # From the publisher's count alone: a size that followed from private records would move others between splits.
     declared: int | None = getattr(entry, f"num_{split}")
     origins = set(records.origins or ("any",))
     own = not SET_ASIDE[split].isdisjoint(origins) or PERMITTED[split].isdisjoint(origins)

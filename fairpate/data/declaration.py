@@ -227,6 +227,7 @@ class Files(Section):
         if self.pooled and holds(self.pooled, options):
             return "any"
         if part == "records":
+            # The publisher's test records are the whole test split: a divided record may not enter it.
             return "training" if self.test else "any"
         return part
 
@@ -518,6 +519,7 @@ def rows_of(
             for rows in plain_batches(given, part):
                 yield part, part, _used_columns(table, part, rows, part, request)
         return
+    # Vectors next to a file are joined to its rows before any rule leaves one out.
     arrays = {column: each.vector for column, each in table.visible(request.options) if each.array and each.vector}
     for part, declared in parts.items():
         active = (each for each in declared if holds(each.when, request.options))
@@ -571,6 +573,7 @@ def entry_of(table: Declaration) -> DatasetEntry:
     facts = {name: getattr(table, name) for name in shared} | {"options": table.all_options}
     if table.person is not None:
         facts |= {"persons": table.person.count, "persons_when": table.person.when}
+    # None takes every record that a part's own files hold; where there are none, the default of all data sets applies.
     if table.num_public is None and not table.files.public:
         facts["num_public"] = DatasetEntry.num_public
     if table.num_validation is None and not (table.files.validation or table.files.private):
@@ -635,6 +638,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
             own_N = codes_of(cells(rows, group.column, file, faults), group, "group").numpy()
             crossed_N = crossed_N * len(group.names) + own_N
         z.append(crossed_N)
+        # Pooled files are divided together, so that equal rows of both are numbered together too.
         pool: Part = "records" if table.files.pooled else part
         names = _unit_names(table, rows, codes_N, file, pool, headers, person, request)
         units.append(names)
@@ -650,11 +654,13 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     # All at once, so that a user corrects the files once.
     faults.require_none()
     unit_id = units.names()
-    record_id, start = GatheredNames(), 0
-    for count in [len(unit_id)] if table.files.pooled else size_of.values():
-        part_units = unit_id[start : start + count]
-        record_id.append((part_units if table.identity.key else counted(part_units)).packed)
-        start += count
+    record_id = unit_id
+    if not table.identity.key:
+        numbered, start = GatheredNames(), 0
+        for count in [len(unit_id)] if table.files.pooled else size_of.values():
+            numbered.append(counted(unit_id[start : start + count]).packed)
+            start += count
+        record_id = numbered.names()
     per_part = [(table.files.origin(part, options), count) for part, count in size_of.items()]
     origins = tuple(itertools.chain.from_iterable(itertools.repeat(*each) for each in per_part))
     described = feature_codes(features)
@@ -666,7 +672,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
             x=pixels.x if pixels else x.tensor(),
             y=y.tensor(),
             z=z.tensor(),
-            record_id=unit_id if table.identity.key else record_id.names(),
+            record_id=record_id,
             unit_id=unit_id,
         ),
         label_names=table.label.names,

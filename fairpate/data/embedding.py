@@ -293,6 +293,7 @@ class Embedding:
         if pool.ndim == 4 and config.graph_share:
             edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS, pixels=None)
             graph = Graph.of(pool, Components.of(pool, edges, evened=False))
+        # A public number: the norm of private records may not enter, and half the pool at 0 must not divide by 0.
         radius = float(components(pool).norm(dim=1).median()) or 1.0
         return cls(config=config, components=components, graph=graph, radius=radius, record_shape=tuple(pool.shape[1:]))
 
@@ -538,7 +539,7 @@ class Prototypes:
 
     def nearest(self, x: Tensor) -> IntArray:
         """The prototype (N,) of every record of ``x`` (N, ...); a function of that record alone."""
-        nearest = [np.zeros(0, dtype=np.int64)]
+        nearest = [np.zeros(0, dtype=np.int64)]  # so that no records are an array too
         nearness = Nearness.to(self.centres, radius=largest_norm(self.coordinates_MD))
         nearest += [
             nearness(self.embed(part).numpy()).argmax(axis=1) for part in torch.split(x, _NEAREST_AT_ONCE) if len(part)

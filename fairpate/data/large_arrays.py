@@ -163,6 +163,7 @@ class Gathered:
 
     def append(self, block: AnyArray) -> None:
         self._blocks.append(block)
+        # All bytes so far, not those in memory: once a file is begun, every block goes to it.
         self._bytes += block.nbytes
         if self._bytes > KEPT_BYTES:
             self._write()
@@ -196,6 +197,7 @@ class Gathered:
             return x[run]
         if self._file is None or len(index) * x[:1].nbytes <= KEPT_BYTES:
             return x[index]
+        # Part by part: the rows of a large split never are in memory together.
         taken = Gathered()
         for part in index.split(_ROWS_SPILLED_AT_ONCE):
             taken.append(x[part].numpy())

@@ -92,6 +92,7 @@ class Registry(Mapping[str, DatasetEntry]):
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
+        # Names alone: listing data sets must not parse every declaration.
         return iter(dict.fromkeys((*(entry.name for entry in _PICTURES), *self._files)))
 
     def __len__(self) -> int:
@@ -121,6 +122,7 @@ def entry_for(config: DataConfig) -> DatasetEntry:
     if config.declaration is None:
         return find_entry(config.name)
     path, entry = config.declaration.path, entry_of(read_declaration(config.declaration.path))
+    # A run that is resumed must read, name and divide records as it did before.
     if sha256_of(path) != config.declaration.sha256:
         raise DataSettingsError(f"data.declaration: {path} has changed since; restore it, or start a new run folder.")
     if entry.name in REGISTRY:
@@ -143,6 +145,7 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
     records = with_features(loaded, options.get("features", "pixels"))
     if len(records.records) == 0:
         raise DataError("No record is left; check the data set's options and the publisher's file.")
+    # Names decide splits and teachers, and labels are released by name: no two records may share one.
     names = as_names(records.records.record_id)
     copies = names.repeated()
     if len(copies):
@@ -295,7 +298,7 @@ def load_data(
         records, private, public, validation, test: Tables to read instead of the files of a declaration: a pandas or
             polars frame, a :class:`pyarrow.Table`, or a dictionary of columns. ``records`` are divided, or ``private``
             and ``public`` are given, as in `files`.
-        data_dir: Where the files of a declaration lie; None: beside its YAML file.
+        data_dir: Folder with the files of a declaration; None: that of its YAML file.
         settings: Fields of the section `data` for a declaration: ``seed``, ``options``, ``num_public``,
             ``num_validation``, ``num_test``, ``embedding``.
 
@@ -377,6 +380,7 @@ def fetch(
             check_archive(*found)
         elif found[1].is_file():
             read_bytes(found[0], data_dir)
+    # Before anything is downloaded, so that a user is not asked to register after an hour.
     by_hand = [how_to_get(file, data_dir) for file in missing if file.url is None]
     if by_hand:
         raise DataError(
@@ -447,7 +451,7 @@ def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Of the ``rows`` of a column of ``file``: the numbers clipped, missing, and without a declared category."""
+    """A column of ``file`` with ``rows`` rows: how many are clipped, missing, and without a declared category."""
 
     file: str
     column: str
@@ -477,6 +481,7 @@ def check_declaration(config: DataConfig) -> Check:
         refused = []
     except DataError as error:
         refused = str(error).splitlines()
+    # Columns in the order of the files, each once.
     named = {(file, column): None for file, column, _ in faults.counts}
     columns = tuple(
         Counted(
@@ -548,8 +553,10 @@ class Seen:
             return "constant"
         plain = self.values.keys() - (self.marks.keys() if self.is_number else ())
         is_whole = all(re.fullmatch(r"[-+]?\d+", value) for value in plain)
+        # Another value in each row names records; in a few rows it may be chance.
         if not self.repeats and self.rows > _MOST_CODES and (is_whole or not self.is_number):
             return "name"
+        # Few whole numbers are codes, and 0.5 and 1.5 may be classes: many different ones are amounts.
         if self.is_number and math.isfinite(self.low + self.high):
             return "number" if len(plain) > (_MOST_CODES if is_whole else 2) else "category"
         if len(self.values) <= _MOST_CATEGORIES:
@@ -574,10 +581,12 @@ def draft_declaration(file: Path, public: Path, folder: Path) -> str:
     for batch in read_batches(public, public.name, separator=separator):
         for column in batch.column_names:
             seen.setdefault(column, Seen()).add(text_of(batch[column]))
+    # In the order of the private file, which a user knows.
     columns = [column for column in private_columns if column in seen]
     missing = [column for column in private_columns if column not in seen]
     categories = [column for column in private_columns if column in seen and seen[column].kind == "category"]
     label = next((column for column in private_columns if _LABELS.match(column)), None)
+    # Public records often lack the label: a column that they do not have is likelier than the last category.
     label = label or next(iter(missing), None) or next(iter(reversed(categories)), None)
     group = next((column for column in categories if _GROUPS.search(column) and column != label), None)
     others = [column for column in private_columns if column not in (label, group)]

@@ -128,8 +128,10 @@ def read_batches(
     read without the columns that are not ``wanted``. :class:`DataError` as :func:`read_table`.
     """
     if path.suffix not in TYPED_SUFFIXES:
-        separator, size = separator or _usual_separator(path), path.stat().st_size
+        separator = separator or _usual_separator(path)
         try:
+            # The file's own position, also for a gzipped one: its unpacked size is not known.
+            size = path.stat().st_size
             with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
                 for rows in _text_batches(stream, name, columns=columns, separator=separator, comment=comment):
                     tell(file.tell(), size)
@@ -311,7 +313,7 @@ def text_of(values: Any) -> pa.Array:
 
 
 def column_of(table: pa.Table, column: str, name: str) -> pa.Array:
-    """One column as one array; :class:`DataError` naming the nearest column where there is none."""
+    """One column as one array; :class:`DataError` with the nearest column if it is missing."""
     require_columns(table, [column], name)
     return table[column].combine_chunks()
 
@@ -329,6 +331,7 @@ def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
 def _distinct(names: Sequence[str]) -> list[str]:
     distinct: list[str] = []
     for name in names:
+        # The names that pandas gives them.
         copies = sum(other == name or other.startswith(f"{name}.") for other in distinct)
         distinct.append(f"{name}.{copies}" if name in distinct else name)
     return distinct
@@ -372,7 +375,7 @@ class ColumnCells:
 
 
 def cells(table: pa.Table, column: str, file: str, faults: TableFaults) -> ColumnCells:
-    """The column of ``table``; :class:`DataError` where there is none."""
+    """The cells of one column; :class:`DataError` if it is missing."""
     return ColumnCells(file=file, column=column, values=column_of(table, column, file), faults=faults)
 
 
@@ -459,7 +462,7 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
 def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
     """A code per row, -1 without one, and a mask of the rows that have one."""
     text = found.text
-    if not pa.types.is_string(found.values.type):  # a file with types knows no 1.0 beside 1
+    if not pa.types.is_string(found.values.type):  # a file with types does not tell 1.0 from 1
         # The text that a number in the declaration has in such a file.
         typed = {text: number for text in published if (number := _number(text)) is not None}
         published = {

@@ -51,7 +51,7 @@ class Partition:
 
     @property
     def num_cells(self) -> int:
-        """Q."""
+        """Number of cells Q."""
         return self.num_labels * self.num_groups
 
     def cell(self, *, label: int = 0, group: int = 0) -> int:
@@ -237,7 +237,7 @@ class Pricer:
         """
         # A model of a few weights waits for every call made here; ``dot`` is the quickest.
         mass_UK = self._members_UQ.dot(histogram_QC.dot(self._with_sum_CK))
-        # Unions get the floor; for terms of all records both bounds are one constant, whatever the noise.
+        # Unions get the floor; for terms of all records both bounds are one constant, with any noise.
         sizes_U1 = np.maximum(mass_UK[:, self._num_classes :], self._least_sizes_U1)
         if self._most_sizes_U1 is not None:
             sizes_U1 = np.minimum(sizes_U1, self._most_sizes_U1)

@@ -2,7 +2,7 @@
 
 One rule serves three places: CF-GNMax while it answers (FairPATE, Algorithm 1), P_pre in front of a student
 (Algorithm 3) and IDP3 behind one (Algorithm 2). The gate sees released labels and public groups only, so each of
-its decisions is post-processing; votes, models and budgets are unknown to it.
+its decisions is post-processing.
 
 With r(z, k) the share of label k among the labels released to group z, the one on offer included, a label is accepted
 during the cold start, and then where its gap stays strictly below the margin: the excess of r(z, k) over the rate of k
@@ -13,11 +13,8 @@ answers about as many as published.) A gap that is undefined because no other gr
 
 Counts and gaps are compared in whole numbers: whether a gap reaches the margin never depends on rounding. The margin is
 the decimal that ``max_disparity`` prints: at 0.1 a gap of exactly 1/10 is refused, although the binary number is
-larger. Shapes: G groups, C classes, N records in stream order; ``counts_GC[z, k]`` counts the labels k released to
-group z.
-
-:func:`filter_streams` decides for many streams at once what :func:`filter_stream` decides for one: resampling passes
-thousands of streams of one length through fresh gates. R is the number of streams.
+larger. Shapes: G groups, C classes, N records in stream order, R streams; ``counts_GC[z, k]`` counts the labels k
+released to group z.
 """
 
 from __future__ import annotations
@@ -99,10 +96,10 @@ class DemographicParityGate:
             return rule.max_disparity > 0
         is_below, rest_hits = partial(_is_below, self._margin, hits + 1, size + 1), self._label_sizes[label] - hits
         if rule.gap == "one_vs_rest":
-            return is_below(rest_hits, rest)
+            return bool(is_below(rest_hits, rest))
         if rule.gap == "overall":
             # The label on offer counts in its group, and so in all groups together.
-            return is_below(rest_hits + hits + 1, self._total + 1)
+            return bool(is_below(rest_hits + hits + 1, self._total + 1))
         return all(
             is_below(self._rows[other][label], other_size)
             for other, other_size in enumerate(self._group_sizes)
@@ -142,7 +139,7 @@ _LARGEST = 2**62  # the difference of two products below this fits int64
 def filter_streams(
     labels_RN: IntArray, groups_RN: IntArray, *, rule: GateRule, num_groups: int, num_classes: int
 ) -> Mask:
-    """True where a fresh gate of its row accepts the label, (R, N)."""
+    """:func:`filter_stream` of many streams at once, (R, N): resampling passes thousands through fresh gates."""
     num_streams, length = labels_RN.shape
     margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity)
     if margin is not None and (length + 1) ** 2 * max(margin.as_integer_ratio()) >= _LARGEST:

@@ -1,6 +1,6 @@
 """A published student on the groups of the *private* population, estimated from a noisy table and public records.
 
-The table holds, for every group z and label y, the noisy sum S[z, y] of its private records' votes: vectors phi(x), or
+The table has, for every group z and label y, the noisy sum S[z, y] of its private records' votes: vectors phi(x), or
 for counts the unit vector of a record's cell. The number of them for which a student predicts j is estimated by
 
     J[z, y, j] = <beta[z, y, j], S[z, y]>
@@ -10,20 +10,11 @@ p(y | x), the probability that the release gives x the label y (regression estim
 1992). For counts it is the weighted share of j in the cell. Rates and gaps are ratios of such sums. All is
 post-processing.
 
-**Assumption.** Over the private records of a group and label, the residual of the regression is 0 on average, as it is
+**Assumption.** Over the private records of a group and label, the residual of the regression is 0 on average, as
 over the public records of that group under these weights. In cells: a private record is predicted like the public
 records of its cell and group, weighted by their probability of that label. Where a group has no public record in a
 cell, those of all groups are used, and where there is none at all, the label's average: each fit is shrunk towards the
 coarser one with the weight of one record.
-
-**Errors** that the intervals cover: the release's noise, ``sigma^2 |beta|^2``; the sampling of public records, by the
-influence of each on J (linearisation); and the sampling of private records, by the residuals. Not covered: a false
-assumption. A largest gap is inside its interval whenever all differences are inside simultaneous ones, so at least as
-often as these are.
-
-A student that had learned from this very noise would fit it and look better than it is. So the table is thinned into
-two with independent noise (Leiner et al. 2023, arXiv 2112.11079): the student learns from one, the other is kept for
-the estimate.
 
 Shapes: M public records, W numbers per vote, G groups, Y labels, J outcomes (Y predictions, and perhaps a refusal), R
 draws of the error.
@@ -49,7 +40,9 @@ _LEAST_STDDEVS = 4.0  # of a count: below, it is no denominator
 def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -> tuple[IntArray, FloatArray]:
     """Two tables whose noises are independent, made of one with noise of ``stddev`` on every number.
 
-    That of the first is ``TAUGHT_NOISE`` times as wide, that of the second ``KEPT_NOISE`` times. Anyone may repeat it.
+    A student that had learned from the very noise of the estimate would fit it and look better than it is. So the
+    student learns from the first table, and the second is kept for the estimate (Leiner et al. 2023, arXiv 2112.11079).
+    Noise of the first is ``TAUGHT_NOISE`` times as wide, of the second ``KEPT_NOISE`` times. Anyone may repeat it.
     """
     drawn = generator.normal(scale=stddev, size=table.shape)
     # Covariance stddev^2 (1 - sqrt(2) sqrt(1 / 2)) = 0.
@@ -106,7 +99,11 @@ class GapEstimate(PopulationEstimate):
 def estimated_population(
     table: TableByGroup, public: LabelledRecords, *, generator: np.random.Generator, num_draws: int = 2000
 ) -> Population:
-    """The estimate and its error; NaN for a group without public records, on which there is no information."""
+    """The estimate and its error; NaN for a group without public records, on which there is no information.
+
+    The error covers the release's noise, ``sigma^2 |beta|^2``; the sampling of public records, by the influence of each
+    on J (linearisation); and the sampling of private records, by the residuals. A false assumption is not covered.
+    """
     num_groups, num_labels, _ = table.sums_GYW.shape
     num_outcomes = public.outcome_MJ.shape[1]
     joint_GYJ = np.full((num_groups, num_labels, num_outcomes), np.nan)
@@ -160,7 +157,10 @@ def estimated_rates(
 
 
 def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95) -> GapEstimate:
-    """The largest difference of ``metric`` among the private records, with its interval."""
+    """The largest difference of ``metric`` among the private records, with its interval.
+
+    It is inside the interval whenever all differences are inside simultaneous ones, so at least as often as these are.
+    """
     hits_EG, sizes_EG, hits_REG, sizes_REG = _large_enough(metric.events, joint_GYC, draws_RGYC)
     differences = metric.compare(hits_EG, sizes_EG)
     value_D, value_RD = differences.ravel(), metric.compare(hits_REG, sizes_REG).reshape(len(draws_RGYC), -1)

@@ -178,6 +178,7 @@ def _answered_records(
 ) -> tuple[IndexArray, IndexArray, FloatArray]:
     predicted, groups = np.asarray(predictions), np.asarray(groups_N)
     labels = np.zeros(len(groups), dtype=np.int64) if labels_N is None else np.asarray(labels_N)
+    # Records that were not answered are left out first: their predictions may be placeholders.
     keep = np.ones(len(groups), np.bool_) if answered_N is None else np.asarray(answered_N, dtype=np.bool_)
     if not len(predicted) == len(groups) == len(labels) == len(keep):
         raise ValueError(

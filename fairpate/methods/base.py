@@ -1,45 +1,37 @@
-"""What a method is, the registry of methods, and how a configuration of one is read, completed and seeded.
+"""What a method is: one class with its configuration, its checks and its training; and which methods there are.
 
-The methods, a file per paper; a line here makes one known to the command line, sweeps, estimators and pages.
+A method takes private records and gives a model and the events that touched them. It states no epsilon: :func:`price`
+asks the one accountant, under the unit and the relation that the events name. The fields of a :class:`Method` are all
+that a run of it reads, so that the digest of a run, the command that repeats it, ``--help`` and the estimator are made
+from the class. Names of sections are shared: ``dp_sgd`` means the same wherever a method has it.
 
-Another package adds its own under the entry point group ``fairpate.methods``, or is named as ``module:Class``.
+Each method is one file, named after its paper; a line of ``_OURS`` makes it known to the command line, sweeps,
+estimators and pages. Another package adds its own under the entry point group ``fairpate.methods``, or is named as
+``module:Class``.
 
-Independent seeds for the parts of a run that draw random numbers; never for private noise that protects anyone.
+A configuration is read from YAML and ``section.field=value`` for one method. A file may serve several methods: what
+another method reads in it is checked and left out, and what none reads is an error. An option that the method does not
+read is an error, since it would change nothing, and so is one that other settings leave unread; a file may hold such
+options, as the configuration of a finished run does.
 
-What every method here takes and gives: private records in, a model and its events out.
-
-A method states no epsilon. :func:`price` asks the one accountant, under the unit and the relation that the events name.
-
-Shapes: N private records, M public ones, G groups, C classes.
-
-What a method is: one class with its configuration, its check and its training.
-
-The fields of a :class:`Method` are all that a run of it reads, so digest, repeat command, ``--help`` and estimator
-follow from the class. Names of sections are shared: ``dp_sgd`` means the same wherever a method has it.
-
-From YAML and ``section.field=value`` to the configuration of one method.
-
-A file may serve several methods: what another method reads in it is checked and left out here, what none reads is an
-error. An option that the method does not read is an error, since it would change nothing, and so is one that other
-settings leave unread; a file may hold those, as the configuration of a finished run does.
-
-Settings that fit a data set and a budget, from public facts alone, where nobody gave a configuration.
-
-Read are the kind of the records, the publisher's own count of them, or of persons where these are protected, and the
-size of the public pool: never a record. So choosing costs no privacy. The values are defaults: whatever is said besides
-takes their place.
+Without a configuration, settings are chosen that fit the data set and the budget. The choice reads the kind of the
+records, the publisher's own count of them, or of persons if these are protected, and the size of the public pool: never
+a record, so that it costs no privacy. The values are defaults; options take precedence.
 
     every method     a public embedding and logistic regression on it: seconds, and little for noise to spoil
     DP-SGD and kin   five epochs of batches of a fiftieth of the records or persons
     trained teachers linear, of about a hundred of them each, no confidence check, all noisy counts released
     neighbours       asked like teachers; few records, about clusters of the pool, so that few queries label all of it
 
-Where no method is named, every record votes in one release, which is priced before any record is read. Where public
-records are too few to vote on and private ones many, it is DP-SGD, which needs the pool for nothing but the embedding.
+If no method is named, every record votes in one release, which is priced before any record is read. If public records
+are too few to vote on and private ones many, it is DP-SGD, which needs the pool for nothing but the embedding.
+
+Shapes: N private records, M public ones, G groups, C classes.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,6 +66,7 @@ from fairpate.config import (
 from fairpate.config_reader import (
     Override,
     apply_override,
+    determining_values,
     flattened,
     merge,
     parse_config,
@@ -87,8 +80,8 @@ from fairpate.privacy.accountant import Accounting
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.laplace import pure_epsilon
-from fairpate.run.context import RunDirectory
-from fairpate.run.release_log import Meter
+from fairpate.run.context import RunDirectory, RunFolderError
+from fairpate.run.release_log import Released, ReleaseLog, pool_digest, read_release, require_same_settings
 from fairpate.terminal import Reporter
 from fairpate.types import QueryOutcomes, Relation, Unit
 
@@ -96,6 +89,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from fairpate.nn.private_fit import PrivateRandomness
+    from fairpate.report.records import PrivatePopulation
+    from student.student import Student
 
 DEFAULT = "fairpate"
 _GROUP = "fairpate.methods"
@@ -121,12 +116,12 @@ _OURS = {
     "randomised_response": "randomised_response:RandomisedResponse",
 }
 _ELSEWHERE = {"own_votes": "own_votes:OwnVotes"}
-"""Found by its name and not listed: it trains nothing, and needs a file of votes (`fairpate aggregate`)."""
+"""Found by name and not listed: it trains no voters, and needs a file of votes (`fairpate aggregate`)."""
 
 
 @cache
 def _places() -> dict[str, str]:
-    """Where the class of every name is, as ``module:Class``."""
+    """The class of every registered name, as ``module:Class``."""
     others = {entry.name: entry.value for entry in metadata.entry_points(group=_GROUP)}
     # Ours last: no other package takes the name of one of ours.
     return others | {name: f"{_GROUP}.{place}" for name, place in _OURS.items()}
@@ -138,13 +133,13 @@ def method_names() -> Iterator[str]:
 
 
 def own_names() -> Iterator[str]:
-    """Those of this package."""
+    """The names of the methods of this package."""
     return iter(_OURS)
 
 
 @cache
 def find_method(name: str) -> type[Method]:
-    """The class of a registered name, or of ``module:Class``. ConfigError where there is none that can run."""
+    """The class of a registered name, or of ``module:Class``. ConfigError if it does not exist or cannot run."""
     place = name if PLACE.fullmatch(name) else _places().get(name)
     if name in _ELSEWHERE:
         place = f"{_GROUP}.{_ELSEWHERE[name]}"
@@ -162,7 +157,7 @@ def find_method(name: str) -> type[Method]:
         raise ConfigError(f"method: {name} is no subclass of fairpate.methods.base.Method.")
     missing = [word for word in ("title", "paper") if not hasattr(found, word)]
     if missing or found.train is Method.train:
-        raise ConfigError(f"method: {name} is no whole method, it lacks {', '.join(missing) or 'train'}; add it.")
+        raise ConfigError(f"method: {name} is incomplete, it lacks {', '.join(missing) or 'train'}; add it.")
     try:
         found()
     except ValueError as error:
@@ -171,12 +166,14 @@ def find_method(name: str) -> type[Method]:
 
 
 def method_title(name: str) -> str:
-    """What pages call a method of this package; for any other its name, so that no code of others runs."""
+    """The name of a method on pages; of another package's method its registered name, so that no code of others
+    runs."""
     return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
 
 
 def all_methods() -> dict[str, type[Method]]:
-    """Every registered method by name; imports them all. Another package's that cannot be is left out."""
+    """Every registered method by name; imports them all. A method of another package that cannot be imported is left
+    out."""
     found = {}
     for name in method_names():
         try:
@@ -188,7 +185,8 @@ def all_methods() -> dict[str, type[Method]]:
 
 
 class Stream(IntEnum):
-    """The parts. Their numbers stay, or old runs could not be made again."""
+    """The parts of a run that draw random numbers, never private noise. Their numbers stay, or old runs could not be
+    made again."""
 
     STUDENT = 1
     BOOTSTRAP = 2
@@ -215,7 +213,7 @@ def stream_seed(seed: int, stream: Stream) -> int:
 
 
 def torch_generator(seed: int, stream: Stream) -> torch.Generator:
-    """A generator for one part."""
+    """A generator for one part of a run with ``seed``."""
     return torch.Generator().manual_seed(stream_seed(seed, stream))
 
 
@@ -224,7 +222,7 @@ NO_NOISE = "no noise: not private"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicPool:
+class UnlabelledRecords:
     """Public records without labels: features (M, ...) and groups (M,)."""
 
     x: Tensor
@@ -237,13 +235,13 @@ class PublicPool:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What a method releases: ``model`` in evaluation mode. ``events`` are all that touched private records.
+    """A trained ``model`` in evaluation mode, and all ``events`` that touched private records.
 
-    ``noise`` says where the noise came from, and so whether anyone is protected. ``mixing_GCC[a, j, k]``, where there
-    is one, is the probability of predicting k for a member of group a where the model says j; a
+    ``noise`` says where the noise came from, and so whether anyone is protected. ``mixing_GCC[a, j, k]`` is the
+    probability of predicting k for a member of group a where the model says j, None predicts what it says; a
     :class:`fairpate.nn.fit.Mixture` predicts by a member that it draws. ``remarks`` belong in the statement.
 
-    For methods that ask teachers, ``queries`` are how their queries ended, ``epsilon_bound`` is the guarantee that was
+    Of methods that ask teachers, ``queries`` are how their queries ended, ``epsilon_bound`` is the guarantee that was
     fixed before the first, ``num_training_labels`` how many labels the model learned from.
     """
 
@@ -257,7 +255,7 @@ class Trained:
     num_training_labels: int | None = None
 
     def of_unit(self, unit: Unit) -> Self:
-        """The same, where what the events bound is what all that a ``unit`` holds does together."""
+        """The same for ``unit``, such as a person, if the events bound what all of its records do together."""
         return replace(self, events=tuple(of_unit(event, unit) for event in self.events))
 
 
@@ -275,18 +273,17 @@ class Price:
 def price(
     events: Sequence[Event], *, delta: float, relation: Relation | None = None, accounting: Accounting = "pld"
 ) -> Price:
-    """What the accountant says of ``events`` at ``delta``; ``relation`` None is the events' own.
+    """The accountant's epsilon of ``events`` at ``delta``; ``relation`` None is the events' own.
 
-    Where an event has no loss distribution, Renyi curves price all; pure guarantees may just add up. ValueError for
-    events under another relation, for units or relations that differ, for no event, and for those that hold private
-    votes.
+    If an event has no loss distribution, Renyi curves price all; pure guarantees may just add up. ValueError for events
+    under another relation, for units or relations that differ, for no event, and for those that hold private votes.
     """
     relation = relation or (events[0].relation if events else None)
     if relation is None or any(event.relation != relation for event in events):
         raise ValueError(f"Expected events under relation {relation!r}, got {[e.relation for e in events]}.")
     if not accountant.has_loss_distributions(events):
         accounting = "rdp"
-    # Both bounds hold for any data, so that taking the smaller one tells nothing.
+    # Both bounds hold for any data, so that taking the smaller one reveals nothing.
     composed = accountant.epsilon_of(events, target_delta=delta, accounting=accounting)
     return Price(
         epsilon=min(composed, pure_epsilon(events)),
@@ -299,19 +296,17 @@ def price(
 
 def private_randomness(noise: str, seed: int) -> PrivateRandomness:
     """The randomness that a configuration's ``noise`` names; ``seed`` is read for ``seeded`` only."""
-    from fairpate.nn.private_fit import (
-        OsRandomness,
-        SeededRandomness,  # of torch: who reads a configuration draws none
-    )
+    # With torch, which reading a configuration does not need.
+    from fairpate.nn.private_fit import OsRandomness, SeededRandomness
 
     return SeededRandomness(seed) if noise == "seeded" else OsRandomness()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a method is given: the data set, the model to start from, the folder, and where progress is told.
+    """What a method is given: the data set, the model to start from, the folder, and where progress is reported.
 
-    ``meter`` counts what is released in the operator's odometer; None for an estimator, which is not counted.
+    ``log`` counts and keeps releases; None for an estimator, whose releases are neither counted nor kept.
     """
 
     dataset: Dataset
@@ -319,15 +314,31 @@ class Training:
     run: RunDirectory
     reporter: Reporter
     seed: int
-    meter: Meter | None = None
+    log: ReleaseLog | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
         """Ask limits for room for all that will be released, before anything is drawn that may end the training.
 
-        LimitReachedError where there is none: asked afterwards, a refusal would tell how the draw turned out.
+        LimitReachedError if there is none: asked afterwards, a refusal would reveal how the draw turned out. A method
+        of several releases calls it before the first: then all of them are one plan.
         """
-        if self.meter is not None:
-            self.meter.admit(events, noise=noise)
+        if self.log is not None:
+            self.log.admit(events, noise=noise)
+
+    def release(
+        self, draw: Callable[[], Released], *, settings: dict[str, Any], noise: str, name: str = ""
+    ) -> Released:
+        """One release of arrays: the one that the run keeps, or what ``draw`` returns, counted before it is kept.
+
+        ``settings`` are all that it follows from, but for records, noise and earlier releases
+        (:meth:`Method.settings_without`). A method of several releases calls it for each, the first without a ``name``;
+        what it computes in between follows from the earlier ones, from public records and from the seed. Errors as
+        :meth:`fairpate.run.release_log.ReleaseLog.step`.
+        """
+        if self.log is None:
+            return draw()
+        pool = pool_digest(self.dataset.public.record_id)
+        return self.log.step(draw, settings=settings, pool=pool, noise=noise, name=name)
 
     def generator(self, stream: Stream) -> torch.Generator:
         """A generator for one part of the run, apart from all others."""
@@ -335,8 +346,8 @@ class Training:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Voting:
-    """How many ``votes`` decide a label, the noise on each count, and of how many public records ``labels`` result."""
+class ExpectedVotes:
+    """How many ``votes`` decide a label, the noise on each count, and how many public records get ``labels``."""
 
     votes: int
     noise_stddev_votes: float
@@ -346,15 +357,17 @@ class Voting:
 class Method(Section):
     """One method, with the configuration of one run of it. A subclass adds sections, :meth:`train` and a name.
 
-    ``title`` and ``paper`` are its words in pages and documentation; ``asks_teachers``: votes on public records, whose
-    ledger a service may go on with; ``reads_groups``: whether it looks at the groups of private records;
-    ``protects_persons``: whether its events bound what all records of a person do together, where the data set names
-    persons. One that does not is refused such data.
+    ``title`` and ``paper`` are its words in pages and documentation. ``asks_teachers``: it releases votes on public
+    records through a ledger, which a service may go on with. ``releases_model``: the trained model is a release itself,
+    and not only learned from earlier ones. ``reads_groups``: it looks at the groups of private records.
+    ``protects_persons``: its events bound what all records of a person do together, where the data set names persons;
+    a method that does not is refused such data.
     """
 
     title: ClassVar[str]
     paper: ClassVar[str]
     asks_teachers: ClassVar[bool] = False
+    releases_model: ClassVar[bool] = True
     reads_groups: ClassVar[bool] = True
     protects_persons: ClassVar[bool] = False
 
@@ -374,7 +387,7 @@ class Method(Section):
 
     @property
     def is_private(self) -> bool:
-        """Whether anything is guaranteed; nothing is published of a run where not."""
+        """Whether anything is guaranteed; nothing is published of a run without a guarantee."""
         return True
 
     @property
@@ -384,7 +397,7 @@ class Method(Section):
 
     @property
     def reads_public(self) -> bool:
-        """Whether it looks at public records, whatever ``public_data`` uses them for."""
+        """Whether it looks at public records for more than ``public_data`` does."""
         return False
 
     @property
@@ -394,12 +407,12 @@ class Method(Section):
 
     @property
     def learns_two_classes(self) -> bool:
-        """Whether two classes are all that it can tell apart."""
+        """Whether it can learn two classes only."""
         return False
 
     @property
     def unit(self) -> str:
-        """What is protected, in words."""
+        """The protected unit, in words."""
         if not self.is_private:
             return "nothing"
         if self.protects_attribute_only:
@@ -407,7 +420,7 @@ class Method(Section):
         return "record or person" if self.protects_persons else "record"
 
     def unit_of(self, dataset: Dataset) -> Unit:
-        """What its events are priced for on this data set."""
+        """The unit that its events are priced for on this data set."""
         return "sensitive attribute" if self.protects_attribute_only else dataset.unit
 
     @property
@@ -417,21 +430,23 @@ class Method(Section):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Dotted fields and sections that decide nothing, nor the run's digest, each with the field that says so."""
+        """Dotted fields and sections that other settings leave unread, each with the field that does; no digest has
+        them."""
         return {}
 
     @property
     def declared_size(self) -> int | None:
-        """The public number of private records that a sampling rate was set for, where one was declared."""
+        """The declared, public number of private records that a sampling rate was set for; None if none was
+        declared."""
         return None
 
     @property
     def rate_tells_size(self) -> bool:
-        """Whether a sampling rate tells the real number of private records."""
+        """Whether a sampling rate reveals the real number of private records."""
         return self.declared_size is None
 
     def check(self) -> None:
-        """ConfigError for settings that exclude each other; before anything is read or written."""
+        """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""
 
     def check_data(self, dataset: Dataset) -> None:
         """ConfigError for a data set that it cannot learn from; before anything is written."""
@@ -442,7 +457,7 @@ class Method(Section):
             )
 
     def require_unit(self, dataset: Dataset) -> None:
-        """ConfigError where the data set names persons, and nothing bounds what a person's records do together."""
+        """ConfigError if the data set names persons, and nothing bounds what a person's records do together."""
         # A person with k records would be k changes at once, for which an epsilon of one change is far too small.
         if dataset.unit != "person" or not self.is_private:
             return
@@ -457,7 +472,7 @@ class Method(Section):
             "protects each record by itself, or choose another method."
         )
 
-    def voting(self, dataset: Dataset, num_records: int) -> Voting | None:  # noqa: ARG002
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:  # noqa: ARG002
         """How ``num_records`` private records, a public number, vote on public ones; None: nobody votes."""
         return None
 
@@ -466,11 +481,27 @@ class Method(Section):
         return None
 
     def train(self, training: Training) -> Trained:
-        """The model, and the events that touched private records."""
+        """The model, and all events that touched private records.
+
+        What it releases before the model goes through :meth:`Training.release`. Such a method returns the events of
+        all of them, and sets ``releases_model`` to False if the model is learned from them and public records alone.
+        """
         raise NotImplementedError
 
+    def settings_without(self, *fields: str) -> dict[str, Any]:
+        """All settings that decide the run's result, without the dotted ``fields`` that a release does not read."""
+        values = copy.deepcopy(determining_values(self))
+        for field in fields:
+            *parents, last = field.split(".")
+            section = values
+            for name in parents:
+                section = section[name]
+            section.pop(last)
+        values.pop("evaluation", None)
+        return values
+
     def price(self, trained: Trained) -> Price:
-        """What may be published of ``trained``: what the accountant says of its events, or its own larger bound."""
+        """The price to publish of ``trained``: the accountant's price of its events, or its own larger bound."""
         known = {name: value for name in ("relation", "accounting") if (value := getattr(self.target, name, None))}
         cost = price(trained.events, delta=self.target.delta, **known)
         # A limit that was fixed before the first query holds also where later ones were chosen in view of answers.
@@ -494,19 +525,19 @@ class UnprotectedMethod(Method):
 
     @property
     def is_private(self) -> bool:
-        """Nothing is guaranteed."""
+        """False: nothing is guaranteed."""
         return False
 
 
 class PrivateMethod(Method):
-    """A method whose noise follows from a target."""
+    """A method whose noise is computed from a target."""
 
     target: PrivacyTarget = PrivacyTarget()
     noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
 
     @property
     def is_private(self) -> bool:
-        """Not without noise."""
+        """Whether the target asks for noise."""
         return self.target.epsilon < math.inf
 
     def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
@@ -520,7 +551,7 @@ class PrivateMethod(Method):
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
     def require_replacing(self) -> None:
-        """ConfigError for a relation that no sensitive attribute has, where that alone is protected."""
+        """ConfigError for a relation that no sensitive attribute has, if the attribute alone is protected."""
         # An attribute is never added or removed: every record has one.
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
             raise ConfigError(
@@ -537,7 +568,7 @@ class PrivateMethod(Method):
                 )
 
     def require_linear_mixture(self) -> None:
-        """ConfigError besides for a published model that is not linear."""
+        """ConfigError also for a published model that is not linear."""
         self.require_as_released()
         if self.student.model.name != "logistic":
             raise ConfigError(
@@ -551,7 +582,7 @@ class AttributeMethod(PrivateMethod):
 
     @property
     def protects_attribute_only(self) -> bool:
-        """Features and labels are public."""
+        """True: features and labels are public."""
         return True
 
     def check(self) -> None:
@@ -559,8 +590,64 @@ class AttributeMethod(PrivateMethod):
         self.require_replacing()
 
 
+class ReleasingMethod(PrivateMethod):
+    """One release of arrays, then learning from it. ``afterwards``: the dotted fields that only learning reads.
+
+    A field that is not listed makes another release, which is counted: to forget one costs privacy and betrays none.
+    Other runs may learn from the same release, with other values of ``afterwards``, at no privacy cost.
+    """
+
+    releases_model: ClassVar[bool] = False
+    afterwards: ClassVar[tuple[str, ...]] = ("student", "public_data")
+
+    @property
+    def release_settings(self) -> dict[str, Any]:
+        """All that the release follows from, but for records and noise."""
+        return self.settings_without(*self.afterwards)
+
+    @property
+    def release_alone(self) -> ReleasingMethod:
+        """The same release, with all that only learning reads at its defaults."""
+        return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
+
+    def release(self, training: Training) -> Released:
+        """The release of the run: read private records once, and count and keep what is measured."""
+        return training.release(lambda: self.measure(training), settings=self.release_settings, noise=self.source.label)
+
+    def measure(self, training: Training) -> Released:
+        """Read private records, once."""
+        raise NotImplementedError
+
+    def learn(self, training: Training, released: Released) -> Trained:
+        """The model, from what was released and from public records."""
+        raise NotImplementedError
+
+    def train(self, training: Training) -> Trained:
+        """Release, then learn."""
+        return self.learn(training, self.release(training))
+
+    def private_population(
+        self,
+        released: Released,  # noqa: ARG002 - most releases tell no groups
+        dataset: Dataset,  # noqa: ARG002
+        student: Student,  # noqa: ARG002
+    ) -> PrivatePopulation | None:
+        """How ``student`` treats the groups of private records, as far as the release shows it."""
+        return None
+
+
+def check_release_of(config: Method, source: Path) -> None:
+    """ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
+    if not isinstance(config, ReleasingMethod):
+        raise ConfigError(f"method: {config.method} keeps no release that another run could go on from.")
+    found = RunDirectory(root=source).released
+    if not found.is_file():
+        raise RunFolderError(f"{source}: holds no release ({found.name}); give the folder of a finished run.")
+    require_same_settings(read_release(found)[1], config.release_settings, found)
+
+
 def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:
-    """What every trainer takes: the model and private records, with their groups where asked."""
+    """The arguments that every trainer takes: the model and private records, with their groups if asked."""
     private = training.dataset.private
     records = {"model": training.model, "x": private.x, "y": private.y}
     return records | ({"groups": private.z} if groups else {}) | {"generator": training.generator(Stream.TRAINING)}
@@ -568,11 +655,11 @@ def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:
 
 Values = dict[str, Any]
 Names = tuple[str, ...]
-"""A field, as the names of the sections that it is in and its own."""
+"""A field: the names of the sections that it is in, then its own."""
 
 
 def require_trusted(method: Any, path: Path) -> None:
-    """ConfigError for ``module:Class`` that the file ``path`` names, where files may not."""
+    """ConfigError if the file ``path`` names a method as ``module:Class``, and files may not."""
     if isinstance(method, str) and PLACE.fullmatch(method) and not may_run(method):
         raise ConfigError(f"method: {path} names {method}, code that would run with your rights; {REMEDY}.")
 
@@ -609,17 +696,8 @@ def configured(
     try:
         config = parse_config(merged(values, overrides, method=name) | {"method": name}, schema)
     except ConfigError as error:
-        faults.append(str(error))
-    else:
-        faults += _left_unread(config, said)
-    if faults:
-        raise ConfigError("\n".join(dict.fromkeys(faults)))
-    return config
-
-
-def _left_unread(config: Method, said: Values) -> list[str]:
-    """What is wrong with fields that were said to this run although other settings leave them unread."""
-    settings, faults = flattened(config.model_dump(mode="json")), []
+        raise ConfigError("\n".join(dict.fromkeys([*faults, str(error)]))) from error
+    settings = flattened(config.model_dump(mode="json"))
     for field, value in flattened(said).items():
         # With a dot behind both, as the name of one field may begin that of another.
         own = [cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}.")]
@@ -627,11 +705,13 @@ def _left_unread(config: Method, said: Values) -> list[str]:
         if cause is not None and value is not None:
             found = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
             faults.append(f"{field}: {cause}{found} leaves it unread; leave it out, or change {cause}.")
-    return faults
+    if faults:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
+    return config
 
 
 def configured_exactly(values: Values, *, method: str) -> Method:
-    """``values`` over the defaults of ``method``. ConfigError besides for what it does not read."""
+    """The configuration of ``values`` over the defaults of ``method``. ConfigError also for what it does not read."""
     schema = find_method(method)
     faults = _unread_faults(schema, values, method=method)
     if faults:
@@ -640,7 +720,7 @@ def configured_exactly(values: Values, *, method: str) -> Method:
 
 
 def _unread_faults(schema: type[Method], said: Values, options: Sequence[str] = (), *, method: str) -> list[str]:
-    """What is wrong with fields that were said to this method alone and that it has not; ``options``: as given."""
+    """The faults of fields that were given for this method alone and that it does not have; ``options``: as given."""
     faults = []
     for path, value in unread_by([schema], said):
         dotted = ".".join(path)
@@ -650,7 +730,8 @@ def _unread_faults(schema: type[Method], said: Values, options: Sequence[str] = 
 
 
 def merged(values: Values, overrides: Sequence[Override], *, method: str | None) -> Values:
-    """What the method reads: its defaults, a file's ``values`` over them, ``overrides`` on top; nothing is checked."""
+    """The values that the method reads: its defaults, a file's ``values``, and ``overrides`` on top; nothing is
+    checked."""
     schema = find_method(_name(values, _said(overrides), method))
     full = merge(start_of(schema), values)
     for override in overrides:
@@ -666,7 +747,7 @@ def _said(overrides: Sequence[Override]) -> Values:
 
 
 def _name(values: Values, said: Values, method: str | None) -> str:
-    """Of the method: as it is asked for, as an option says, as the file says, or the default."""
+    """The name of the method: as it is asked for, as an option says, as the file says, or the default."""
     if method is not None and said.get("method", method) != method:
         raise ConfigError(f"method: {method} is asked for, and --set says {said['method']}; leave one of them out.")
     named = (method, said.get("method"), values.get("method"), DEFAULT)
@@ -682,7 +763,7 @@ def start_of(schema: type[Method]) -> Values:
 
 
 def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
-    """``values`` without what the method, or section, does not have."""
+    """``values`` without the fields that the method, or section, does not have."""
     own = _fields(schema)
     return {
         name: read_of(own[name], value) if name in own and isinstance(value, Mapping) else value
@@ -694,7 +775,7 @@ def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
 def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], *sections: str) -> Iterator[tuple[Names, Any]]:
     """Fields that none of ``schemas`` has, with their values."""
     own = [_fields(schema) for schema in schemas]
-    if not all(own):  # any name may stand there, or its own type says which
+    if not all(own):  # any name is allowed here, or its own type says which
         return
     for name, value in values.items():
         inner = [fields[name] for fields in own if name in fields]
@@ -705,7 +786,7 @@ def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], *sections: str)
 
 
 def refused(path: Names, value: Any) -> list[str]:
-    """Why no method takes ``value`` as its field ``path``; nothing where one does.
+    """The reasons why no method takes ``value`` as its field ``path``; none if one does.
 
     Methods are imported one by one until one takes it, the method that the section is named after first: a file with
     sections of several methods is read without importing them all.
@@ -732,7 +813,7 @@ def refused(path: Names, value: Any) -> list[str]:
         except ConfigError as error:
             found = str(error).splitlines()
             depth = max(fault.partition(":")[0].count(".") for fault in found)
-            if depth >= closest:  # of the method that has most of what is said
+            if depth >= closest:  # of the method that has most of the path
                 faults, closest = found, depth
         else:
             return []
@@ -740,7 +821,7 @@ def refused(path: Names, value: Any) -> list[str]:
 
 
 def _fields(annotation: Any) -> Values:
-    """The fields of a section, or of the one that may also be null."""
+    """The fields of a section, also of one that may be null."""
     for part in (annotation, *get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel):
             return {name: field.annotation for name, field in part.model_fields.items()}
@@ -759,15 +840,15 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 
 def resolved(overrides: Sequence[Override], method: str | None = None) -> Method:
-    """The configuration of a run that starts from no file: what fits the data set that ``overrides`` name, under them.
+    """The configuration of a run that starts from no file: settings that fit the data set, under ``overrides``.
 
-    This is what `fairpate run` without a configuration computes, and so what every command that is printed means.
+    `fairpate run` without a configuration computes this, so every command that is printed means it.
     """
     return configured(start_values(overrides, method), overrides, method=method)
 
 
 def start_values(overrides: Sequence[Override], method: str | None = None) -> Values:
-    """What lies under ``overrides`` there."""
+    """The values under ``overrides`` in :func:`resolved`."""
     said = _said(overrides)
     name = said.get("method") if method is None else method
     if name is not None and not isinstance(name, str):
@@ -776,22 +857,22 @@ def start_values(overrides: Sequence[Override], method: str | None = None) -> Va
 
 
 def fitted(data: DataConfig, method: str | None = None) -> Values:
-    """Values of a configuration of ``method`` for ``data``; None: of :func:`method_for`."""
+    """Values of a configuration of ``method`` for ``data``; None is :func:`method_for`."""
     name = method_for(data) if method is None else method
-    # A declaration need not say how many records there are, unless a setting follows from it.
+    # A declaration need not say how many records there are, unless a setting is computed from it.
     follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()
     return fitted_to(name, count=count_protected(data) if follows else 1, num_public=pool_size(data))
 
 
 def fitted_to(name: str, *, count: int, num_public: int) -> Values:
-    """The same for a data set of which nothing is known but ``count``, of what is protected, and the size of its pool.
+    """The same for a data set of which only ``count``, of what is protected, and the size of its pool are known.
 
-    What the method's class sets itself stands above it.
+    Values that the method's class sets itself take precedence.
     """
     method = find_method(name)()
     own = {section: value for section, value in method if isinstance(value, Section)}
     linear = {"model": {"name": "logistic"}, "fit": {"epochs": 60, "batch_size": 128, "learning_rate": 0.01}}
-    # Of few persons a part is private; teachers and batches are to have some of them.
+    # Only a part of few persons is private; teachers and batches must have some of them.
     most = max(2, count // _FEWEST_EACH)
     teachers = min(max(_FEWEST_TEACHERS, min(count // _PER_TEACHER, _MOST_TEACHERS)), most)
     many = count > _MANY_RECORDS
@@ -828,12 +909,12 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
 
 
 def count_protected(data: DataConfig) -> int:
-    """The publisher's count of what is protected: of rows, or of persons where these are and were counted."""
+    """The publisher's count of what is protected: of rows, or of persons if these are protected and counted."""
     return entry_for(data).count_protected(data.options, data.unit)
 
 
 def method_for(data: DataConfig) -> str:
-    """The method where none is named."""
+    """The method if none is named."""
     is_known = entry_for(data).rows is not None
     few_public = pool_size(data) < _SMALL_POOL and is_known and count_protected(data) > _MANY_RECORDS
     return _WITHOUT_VOTES if few_public else ONE_RELEASE

@@ -20,7 +20,7 @@ C_W bounds |grad_W psi| for every record, so W's gradients need no clipping. Wha
   (zeta^-2 + zeta_W^-2)^-1/2 on one sample. Where the data set names persons, these are sampled, and a person adds the
   averages over their records: of gradients, clipped, of grad_W psi, within C_W like each of them, and of a count of
   one, to the released shares.
-- ``sens_public_batches``: the group alone. Batches partition the records and everybody knows them. The part of the
+- ``sens_public_batches``: the group alone. Batches are a public partition of the records. The part of the
   gradient that does not depend on the group has no noise; what remains is centred over groups and clipped to C, so that
   another group moves it by 2 C, and W's by 2 sqrt(1 / p_a + 1 / p_b). No amplification: once an epoch, in full.
 - ``sens_secret_batches``: the same on Poisson batches. The part without noise shows who is in the batch, so that
@@ -78,15 +78,19 @@ class DpFermiConfig(Section):
         "all", description="What is protected: the whole record, or the sensitive attribute alone."
     )
     weight: NotNegative = Field(1.0, description="lambda; 0 is DP-SGD.")
-    radius: Positive | None = Field(None, description="R, of each W; null: 1.5 times the root of the classes.")
-    matrix_learning_rate: Positive = Field(0.3, description="Of W, lambda included.")
+    radius: Positive | None = Field(
+        None, description="R, largest norm of each W; null: 1.5 times the root of the number of classes."
+    )
+    matrix_learning_rate: Positive = Field(0.3, description="Learning rate of W, lambda included.")
     matrix_noise_ratio: Positive = Field(2.0, description="Noise multiplier of W over that of the model.")
     shares: tuple[tuple[Fraction, ...], ...] | None = Field(
         None, description="Public share of each group in each event, declared; null releases them."
     )
     share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records or persons.")
     min_share: float = Field(0.01, gt=0, lt=1, description="Smaller released shares are raised to it.")
-    averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
+    averaged_share: Fraction = Field(
+        0.5, description="Share of the last steps whose weights are averaged; 0: the last step alone."
+    )
 
 
 def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_cells: int) -> Tensor:
@@ -227,7 +231,7 @@ class FermiLoss:
 
 
 class PublicPartitions:
-    """Every epoch divides all records at random into batches of ``batch_size``, the last of which may be smaller."""
+    """Every epoch divides all records at random into batches of ``batch_size``; the last one may be smaller."""
 
     def __init__(self, num_records: int, batch_size: int, generator: torch.Generator) -> None:
         self._num_records, self._batch_size, self._generator = num_records, batch_size, generator
@@ -321,7 +325,7 @@ class GameCells:
 
     @property
     def num_cells(self) -> int:
-        """Return Q."""
+        """Q, the number of events times that of groups."""
         return self.num_events * self.num_groups
 
     @classmethod

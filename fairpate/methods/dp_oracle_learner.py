@@ -89,11 +89,11 @@ class DpOracleLearnerConfig(ParityConfig):
 
     rules: Literal["linear", "by_group"] = Field(
         "linear",
-        description="Of features alone; or by_group: of the group and of what a public linear rule says, by the "
-        "exponential mechanism.",
+        description="linear: of features alone; by_group: of the group and of the prediction of a public linear rule, "
+        "by the exponential mechanism.",
     )
     num_rounds: Count | None = Field(25, description="T; null takes the paper's formula.")
-    dual_bound: NotNegative = Field(2.0, description="B: what all multipliers add up to at most.")
+    dual_bound: NotNegative = Field(2.0, description="B: the most that all multipliers add up to.")
     learning_rate: Positive | None = Field(0.5, description="eta; null takes the paper's formula.")
     ridge: Positive = Field(1.0, description="Added to X'X.")
     num_directions: Count | None = Field(
@@ -102,8 +102,8 @@ class DpOracleLearnerConfig(ParityConfig):
     release: Literal["every_round", "once"] = Field(
         "once", description="Answer every round under noise, as in the paper; or release feature sums of cells once."
     )
-    frequency_share: float = Field(0.1, gt=0, lt=1, description="Of epsilon, for the sizes of cells.")
-    feature_share: float = Field(0.45, gt=0, lt=1, description="Of epsilon, for the feature sums of `once`.")
+    frequency_share: float = Field(0.1, gt=0, lt=1, description="Share of epsilon for the sizes of cells.")
+    feature_share: float = Field(0.45, gt=0, lt=1, description="Share of epsilon for the feature sums of `once`.")
     min_share: float = Field(0.01, gt=0, lt=1, description="Least released share of a cell; fewer is an error.")
     failure_probability: float = Field(0.05, gt=0, lt=1, description="beta of the paper's T.")
 
@@ -212,7 +212,7 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
     def answer(prices_GE: FloatArray) -> Any:
         differences = cost_differences(cells, prices_GE)
         target, weight = (differences < 0).astype(np.int64), np.abs(differences)
-        # An estimator refuses a single class, of which the cheapest rule is constant.
+        # An estimator refuses a single class; there the cheapest rule is constant.
         constant = len(np.unique(target[weight > 0])) < 2
         member = sklearn.dummy.DummyClassifier(strategy="most_frequent") if constant else sklearn.base.clone(estimator)
         # Weights of mean one, so that the estimator's own regularisation weighs as it does without any.
@@ -387,7 +387,7 @@ class GroupRules:
 
     def __init__(self, cells: ParityCells, said_N: npt.NDArray[Any]) -> None:
         self._cells, self._said_N = cells, said_N.astype(np.int64)
-        # The event follows from the label: any record that has it tells which.
+        # The event follows from the label: read it off any record with that label.
         self._event_of_label = [int(cells.events_N[cells.labels_N == y].max(initial=NO_EVENT)) for y in (0, 1)]
         self.counts_GYJ = np.zeros((cells.num_groups, 2, 2), dtype=np.int64)
         np.add.at(self.counts_GYJ, (cells.groups_N, cells.labels_N, self._said_N), 1)

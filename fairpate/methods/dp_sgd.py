@@ -54,10 +54,10 @@ from fairpate.methods.base import (
     NO_NOISE,
     PrivateMethod,
     Progress,
-    PublicPool,
     Stream,
     Trained,
     Training,
+    UnlabelledRecords,
     UnprotectedMethod,
     arguments,
 )
@@ -263,7 +263,7 @@ class DpSgd(DpSgdFamily):
 
 
 class FairDpSgdConfig(DpfrConfig):
-    """Regulariser of FairDP-SGD."""
+    """The parity regulariser of FairDP-SGD on public records."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     variant: Literal["as_in_paper", "post"] = Field(
@@ -279,11 +279,11 @@ def train_fair_dp_sgd(
     steps: PrivateSteps,
     config: FairDpSgdConfig,
     *,
-    public: PublicPool,
+    public: UnlabelledRecords,
     generator: torch.Generator,
     **options: Any,
 ) -> Trained:
-    """As :func:`train_dp_sgd`, with its ``options``; ``generator`` also draws public batches."""
+    """Run :func:`train_dp_sgd` with its ``options`` and the regulariser; ``generator`` also draws public batches."""
     return train_dp_sgd(
         model,
         x,
@@ -297,7 +297,7 @@ def train_fair_dp_sgd(
 
 
 def regulariser_gradient(
-    public: PublicPool, config: FairDpSgdConfig, generator: torch.Generator
+    public: UnlabelledRecords, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
     """lambda r of one model on a fresh public batch at each call; errors as :func:`fairpate.nn.fit.group_batches`."""
     from fairpate.nn.fit import contrast, dpfr_gradient, group_batches
@@ -348,7 +348,7 @@ class FairDpSgd(DpSgdFamily):
         return True
 
     def train(self, training: Training) -> Trained:
-        public = PublicPool(x=training.dataset.public.x, groups=training.dataset.public.z)
+        public = UnlabelledRecords(x=training.dataset.public.x, groups=training.dataset.public.z)
         if self.fair_dp_sgd.weight:
             # From a generator of its own, so that training draws the same; it reads public records alone.
             gradient = regulariser_gradient(public, self.fair_dp_sgd, training.generator(Stream.TRAINING))

@@ -98,19 +98,22 @@ class FldConfig(Section):
         "demographic_parity", description="Means of predictions, of predictions per true label, or of the loss."
     )
     sharpness: Positive = Field(
-        1.0, description="Of the logits whose probabilities are compared: means come closer to those of labels."
+        1.0, description="Factor on the logits behind the compared probabilities; larger: closer to predicted labels."
     )
     warmup_epochs: CountOrZero = Field(20, description="First epochs without constraints; they read no group.")
     epochs: CountOrZero = Field(50, description="Epochs under constraints.")
     batch_size: Count = 256
     optimizer: Literal["sgd", "adam"] = "adam"
     learning_rate: Positive = 1e-3
-    momentum: float = Field(0.9, ge=0, lt=1, description="Of SGD.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD.")
     schedule: Literal["constant", "cosine"] = "constant"
     multipliers: Literal["absolute", "two_sided"] = Field(
-        "two_sided", description="Rise with |violation|, act in its direction, as in the paper; or one per direction."
+        "two_sided",
+        description="`absolute`: rise with |violation|, act in its direction, as in the paper; or one per direction.",
     )
-    dual_step: NotNegative = Field(0.5, description="What a violation of 1 adds to its multiplier; 0 switches off.")
+    dual_step: NotNegative = Field(
+        0.5, description="How much a violation of 1 adds to its multiplier; 0 switches the constraint off."
+    )
     max_multiplier: NotNegative = Field(5.0, description="lambda_max; 0 is plain training.")
     tolerance: NotNegative = Field(0.0, description="Violation that raises no multiplier.")
 
@@ -198,7 +201,7 @@ def alternate(
     """The dual loop of F-LD and PF-LD: raise multipliers before every constrained epoch, then descend batch by batch.
 
     ``ascend`` measures violations and moves the multipliers. ``gradients(rows, share)`` are those of a batch that
-    stands for ``share`` of all records. ``secret`` draws the batches of constrained epochs; None: a public partition.
+    represents ``share`` of all records. ``secret`` draws the batches of constrained epochs; None: a public partition.
     """
     num_epochs = config.warmup_epochs + config.epochs
     for epoch in range(num_epochs):
@@ -256,7 +259,7 @@ class Ascent:
 
     @property
     def is_active(self) -> bool:
-        """Whether any constraint pulls at the model."""
+        """True where any multiplier is not 0."""
         return bool(self.multipliers_UGK.any())
 
     def step(self, violations_UGK: Tensor) -> None:
@@ -268,7 +271,7 @@ class Ascent:
             both = self._ascent.step(np.concatenate([violation_J, -violation_J]) - self._tolerance)
             signed_J = both[: len(violation_J)] - both[len(violation_J) :]
         else:
-            # The sign of the numbers given: PF-LD gives released ones, so that it costs nothing.
+            # The sign of the numbers given: in PF-LD these are released, so the sign is free.
             signed_J = self._ascent.step(np.abs(violation_J) - self._tolerance) * np.sign(violation_J)
         self.multipliers_UGK = torch.from_numpy(signed_J.copy()).view_as(self.multipliers_UGK)
 
@@ -306,13 +309,13 @@ class Descent:
         self._optimizer = Optimizer(self.parameters, fit)
 
     def batches(self, secret: PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:
-        """The rows of every batch of an epoch, and the share of all records that it stands for."""
+        """The rows of every batch of an epoch, and the share of all records that the batch represents."""
         size = len(self._x)
         if secret is None:
             for rows in torch.split(torch.randperm(size, generator=self._generator), self._sizes):
                 yield rows, len(rows) / size
         else:
-            # As many samples as a partition has batches; each stands for a share of the records, not for those drawn.
+            # As many samples as a partition has batches; each represents a share of the records, not those drawn.
             for _ in self._sizes:
                 yield secret.next(), min(1.0, self._batch_size / size)
 
@@ -356,10 +359,12 @@ class FLd(UnprotectedMethod):
 class PfLdConfig(FldConfig):
     """PF-LD: F-LD that hides the sensitive attribute. Its noise follows from the target."""
 
-    clip_norm: Positive = Field(1.0, description="C_p, of a record's gradient in a group's term.")
-    clip_value: Positive = Field(1.0, description="C_d, of what a record adds to a group's mean; probabilities need 1.")
-    dual_share: float = Field(0.2, gt=0, lt=1, description="Of the budget, for the violations.")
-    size_share: float = Field(0.02, gt=0, lt=1, description="Of the budget, for the sizes of groups.")
+    clip_norm: Positive = Field(1.0, description="C_p, largest norm of a record's gradient in a group's term.")
+    clip_value: Positive = Field(
+        1.0, description="C_d, largest norm of a record's part of a group's mean; probabilities need 1."
+    )
+    dual_share: float = Field(0.2, gt=0, lt=1, description="Share of the budget for the violations.")
+    size_share: float = Field(0.02, gt=0, lt=1, description="Share of the budget for the sizes of groups.")
     group_sizes: tuple[Positive, ...] | None = Field(
         None, description="Public sizes, those of one label after another for equalized odds; null: released once."
     )
@@ -498,7 +503,7 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
 def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
     """Bound on how far one record that changes its group moves a sum of clipped gradients weighted by ``slopes_UGK``.
 
-    With one value the gradient stays and its weight changes; with several its direction changes too.
+    With one value the gradient stays the same and its weight changes; with several its direction changes too.
     """
     if slopes_UGK.shape[2] == 1:
         weights_UG = slopes_UGK[..., 0]
@@ -560,18 +565,18 @@ class _NoisyGradients:
             self._noise_stddev = self._noise_multiplier * gradient_sensitivity(slopes_UGK, clip_norm=self._clip_norm)
 
     def of(self, x: Tensor, rows: Tensor, share: float) -> list[Tensor]:
-        """Return the gradients for the batch ``x`` of ``rows``, which stands for ``share`` of all records."""
+        """Return the gradients for the batch ``x`` of ``rows``, which represents ``share`` of all records."""
         y = self._y.index_select(0, rows)
         if self._is_silent:
-            gradients = self._gradients.loss(x, y)
+            gradients = self._gradients.cross_entropy(x, y)
             torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
             return gradients
         cells = self._cells.index_select(0, rows)
         targets = torch.cat([y[:, None], self._directions_JK.index_select(0, cells)], dim=1)
         weights_B = self._lengths_J.index_select(0, cells)
-        gradients, term = self._gradients.loss_and_clipped(x, y, targets, weights_B)
+        gradients, term = self._gradients.both(x, y, targets, weights_B)
         self._normals.add_to(term, self._noise_stddev)
-        # By the number that the batch stands for: how many a secret sample really holds is private.
+        # By the number that the batch represents: the real size of a secret sample is private.
         torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
         torch._foreach_add_(gradients, term, alpha=1 / share)
         return gradients
@@ -638,9 +643,11 @@ class CovarianceConfig(Section):
     """Zafar et al. 2017: no group varies with the signed distance to the boundary."""
 
     max_covariance: float = Field(
-        0.0, ge=0, description="c: of being in a group with the signed distance to the boundary; inf: no constraint."
+        0.0,
+        ge=0,
+        description="c: largest covariance of group membership with the distance to the boundary; inf: no constraint.",
     )
-    ridge: Positive = Field(1e-6, description="Times half the squared length of the coefficients, added to the loss.")
+    ridge: Positive = Field(1e-6, description="Weight of half the squared length of the coefficients in the loss.")
 
 
 def train(
@@ -702,7 +709,7 @@ def coefficients(
         value, slope_D = loss(basis_DK @ u_K)
         return value, basis_DK.T @ slope_D
 
-    # Convex, so that the start decides nothing but the number of steps; at 0 every covariance is 0 and within bounds.
+    # The problem is convex, so the start changes the number of steps alone; at 0 every covariance is within bounds.
     found = minimize(
         within,
         np.zeros(size if basis_DK is None else basis_DK.shape[1]),

@@ -1,28 +1,17 @@
-"""Labels through the aggregator: a run's ledger is opened, teachers vote, queries are admitted and answered.
+"""Labels through the aggregator: the ledger is opened, teachers vote, queries are submitted and answered.
 
-Where the ledger of a run lies: in its folder, unless a note there names a database; and its anchor, if any.
+This is the one way from ``private/`` to ``public/`` for a method whose voters answer public queries: votes go in,
+labels and their priced events come out. The ledger decides what a repeated run may do. It is opened only if it holds
+all that was released; then asking again returns what it holds and draws nothing, and what a service asked of it in
+between is priced with the rest. Once anything was released, a ledger that is missing, or lacks a part of it, is never
+made anew: its charges would be forgotten.
 
-The ledger of a run, opened only if it holds all that was released; and the statement that a service answers under.
+Teachers are trained on shards of private records and vote on public ones. Checkpoints are kept teacher by teacher, so
+that an interrupted training resumes. Queries may be submitted in rounds: after each, a student of the labels released
+so far says what to submit next. All between two rounds is computed from public records, released labels and the run's
+seed; it costs nothing, and an interrupted run submits the same queries again and gets the stored answers.
 
-Once anything was released, a ledger that is missing, or lacks a part of it, is never made anew: its charges would be
-forgotten.
-
-Teachers are trained on shards of private records and vote on public ones: the two stages before the aggregator.
-
-What comes out is private. Checkpoints are kept teacher by teacher, so that an interrupted training goes on. A service
-goes on asking what the run asked: :class:`StandingVoters`.
-
-Queries in rounds: after each, a student of the labels released so far says what to submit next.
-
-Everything between two rounds is computed from public records and released labels, and is a function of them and of the
-run's seed; so it costs nothing, and a run that was interrupted submits the same queries again and gets the stored
-answers.
-
-The one way from ``private/`` to ``public/``: votes go in, labels and a priced statement come out.
-
-The ledger decides what a repeated run may do. It is opened only if it is the ledger behind the labels that were
-released; then asking again returns what it holds and draws nothing. What a service asked of it in between is priced
-and stated with the rest.
+Shapes: Q queries, C classes, G groups.
 """
 
 from __future__ import annotations
@@ -55,7 +44,6 @@ from aggregator.session import (
 )
 from aggregator.sqlite import ledger_files
 from fairpate.config import (
-    AdmissionConfig,
     BudgetConfig,
     ConfigError,
     DataConfig,
@@ -69,7 +57,7 @@ from fairpate.data import Dataset, Split, load_data
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.files import Storage
 from fairpate.later import torch
-from fairpate.methods.base import Stream, torch_generator
+from fairpate.methods.base import Stream, Trained, Training, torch_generator
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
@@ -87,9 +75,8 @@ from fairpate.run.context import (
     read_votes,
     write_json,
     write_labels,
-    write_votes,
 )
-from fairpate.run.release_log import LedgerMeter, Meter
+from fairpate.run.release_log import LedgerMeter
 from fairpate.terminal import Reporter
 from fairpate.types import (
     STOPPED_BY_VOTES,
@@ -115,7 +102,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerPlace:
-    """A ledger, and where its last entry is noted besides; None: nowhere."""
+    """The place of a ledger, and of its anchor, which notes the ledger's last entry elsewhere; None: no anchor."""
 
     ledger: Place
     anchor: Place | None = None
@@ -127,7 +114,8 @@ class LedgerPlace:
 
 
 def place_of(run: RunDirectory) -> LedgerPlace:
-    """Where the ledger of ``run`` lies. RunDirectoryError for a damaged note."""
+    """The place of the ledger of ``run``: its folder, unless a note there names another. RunDirectoryError for a
+    damaged note."""
     if not run.ledger_place.exists():
         return LedgerPlace(ledger=run.ledger)
     values = read_json(run.ledger_place)
@@ -138,26 +126,26 @@ def place_of(run: RunDirectory) -> LedgerPlace:
 
 
 def note_place(run: RunDirectory, place: LedgerPlace) -> None:
-    """Put the note there: from then on the ledger of ``run`` is this one."""
+    """Write the note: from then on the ledger of ``run`` is the one in ``place``."""
     values = {name: str(value) for name, value in asdict(place).items() if value is not None and value != run.ledger}
     write_json(run.ledger_place, values, private=True)  # an address may hold a password
 
 
 def has_ledger(run: RunDirectory) -> bool:
-    """Whether anything of a ledger is there, as far as is seen without asking a database."""
+    """Whether any part of a ledger is there, as far as is seen without asking a database."""
     return run.ledger_place.exists() or bool(ledger_files(run.ledger))
 
 
 def parsed(text: str) -> Place:
-    """A database's ledger as it is, or the path of a file."""
+    """The address of a database's ledger as it is, or the path of a file."""
     return text if is_database(text) else Path(text).absolute()
 
 
 def add_anchor(run: RunDirectory, text: str) -> str:
     """Note the last entry of a run's ledger at another place too, from now on; returns the place in words.
 
-    RunFolderError without a ledger. ConfigError where it has an anchor, or the place is in the run's folder.
-    LedgerError where a service writes.
+    RunFolderError without a ledger. ConfigError if it has an anchor, or the place is in the run's folder. LedgerError
+    if a service writes.
     """
     if not has_ledger(run):
         raise RunFolderError(f"{run.root}: no ledger; give a run of a method that asks teachers.")
@@ -186,7 +174,7 @@ ANSWERED_BY_SERVICE = (
 def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
     """State the bound of the ledger before a service answers from it; a statement that is no smaller stays.
 
-    What the run's own queries cost says too little from the first query of an analyst on.
+    From the first query of an analyst on, the price of the run's own queries says too little.
     """
     statement, bound = read_statement(run), epsilon_fixed_beforehand(terms)
     if bound is None or statement.epsilon is None or bound <= statement.epsilon:
@@ -211,8 +199,8 @@ def open_ledger(
     """The run's ledger, if it holds all that was released; ``queries`` are the records that the run asks about.
 
     With ``create``, and only while nothing was released, a missing one is made. From then on ``meter`` counts what it
-    charges; ``take_over`` ends another writer, where that can be. RunDirectoryError for a ledger that lacks something,
-    LedgerError as :class:`Ledger`.
+    charges; ``take_over`` ends another writer, if that is possible. RunDirectoryError for a ledger that lacks released
+    labels or stated queries, LedgerError as :class:`Ledger`.
     """
     released = sorted(run.public.iterdir()) if run.public.exists() else []
     released = [path for path in released if path != run.embedding]  # of public records alone, before any vote
@@ -227,8 +215,15 @@ def open_ledger(
     ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
     try:
         ledger.actions = run.actions
-        # Before the meter, which would settle the odometer to a ledger that lacks what was released.
-        _check_released(run, ledger, queries)
+        _, lost = missing_labels(run, queries, ledger.outcome)
+        stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
+        if lost or len(ledger.outcome_of) < stated:
+            lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
+            raise RunDirectoryError(  # noqa: TRY301 - the ledger is closed below
+                f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public records "
+                "of this run from one copy, or start a new run folder."
+            )
+        # After the check: the meter would settle the odometer to a ledger that lacks what was released.
         if meter is not None:
             meter.open(ledger)
     except BaseException:
@@ -237,43 +232,23 @@ def open_ledger(
     return ledger
 
 
-def _check_released(run: RunDirectory, ledger: Ledger, queries: Split) -> None:
-    """RunDirectoryError unless the ledger holds every released label and as many queries as the statement prices."""
-    _, lost = missing_labels(run, queries, ledger.outcome)
-    stated = 0
-    if run.statement.exists():
-        stated = read_json(run.statement)["queries"]["submitted"]
-    if lost or len(ledger.outcome_of) < stated:
-        lacks = f"{lost} labels" if lost else f"{stated - len(ledger.outcome_of)} of {stated} queries"
-        raise RunDirectoryError(
-            f"{ledger.name}: lacks {lacks} that were released; restore the ledger's files and the public records of "
-            "this run from one copy, or start a new run folder."
-        )
-
-
 def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], Outcome | None]) -> tuple[int, int]:
     """How many labels were released, and how many of them ``outcome``, a ledger's, does not hold."""
-    key_of = dict(zip(queries.record_id, keys_of(queries), strict=True))
-    released = _released(run)
-    # A released record that is no query here has no key, and counts as lost.
-    lost = [answer for record_id, answer in released if outcome(key_of.get(record_id, "")) != answer]
-    return len(released), len(lost)
-
-
-def _released(run: RunDirectory) -> Sequence[tuple[str, Outcome]]:
     if not run.labels.exists():
-        return ()
+        return 0, 0
     labelled = read_labels(run.labels)
     counts = [None] * len(labelled.labels) if labelled.counts is None else map(tuple, labelled.counts.tolist())
-    answers = [
-        Outcome(verdict="answer", label=label, counts=row)
-        for label, row in zip(labelled.labels.tolist(), counts, strict=True)
-    ]
-    return list(zip(labelled.record_ids, answers, strict=True))
+    key_of = dict(zip(queries.record_id, keys_of(queries), strict=True))
+    # A released record that is no query here has no key, and counts as lost.
+    lost = sum(
+        outcome(key_of.get(record_id, "")) != Outcome(verdict="answer", label=label, counts=row)
+        for record_id, label, row in zip(labelled.record_ids, labelled.labels.tolist(), counts, strict=True)
+    )
+    return len(labelled.labels), lost
 
 
 def keys_of(queries: Split) -> list[str]:
-    """What identifies each record as a query: its content."""
+    """The key of each record as a query: a digest of its content."""
     return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
 
 
@@ -292,13 +267,13 @@ def collect_vote_batch(
 
     ``pool`` None opens one for the purpose, as ``ray`` says.
     """
-    # Teachers are networks, and who reads votes or configurations needs no torch; so below.
+    # Teachers are networks, and commands that read votes or configurations need no torch; so below.
     from teachers.ensemble import collect_votes, train_ensemble
     from teachers.ray_pool import open_pool
 
     given: dict[str, Any] = {"num_classes": dataset.num_classes, "seed": seed, "checkpoint_dir": checkpoint_dir}
     with open_pool(ray) if pool is None else nullcontext(pool) as workers:
-        given |= {"pool": workers, "read": _reader(dataset, ray)}
+        given |= {"pool": workers, "read": shard_reader(dataset, ray)}
         with reporter.stage("teachers") as advance:
             ensemble = train_ensemble(dataset.private, teachers, **given, on_progress=advance)
         with reporter.stage("votes") as advance:
@@ -310,7 +285,7 @@ def collect_vote_batch(
 
 @dataclass(frozen=True)
 class _Read:
-    """Private records of the data set that ``config`` (JSON) names; a process reads them once."""
+    """Read the private records of the data set that ``config`` (JSON) names, once in a process."""
 
     config: str
 
@@ -323,7 +298,8 @@ def _private(config: str) -> Split:
     return load_data(DataConfig.model_validate_json(config)).private
 
 
-def _reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
+def shard_reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
+    """How workers read the private records themselves; None if they are sent. ConfigError for records without files."""
     if not ray.read_shards or ray.num_actors == 0:
         return None
     if dataset.source is None:
@@ -335,7 +311,7 @@ def _reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
 
 
 def stored_votes(run: RunDirectory, queries: Split) -> VoteBatch | None:
-    """The run's votes, None where there are none yet. RunDirectoryError for votes on other records."""
+    """The run's votes, None if there are none yet. RunDirectoryError for votes on other records."""
     if not run.votes.exists():
         return None
     votes = read_votes(run.votes)
@@ -347,26 +323,12 @@ def stored_votes(run: RunDirectory, queries: Split) -> VoteBatch | None:
     return votes
 
 
-def store_votes(run: RunDirectory, votes: VoteBatch) -> None:
-    """Keep them for the next command of the same run."""
-    write_votes(votes, run.votes)
-
-
-def check_teachers(dataset: Dataset, num_teachers: int) -> None:
-    """ConfigError for more teachers than private records, or persons. It does not tell how many there are."""
-    if num_teachers > dataset.private.num_protected:
-        raise ConfigError(
-            f"teachers.num_teachers: {num_teachers} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
-            "that most would learn from nothing; lower it."
-        )
-
-
 @dataclass(frozen=True, kw_only=True)
 class StandingVoters:
     """Voters that stay for a service.
 
     ``ensemble`` is what determines their votes, for the ledger; ``try_vote`` votes on features (1, ...) of no query, or
-    raises; ``are_answering`` tells without waiting.
+    raises; ``are_answering`` returns without waiting.
     """
 
     ensemble: str
@@ -374,40 +336,6 @@ class StandingVoters:
     try_vote: Callable[[npt.NDArray[np.generic]], object]
     are_answering: Callable[[], bool]
     close: Callable[[], None]
-
-
-def standing_teachers(
-    dataset: Dataset,
-    teachers: TeachersConfig,
-    *,
-    seed: int,
-    ray: RayConfig,
-    checkpoint_dir: Path | Storage,
-    collected: Path,
-) -> StandingVoters:
-    """All teachers in actors; votes that a run ``collected`` are read from its table."""
-    from teachers.ensemble import train_ensemble
-    from teachers.ray_pool import ServingTeachers, open_pool
-
-    with open_pool(ray) as pool:
-        ensemble = train_ensemble(
-            dataset.private,
-            teachers,
-            num_classes=dataset.num_classes,
-            seed=seed,
-            checkpoint_dir=checkpoint_dir,
-            pool=pool,
-            read=_reader(dataset, ray),
-        )
-    # After the pool is closed, whose actors held the CPUs that these need.
-    voters = ServingTeachers(ensemble, ray)
-    return StandingVoters(
-        ensemble=ensemble.digest,
-        count_votes=VoteCounter(read_votes(collected), voters.votes),
-        try_vote=voters.votes,
-        are_answering=voters.are_answering,
-        close=voters.close,
-    )
 
 
 class VoteCounter:
@@ -473,92 +401,9 @@ def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
     return PublicRecords(answered_x=public.x[answered], labels=labels, unlabelled_x=public.x[~is_answered])
 
 
-def answer_admitted(
-    votes: Ballot,
-    *,
-    keys: Sequence[str],
-    queries: Split,
-    session: AggregatorSession,
-    admission: AdmissionConfig,
-    total: int,
-    gate: GateRule,
-    student: StudentConfig,
-    num_classes: int,
-    num_groups: int,
-    seed: int,
-    block_size: int,
-    on_progress: Callable[[int], None],
-) -> SessionResult:
-    """Submit ``total`` of the candidates in ``queries``, or fewer where no more would be accepted.
-
-    The first round takes them in their order, for nothing is known yet.
-    """
-    waiting = list(range(len(keys)))
-    learning = StudentConfig(model=student.model, fit=admission.fit or student.fit)
-    results: list[SessionResult] = []
-    for number in range(admission.rounds):
-        submitted = sum(result.num_queries for result in results)
-        # What is left is divided anew: a round that the gate cut short is made up for by those after it.
-        size = math.ceil((total - submitted) / (admission.rounds - number))
-        chosen = waiting[:size]
-        labelled = SessionResult.joined(results).labelled if number else None
-        if labelled is not None and waiting and len(labelled.labels):
-            rows = torch.tensor(waiting)
-            admitted = admit_queries(
-                _predict(labelled, queries, rows, learning, num_classes=num_classes, seed=seed + number),
-                queries.z[rows].numpy(),
-                gate=_after(labelled, gate, num_groups=num_groups, num_classes=num_classes),
-                count=size,
-                uncertain_first=admission.uncertain_first,
-            )
-            chosen = [waiting[row] for row in admitted]
-        results.append(
-            answer_queries(
-                votes.take(chosen),
-                keys=[keys[row] for row in chosen],
-                session=session,
-                block_size=block_size,
-                on_progress=lambda done, before=submitted: on_progress(before + done),  # type: ignore[misc]
-            )
-        )
-        # In public order again: a run that was interrupted must submit the same queries.
-        waiting = sorted(set(waiting) - set(chosen))
-    return SessionResult.joined(results)
-
-
-def _after(labelled: LabelledSet, gate: GateRule, *, num_groups: int, num_classes: int) -> DemographicParityGate:
-    """The gate as the labels released so far leave it."""
-    counts_GC = np.zeros((num_groups, num_classes), dtype=np.int64)
-    np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
-    return DemographicParityGate(gate, num_groups=num_groups, num_classes=num_classes, counts_GC=counts_GC)
-
-
-def _predict(
-    labelled: LabelledSet,
-    queries: Split,
-    rows: torch.Tensor,
-    learning: StudentConfig,
-    *,
-    num_classes: int,
-    seed: int,
-) -> np.ndarray:
-    """Probabilities of the candidates in ``rows``, by a student of the labels released so far."""
-    # Rounds are few runs', and all others release labels without torch.
-    from fairpate.nn.fit import predict_probabilities
-    from student.student import train_student
-
-    network = train_student(
-        public_records(queries, labelled),
-        learning,
-        num_classes=num_classes,
-        generator=torch.Generator().manual_seed(seed),
-    )
-    return predict_probabilities(network, queries.x[rows]).double().numpy()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Spending:
-    """What a ledger spent, query by query; all of it but :meth:`submitted` is for the operator alone.
+    """The charges of a ledger, query by query; all of it but :meth:`submitted` is for the operator alone.
 
     ``charges_Q[i]`` are the ledger's reservations for query i: one with its outcome, and before it one for each that
     a crash left open.
@@ -590,7 +435,7 @@ class Spending:
     def drawn(self, start: int, stop: int) -> Event:
         """The votes that the same queries touched, as the ledger holds them; free refusals touched none."""
         touched = [
-            charge.reservation.votes
+            charge.votes
             for charges in self.charges_Q[start:stop]
             for charge in charges
             if charge.outcome is None or charge.outcome.is_charged
@@ -600,7 +445,7 @@ class Spending:
     def as_in_paper(self, start: int, stop: int) -> npt.NDArray[np.float64]:
         """The published code's curve for the same queries: fairness rejections are free, and no crash ever happened."""
         ended = [
-            (charges[-1].reservation.votes, charges[-1].outcome.verdict)
+            (charges[-1].votes, charges[-1].outcome.verdict)
             for charges in self.charges_Q[start:stop]
             if charges[-1].outcome is not None and charges[-1].outcome.is_charged
         ]
@@ -612,7 +457,7 @@ class Spending:
 
 
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
-    """What was really spent: the operator may know it and nobody may publish it."""
+    """The data-dependent privacy cost: the operator may know it and nobody may publish it."""
     delta, submitted = spending.target_delta, len(spending.charges_Q)
     drawn = spending.drawn(0, submitted)
     price = accountant.epsilon_data_dependent([drawn], target_delta=delta)
@@ -639,7 +484,7 @@ class ReleasePlan:
     """All that fixes a release of labels before the first vote.
 
     ``mechanism`` is the method's, its noise perhaps scaled to a target; ``delta`` is what prices are stated at;
-    ``unit``: whose change moves one vote; ``student`` learns between the rounds of an admission.
+    ``unit``: the change that moves one vote; ``student`` learns between the rounds of an admission.
     """
 
     settings: QueriesConfig
@@ -655,11 +500,11 @@ class ReleasePlan:
 
     @property
     def source(self) -> NoiseSource:
-        """Where the noise comes from."""
+        """The source of noise."""
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
 
     def worst_case(self, num_queries: int) -> Event:
-        """What so many queries cost whatever the votes, for the unit that is protected."""
+        """The cost of ``num_queries`` for any votes, for the unit that is protected."""
         event = self.mechanism.worst_case(num_queries)
         return of_teachers(event, self.unit)
 
@@ -670,22 +515,17 @@ class ReleasePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
-    """What came out of the aggregator: labels and outcomes for everybody, spending for the operator.
+class Labels(Trained):
+    """Released labels, before a student learned from them.
 
-    ``over_budget`` queries found no room and cost nothing. ``events`` were fixed before the first query: what those
-    that were submitted cost, unless their number depends on released labels. ``epsilon_bound`` is the guarantee where
-    it is above what the events cost; ``remarks`` qualify it.
+    ``events`` were fixed before the first query: what the submitted queries cost, unless their number depends on
+    released labels. ``epsilon_bound`` is the guarantee that was fixed before the first query; None if only votes ended
+    the run. ``spending`` is the operator's; None if queries are no public records, and pages have no groups to show,
+    and once a student learned.
     """
 
     labelled: LabelledSet
-    queries: QueryOutcomes
-    spending: Spending
-    over_budget: int
-    events: tuple[Event, ...]
-    noise: str
-    epsilon_bound: float | None
-    remarks: tuple[str, ...]
+    spending: Spending | None = None
 
 
 def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
@@ -715,70 +555,84 @@ def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
     terms = ledger_terms(plan, dataset, ensemble="planned")
     fitting = queries_that_fit(terms, wanted)
     if not fitting:
-        raise ConfigError(
-            f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing could be asked; "
-            "raise it, or the noise."
-        )
+        raise _no_room(terms.budget, "nothing could be asked")
     return fitting
 
 
-def _budget_words(budget: Budget) -> str:
+def _no_room(budget: Budget, consequence: str) -> ConfigError:
     limit = f"{budget.max_queries} queries" if budget.epsilon is None else f"epsilon {budget.epsilon:g}"
-    return f"{limit} at delta {delta_text(budget.delta)} ({budget.kind})"
+    return ConfigError(
+        f"aggregator.budget: {limit} at delta {delta_text(budget.delta)} ({budget.kind}) has no room for one query, so "
+        f"{consequence}; raise it, or the noise."
+    )
 
 
-def release_labels(
-    run: RunDirectory,
-    plan: ReleasePlan,
-    dataset: Dataset,
-    queries: Split,
-    votes: Ballot,
-    on_progress: Advance,
-    *,
-    meter: Meter | None,
-) -> Release:
-    """Ask the aggregator every query, and write the labels. However often it runs, one release results.
+def release_labels(plan: ReleasePlan, dataset: Dataset, queries: Split, votes: Ballot, training: Training) -> Labels:
+    """Ask the aggregator every query, and write the labels. One release results, however often it runs.
 
-    ``meter`` counts it in the operator's odometer, where it is counted.
+    ``dataset`` is what teachers see, and its public records are whom they are asked about. The queries are counted in
+    the operator's odometer, if ``training`` has a log.
     """
-    keys = keys_of(queries)
+    run, keys = training.run, keys_of(queries)
     terms = ledger_terms(plan, dataset, ensemble=votes.ensemble)
-    ledger_meter = None
-    if meter is not None:
+    meter = None
+    if training.log is not None:
         planned = (plan.worst_case(check_budget(plan, dataset, queries)),)
-        ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
-    with open_ledger(run, terms, queries, create=True, meter=ledger_meter) as ledger:
-        session = AggregatorSession(ledger, source=plan.source)
-        result = _submit(votes, keys, queries, session, plan, dataset, on_progress)
-        if not result.replies:
-            raise ConfigError(
-                f"aggregator.budget: {_budget_words(terms.budget)} has no room for one query, so nothing was asked; "
-                "raise it, or the noise."
-            )
-        spending = Spending(charges_Q=_by_query(ledger.charges, keys), terms=terms)
-        if ledger_meter is not None:
-            # Room that was held ahead is given back, so that the sum with earlier releases is of what was charged.
-            ledger_meter.settle(ledger)
-    by_service = len(result.replies) < len(spending.charges_Q)
-    # After the odometer is settled and the ledger closed: labels are what becomes visible.
-    write_labels(result.labelled, run.labels)
-    return _priced(result, spending, plan, by_service=by_service)
+        meter = LedgerMeter(training.log, terms, unit=plan.unit, planned=plan.counted_beforehand, plan=planned)
+    with training.reporter.stage("aggregator") as on_progress:
+        with open_ledger(run, terms, queries, create=True, meter=meter) as ledger:
+            session = AggregatorSession(ledger, source=plan.source)
+            result = _submit(votes, keys, queries, session, plan, dataset, on_progress)
+            if not result.replies:
+                raise _no_room(terms.budget, "nothing was asked")
+            spending = Spending(charges_Q=_by_query(ledger.charges, keys), terms=terms)
+            if meter is not None:
+                # Room that was held ahead is given back, so that the sum with earlier releases is of what was charged.
+                meter.settle(ledger)
+        # After the odometer is settled and the ledger closed: labels are what becomes visible.
+        write_labels(result.labelled, run.labels)
+        labels = _priced(result, spending, plan, training.model)
+    assert labels.queries is not None
+    training.reporter.note("aggregator", f"{labels.queries.answered} of {labels.queries.submitted} queries answered")
+    if result.over_budget:
+        training.reporter.note("aggregator", f"not asked, because the budget has no room: {result.over_budget}")
+    write_json(run.costs, costs(spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
+    return labels if dataset.group_names == training.dataset.group_names else replace(labels, spending=None)
 
 
-def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_service: bool) -> Release:
-    """The release with its events: every reservation at its full cost, whatever came of it.
+def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model: nn.Module) -> Labels:
+    """The labels with their events: every reservation at its full cost, however it ended.
 
-    Where a service asked too, only the ledger's budget was fixed before the first query.
+    If a service asked too, only the ledger's budget was fixed before the first query.
     """
+    by_service = len(result.replies) < len(spending.charges_Q)
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
-    planned = _planned(spending, plan)
+    num_planned = spending.num_reservations
+    if plan.settings.admission is not None:
+        # Released labels may have made the rounds submit fewer than configured. A reservation that a crash left open
+        # counts as it is: no label decides over a crash.
+        configured = (plan.settings.num_queries or 0) + num_planned - len(spending.charges_Q)
+        num_planned = max(configured, num_planned)
+    planned = spending.terms.mechanism.worst_case(num_planned)
     spent = accountant.least_epsilon([submitted], target_delta=plan.delta)
     bound = epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
-        # Neither follows from votes or labels, so that the lesser may be stated.
+        # Both bounds are independent of votes and labels, so that the smaller one may be stated.
         bound = min(bound, accountant.least_epsilon([planned], target_delta=plan.delta))
-    return Release(
-        labelled=result.labelled,
+    remarks: tuple[str, ...] = ()
+    if bound is None:
+        remarks = (STOPPED_BY_VOTES,)
+    elif bound > spent:
+        remarks = (
+            f"Released labels may have decided how many queries were submitted. The guarantee is the bound that was "
+            f"fixed before the first, ε = {epsilon_text(bound)}; ε = {epsilon_text(spent)} prices the {len(outcomes)} "
+            "that were submitted.",
+        )
+    return Labels(
+        model=model,
+        events=(of_teachers(submitted if by_service else planned, plan.unit),),
+        noise=spending.terms.noise,
+        remarks=remarks,
         queries=QueryOutcomes(
             submitted=len(outcomes),
             answered=outcomes.count("answered"),
@@ -787,25 +641,10 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, *, by_
             refused_free=outcomes.count("free"),
             epsilon_submitted=spent,
         ),
-        spending=spending,
-        over_budget=result.over_budget,
-        events=(of_teachers(submitted if by_service else planned, plan.unit),),
-        noise=spending.terms.noise,
         epsilon_bound=bound,
-        remarks=_remarks(spent, bound, len(outcomes)),
+        labelled=result.labelled,
+        spending=spending,
     )
-
-
-def _planned(spending: Spending, plan: ReleasePlan) -> Event:
-    """What the queries cost whatever labels they give.
-
-    Admission in rounds may submit fewer than configured because of released labels. A reservation that a crash left
-    open counts as it is: no label decides over a crash.
-    """
-    count = spending.num_reservations
-    if plan.settings.admission is not None:
-        count = max((plan.settings.num_queries or 0) + count - len(spending.charges_Q), count)
-    return spending.terms.mechanism.worst_case(count)
 
 
 def _submit(
@@ -817,8 +656,10 @@ def _submit(
     dataset: Dataset,
     on_progress: Advance,
 ) -> SessionResult:
-    """Algorithm 1, or the same in rounds of admitted queries."""
-    if plan.settings.admission is None:
+    """Algorithm 1; with admission, in rounds that submit the planned number of candidates, or fewer if no more would
+    be accepted. The first round takes them in their order, for nothing is known yet."""
+    admission = plan.settings.admission
+    if admission is None:
         return answer_queries(
             votes,
             keys=keys,
@@ -826,26 +667,57 @@ def _submit(
             block_size=_BLOCK,
             on_progress=lambda done: on_progress(done, len(keys)),
         )
+    # Few runs have rounds, and all others release labels without torch.
+    from fairpate.nn.fit import predict_probabilities
+    from student.student import train_student
+
     total = plan.settings.num_queries or len(keys)
-    return answer_admitted(
-        votes,
-        keys=keys,
-        queries=queries,
-        session=session,
-        admission=plan.settings.admission,
-        total=total,
-        gate=plan.gate,
-        student=plan.student,
-        num_classes=dataset.num_classes,
-        num_groups=dataset.num_groups,
-        seed=plan.seed,
-        block_size=_BLOCK,
-        on_progress=lambda done: on_progress(done, total),
-    )
+    learning = StudentConfig(model=plan.student.model, fit=admission.fit or plan.student.fit)
+    waiting = list(range(len(keys)))
+    results: list[SessionResult] = []
+    for number in range(admission.rounds):
+        submitted = sum(result.num_queries for result in results)
+        # What is left is divided anew: a round that the gate cut short is made up for by those after it.
+        size = math.ceil((total - submitted) / (admission.rounds - number))
+        chosen = waiting[:size]
+        labelled = SessionResult.joined(results).labelled if number else None
+        if labelled is not None and waiting and len(labelled.labels):
+            student = train_student(
+                public_records(queries, labelled),
+                learning,
+                num_classes=dataset.num_classes,
+                generator=torch.Generator().manual_seed(plan.seed + number),
+            )
+            rows = torch.tensor(waiting)
+            # The gate as the labels released so far leave it.
+            counts_GC = np.zeros((dataset.num_groups, dataset.num_classes), dtype=np.int64)
+            np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
+            admitted = admit_queries(
+                predict_probabilities(student, queries.x[rows]).double().numpy(),
+                queries.z[rows].numpy(),
+                gate=DemographicParityGate(
+                    plan.gate, num_groups=dataset.num_groups, num_classes=dataset.num_classes, counts_GC=counts_GC
+                ),
+                count=size,
+                uncertain_first=admission.uncertain_first,
+            )
+            chosen = [waiting[row] for row in admitted]
+        results.append(
+            answer_queries(
+                votes.take(chosen),
+                keys=[keys[row] for row in chosen],
+                session=session,
+                block_size=_BLOCK,
+                on_progress=lambda done, before=submitted: on_progress(before + done, total),  # type: ignore[misc]
+            )
+        )
+        # In public order again: a run that was interrupted must submit the same queries.
+        waiting = sorted(set(waiting) - set(chosen))
+    return SessionResult.joined(results)
 
 
 def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> LedgerTerms:
-    """What the run's ledger is a ledger of. Without a planned budget the run's queries fit, and one wasted block."""
+    """The terms of the run's ledger. Without a planned budget the run's queries fit, and one wasted block."""
     settings = plan.settings
     terms = LedgerTerms(
         mechanism=plan.mechanism,
@@ -861,31 +733,16 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
     )
     if plan.budget is not None:
         return replace(terms, budget=plan.budget.at(plan.delta))
-    epsilon = epsilon_data_independent(
-        terms,
-        num_queries=(settings.num_queries or len(choose_queries(dataset, settings))) + _BLOCK,
-    )
-    budget = Budget(kind="data_independent", delta=plan.delta, epsilon=epsilon)
-    return replace(terms, budget=budget)
-
-
-def _remarks(epsilon: float, bound: float | None, num_queries: int) -> tuple[str, ...]:
-    if bound is None:
-        return (STOPPED_BY_VOTES,)
-    if bound <= epsilon:
-        return ()
-    return (
-        f"Released labels may have decided how many queries were submitted. The guarantee is the bound that was fixed "
-        f"before the first, ε = {epsilon_text(bound)}; ε = {epsilon_text(epsilon)} prices the {num_queries} that were "
-        "submitted.",
-    )
+    num_queries = (settings.num_queries or len(choose_queries(dataset, settings))) + _BLOCK
+    epsilon = epsilon_data_independent(terms, num_queries=num_queries)
+    return replace(terms, budget=Budget(kind="data_independent", delta=plan.delta, epsilon=epsilon))
 
 
 def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charge]]:
     """The charges of every query with an outcome, the run's first; those of queries without one go with the first."""
     charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
     for charge in charges:
-        charges_of.setdefault(charge.reservation.key, []).append(charge)
+        charges_of.setdefault(charge.key, []).append(charge)
     by_query = [of_key for of_key in charges_of.values() if of_key and of_key[-1].outcome is not None]
     # They were charged, so some query must carry them: all queries together are priced by their charges.
     abandoned = [charge for of_key in charges_of.values() if of_key and of_key[-1].outcome is None for charge in of_key]

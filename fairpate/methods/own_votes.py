@@ -1,22 +1,18 @@
-"""Votes made elsewhere, read from a file: aggregator, ledger and student for a consortium that keeps its models.
-
-A file of votes that were made elsewhere, as a data set of its public records and as the votes on them.
-
-A row is a public record: its id, its group, and either one column per voter, each a class, or one column per class,
-each how many voters chose it. Other columns are features that are named. A second file may hold test records, with
-their true labels in the place of votes. All faults are told at once; they count rows and show no vote.
-
-Shapes: Q records, C classes, T voters, F features, N test records.
-
-Votes that were made elsewhere: aggregator, ledger and student for a consortium whose members keep their models.
+"""Votes that were made elsewhere: aggregator, ledger and student for a consortium whose members keep their models.
 
     votes        a file: for each public record the class that every voter chose, or how many voters chose each class
     labels       Confident-GNMax with a gate, as in FairPATE (Algorithm 1)
     student      of the released labels, where features of the public records are known
 
-Which private units are behind a vote cannot be seen here. The operator declares one (``votes.unit``) and attests that
-each touches one vote of a query at most; then one unit moves one vote, and the price of queries to teachers is that of
-the unit. Statement, ledger, odometer and every page name the unit, and the statement remarks the attestation.
+A row of the file is a public record: its id, its group, and either one column per voter, each a class, or one column
+per class, each how many voters chose it. Other columns are features that are named. A second file may hold test
+records, with their true labels in place of votes. All faults are reported at once; they count rows and show no vote.
+
+The private units behind a vote cannot be seen here. The operator declares one (``votes.unit``) and attests that each
+touches one vote of a query at most; then one unit moves one vote, and queries cost what queries to teachers cost.
+Statement, ledger, odometer and every page name the unit, and the statement remarks the attestation.
+
+Shapes: Q records, C classes, T voters, F features, N test records.
 """
 
 from __future__ import annotations
@@ -43,8 +39,8 @@ from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.later import torch
 from fairpate.methods.base import Training
-from fairpate.methods.label_queries import StandingVoters
-from fairpate.methods.pate import NO_GATE, GnmaxMethod, Labels
+from fairpate.methods.label_queries import Labels, StandingVoters
+from fairpate.methods.pate import NO_GATE, GnmaxMethod
 from fairpate.report.page import counted
 from fairpate.run.context import RunDirectory
 from fairpate.types import GateRule, IntArray, MechanismParameters, Unit, UserError, VoteBatch
@@ -54,7 +50,7 @@ _DIGEST_BYTES = 16
 
 
 class VotesFileError(UserError):
-    """A file of votes that cannot be used; the message lists every fault."""
+    """A file of votes cannot be used; the message lists every fault."""
 
 
 class VotesConfig(Section):
@@ -91,7 +87,7 @@ class VotesConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class VotesFile:
-    """What a file holds: its public records as a data set without private ones, and the votes on them."""
+    """The public records of a file as a data set without private ones, and the votes on them."""
 
     dataset: Dataset
     votes: VoteBatch
@@ -99,51 +95,58 @@ class VotesFile:
 
 
 def resolved(config: VotesConfig) -> VotesConfig:
-    """With the number of voters that the file's header tells. Errors as :func:`read_votes_file`."""
+    """``config`` with absolute paths and the number of voters in the file. Errors as :func:`read_votes_file`."""
     assert config.path is not None
     places = {"path": config.path.absolute(), "test": None if config.test is None else config.test.absolute()}
     return config.model_copy(update={**places, "num_voters": read_votes_file(config).num_voters})
 
 
 def read_votes_file(config: VotesConfig) -> VotesFile:
-    """All of the file, and of the one of test records. VotesFileError lists every fault."""
+    """Read the whole file, and the one of test records. VotesFileError lists every fault."""
     path = config.path
     assert path is not None
     table = _table(path, (config.id, config.group, *config.features, *(config.classes if config.are_counts else ())))
     faults = _Faults(path, [])
     names, groups = _names_and_groups(table, config, faults)
     votes_QC, num_voters = (_counts if config.are_counts else _per_voter)(table, config, faults)
-    x = _features(table, config, faults)
+    x = torch.from_numpy(_features(table, config, faults))
     group_names = sorted(set(groups.tolist()))
     codes_Q: IntArray = np.searchsorted(group_names, groups).astype(np.int64)
-    test = _test(config, names, group_names, faults)
+    test = None if config.test is None else _test(config.test, config, names, group_names, faults)
     # After all files were looked at: one message lists what is to be corrected.
-    faults.require_none()
-    return VotesFile(
-        dataset=_dataset(config, names.tolist(), x, codes_Q, tuple(group_names), test),
-        votes=VoteBatch(record_ids=names.tolist(), groups_Q=codes_Q, votes_QC=votes_QC, ensemble=sha256_of(path)[:16]),
-        num_voters=num_voters,
+    if faults.found:
+        raise VotesFileError("\n".join(faults.found))
+    record_ids = tuple(names.tolist())
+    unlabelled = torch.full((len(names),), -1, dtype=torch.int64)
+    none = torch.zeros(0, dtype=torch.int64)
+    empty = Split(x=x[:0], y=none, z=none, record_id=())
+    dataset = Dataset(
+        name=config.name or path.stem,
+        kind="tabular",
+        private=empty,
+        public=Split(x=x, y=unlabelled, z=torch.from_numpy(codes_Q), record_id=record_ids),
+        validation=empty,
+        test=empty if test is None else test,
+        label_names=config.classes,
+        group_names=tuple(group_names),
+        sensitive_attribute=config.group,
+        feature_names=config.features,
     )
+    votes = VoteBatch(record_ids=names.tolist(), groups_Q=codes_Q, votes_QC=votes_QC, ensemble=sha256_of(path)[:16])
+    return VotesFile(dataset=dataset, votes=votes, num_voters=num_voters)
 
 
+@dataclass(frozen=True)
 class _Faults:
-    """What is wrong with which column in how many rows."""
+    """The faults ``found`` in a file and those in others, by column and number of rows."""
 
-    def __init__(self, path: Path, found: list[str]) -> None:
-        self._path, self._found = path, found
-
-    def of(self, path: Path) -> _Faults:
-        """Of another file, told together with these."""
-        return _Faults(path, self._found)
+    path: Path
+    found: list[str]
 
     def add(self, column: str, wrong_Q: npt.NDArray[np.bool_], what: str) -> None:
         if wrong_Q.any():
             first, rows = int(wrong_Q.argmax()) + 1, counted(int(wrong_Q.sum()), "row has", "rows have")
-            self._found.append(f"{self._path}: column {column}: {rows} {what} (the first is row {first}).")
-
-    def require_none(self) -> None:
-        if self._found:
-            raise VotesFileError("\n".join(self._found))
+            self.found.append(f"{self.path}: column {column}: {rows} {what} (the first is row {first}).")
 
 
 def _table(path: Path, wanted: Sequence[str]) -> pa.Table:
@@ -153,7 +156,7 @@ def _table(path: Path, wanted: Sequence[str]) -> pa.Table:
         else:
             with csv.open_csv(path) as reader:
                 header = reader.schema.names
-            # All as it is written: 007 is no number.
+            # All columns as text: 007 stays 007.
             kinds = csv.ConvertOptions(column_types=dict.fromkeys(header, pa.string()))
             table = csv.read_csv(path, convert_options=kinds)
     except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
@@ -173,19 +176,19 @@ def _names_and_groups(
 ) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
     names, groups = _text(table, config.id), _text(table, config.group)
     faults.add(config.id, names == "", "no id")
-    faults.add(config.id, _repeated(names), "an id that another row has too; every record stands there once")
+    repeated = np.ones(len(names), dtype=np.bool_)
+    repeated[np.unique(names, return_index=True)[1]] = False
+    faults.add(config.id, repeated & (names != ""), "an id that another row has too; every record has one row")
     faults.add(config.group, groups == "", "no group")
     return names, groups
 
 
 def _test(
-    config: VotesConfig, public_names: npt.NDArray[np.str_], group_names: Sequence[str], faults: _Faults
-) -> Split | None:
-    """Test records with their true labels; None where no file is named."""
-    if config.test is None:
-        return None
-    table = _table(config.test, (config.id, config.group, *config.features, config.label))
-    found = faults.of(config.test)
+    path: Path, config: VotesConfig, public_names: npt.NDArray[np.str_], group_names: Sequence[str], faults: _Faults
+) -> Split:
+    """Test records with their true labels."""
+    table = _table(path, (config.id, config.group, *config.features, config.label))
+    found = _Faults(path, faults.found)
     names, groups = _names_and_groups(table, config, found)
     found.add(config.id, np.isin(names, public_names), "an id of the file of votes, whose record may teach the student")
     z = _codes(table, config.group, group_names)
@@ -197,7 +200,7 @@ def _test(
 
 
 def _codes(table: pa.Table, column: str, values: Sequence[str]) -> IntArray:
-    """The place of each row's text among ``values``; -1 where it is none of them."""
+    """The index of each row's text in ``values``; -1 for any other text."""
     is_it = _text(table, column)[:, None] == np.array(values)
     codes: IntArray = np.where(is_it.any(axis=1), is_it.argmax(axis=1), -1).astype(np.int64)
     return codes
@@ -206,21 +209,13 @@ def _codes(table: pa.Table, column: str, values: Sequence[str]) -> IntArray:
 def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
     values = table[column].combine_chunks()
     if pa.types.is_floating(values.type) and not pc.any(pc.is_nan(values)).as_py():
-        # A column of whole numbers with gaps comes out of pandas as floats: 3.0 stands for 3.
+        # pandas writes a column of whole numbers with gaps as floats: 3.0 means 3.
         values = pc.if_else(pc.equal(pc.floor(values), values), pc.cast(values, pa.int64(), safe=False), None)
     return np.array(pc.fill_null(pc.cast(values, pa.string()), "").to_pylist(), dtype=np.str_)
 
 
-def _repeated(names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
-    _, first = np.unique(names, return_index=True)
-    repeated = np.ones(len(names), dtype=np.bool_)
-    repeated[first] = False
-    found: npt.NDArray[np.bool_] = repeated & (names != "")
-    return found
-
-
 def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntArray, int]:
-    """Every column that means nothing else is a voter's; one of true labels is none."""
+    """Counts of a file with a column per voter: each column that has no other meaning."""
     if config.label in table.column_names:
         raise VotesFileError(
             f"{config.path}: column {config.label} is that of true labels, and no voter's; leave it out, or say that "
@@ -229,8 +224,7 @@ def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[I
     voters = [name for name in table.column_names if name not in (config.id, config.group, *config.features)]
     votes_QC = np.zeros((len(table), len(config.classes)), dtype=np.int64)
     for voter in voters:
-        said = _text(table, voter)
-        known_QC = said[:, None] == np.array(config.classes)
+        known_QC = _text(table, voter)[:, None] == np.array(config.classes)
         faults.add(voter, ~known_QC.any(axis=1), f"no vote for one of {', '.join(config.classes)}")
         votes_QC += known_QC
     if len(voters) < 2 or config.num_voters not in (None, len(voters)):
@@ -242,6 +236,7 @@ def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[I
 
 
 def _counts(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntArray, int]:
+    """Counts of a file with a column per class."""
     assert config.num_voters is not None
     extra = set(table.column_names) - {config.id, config.group, *config.features, *config.classes}
     if extra:
@@ -254,16 +249,13 @@ def _counts(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntA
         faults.add(name, ~whole, "no whole number of votes")
         columns.append(np.where(whole, numbers, 0).astype(np.int64))
     votes_QC = np.stack(columns, axis=1)
-    faults.add(
-        ", ".join(config.classes),
-        votes_QC.sum(axis=1) != config.num_voters,
-        f"sums other than {config.num_voters}",
-    )
+    wrong_Q = votes_QC.sum(axis=1) != config.num_voters
+    faults.add(", ".join(config.classes), wrong_Q, f"sums other than {config.num_voters}")
     return votes_QC, config.num_voters
 
 
 def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
-    """The column as numbers, nan where it holds none."""
+    """The column as numbers, nan for anything else."""
     values = table[column].combine_chunks()
     try:
         return np.array(pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
@@ -279,48 +271,17 @@ def _number(value: Any) -> float:
 
 
 def _features(table: pa.Table, config: VotesConfig, faults: _Faults) -> npt.NDArray[np.float32]:
-    """(Q, F); of records without features, a digest of each id, by which queries are told apart."""
+    """(Q, F); without features a digest of each id, so that queries are different."""
     if not config.features:
         names = _text(table, config.id).tolist()
         digests = [hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest() for name in names]
         return np.frombuffer(b"".join(digests), dtype=np.uint8).reshape(len(names), -1).astype(np.float32)
-    # What 32 bits do not hold becomes infinite, and is told below.
+    # A number too large for 32 bits becomes infinite, and is reported below.
     with np.errstate(over="ignore"):
         columns = [_numbers(table, name).astype(np.float32) for name in config.features]
     for name, column in zip(config.features, columns, strict=True):
         faults.add(name, ~np.isfinite(column), "no finite number of 32 bits")
     return np.stack(columns, axis=1)
-
-
-def _dataset(
-    config: VotesConfig,
-    names: Sequence[str],
-    x: npt.NDArray[np.float32],
-    codes_Q: IntArray,
-    groups: tuple[str, ...],
-    test: Split | None,
-) -> Dataset:
-    assert config.path is not None
-    none = torch.zeros(0, dtype=torch.int64)
-    public = Split(
-        x=torch.from_numpy(x),
-        y=torch.full((len(names),), -1, dtype=torch.int64),
-        z=torch.from_numpy(codes_Q),
-        record_id=tuple(names),
-    )
-    empty = Split(x=public.x[:0], y=none, z=none, record_id=())
-    return Dataset(
-        name=config.name or config.path.stem,
-        kind="tabular",
-        private=empty,
-        public=public,
-        validation=empty,
-        test=empty if test is None else test,
-        label_names=config.classes,
-        group_names=groups,
-        sensitive_attribute=config.group,
-        feature_names=config.features,
-    )
 
 
 _NO_CHECK = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1)
@@ -345,36 +306,36 @@ class OwnVotes(GnmaxMethod):
 
     @property
     def unit(self) -> str:
-        """As declared."""
+        """The declared unit."""
         return self.votes.unit or "what the operator declares"
 
     def unit_of(self, dataset: Dataset) -> Unit:  # noqa: ARG002 - of the operator
-        """As declared."""
+        """The declared unit."""
         assert self.votes.unit is not None
         return self.votes.unit
 
     @property
     def keeps_teachers(self) -> bool:
-        """They are elsewhere; what stays are their votes, in the file."""
+        """Whether the file with their votes is there."""
         return self.votes.path is not None and self.votes.path.is_file()
 
     @property
     def votes_on_anything(self) -> bool:
-        """Only on what is in the file."""
+        """False: only on records in the file."""
         return False
 
     @property
     def num_voters(self) -> int:
-        """As the file's header, or the operator, says."""
+        """The number of voters in the file, or as the operator says."""
         return self.votes.num_voters or 0
 
     @property
     def gate(self) -> GateRule:
-        """As configured."""
+        """The configured gate."""
         return self.aggregator.gate
 
     def check(self) -> None:
-        """ConfigError besides for a file or a unit that is not named, and for noise that nobody chose."""
+        """ConfigError also for a file or a unit that is not named, and for noise that was not chosen."""
         super().check()
         if self.votes.path is None or self.votes.unit is None or not self.votes.classes:
             raise ConfigError("votes: give path, unit and classes, as `fairpate aggregate` does.")
@@ -383,14 +344,14 @@ class OwnVotes(GnmaxMethod):
             raise ConfigError("target.epsilon: no epsilon and no noise was chosen; give --epsilon, or --mechanism.")
 
     def own_dataset(self) -> Dataset | None:
-        """The public records of the file. ConfigError where no features are known, so that no student can learn."""
+        """The public records of the file. ConfigError without features, as no student can learn."""
         self.check()
         if not self.votes.features:
             raise ConfigError("votes.features: none, so no student can learn; `fairpate aggregate` releases labels.")
         return read_votes_file(self.votes).dataset
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError besides for other records than those of the file."""
+        """ConfigError also for other records than those of the file."""
         if dataset.public.record_id != tuple(read_votes_file(self.votes).votes.record_ids):
             raise ConfigError(f"data.name: {self.votes.path} has votes on other records than {dataset.name}.")
         super().check_data(dataset)
@@ -403,7 +364,7 @@ class OwnVotes(GnmaxMethod):
         yield votes.take([row_of[name] for name in queries.record_id])
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - none is trained
-        """The votes of the file, as often as they are asked for."""
+        """The votes of the file, for a service."""
         votes = read_votes_file(self.votes).votes
         row_of = {name: row for row, name in enumerate(votes.record_ids)}
         return StandingVoters(
@@ -415,14 +376,10 @@ class OwnVotes(GnmaxMethod):
         )
 
     def release(self, training: Training) -> Labels:
-        """With what the operator attests."""
-        labels = super().release(training)
-        return replace(labels, remarks=(attestation(self.unit_of(training.dataset)), *labels.remarks))
-
-
-def attestation(unit: Unit) -> str:
-    """What a statement remarks, and what every page shows."""
-    return (
-        f"The votes were made elsewhere. The operator attests that each {unit} touches one vote of a query at most; ε "
-        f"does not cover a {unit} that touches more."
-    )
+        """Labels, with the remark that the operator attests what a unit touches."""
+        labels, unit = super().release(training), self.unit_of(training.dataset)
+        attestation = (
+            f"The votes were made elsewhere. The operator attests that each {unit} touches one vote of a query at "
+            f"most; ε does not cover a {unit} that touches more."
+        )
+        return replace(labels, remarks=(attestation, *labels.remarks))

@@ -21,7 +21,7 @@ class. ``sharpness`` above 1 brings these means closer to those of the predicted
 
 *Multipliers* (:class:`DualAscent`) rise with the violation of their constraint and are projected onto a public set: the
 non-negative orthant, a cap on each coordinate, or an L1 ball (convergence theory asks for a compact set). A step reads
-released violations only, so it is post-processing and costs nothing.
+released violations only, so it is free post-processing.
 
 Shapes: N records, B of a batch, C classes, D features, E events, U populations, G groups, K values of h, J multipliers.
 """
@@ -182,15 +182,15 @@ class MeanParity:
         require_codes("labels", labels_N.cpu().numpy(), self.num_classes)
         require_codes("groups", groups_N[groups_N != UNKNOWN].cpu().numpy(), self.num_groups)
         cells_N = self.populations(labels_N) * self.num_groups + groups_N
-        # Added as it is, -1 would be the last group of the population before.
+        # An unknown group of -1 would give the last group of the population before.
         return torch.where(groups_N == UNKNOWN, UNKNOWN, cells_N)
 
     def population_sizes(self, labels_N: Tensor) -> Tensor:
-        """How many records each population has, (U,) ``float64``. Labels alone decide them."""
+        """The number of records in each population, (U,) ``float64``, from labels alone."""
         return torch.bincount(self.populations(labels_N), minlength=self.shape[0]).double()
 
     def group_sizes(self, cells_N: Tensor) -> Tensor:
-        """How many records each group has in each population, (U, G) ``float64``: private."""
+        """The number of records of each group in each population, (U, G) ``float64``: private."""
         num_populations, num_groups, _ = self.shape
         sizes = torch.bincount(cells_N[cells_N != UNKNOWN], minlength=num_populations * num_groups)
         return sizes.double().view(num_populations, num_groups)

@@ -1,35 +1,29 @@
 """The PATE family: voters answer public queries, the aggregator releases labels, a student learns from them.
 
-Methods whose voters answer public queries: what all of them do about targets, budgets and released labels.
-
 With ``target.epsilon`` both noises of ``aggregator.mechanism`` are multiplied by the least factor at which the queries
-fit, whatever the votes. Without one the noise is as configured, and ``aggregator.budget`` may limit what is spent; its
-kind ``data_dependent``, as in the papers, stops where the data-dependent privacy cost reaches the limit: when that
-happens leaks, and what is published is the price of the queries submitted, which the statement remarks.
-
-Filters that drop records for parity before a model learns, and what one in front of private data costs.
-
-FairPATE names two that differ. ``P_pre`` (Algorithm 3) is a stream: running counts decide record by record. Behind a
-mechanism, on released labels, it is post-processing and free; it is the one gate of :mod:`fairpate.fairness.gate`
-(CF-GNMax and IDP3 are the others). The filter of Theorem 1 (Appendix) sorts: per label it keeps every record of the
-smaller group, m of them, and the first ``m + floor(2 gamma m / (1 - gamma))`` of the larger in a fixed public order.
-
-Theorem 1: in front of an (epsilon, delta)-DP mechanism, with two groups, the *sorted* filter gives
-(K epsilon, K e^(K epsilon) delta) for ``K = 2 + ceil(2 gamma / (1 - gamma))``, by group privacy: one record added or
-removed changes at most K records that are kept. It does NOT cover the streaming filter, where one record can flip any
-number of later decisions; never put :func:`streaming_filter` in front of private training.
-
-Deviations from the paper: its displayed inequality has two terms swapped, and its ratio is a group's share within the
-label, not a demographic-parity rate. K is computed in fractions, because in floating point 2 * 0.9 / (1 - 0.9) > 18.
-
-Shapes: N records.
-
-The PATE family: teachers vote, an aggregator releases labels, a student learns from them.
+fit, for any votes. Without a target the noise is as configured, and ``aggregator.budget`` may limit what is spent. Its
+kind ``data_dependent``, as in the papers, stops when the data-dependent privacy cost reaches the limit: the moment of
+the stop leaks, so the price of the queries submitted is published, and the statement remarks it.
 
 Four members differ in where demographic parity enters (FairPATE, Section 4 and Appendix B): nowhere (``pate``), while
 the aggregator answers (``fairpate``), between the released labels and the student (``pate_s_pre``, Algorithm 3), in
-the student's loss (``pate_s_in``). ``aggregator.gate`` is the rule of the two in the middle. What follows the released
-labels is post-processing: all four cost what their queries cost.
+the student's loss (``pate_s_in``). ``aggregator.gate`` is the rule of the two in the middle. All that follows the
+released labels is post-processing: the four cost what their queries cost.
+
+FairPATE has two filters that drop records for parity before a model learns. ``P_pre`` (Algorithm 3) is a stream:
+running counts decide record by record. On released labels it is post-processing and free; it is the one gate of
+:mod:`fairpate.fairness.gate` (CF-GNMax and IDP3 are the others). The filter of Theorem 1 (Appendix) sorts: per label it
+keeps every record of the smaller group, m of them, and the first ``m + floor(2 gamma m / (1 - gamma))`` of the larger
+in a fixed public order. In front of an (epsilon, delta)-DP mechanism, with two groups, it gives
+(K epsilon, K e^(K epsilon) delta) for ``K = 2 + ceil(2 gamma / (1 - gamma))``, by group privacy: one record added or
+removed changes at most K records that are kept. The theorem does NOT cover the streaming filter, where one record can
+flip any number of later decisions; never put :func:`streaming_filter` in front of private training.
+
+Deviations from the paper: Theorem 1's displayed inequality has two terms swapped, and its ratio is a group's share
+within the label, not a demographic-parity rate. K is computed in fractions, because in floating point
+2 * 0.9 / (1 - 0.9) > 18.
+
+Shapes: N records.
 """
 
 from __future__ import annotations
@@ -37,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
@@ -65,44 +59,31 @@ from fairpate.config import (
 )
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
-from fairpate.methods.base import Method, Stream, Trained, Training, Voting
+from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training
 from fairpate.methods.label_queries import (
+    Labels,
     ReleasePlan,
-    Spending,
     StandingVoters,
+    VoteCounter,
     check_budget,
-    check_teachers,
     choose_queries,
     collect_vote_batch,
-    costs,
     fit_student,
     release_labels,
-    standing_teachers,
-    store_votes,
+    shard_reader,
     stored_votes,
 )
-from fairpate.run.context import RunDirectory, checkpoint_folder, write_json
+from fairpate.run.context import RunDirectory, checkpoint_folder, read_votes, write_votes
 from fairpate.types import GateRule, LabelledSet, VoteBatch
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Labels(Trained):
-    """Released labels, before anybody learned from them.
-
-    ``spending`` is the operator's; None where queries are no public records, and pages have no groups to show, and
-    once somebody learned.
-    """
-
-    labelled: LabelledSet
-    spending: Spending | None = None
-
-
 class VotingMethod(Method):
-    """What all methods share whose voters answer public queries; each says who votes and how it learns."""
+    """A method whose voters answer public queries. A subclass says who votes and how the student learns."""
 
     asks_teachers: ClassVar[bool] = True
+    releases_model: ClassVar[bool] = False
     reads_groups: ClassVar[bool] = False
 
     target: QueriesTarget = QueriesTarget()
@@ -113,17 +94,17 @@ class VotingMethod(Method):
 
     @property
     def reads_public(self) -> bool:
-        """They are the queries."""
+        """True: public records are the queries."""
         return True
 
     @property
     def reads_public_groups(self) -> bool:
-        """A gate does."""
+        """Whether a gate or a calibration does."""
         return self.gate != NO_GATE or self.public_data.calibration is not None
 
     @property
     def keeps_teachers(self) -> bool:
-        """Whether a service may go on asking them."""
+        """Whether a service may ask them further queries."""
         return True
 
     @property
@@ -143,12 +124,12 @@ class VotingMethod(Method):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What releases labels of votes, with the noise as configured."""
+        """The mechanism that releases labels of votes, with the noise as configured."""
         raise NotImplementedError
 
     @property
     def gate(self) -> GateRule:
-        """What the aggregator holds its answers to."""
+        """The rule that the aggregator holds its answers to."""
         return NO_GATE
 
     def check(self) -> None:
@@ -157,7 +138,7 @@ class VotingMethod(Method):
             raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """What is fixed before the first vote: noises as configured, or scaled to the target."""
+        """All that is fixed before the first vote, with noises as configured, or scaled to the target."""
         settings, budget, target = self.aggregator, self.aggregator.budget, self.target
         mechanism = self.mechanism
         if target.epsilon is not None:
@@ -165,10 +146,10 @@ class VotingMethod(Method):
                 mechanism,
                 target_epsilon=target.epsilon,
                 target_delta=target.delta,
-                # A public number of public records: noise that is scaled to it tells nothing.
+                # A public number of public records: noise that is scaled to it reveals nothing.
                 num_queries=settings.num_queries or len(choose_queries(dataset, settings)),
             )
-            # The target limits the ledger as well: a service that goes on after the run may not pass it.
+            # The target limits the ledger as well: a service that asks after the run may not pass it.
             budget = BudgetConfig(kind="data_independent", epsilon=target.epsilon)
         return ReleasePlan(
             settings=settings,
@@ -184,57 +165,41 @@ class VotingMethod(Method):
         )
 
     def queried(self, dataset: Dataset) -> Dataset:
-        """The data set as teachers see it: what they learn, and as public records whom they are asked about."""
+        """The data set as teachers see it: what they learn from, and as public records the queries."""
         return dataset
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError for a release that cannot be, before any work."""
+        """ConfigError for a release that is impossible, before any work."""
         self.num_fitting(dataset)
 
     def num_fitting(self, dataset: Dataset) -> int:
-        """How many queries the budget has room for. ConfigError where it has none."""
+        """How many queries the budget has room for. ConfigError if it has none."""
         asked = self.queried(dataset)
         plan = self.plan(asked)
         return check_budget(plan, asked, choose_queries(asked, plan.settings))
 
-    def voting(self, dataset: Dataset, num_records: int) -> Voting:  # noqa: ARG002 - as many voters vote whatever it is
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many voters for any number
         """All voters on every query."""
         plan = self.plan(dataset)
         noise = float(plan.mechanism.parameters["noise_stddev_votes"])
-        return Voting(
+        return ExpectedVotes(
             votes=self.num_voters, noise_stddev_votes=noise, labels=len(choose_queries(dataset, plan.settings))
         )
 
     def release(self, training: Training) -> Labels:
-        """Labels within the target or budget. However often it runs in one folder, one release results."""
-        dataset, run, reporter = self.queried(training.dataset), training.run, training.reporter
+        """Labels within the target or budget. One release results, however often it runs in one folder."""
+        dataset = self.queried(training.dataset)
         plan = self.plan(dataset)
         queries = choose_queries(dataset, plan.settings)
-        with self.ballot(dataset, queries, training) as votes, reporter.stage("aggregator") as advance:
-            released = release_labels(run, plan, dataset, queries, votes, advance, meter=training.meter)
-        outcomes = released.queries
-        reporter.note("aggregator", f"{outcomes.answered} of {outcomes.submitted} queries answered")
-        if released.over_budget:
-            reporter.note("aggregator", f"not asked, because the budget has no room: {released.over_budget}")
-        labels = Labels(
-            model=training.model,
-            events=released.events,
-            noise=released.noise,
-            remarks=released.remarks,
-            queries=outcomes,
-            epsilon_bound=released.epsilon_bound,
-            labelled=released.labelled,
-            spending=released.spending if dataset.group_names == training.dataset.group_names else None,
-        )
-        write_json(run.costs, costs(released.spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
-        return labels
+        with self.ballot(dataset, queries, training) as votes:
+            return release_labels(plan, dataset, queries, votes, training)
 
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> AbstractContextManager[Ballot]:
         """The queries with those who vote on them, for as long as they are asked."""
         raise NotImplementedError
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
-        """Voters of a finished run that a service goes on asking, inside the Ray that it started."""
+        """Voters of a finished run that a service asks further queries, inside the Ray that it started."""
         raise NotImplementedError
 
     def train(self, training: Training) -> Trained:
@@ -255,7 +220,7 @@ class VotingMethod(Method):
 
 
 class GnmaxMethod(VotingMethod):
-    """Those whose voters have one vote each, and whose labels Confident-GNMax releases."""
+    """A method whose voters have one vote each, and whose labels Confident-GNMax releases."""
 
     aggregator: AggregatorConfig = AggregatorConfig()
 
@@ -329,8 +294,17 @@ def _share(max_disparity: float | Fraction) -> Fraction:
     return 2 * gamma / (1 - gamma)
 
 
+def check_teachers(dataset: Dataset, num_teachers: int) -> None:
+    """ConfigError for more teachers than private records, or persons. It does not reveal how many there are."""
+    if num_teachers > dataset.private.num_protected:
+        raise ConfigError(
+            f"teachers.num_teachers: {num_teachers} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
+            "that most would learn from nothing; lower it."
+        )
+
+
 class PateFamily(GnmaxMethod):
-    """Those whose voters are teachers, trained on disjoint shards."""
+    """A method whose voters are teachers, trained on disjoint shards."""
 
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 1; Papernot et al. 2018, arXiv 1802.08908"
     protects_persons: ClassVar[bool] = True  # all records of a person reach one teacher
@@ -359,7 +333,7 @@ class PateFamily(GnmaxMethod):
         return self.teachers.num_teachers
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError besides for more teachers than records."""
+        """ConfigError also for more teachers than records."""
         check_teachers(dataset, self.teachers.num_teachers)
         super().check_data(dataset)
 
@@ -370,7 +344,7 @@ class PateFamily(GnmaxMethod):
         votes = stored_votes(training.run, queries)
         if votes is None:
             votes = self.ask(dataset, queries, training)
-            store_votes(training.run, votes)
+            write_votes(votes, training.run.votes)
         else:
             training.reporter.note("teachers", "votes are there already")
         yield votes
@@ -388,14 +362,29 @@ class PateFamily(GnmaxMethod):
         )
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
-        """Teachers in actors; what the run asked them is read from its votes."""
-        return standing_teachers(
-            dataset,
-            self.teachers,
-            seed=self.seed,
-            ray=self.ray,
-            checkpoint_dir=checkpoint_folder(self.storage, run.teachers),
-            collected=run.votes,
+        """All teachers in actors; the votes on what the run asked them are read from its table."""
+        # With torch, which commands that only read votes or configurations do not need.
+        from teachers.ensemble import train_ensemble
+        from teachers.ray_pool import ServingTeachers, open_pool
+
+        with open_pool(self.ray) as pool:
+            ensemble = train_ensemble(
+                dataset.private,
+                self.teachers,
+                num_classes=dataset.num_classes,
+                seed=self.seed,
+                checkpoint_dir=checkpoint_folder(self.storage, run.teachers),
+                pool=pool,
+                read=shard_reader(dataset, self.ray),
+            )
+        # After the pool is closed, whose actors held the CPUs that these need.
+        voters = ServingTeachers(ensemble, self.ray)
+        return StandingVoters(
+            ensemble=ensemble.digest,
+            count_votes=VoteCounter(read_votes(run.votes), voters.votes),
+            try_vote=voters.votes,
+            are_answering=voters.are_answering,
+            close=voters.close,
         )
 
 
@@ -408,7 +397,7 @@ class Pate(PateFamily):
 
 
 class FairPate(PateFamily):
-    """FairPATE: the gate stands in the aggregator."""
+    """FairPATE: the aggregator enforces parity while it answers."""
 
     title: ClassVar[str] = "FairPATE"
 
@@ -422,7 +411,7 @@ class FairPate(PateFamily):
 
 
 class PateSPre(PateFamily):
-    """PATE-S_pre: the gate stands between PATE's labels and the student."""
+    """PATE-S_pre: a filter enforces parity between PATE's labels and the student."""
 
     title: ClassVar[str] = "PATE-S_pre"
 
@@ -431,11 +420,11 @@ class PateSPre(PateFamily):
 
     @property
     def reads_public_groups(self) -> bool:
-        """The filter does."""
+        """True: the filter does."""
         return True
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """From what the filter keeps."""
+        """A student of the labels that the filter keeps."""
         dataset, labelled = training.dataset, labels.labelled
         # Of released labels and public groups alone, and so post-processing: what it drops stays charged.
         kept_N = streaming_filter(
@@ -459,11 +448,11 @@ class PateSIn(PateFamily):
 
     @property
     def reads_public_groups(self) -> bool:
-        """The regulariser does."""
+        """True: the regulariser does."""
         return True
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """With the regulariser."""
+        """A student of the labels, with the regulariser in its loss."""
         from fairpate.nn.fit import public_penalty  # torch, as above
 
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)

@@ -1,18 +1,18 @@
 """Private-kNN: the nearest records of a fresh secret sample vote (Zhu, Yu, Chandraker and Wang, CVPR 2020).
 
-No teacher is trained. Per public query every private record enters a sample of its own with ``sampling_rate``, the
+No teacher is trained. For each public query every private record enters a fresh sample with ``sampling_rate``, the
 ``num_neighbours`` nearest of the sample vote for their own labels (:mod:`teachers.neighbours`), and the noisy argmax of
 the counts is released (:mod:`aggregator.mechanism`), after an optional check of the largest count. Ledger, gate,
 student and service are those of :mod:`fairpate.methods.pate`.
 
-A record that is added or removed moves two counts by one each, and that only where it was sampled; where the data set
-names persons, these are sampled, and a person votes by the nearest of its records alone. One event per query, whatever
-the votes (:class:`fairpate.privacy.mechanism_events.NeighbourVotes`). So the epsilon that is computed is the one
-that is published. It prices a number of queries that is fixed beforehand, at which the ledger stops: the loss
-distribution of so many is tighter than what a filter on the price may spend.
+A record that is added or removed moves two counts by one each, and only if it was sampled. If the data set names
+persons, these are sampled, and a person votes by the nearest of its records alone. There is one event per query, for
+any votes (:class:`fairpate.privacy.mechanism_events.NeighbourVotes`), so the published epsilon is the one that is
+computed. It prices a number of queries that is fixed beforehand, at which the ledger stops: the loss distribution of
+that many queries is tighter than what a filter on the price may spend.
 
 Records are embedded by :mod:`fairpate.data.embedding`, from public records alone: principal components, or the place in
-the pool's graph of neighbours. Coordinates are rounded to whole steps, of which distances are exact.
+the pool's graph of neighbours. Coordinates are rounded to whole steps, so that distances are exact.
 
 Deviations from the paper: noise and samples are exact or from the operating system's entropy; the price is the loss
 distribution of discrete noise, where the paper has Renyi curves; the embedding is fixed, where the paper's network
@@ -46,9 +46,9 @@ from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph
 from fairpate.fairness.gate import filter_stream
 from fairpate.later import sklearn
-from fairpate.methods.base import Stream, Trained, Training, Voting, stream_seed
-from fairpate.methods.label_queries import ReleasePlan, StandingVoters, choose_queries
-from fairpate.methods.pate import Labels, VotingMethod
+from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training, stream_seed
+from fairpate.methods.label_queries import Labels, ReleasePlan, StandingVoters, choose_queries
+from fairpate.methods.pate import VotingMethod
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
 from fairpate.types import MAX_THRESHOLD_VOTES, GateRule, IntArray, LabelledSet
@@ -63,14 +63,14 @@ _STEPS = 2**15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """An embedding in whole steps; what lies far outside the pool is moved to a border."""
+    """An embedding in whole steps; a record far outside the pool is moved to a border."""
 
     embed: Embed
     steps: float
 
     @classmethod
     def of(cls, pool: Tensor, *, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
-        """Of the public ``pool`` (M, ...); ``seed`` starts the search for the graph's eigenvectors."""
+        """The embedding of the public ``pool`` (M, ...); ``seed`` starts the search for the graph's eigenvectors."""
         plain = EmbeddingConfig(num_components=min(num_components, MOST_COORDINATES), steps=0, pixels=None)
         embed: Embed = Components.of(pool, plain, evened=False)
         if embedding == "graph":
@@ -88,25 +88,25 @@ class Places:
 
 @dataclass(frozen=True, kw_only=True)
 class Clusters:
-    """Public records that lie together: the one nearest to each centre (K,), and the cluster of each record (M,)."""
+    """Clusters of public records: the record nearest to each centre (K,), and the cluster of each record (M,)."""
 
     typical_K: IntArray
     cluster_M: IntArray
 
     @classmethod
     def of(cls, coordinates_MD: Coordinates, count: int, *, seed: int) -> Clusters:
-        """By k-means. ConfigError for more clusters than places."""
+        """``count`` clusters by k-means. ConfigError for more clusters than places."""
         places = len(np.unique(coordinates_MD, axis=0))
         if count > places:
             raise ConfigError(
-                f"aggregator.num_queries: {count} clusters of public records that lie in {places} places; lower it, or "
+                f"aggregator.num_queries: {count} clusters of public records in {places} places; lower it, or "
                 "raise data.num_public."
             )
         # From public records and a public seed: every stage of a run finds the same clusters.
         found = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(coordinates_MD.astype(np.float64))
         cluster_M = found.labels_.astype(np.int64)
         squared_M = np.square(coordinates_MD - found.cluster_centers_[cluster_M]).sum(axis=1)
-        # Among a cluster's own: another's may lie nearer to its centre.
+        # Among a cluster's own records: one of another cluster may be nearer to its centre.
         nearest_first = np.lexsort((squared_M, cluster_M))
         _, first_K = np.unique(cluster_M[nearest_first], return_index=True)
         return cls(typical_K=nearest_first[first_K], cluster_M=cluster_M)
@@ -114,7 +114,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class UnorderedPool:
-    """Public records, equal in any order: as queries they are another order than the data set has."""
+    """Public records, equal in any order: as queries they have another order than in the data set."""
 
     digest: bytes
     x: Tensor = field(compare=False)
@@ -134,7 +134,7 @@ def places_of(pool: UnorderedPool, embedding: EmbeddingName, num_components: int
 
 @lru_cache(maxsize=1)
 def clusters_of(pool: UnorderedPool, rows: bytes, places: Places, count: int, seed: int) -> Clusters:  # noqa: ARG001 - a key
-    """By row of the pool, in the order that ``rows`` is a digest of."""
+    """Return :meth:`Clusters.of`, computed once for a pool in the order that ``rows`` is a digest of."""
     return Clusters.of(places(pool.x), count, seed=seed)
 
 
@@ -144,7 +144,8 @@ NoiseOfVotes = Annotated[float, Field(gt=0, le=MAX_THRESHOLD_VOTES)]
 
 
 class PrivateKnnConfig(Section):
-    """Who votes, and with which noise labels are released; with a target, both noises are scaled until queries fit."""
+    """The voters and the noise that labels are released with; with a target, both noises are scaled until queries
+    fit."""
 
     sampling_rate: float = Field(
         0.1, gt=0, le=1, description="Chance of a private record, or person, to be asked by one query."
@@ -235,15 +236,15 @@ class PrivateKnn(VotingMethod):
                 f"{price:.3g}, and are priced up to {_LARGEST_CONFIGURED}; raise it, or lower aggregator.num_queries."
             )
 
-    def voting(self, dataset: Dataset, num_records: int) -> Voting:
-        """The neighbours; a typical record's label is that of its cluster."""
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
+        """The votes of neighbours; the label of a typical record is that of its cluster."""
         voting = super().voting(dataset, num_records)
         sampled = max(1, round(self.private_knn.sampling_rate * num_records))
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)
         return replace(voting, votes=min(voting.votes, sampled), labels=labels)
 
     def queried(self, dataset: Dataset) -> Dataset:
-        """With the typical public records first, where they are asked about; a choice from public features alone."""
+        """The data set, its typical public records first if they are the queries; chosen from public features alone."""
         if self.private_knn.queries == "first":
             return dataset
         typical_K = self._clusters(dataset.public).typical_K
@@ -251,7 +252,8 @@ class PrivateKnn(VotingMethod):
         return replace(dataset, public=dataset.public.take(np.concatenate([typical_K, others]).tolist()))
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """From the labels, or of typical records from those of their clusters that the gate lets through."""
+        """A student of the labels; of typical records, from the records of their clusters that the gate lets
+        through."""
         if self.private_knn.queries == "first":
             return super().learn(training, labels)
         taught = self.taught(training, labels, self._of_clusters(training.dataset, labels.labelled))
@@ -305,7 +307,7 @@ class PrivateKnn(VotingMethod):
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
-        """Records are embedded once the first query has no answer yet."""
+        """Votes of fresh samples. Records are embedded when the first query without an answer is asked."""
         with ExitStack() as opened:
 
             @cache
@@ -323,7 +325,7 @@ class PrivateKnn(VotingMethod):
             yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - no votes kept
-        """All records, embedded; every question asks a sample of its own."""
+        """All records, embedded; every question draws a fresh sample."""
         places = self._places(dataset.public)
         found = self._neighbourhood(dataset, places)
 
@@ -340,7 +342,7 @@ class PrivateKnn(VotingMethod):
         return StandingVoters(
             ensemble=self._digest(dataset.private),
             count_votes=count_votes,
-            # Nothing of it is released, so that it costs nothing and needs no name.
+            # None of these votes is released, so that they cost nothing and need no name.
             try_vote=lambda features: counts(features, ["no query"] * len(features)),
             are_answering=found.are_answering,
             close=found.close,
@@ -352,8 +354,7 @@ class PrivateKnn(VotingMethod):
 
     @property
     def _training_seed(self) -> int:
-        # scikit-learn takes seeds of 32 bits.
-        return stream_seed(self.seed, Stream.TRAINING) % 2**32
+        return stream_seed(self.seed, Stream.TRAINING) % 2**32  # scikit-learn takes seeds of 32 bits
 
     def _neighbourhood(self, dataset: Dataset, places: Places) -> Neighbourhood:
         private, settings = dataset.private, self.private_knn
@@ -394,7 +395,7 @@ class PrivateKnn(VotingMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledVotes:
-    """Queries whose votes exist from the moment they are asked for: each time those of a fresh sample."""
+    """Queries whose votes are drawn when they are asked for: those of a fresh sample each time."""
 
     queries: Split
     ensemble: str
@@ -410,7 +411,7 @@ class SampledVotes:
         return groups_Q
 
     def counts(self, rows: Sequence[int]) -> IntArray:
-        """``votes_QC`` of samples that nobody was asked of before."""
+        """``votes_QC`` of fresh samples."""
         asked = self.queries.take(rows)
         return self.ask(asked.x, asked.record_id)
 

@@ -17,7 +17,7 @@ hard dual update of its Appendix E.4. Gradients are of s(x) all the same, and si
 each cell's number of records is released too, under Gaussian noise (its Remark 3; cells are a partition): H becomes the
 nearest histogram to both releases, and sizes are sums of that.
 
-A record moves H by 1 in L1, whatever the model, the sizes by 1 in L2 and, once H is released, the sum by C in L2, all
+A record moves H by 1 in L1 under any model, the sizes by 1 in L2 and, once H is released, the sum by C in L2, all
 on the same sample: one event, composed before it is amplified, in which the two Gaussians count as one. Where the data
 set names persons, these are sampled, s(x) in H and g_x are averages over a person's records, and L and the sizes count
 persons: the average of rows that sum to 1 moves H by 1 in L1 too, in however many cells they are.
@@ -85,10 +85,12 @@ class RacoDpConfig(Section):
         None,
         ge=0,
         lt=1,
-        description="Of the gradient's part, for a release of sizes that makes the histogram more exact; "
+        description="Part of the gradient's budget for a release of sizes that makes the histogram more exact; "
         "null: .3 where cells are of a label and a group, 0 elsewhere.",
     )
-    averaged_share: Fraction = Field(0.5, description="Of the last steps, whose weights are averaged; 0: the last.")
+    averaged_share: Fraction = Field(
+        0.5, description="Share of the last steps whose weights are averaged; 0: the last step alone."
+    )
     constraint: ConstraintName = "demographic_parity"
     bound: Annotated[float, Field(ge=-1, le=1)] = Field(
         0.05, description="On the signed gap of a group to all others, or on the rate itself."
@@ -97,9 +99,10 @@ class RacoDpConfig(Section):
     constraints: RateConstraints | None = Field(
         None, description="Any others over codes of labels and groups, in place of constraint, bound and label."
     )
-    sharpness: Positive = Field(1.0, description="Inverse temperature of the predictions that rates are taken of.")
+    sharpness: Positive = Field(1.0, description="Inverse temperature of the predictions behind the rates.")
     counts: Literal["probabilities", "labels"] = Field(
-        "probabilities", description="What histograms, and so multipliers, see of a prediction; theory has the first."
+        "probabilities",
+        description="How histograms, and so multipliers, count a prediction; the theory is for probabilities.",
     )
     dual_learning_rate: NotNegative = Field(0.1, description="Of the multipliers; 0 leaves them at 0.")
     max_multiplier: Positive | None = Field(None, description="Cap on each multiplier; or:")
@@ -219,7 +222,7 @@ class PricedClipper(GradientClipper):
 
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
         """Release the histogram, then sum as the parent does."""
-        # Prices of the last batch must not serve this one: its histogram is released exactly once, as it is charged.
+        # Clear the last batch's prices: each batch's histogram is charged once, and so released exactly once.
         self._priced.prices_QC = None
         in_one_pass = self.engine == "book_keeping" and 0 < len(x) <= (self._max_records or len(x))
         if not in_one_pass or owner_B is not None:
@@ -261,8 +264,7 @@ def priced_training(
 
     ``pricing`` maps each noisy histogram (Q, C) to prices of that shape. With ``size_noise`` the number of records of
     every cell is released too, under Gaussian noise of that standard deviation, and the histogram is :func:`refined` by
-    it. ``histogram_randomness`` is apart from that of sampling and gradients, so that a price of 0 leaves DP-SGD as it
-    is, bit for bit.
+    it. ``histogram_randomness`` is apart from that of sampling and gradients: prices of 0 give DP-SGD bit for bit.
     """
     for name, noise in (("laplace_scale", laplace_scale), ("size_noise", size_noise or 0.0)):
         if not 0 <= noise < math.inf:
@@ -304,10 +306,10 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
 class HistogramSteps:
     """DP-SGD's steps and the histogram's.
 
-    ``laplace_scale``: of the noise on every entry, of which a record moves all by 1 in L1; ``size_floor``: the least
-    number of records that a union of cells counts as; ``averaged_share``: of the steps, whose weights are averaged;
-    ``size_noise``: standard deviation on the number of records of every cell, of which a record moves all by 1 in L2;
-    None: these are not released.
+    ``laplace_scale`` is that of the noise on every entry; a record moves all entries by 1 in L1. ``size_floor`` is the
+    least number of records that a union of cells counts as. The last ``averaged_share`` of the steps give their mean
+    weights. ``size_noise`` is the standard deviation on the number of records of every cell; a record moves all by 1 in
+    L2. None: these numbers are not released.
     """
 
     gradient: PrivateSteps
@@ -586,7 +588,7 @@ class RacoDp(DpSgdFamily):
                 steps=calibrated_steps(self.dp_sgd, config, self.target, num_records=dataset.private.num_protected),
                 constraints=constraints_of(config, num_classes=dataset.num_classes, num_groups=dataset.num_groups),
                 randomness=self.randomness(),
-                # Apart from the gradient's, so that multipliers of 0 leave DP-SGD as it is, bit for bit.
+                # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
                 histogram_randomness=self.randomness(Stream.HISTOGRAM_NOISE),
                 on_progress=advance,
             )

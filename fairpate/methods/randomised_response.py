@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -116,8 +116,14 @@ def train(
             labels_N=y[second].numpy(),
         )
         with spent(events, noise=source.label):
+            rules = DpPostprocessingConfig(
+                constraint=config.constraint,
+                max_gap=config.mixing_gap,
+                min_share=config.min_share,
+                reference_group=config.reference_group,
+            )
             # Without slack: its formula is that of Laplace noise on counts, and these have none.
-            mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), _second_step(config), epsilon=math.inf)
+            mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), rules, epsilon=math.inf)
     return ResponseTrained(
         model=model,
         events=events,
@@ -175,27 +181,15 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
         cells = ParityCells.of(labels.numpy(), reported.numpy(), num_groups=num_groups, constraint=config.constraint)
         features = scale_bytes(x).flatten(1).double().numpy()
         mixture = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
-        coefficients = [_coefficients(member, features.shape[1]) for member in mixture.members]
+        coefficients = []
+        for member in mixture.members:
+            if isinstance(member, sklearn.linear_model.LogisticRegression):
+                coefficients.append(np.append(member.coef_[0], member.intercept_[0]))
+            else:  # a constant rule
+                coefficients.append(np.append(np.zeros(features.shape[1]), 1.0 if member.classes_[0] == 1 else -1.0))
         return linear_rules(np.stack(coefficients), input_shape=tuple(x.shape[1:]))
 
     return learn
-
-
-def _coefficients(member: Any, num_features: int) -> FloatArray:
-    """Coefficients of a fitted logistic regression, or of a constant rule."""
-    if isinstance(member, sklearn.linear_model.LogisticRegression):
-        linear: FloatArray = np.append(member.coef_[0], member.intercept_[0])
-        return linear
-    return np.append(np.zeros(num_features), 1.0 if member.classes_[0] == 1 else -1.0)
-
-
-def _second_step(config: RandomisedResponseConfig) -> DpPostprocessingConfig:
-    return DpPostprocessingConfig(
-        constraint=config.constraint,
-        max_gap=config.mixing_gap,
-        min_share=config.min_share,
-        reference_group=config.reference_group,
-    )
 
 
 class RandomisedResponse(AttributeMethod):
@@ -236,7 +230,13 @@ class RandomisedResponse(AttributeMethod):
 
     def train(self, training: Training) -> Trained:
         """A mixture of linear rules for two classes, or the network that F-LD trains."""
-        private, settings = training.dataset.private, self.randomised_response
+        dataset, private, settings = training.dataset, training.dataset.private, self.randomised_response
+
+        def f_ld(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:  # noqa: ARG001
+            # F-LD drives violations to 0 for any allowed gap.
+            parity, generator = parity_of(self.f_ld, dataset), training.generator(Stream.TRAINING)
+            return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
+
         with training.reporter.stage(self.method):
             return train(
                 private.x,
@@ -244,19 +244,9 @@ class RandomisedResponse(AttributeMethod):
                 private.z,
                 settings,
                 epsilon=self.target.epsilon,
-                num_groups=training.dataset.num_groups,
-                num_classes=training.dataset.num_classes,
+                num_groups=dataset.num_groups,
+                num_classes=dataset.num_classes,
                 source=self.source,
                 generator=training.generator(Stream.TRAINING),
-                learner=self._f_ld(training) if settings.learner == "f_ld" else None,
+                learner=f_ld if settings.learner == "f_ld" else None,
             )
-
-    def _f_ld(self, training: Training) -> Learner:
-        """F-LD of the model that training starts from; it drives violations to 0 for any allowed gap."""
-        parity = parity_of(self.f_ld, training.dataset)
-
-        def learn(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:  # noqa: ARG001
-            generator = training.generator(Stream.TRAINING)
-            return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
-
-        return learn

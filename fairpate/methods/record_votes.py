@@ -1,75 +1,50 @@
-"""Every private record votes once: a noisy table of votes, or one noisy sum of feature vectors per class, is released.
-
-Methods that read private records once, for arrays that are published, and do everything else with those.
-
-What comes after such a release is post-processing: a run may go on from the release of another one, with other settings
-of it, and costs nothing more. Which settings those are, a method lists; all others make another release.
-
-What the methods share in which private records vote themselves: one noisy table, and a student of its labels.
+"""Every private record votes once, and one noisy table of the votes is released.
 
     votes        every private record adds whole numbers to a table, by its label and by what public records are like
     release      the table + N_Z(0, sigma^2), every cell of it, empty ones too
-    labels       what the table says of every public record; the least doubtful teach the student
+    labels       what the table says of every public record; the surest labels teach the student
 
-One event prices everything, whatever the records are, so the epsilon that is computed is the one that is published.
-Everything after the table is post-processing: labels for the whole pool, the student, and every fairness rule.
+One event prices everything, for any records, so the published epsilon is the one that is computed. All that follows the
+table is post-processing: labels for the whole pool, the student, and every fairness rule. The pool must really be
+public. If the data set names persons, all votes of a person are added up and shortened to the length of one vote, in
+whole numbers of which a vote has U; adding or removing a person then moves the table by no more than one vote
+(:class:`fairpate.privacy.mechanism_events.VoteSums`).
 
-Shapes: N private records, M public ones, C classes, W numbers per class.
+One vote on a public prototype (``record_votes``; kin: parallel composition, McSherry 2009; private prototypes of public
+embeddings, DPPL, Wahdany et al. 2025, arXiv 2406.08039):
 
-One vote per record: every private record is a teacher that votes once, on a public prototype.
-
-Kin: parallel composition (McSherry 2009) and private prototypes of public embeddings (DPPL, Wahdany et al. 2025, arXiv
-2406.08039).
-
-    prototypes   K centres of the public pool, in an embedding of public records alone (:mod:`.prototypes`)
+    prototypes   K centres of the public pool, in an embedding of public records alone
     votes        n[k, c] = how many private records of label c are nearest to prototype k
-    release      n + N_Z(0, sigma^2), every cell of it, empty ones too
-    labels       what a public record's prototype says, or a linear rule that is fitted to all counts; the surest teach
+    labels       what a public record's prototype says, or a linear rule that is fitted to all counts
 
-Adding or removing a record moves one cell by one, whatever K and C: one event for everything
-(:class:`fairpate.privacy.mechanism_events.VoteTables`), priced exactly for noise on whole numbers. Where the data set
-names persons, a person's votes are added up cell by cell, and that vector is shortened to the length of one vote: in
-whole numbers, in units of which a vote has U (:class:`fairpate.privacy.mechanism_events.VoteSums`). Everything after
-the table is post-processing: labels for the whole pool, the student, and every fairness rule. The price holds whatever
-the records are, so the epsilon that is computed is the one that is published.
+Adding or removing a record moves one cell by one, for any K and C: one event, priced exactly for noise on whole numbers
+(:class:`fairpate.privacy.mechanism_events.VoteTables`). K and sigma are computed from the configuration and the size of
+the pool, never from private records: their number is declared (``num_records``) or not used.
 
-K and sigma follow from the configuration and the size of the pool, never from private records: their number is declared
-(``num_records``) or not used. The pool must really be public.
-
-Shapes: N private records, M public ones, K prototypes, C classes, D or E coordinates.
-
-One weighted vote per record: a sum of feature vectors per class, released once, and the linear rule that fits it.
-
-Kin: sufficient statistics perturbation (Foulds et al. 2016, arXiv 1603.07294; Huggins et al. 2017, arXiv 1709.09216),
-with public records in the place of what private ones would still have to tell.
+One sum of feature vectors per class (``weighted_votes``; kin: sufficient statistics perturbation, Foulds et al. 2016,
+arXiv 1603.07294; Huggins et al. 2017, arXiv 1709.09216; public records stand in for what private ones would otherwise
+have to reveal):
 
     phi(x)       whole numbers of L2 norm at most U: a constant, and coordinates of a public embedding, cut at a radius
     votes        S[c] = the sum of phi(x) over private records of label c
-    release      S + N_Z(0, sigma^2), every number of it
     pool         weights p of public records, in proportion to exp(<t, phi>), with which their mean is the sum of S / n
     rule         W minimises  E_p ln sum_c exp(<W_c, phi>)  -  <W, S / n>  +  ridge |W|^2 / 2
 
-Adding or removing a record moves one row by at most U in L2 norm: one event for everything
-(:class:`fairpate.privacy.mechanism_events.VoteSums`). Where the data set names persons, all votes of a person are
-added up and shortened to U where they are longer, so that adding or removing a person moves the table by no more; n
-then counts a person less than their records. The objective is that of logistic regression, but for the
-expectation of its first term over public records instead of private ones. The weights make up for public records that
-are not quite like the private ones, as far as their means tell (exponential tilting, Qin 1998; entropy balancing,
-Hainmueller 2012). n is the noisy number of records that the constant's sums say. Both fits have a ridge in proportion
-to the noise of S / n, so that weights that noise alone asks for stay equal.
+Adding or removing a record moves one row by at most U in L2 norm. The objective is that of logistic regression, but for
+the expectation of its first term over public records instead of private ones. The weights correct for public records
+that differ from the private ones, as far as their means show (exponential tilting, Qin 1998; entropy balancing,
+Hainmueller 2012). n is the noisy number of records that the constant's sums give; it counts a person less than their
+records. Both fits have a ridge in proportion to the noise of S / n, so that weights that only noise asks for stay
+equal. The embedding is that of the data set (``data.embedding``), or one of the method's own, of public records alone.
 
-The embedding is that of the data set (``data.embedding``), or one of the method's own, of public records alone.
-
-Shapes: N private records, M public ones, C classes, W numbers per class.
+Shapes: N private records, M public ones, K prototypes, C classes, G groups, W numbers per class, D or E coordinates.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -80,7 +55,6 @@ from scipy.special import logsumexp, softmax
 from torch import Tensor
 
 from fairpate.config import ConfigError, Count, EmbeddingConfig, PenaltyConfig, Positive, Section, StudentConfig
-from fairpate.config_reader import determining_values, flat_values
 from fairpate.data import Dataset
 from fairpate.data.dataset import shortened_by_person, whole_persons
 from fairpate.data.embedding import Embedding, EmbeddingName, Floats, Prototypes
@@ -93,137 +67,21 @@ from fairpate.fairness.private_population import (
     estimated_population,
     thinned,
 )
-from fairpate.files import write_atomically
 from fairpate.later import sklearn
-from fairpate.methods.base import Method, PrivateMethod, Stream, Trained, Training, Voting, stream_seed
+from fairpate.methods.base import ExpectedVotes, ReleasingMethod, Stream, Trained, Training, stream_seed
 from fairpate.methods.label_queries import fit_student
 from fairpate.nn.fit import public_penalty
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
-from fairpate.privacy.events import Event, of_unit
+from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
-from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError
-from fairpate.run.release_log import Origin, Released, pool_digest, read_release, save_release
+from fairpate.run.release_log import Released
 from fairpate.types import GateRule, IntArray, LabelledSet, Unit
 from student.student import Student
 
-
-class ReleasingMethod(PrivateMethod):
-    """One release, then learning from it. ``afterwards``: the dotted fields that only learning reads.
-
-    A field that is not listed makes another release, which is counted: to forget one costs privacy and betrays none.
-    """
-
-    afterwards: ClassVar[tuple[str, ...]] = ("student", "public_data")
-
-    @property
-    def release_settings(self) -> dict[str, Any]:
-        """All that the release follows from, but for records and noise."""
-        values = copy.deepcopy(determining_values(self))
-        for field in self.afterwards:
-            *parents, last = field.split(".")
-            section = values
-            for name in parents:
-                section = section[name]
-            section.pop(last)
-        values.pop("evaluation", None)
-        return values
-
-    @property
-    def release_alone(self) -> ReleasingMethod:
-        """The same release, with what comes afterwards at its defaults."""
-        return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
-
-    def measure(self, training: Training) -> Released:
-        """Read private records, once."""
-        raise NotImplementedError
-
-    def learn(self, training: Training, released: Released) -> Trained:
-        """The model, from what was released and from public records."""
-        raise NotImplementedError
-
-    def private_population(
-        self,
-        released: Released,  # noqa: ARG002 - most releases tell no groups
-        dataset: Dataset,  # noqa: ARG002
-        student: Student,  # noqa: ARG002
-    ) -> PrivatePopulation | None:
-        """How ``student`` treats the groups of private records, as far as the release tells; None where it does not."""
-        return None
-
-    def train(self, training: Training) -> Trained:
-        """Both."""
-        return self.learn(training, self.measure(training))
-
-
-def kept_release(config: ReleasingMethod, training: Training) -> Released:
-    """The release of the run's folder; where it has none, one is drawn, counted and kept, in this order.
-
-    RunDirectoryError for one that was made under other settings, or for other public records.
-    """
-    run, meter = training.run, training.meter
-    assert meter is not None
-    pool = pool_digest(training.dataset.public.record_id)
-    if run.released.exists():
-        released, origin = read_release(run.released)
-        _require_same(origin, config, run.released)
-        if origin.pool != pool:
-            raise RunDirectoryError(
-                f"{run.released}: was made with other public records of {training.dataset.name}; give those."
-            )
-        meter.count_again(released.events, noise=config.source.label)
-        return released
-    released = config.measure(training)
-    # Counted before it is kept: a crash between the two leaves one counted that nobody has, never the reverse.
-    meter.record(released.events, noise=config.source.label)
-    save_release(run.released, released, Origin(id=meter.id, settings=config.release_settings, pool=pool))
-    return released
-
-
-def check_release_of(config: Method, source: Path) -> None:
-    """ConfigError or RunDirectoryError unless ``config`` can go on from the release of the run in ``source``."""
-    if not isinstance(config, ReleasingMethod):
-        raise ConfigError(f"method: {config.method} keeps no release that another run could go on from.")
-    found = RunDirectory(root=source).released
-    if not found.is_file():
-        raise RunFolderError(f"{source}: holds no release ({found.name}); give the folder of a finished run.")
-    _require_same(read_release(found)[1], config, found)
-
-
-def take_release(run: RunDirectory, source: Path) -> None:
-    """Let ``run`` go on from the release of the run in ``source``. RunDirectoryError where it has another already."""
-    content = RunDirectory(root=source).released.read_bytes()
-    has_started = run.statement.exists() or run.receipt.exists() or run.released.exists()
-    # The same release again is no second one: a run that was interrupted may be called again.
-    if has_started and not (run.released.exists() and run.released.read_bytes() == content):
-        raise RunFolderError(f"{run.root}: has a release of its own; give another folder with --out.")
-    write_atomically(run.released, lambda temporary: temporary.write_bytes(content))
-
-
-def shared_remarks(run: RunDirectory) -> tuple[str, ...]:
-    """What a statement says where the run went on from another one's release."""
-    if not run.released.exists() or run.receipt.exists():
-        return ()
-    origin = read_release(run.released)[1]
-    return (f"Learned from release {origin.id} of another run, whose ε this is: it is spent once, not again.",)
-
-
-def _require_same(origin: Origin, config: ReleasingMethod, place: Path) -> None:
-    before, now = flat_values(origin.settings), flat_values(config.release_settings)
-    changes = [
-        f"{name}: {before.get(name)} -> {now.get(name)}"
-        for name in sorted(before.keys() | now.keys())
-        if before.get(name) != now.get(name)
-    ]
-    if changes:
-        raise RunFolderError(
-            f"{place}: was released under other settings ({'; '.join(changes)}); set them back, or let the run make a "
-            "release of its own, which costs its epsilon besides."
-        )
-
-
 FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+DoubleArray = npt.NDArray[np.float64]
 UNITS = 2**14
 """U: a vote of norm one, in whole numbers."""
 _LARGEST_EPSILON = 20
@@ -241,24 +99,17 @@ class TaughtConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolLabels:
-    """Of every public record a label (M,), how sure it is (M,), and perhaps the probability of each class (M, C)."""
+    """A label of every public record (M,), how sure it is (M,), and perhaps the probability of each class (M, C)."""
 
     labels_M: IntArray
     certainty_M: FloatArray
     chances_MC: FloatArray | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToldByGroup:
-    """A table by group; of every public record its vote (M, W), and how likely each label is (M, C)."""
-
-    table: TableByGroup
-    votes_MW: npt.NDArray[np.float64]
-    likely_MY: npt.NDArray[np.float64]
-
-
 class VotesOfRecords(ReleasingMethod):
     """Within the target for one record or person, added or removed: one release for everything."""
+
+    protects_persons: ClassVar[bool] = True
 
     student: StudentConfig = StudentConfig()
 
@@ -269,67 +120,66 @@ class VotesOfRecords(ReleasingMethod):
 
     @property
     def reads_groups(self) -> bool:  # type: ignore[override]
-        """For a table by group."""
+        """Whether the table has a part for every group."""
         return self.by_group
 
     def rows(self, dataset: Dataset) -> tuple[IntArray, int]:
-        """Where each private record votes, by its label and perhaps its group, and how many such rows there are."""
+        """The row of each private record's vote, by its label and perhaps its group, and the number of such rows."""
         labels_N, num_classes = dataset.private.y.numpy(), dataset.num_classes
         if not self.by_group:
             return labels_N, num_classes
         return dataset.private.z.numpy() * num_classes + labels_N, dataset.num_groups * num_classes
-
-    def by_class(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float]:
-        """The part of a table by group that students learn from, over all groups (axis 0), and its noise."""
-        taught_G, _ = self.thinned(table_G, stddev=stddev)
-        return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev
 
     def label_noise(self, num_groups: int) -> float:
         """The noise that students learn from, in units of the release's."""
         # The parts of all groups are added, and their noises are independent.
         return TAUGHT_NOISE * math.sqrt(num_groups) if self.by_group else 1.0
 
-    def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, npt.NDArray[np.float64]]:
+    def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, DoubleArray]:
         """A released table in two, for students and for what is estimated of them; always the same two."""
         # A new generator at each call, from one seed: student and estimate need the two halves of the same draw.
-        return thinned(table_G, stddev=stddev, generator=self._generator(Stream.THINNING))
+        generator = np.random.default_rng(stream_seed(self.seed, Stream.THINNING))
+        return thinned(table_G, stddev=stddev, generator=generator)
 
-    def _generator(self, stream: Stream) -> np.random.Generator:
-        return np.random.default_rng(stream_seed(self.seed, stream))
+    def by_class(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float]:
+        """The part of a table by group that students learn from, over all groups (axis 0), and its noise."""
+        taught_G, _ = self.thinned(table_G, stddev=stddev)
+        return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev
 
-    def told_by_group(self, released: Released) -> ToldByGroup:
-        """What a release by group tells of the private population."""
+    def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
+        """The table of the private population; of every public record its vote (M, W), and label chances (M, C)."""
         raise NotImplementedError
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
         """How ``student`` treats the groups of private records, from the release and public records alone."""
         if not self.by_group:
             return None
-        told, public = self.told_by_group(released), dataset.public
-        generator = self._generator(Stream.POPULATION)
+        public = dataset.public
+        table, votes_MW, likely_MY = self.table_by_group(released)
+        generator = np.random.default_rng(stream_seed(self.seed, Stream.POPULATION))
         predicted = student.predict(public.x, public.z.numpy(), generator=generator)
-        # A refusal is one more outcome, beside the classes.
+        # A refusal is one more outcome, after the classes.
         outcome_M = np.where(predicted.answered, predicted.labels, dataset.num_classes)
         records = LabelledRecords(
-            votes_MW=told.votes_MW,
+            votes_MW=votes_MW,
             groups_M=public.z.numpy(),
-            likely_MY=told.likely_MY,
+            likely_MY=likely_MY,
             outcome_MJ=np.eye(dataset.num_classes + 1)[outcome_M],
         )
         return private_population(
-            estimated_population(told.table, records, generator=generator),
+            estimated_population(table, records, generator=generator),
             group_names=dataset.group_names,
             class_names=dataset.label_names,
         )
 
     @property
     def reads_public(self) -> bool:
-        """They get the labels."""
+        """True: public records get the labels."""
         return True
 
     @property
     def reads_public_groups(self) -> bool:
-        """A gate and a regulariser do."""
+        """Whether a gate, a regulariser, a table by group or a calibration does."""
         settings = [section for _, section in self if isinstance(section, TaughtConfig)]
         asked = any(each.gate is not None or each.penalty is not None for each in settings)
         return asked or self.by_group or self.public_data.calibration is not None
@@ -348,7 +198,7 @@ class VotesOfRecords(ReleasingMethod):
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError for groups of persons, whose votes are shortened and count no records."""
+        """ConfigError for groups of persons, as votes of persons are shortened and count no records."""
         super().check_data(dataset)
         if self.by_group and dataset.unit == "person":
             raise ConfigError(
@@ -357,7 +207,7 @@ class VotesOfRecords(ReleasingMethod):
             )
 
     def least_noise(self, event: Callable[[float], Event]) -> float:
-        """The least noise at which ``event`` of it stays within the target."""
+        """The least noise at which the ``event`` of that noise stays within the target."""
         return least_noise(
             lambda noise: [event(noise)],
             target_epsilon=self.target.epsilon,
@@ -368,16 +218,33 @@ class VotesOfRecords(ReleasingMethod):
     def taught(
         self, said: PoolLabels, settings: TaughtConfig, training: Training, *, events: tuple[Event, ...]
     ) -> Trained:
-        """A student of the surest labels; ``events`` are the release that they come from."""
-        labelled = surest(said, settings, training)
-        training.reporter.note("votes", f"{len(labelled.labels)} of {len(said.labels_M)} labels teach")
-        public, penalty = training.dataset.public, None
+        """A student of the surest labels that the gate lets through; ``events`` are the release they come from."""
+        dataset, public = training.dataset, training.dataset.public
+        num_records = len(said.labels_M)
+        kept_M = np.zeros(num_records, dtype=np.bool_)
+        num_taught = max(1, round(settings.taught_share * num_records))
+        # Stable: of equally sure labels the first teach, on every machine.
+        kept_M[np.argsort(-said.certainty_M, kind="stable")[:num_taught]] = True
+        labelled = LabelledSet(
+            record_ids=tuple(public.record_id), labels=said.labels_M, groups=public.z.numpy(), chances=said.chances_MC
+        ).take(kept_M)
+        if settings.gate is not None:
+            passed = filter_stream(
+                labelled.labels,
+                labelled.groups,
+                rule=settings.gate,
+                num_groups=dataset.num_groups,
+                num_classes=dataset.num_classes,
+            )
+            labelled = labelled.take(passed)
+        training.reporter.note("votes", f"{len(labelled.labels)} of {num_records} labels teach")
+        penalty = None
         if settings.penalty is not None:
             generator = training.generator(Stream.PENALTY)
             penalty = public_penalty(public.x, public.z, settings.penalty, generator=generator)
         network = fit_student(
             self.student,
-            training.dataset,
+            dataset,
             labelled,
             training.reporter,
             seed=self.seed,
@@ -387,31 +254,9 @@ class VotesOfRecords(ReleasingMethod):
         return Trained(model=network, events=events, noise=self.source.label, num_training_labels=len(labelled.labels))
 
 
-def surest(said: PoolLabels, settings: TaughtConfig, training: Training) -> LabelledSet:
-    """The surest labels of the pool, in its order; with a gate, those that it lets through."""
-    public, num_records = training.dataset.public, len(said.labels_M)
-    kept_M = np.zeros(num_records, dtype=np.bool_)
-    num_taught = max(1, round(settings.taught_share * num_records))
-    # Stable: of equally sure labels the first teach, on every machine.
-    kept_M[np.argsort(-said.certainty_M, kind="stable")[:num_taught]] = True
-    labelled = LabelledSet(
-        record_ids=tuple(public.record_id), labels=said.labels_M, groups=public.z.numpy(), chances=said.chances_MC
-    ).take(kept_M)
-    if settings.gate is None:
-        return labelled
-    passed = filter_stream(
-        labelled.labels,
-        labelled.groups,
-        rule=settings.gate,
-        num_groups=training.dataset.num_groups,
-        num_classes=training.dataset.num_classes,
-    )
-    return labelled.take(passed)
-
-
 def with_noise(table: IntArray, *, stddev: float, source: NoiseSource, row: str) -> IntArray:
     """The released table (rows, columns): noise on every cell; ``row`` is what a row is called."""
-    # Cells without a vote as well: where no noise is, nobody is.
+    # Cells without a vote as well: a cell without noise would show that nobody is in it.
     words = source.words([f"{row} {k}" for k in range(table.shape[0])], table.shape[1])
     return table + discrete_gaussians(stddev, words, source)
 
@@ -462,8 +307,8 @@ def noisy_votes(
 ) -> IntArray:
     """The released table (K, C): one vote per record, and noise on every cell.
 
-    With ``person_N``, whose the records are: in units of which a vote has :data:`UNITS`, and the votes of a person
-    together are no longer than one.
+    With ``person_N``, the person of each record, it is in units of which a vote has :data:`UNITS`, and the votes of a
+    person together are no longer than one.
     """
     votes_KC = np.zeros(shape, dtype=np.int64)
     if person_N is None:
@@ -477,9 +322,8 @@ def noisy_votes(
 
 
 class RecordVotes(VotesOfRecords):
-    """Within the target for one record or person, added or removed: one release for everything."""
+    """One vote per record on a public prototype."""
 
-    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; kin: McSherry 2009, arXiv 2406.08039"
     afterwards: ClassVar[tuple[str, ...]] = (
@@ -490,12 +334,14 @@ class RecordVotes(VotesOfRecords):
     method: str = "record_votes"
     record_votes: RecordVotesConfig = RecordVotesConfig()
 
-    def voting(self, dataset: Dataset, num_records: int) -> Voting:
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
         """An equal share of the records in every cell."""
-        stddev = self.least_noise(_EVENTS[dataset.unit]) * self.label_noise(dataset.num_groups)
+        stddev = self.least_noise(_table_event(dataset.unit)) * self.label_noise(dataset.num_groups)
         pool = len(dataset.public)
         votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
-        return Voting(votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool))
+        return ExpectedVotes(
+            votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool)
+        )
 
     @property
     def by_group(self) -> bool:
@@ -505,7 +351,7 @@ class RecordVotes(VotesOfRecords):
     def measure(self, training: Training) -> Released:
         """Prototypes, and one noisy table."""
         dataset, settings, private = training.dataset, self.record_votes, training.dataset.private
-        stddev = self.least_noise(event := _EVENTS[dataset.unit])
+        stddev = self.least_noise(event := _table_event(dataset.unit))
         with training.reporter.stage("prototypes"):
             prototypes = Prototypes.of(
                 dataset.public.x,
@@ -526,7 +372,7 @@ class RecordVotes(VotesOfRecords):
                 person_N=None if private.person_N is None else private.person_N.numpy(),
             )
         training.reporter.note("votes", f"{len(votes)} prototypes, noise {stddev:.2f}")
-        # Where the pool lies goes with the table: made again elsewhere, prototypes may come in another order.
+        # The pool's coordinates are stored with the table: made again elsewhere, prototypes may come in another order.
         arrays: dict[str, npt.NDArray[Any]] = {
             "prototype_M": prototypes.prototype_M,
             "coordinates_MD": prototypes.coordinates_MD,
@@ -550,36 +396,32 @@ class RecordVotes(VotesOfRecords):
     def _votes(self, released: Released) -> tuple[IntArray | FloatArray, float]:
         """Counts by cell and class, in votes, and the noise of each."""
         arrays, unit = released.arrays, released.events[0].unit
-        stddev = self.least_noise(_EVENTS[unit])
+        stddev = self.least_noise(_table_event(unit))
         if self.by_group:
             return self.by_class(arrays["votes_GKC"], stddev=stddev)
         return arrays["votes_KC"] / UNITS if unit == "person" else arrays["votes_KC"], stddev
 
-    def told_by_group(self, released: Released) -> ToldByGroup:
+    def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
         """The counts, and what the linear rule says of the pool; a vote is the unit vector of its cell."""
-        arrays, noise, (votes_KC, stddev) = released.arrays, self.least_noise(_one_vote), self._votes(released)
+        arrays, (votes_KC, stddev) = released.arrays, self._votes(released)
+        noise = self.least_noise(_table_event("record"))
         _, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=noise)
         chances_MC = chances_of_line(votes_KC, arrays["prototype_M"], arrays["coordinates_MD"], stddev=stddev)
         table = TableByGroup(
             sums_GYW=votes_GKC.transpose(0, 2, 1), stddev=KEPT_NOISE * noise, one_W=np.ones(len(votes_KC))
         )
-        votes_MK = np.eye(len(votes_KC))[arrays["prototype_M"]]
-        return ToldByGroup(table=table, votes_MW=votes_MK, likely_MY=chances_MC.astype(np.float64))
+        return table, np.eye(len(votes_KC))[arrays["prototype_M"]], chances_MC.astype(np.float64)
 
 
-def _one_vote(stddev: float) -> VoteTables:
-    return VoteTables(count=1, noise_stddev_votes=stddev)
-
-
-def _votes_of_a_person(stddev: float) -> VoteSums:
-    return VoteSums(count=1, noise_stddev_votes=stddev * UNITS, norm=UNITS, unit="person")
-
-
-_EVENTS: dict[Unit, Callable[[float], Event]] = {"record": _one_vote, "person": _votes_of_a_person}
+def _table_event(unit: Unit) -> Callable[[float], Event]:
+    """The event of a table by its noise in votes: exact for records, a sum in units for persons."""
+    if unit == "person":
+        return lambda stddev: VoteSums(count=1, noise_stddev_votes=stddev * UNITS, norm=UNITS, unit="person")
+    return lambda stddev: VoteTables(count=1, noise_stddev_votes=stddev)
 
 
 def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
-    """Of every public record what most noisy votes of its prototype say."""
+    """The label of every public record by most noisy votes of its prototype."""
     ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
     # The lead over the runner-up, against its noise and that of counts of this size.
     doubt_K = np.sqrt(np.maximum(ordered_KC[:, -1] + ordered_KC[:, -2], 0) + 2 * stddev**2)
@@ -590,7 +432,7 @@ def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, s
 def labels_of_line(
     votes_KC: IntArray | FloatArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
 ) -> PoolLabels:
-    """The same by logistic regression on all counts."""
+    """The label of every public record by logistic regression on all counts."""
     chances_MC = chances_of_line(votes_KC, prototype_M, coordinates_MD, stddev=stddev)
     # A line is fitted to two labels or more: with votes for one alone, what the cells say is all there is.
     if (chances_MC.max(axis=0) > 0).sum() < 2:
@@ -605,7 +447,7 @@ def chances_of_line(
     """How likely each label (M, C) is by logistic regression on the pool's coordinates, all counts together.
 
     A record stands for a share of its cell's counts. The ridge is what the noise of K cells calls for, against the
-    information in as many votes. Where fewer than two labels have votes, theirs are certain.
+    information in that many votes. If fewer than two labels have votes, theirs are certain.
     """
     positive_KC = np.maximum(votes_KC, 0)
     shares_KC = positive_KC / np.maximum(np.bincount(prototype_M, minlength=len(votes_KC)), 1)[:, None]
@@ -617,7 +459,7 @@ def chances_of_line(
     # One scale for all coordinates, so that the ridge means the same in any embedding.
     spread = np.sqrt(coordinates_MD.var(axis=0).sum()) or 1.0
     ridge = stddev**2 * len(votes_KC) / positive_KC.sum()
-    # Without noise the ridge is 0, which C, its inverse, cannot say.
+    # Without noise the ridge is 0, which C, its inverse, cannot express.
     line = sklearn.linear_model.LogisticRegression(C=1 / max(ridge, 1e-6), max_iter=200)
     line.fit(coordinates_MD[record_R] / spread, label_R, sample_weight=weights_MC[record_R, label_R])
     chance_MF = line.predict_proba(coordinates_MD / spread)
@@ -626,8 +468,7 @@ def chances_of_line(
     return chances_MC
 
 
-DoubleArray = npt.NDArray[np.float64]
-_CONSTANT = 0.5  # beside coordinates of norm one or less
+_CONSTANT = 0.5  # next to coordinates of norm one or less
 _AT_ONCE = 8192
 _COMPARED = 2000  # public records, with one another
 _MOST_STEPS = 500
@@ -647,15 +488,15 @@ class WeightedVotesConfig(TaughtConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ballot:
-    """What a record adds to its label's row: a function of that record and of public ones."""
+class WeightedBallot:
+    """phi: what a record adds to its label's row, a function of that record and of public ones."""
 
     embedding: Embedding | None
     radius: float
 
     @classmethod
-    def of(cls, dataset: Dataset, config: EmbeddingConfig) -> Ballot:
-        """Its radius is the median norm of public records."""
+    def of(cls, dataset: Dataset, config: EmbeddingConfig) -> WeightedBallot:
+        """A ballot whose radius is the median norm of public records."""
         embedding = None if dataset.embedding is not None else Embedding.of(dataset.public.x, config)
         pool = dataset.public.x if embedding is None else embedding(dataset.public.x)
         return cls(embedding=embedding, radius=float(pool.norm(dim=1).median()) or 1.0)
@@ -663,10 +504,10 @@ class Ballot:
     def votes(self, x: Tensor) -> IntArray:
         """Whole numbers (N, W) of L2 norm at most :data:`UNITS`; the first is the same for all."""
         embedded = x if self.embedding is None else self.embedding(x)
-        # One number that is none would spoil the sums of everybody, and so tell that its record is there.
+        # One NaN would spoil the sums of everybody, and so reveal that its record is there.
         coordinates = embedded.double().nan_to_num(0.0).numpy() / self.radius
         lengths_N1 = np.linalg.norm(coordinates, axis=1, keepdims=True)
-        # Beside coordinates of norm one at most: over the length of both, a vote has norm one at most.
+        # Coordinates of norm one at most and the constant, over the length of both: a vote has norm one at most.
         constant = np.full((len(x), 1), _CONSTANT)
         phi = np.hstack([constant, coordinates / np.maximum(lengths_N1, 1.0)]) / np.hypot(1.0, _CONSTANT)
         # Towards zero, and a little shorter than U, so that no rounding of floats makes a vote longer.
@@ -675,9 +516,11 @@ class Ballot:
 
     def table(self, x: Tensor, labels_N: IntArray, *, num_classes: int, person_N: Tensor | None = None) -> IntArray:
         """S (C, W), exactly."""
+        # One part at least: the table of no record is all zeros.
+        ranges = [slice(start, start + _AT_ONCE) for start in range(0, max(len(x), 1), _AT_ONCE)]
         parts = []
         # Whole persons in every part: what a person adds is shortened as one.
-        for records in _parts(len(x), person_N):
+        for records in ranges if person_N is None else whole_persons(person_N.numpy(), _AT_ONCE):
             votes, rows = self.votes(x[records]), labels_N[records]
             if person_N is not None:
                 rows, votes = shortened_by_person(votes, rows, person_N.numpy()[records], norm=UNITS)
@@ -686,17 +529,9 @@ class Ballot:
         return total
 
 
-def _parts(num_records: int, person_N: Tensor | None) -> Iterator[slice | IntArray]:
-    if person_N is not None:
-        return whole_persons(person_N.numpy(), _AT_ONCE)
-    # One part at least: the table of no record is all zeros.
-    return (slice(start, start + _AT_ONCE) for start in range(0, max(num_records, 1), _AT_ONCE))
-
-
 class WeightedVotes(VotesOfRecords):
-    """Within the target for one record or person, added or removed: one release for everything."""
+    """One noisy sum of feature vectors per class, and the linear rule that fits it."""
 
-    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "weighted record votes"
     paper: ClassVar[str] = "here; kin: arXiv 1603.07294, arXiv 1709.09216"
     afterwards: ClassVar[tuple[str, ...]] = (
@@ -707,9 +542,9 @@ class WeightedVotes(VotesOfRecords):
     method: str = "weighted_votes"
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
 
-    def voting(self, dataset: Dataset, num_records: int) -> Voting:
-        """Were private records like public ones: by how much those that lean towards a record do, in whole votes."""
-        ballot = Ballot.of(dataset, self.weighted_votes.embedding)
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
+        """The weight, in whole votes, of the records that lean towards a record, if private ones were like public."""
+        ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
         pool_MW = ballot.votes(dataset.public.x[:_COMPARED])[:, 1:] / UNITS  # the constant leans towards all alike
         alike_MM = np.maximum(pool_MW @ pool_MW.T, 0.0)
         np.fill_diagonal(alike_MM, 0.0)
@@ -717,8 +552,8 @@ class WeightedVotes(VotesOfRecords):
         share = alike_MM.sum(axis=1)[norm_M > 0] / norm_M[norm_M > 0] / max(1, len(pool_MW) - 1)
         votes = max(1, round(num_records * float(share.mean()))) if len(share) else 1
         labels = round(self.weighted_votes.taught_share * len(dataset.public))
-        noise = self.least_noise(_event) * self.label_noise(dataset.num_groups)
-        return Voting(votes=votes, noise_stddev_votes=noise, labels=labels)
+        noise = self.least_noise(_sum_event) * self.label_noise(dataset.num_groups)
+        return ExpectedVotes(votes=votes, noise_stddev_votes=noise, labels=labels)
 
     @property
     def by_group(self) -> bool:
@@ -727,18 +562,17 @@ class WeightedVotes(VotesOfRecords):
 
     def measure(self, training: Training) -> Released:
         """A ballot, and one noisy table."""
-        dataset = training.dataset
-        noise = self.least_noise(_event)
+        dataset, private = training.dataset, training.dataset.private
+        noise = self.least_noise(_sum_event)
         # A person's sum is shortened to the norm of one vote: the same event, for another unit.
-        event = of_unit(_event(noise), dataset.unit)
+        event = _sum_event(noise, dataset.unit)
         with training.reporter.stage("votes"):
-            ballot = Ballot.of(dataset, self.weighted_votes.embedding)
-            private = dataset.private
+            ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
             row_N, num_rows = self.rows(dataset)
             table = ballot.table(private.x, row_N, num_classes=num_rows, person_N=private.person_N)
             noisy = with_noise(table, stddev=event.noise_stddev_votes, source=self.source, row="class")
         training.reporter.note("votes", f"{noisy.shape[1]} numbers per class, noise {noise:.2f}")
-        # What the pool would vote goes with the table: made again elsewhere, components may have other signs.
+        # The pool's votes are stored with the table: made again elsewhere, components may have other signs.
         # In 16 bits: no number of a vote is above U, which is 2^14.
         arrays: dict[str, npt.NDArray[np.integer]] = {"pool_MW": ballot.votes(dataset.public.x).astype(np.int16)}
         if self.by_group:
@@ -752,8 +586,8 @@ class WeightedVotes(VotesOfRecords):
         return self.taught(self._said(released), self.weighted_votes, training, events=released.events)
 
     def _said(self, released: Released) -> PoolLabels:
-        """Of the pool."""
-        arrays, noise = released.arrays, self.least_noise(_event)
+        """The labels of the pool by the rule that fits the table."""
+        arrays, noise = released.arrays, self.least_noise(_sum_event)
         if self.by_group:
             sums_CW, stddev = self.by_class(arrays["sums_GCW"], stddev=noise * UNITS)
             noise = stddev / UNITS
@@ -762,25 +596,25 @@ class WeightedVotes(VotesOfRecords):
         pool_MW = arrays["pool_MW"].astype(np.int64)
         return labels_of_sums(sums_CW, pool_MW, stddev=noise, ridge=self.weighted_votes.ridge)
 
-    def told_by_group(self, released: Released) -> ToldByGroup:
+    def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
         """The sums, and what the rule says of the pool; the constant counts records."""
-        arrays, noise, chances_MC = released.arrays, self.least_noise(_event), self._said(released).chances_MC
+        arrays, noise, chances_MC = released.arrays, self.least_noise(_sum_event), self._said(released).chances_MC
         assert chances_MC is not None
         _, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
         pool_MW = arrays["pool_MW"] / UNITS
         one_W = np.zeros(pool_MW.shape[1])
-        # The constant is one number in all votes: over it, a sum of them counts records.
+        # The constant is one number in all votes: divided by it, a sum of them counts records.
         one_W[0] = 1 / pool_MW[0, 0]
         table = TableByGroup(sums_GYW=sums_GCW / UNITS, stddev=KEPT_NOISE * noise, one_W=one_W)
-        return ToldByGroup(table=table, votes_MW=pool_MW, likely_MY=chances_MC.astype(np.float64))
+        return table, pool_MW, chances_MC.astype(np.float64)
 
 
-def _event(noise: float) -> VoteSums:
-    return VoteSums(count=1, noise_stddev_votes=noise * UNITS, norm=UNITS)
+def _sum_event(noise: float, unit: Unit = "record") -> VoteSums:
+    return VoteSums(count=1, noise_stddev_votes=noise * UNITS, norm=UNITS, unit=unit)
 
 
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:
-    """What the rule that fits the released sums says of the pool, whose votes are ``pool_MW``."""
+    """The labels of the pool, whose votes are ``pool_MW``, by the rule that fits the released sums."""
     # The constant's column counts records, under the same noise: the real number is never read.
     num_records = max(float(noisy_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
     phi_MW, moments_CW, noise = pool_MW / UNITS, noisy_CW / UNITS / num_records, stddev / num_records
@@ -802,7 +636,7 @@ def balancing_weights(phi_MW: DoubleArray, mean_W: DoubleArray, *, ridge: float)
         value = logsumexp(scores_M) - tilt_W @ mean_W + ridge / 2 * tilt_W @ tilt_W
         return float(value), softmax(scores_M) @ phi_MW - mean_W + ridge * tilt_W
 
-    weights_M: DoubleArray = softmax(phi_MW @ _least(objective, np.zeros(len(mean_W))))
+    weights_M: DoubleArray = softmax(phi_MW @ _minimum(objective, np.zeros(len(mean_W))))
     return weights_M
 
 
@@ -816,11 +650,11 @@ def matched_rule(phi_MW: DoubleArray, moments_CW: DoubleArray, weights_M: Double
         slope_CW = (softmax(scores_MC, axis=1) * weights_M[:, None]).T @ phi_MW - moments_CW + ridge * rule_CW
         return float(value), slope_CW.ravel()
 
-    return _least(objective, np.zeros(moments_CW.size)).reshape(moments_CW.shape)
+    return _minimum(objective, np.zeros(moments_CW.size)).reshape(moments_CW.shape)
 
 
-def _least(objective: Callable[[DoubleArray], tuple[float, DoubleArray]], start: DoubleArray) -> DoubleArray:
-    """Of a convex function with its gradient."""
-    # Taken as it is where steps run out: it is post-processing, and no guarantee rests on the minimum.
+def _minimum(objective: Callable[[DoubleArray], tuple[float, DoubleArray]], start: DoubleArray) -> DoubleArray:
+    """Where a convex function, given with its gradient, is least."""
+    # The last step is taken if steps run out: it is post-processing, and no guarantee rests on the minimum.
     found: DoubleArray = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _MOST_STEPS}).x
     return found

@@ -34,11 +34,11 @@ from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import as_names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
+from fairpate.methods.label_queries import Labels
 from fairpate.methods.parity import UNKNOWN
-from fairpate.methods.pate import Labels, PateFamily
+from fairpate.methods.pate import PateFamily
 from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
-from fairpate.terminal import Reporter
 from fairpate.types import IntArray, LabelledSet, VoteBatch
 from teachers.ensemble import assign_teachers, count_votes, shard_key, shard_rows
 
@@ -81,7 +81,8 @@ class SfPate(PateFamily):
 
     @property
     def unread(self) -> dict[str, str]:
-        """F-LD is what learns: the student of SF_S, or the teachers of SF_T, each from its whole shard."""
+        """Fields of the learner that F-LD replaces: the student of SF_S, or the teachers of SF_T, each on its whole
+        shard."""
         unread = [f"teachers.{field}" for field in ("fit", "standardize", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
             admission = self.aggregator.admission
@@ -96,18 +97,38 @@ class SfPate(PateFamily):
 
     @property
     def keeps_teachers(self) -> bool:
-        """SF_T's are trained, asked and forgotten."""
+        """Whether SF_S asks them: teachers of SF_T are trained, asked and forgotten."""
         return self.sf_pate.variant == "sf_s"
 
     def queried(self, dataset: Dataset) -> Dataset:
-        """SF_S asks about private records."""
+        """The data set as teachers see it: SF_S asks about private records."""
         return attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset
 
     def ask(self, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
-        """SF_T's teachers are trained by F-LD, one after another."""
+        """The votes of all teachers. SF_T's are trained by F-LD, one after another."""
         if self.sf_pate.variant == "sf_s":
             return super().ask(dataset, queries, training)
-        return self._ask_fair_teachers(dataset, queries, training.reporter)
+        private, count = dataset.private, self.teachers.num_teachers
+        rows_T = shard_rows(assign_teachers(private.unit_id, count, shard_key(self.seed)), count)
+        votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
+        with training.reporter.stage("teachers") as advance:
+            for teacher, rows in enumerate(rows_T):
+                said = self._fair_vote(private.take(torch.from_numpy(rows)), queries, dataset, teacher=teacher)
+                votes_QC += count_votes(said.to(torch.int16).numpy()[None], dataset.num_classes)
+                advance(teacher + 1, count)
+        # Sixteen hexadecimal digits that change with the teachers' records, settings or seed.
+        settings = (
+            self.teachers.model_dump(mode="json", include={"num_teachers", "model"}),
+            self.f_ld.model_dump(mode="json"),
+            self.seed,
+            list(private.record_id),
+        )
+        digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=8)
+        for values in (private.x, private.y, private.z):
+            digest.update(values.numpy().tobytes())
+        return VoteBatch(
+            record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=digest.hexdigest()
+        )
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """SF_S: F-LD learns from all private records, some without an attribute."""
@@ -128,22 +149,6 @@ class SfPate(PateFamily):
                 on_progress=advance,
             )
         return replace(labels, model=fair.model)
-
-    def _ask_fair_teachers(self, dataset: Dataset, queries: Split, reporter: Reporter) -> VoteBatch:
-        private, count = dataset.private, self.teachers.num_teachers
-        rows_T = shard_rows(assign_teachers(private.unit_id, count, shard_key(self.seed)), count)
-        votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
-        with reporter.stage("teachers") as advance:
-            for teacher, rows in enumerate(rows_T):
-                said = self._fair_vote(private.take(torch.from_numpy(rows)), queries, dataset, teacher=teacher)
-                votes_QC += count_votes(said.to(torch.int16).numpy()[None], dataset.num_classes)
-                advance(teacher + 1, count)
-        return VoteBatch(
-            record_ids=queries.record_id,
-            groups_Q=queries.z.numpy(),
-            votes_QC=votes_QC,
-            ensemble=self._digest(private),
-        )
 
     def _fair_vote(self, shard: Split, queries: Split, dataset: Dataset, *, teacher: int) -> Tensor:
         """One teacher's labels of the queries, (Q,)."""
@@ -169,19 +174,6 @@ class SfPate(PateFamily):
                 allow_empty_cells=True,
             )
         return predict_logits(model, queries.x).argmax(dim=1)
-
-    def _digest(self, private: Split) -> str:
-        """Sixteen hexadecimal digits that change with the teachers' records, settings or seed."""
-        told = (
-            self.teachers.model_dump(mode="json", include={"num_teachers", "model"}),
-            self.f_ld.model_dump(mode="json"),
-            self.seed,
-            list(private.record_id),
-        )
-        digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8)
-        for values in (private.x, private.y, private.z):
-            digest.update(values.numpy().tobytes())
-        return digest.hexdigest()
 
 
 def attribute_questions(dataset: Dataset) -> Dataset:

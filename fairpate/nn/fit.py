@@ -70,7 +70,7 @@ def draw_changes(num_images: int, *, num_channels: int, generator: torch.Generat
 
 
 def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor) -> Tensor:
-    """The images after the changes that ``changes`` (of :func:`draw_changes`) stands for under ``config``."""
+    """The images after the changes that ``config`` makes of the random numbers ``changes`` (:func:`draw_changes`)."""
     if x_BCHW.ndim != 4:
         raise ValueError(f"Augmentation reads images (batch, channels, height, width), got {tuple(x_BCHW.shape)}.")
     x, shape, num_channels = x_BCHW, x_BCHW.shape, x_BCHW.shape[1]
@@ -300,7 +300,7 @@ def seeded_dropout(model: nn.Module, generator: torch.Generator) -> AbstractCont
 
 
 def uses_dropout(model: nn.Module) -> bool:
-    """Whether training this model draws random numbers of its own."""
+    """True if training this model draws random numbers for dropout."""
     return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
 
 
@@ -330,7 +330,7 @@ def predict_probabilities(model: nn.Module, x: Tensor) -> Tensor:
 def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> Tensor:
     """Inputs of the last layer of ``config`` for images (N, channels, height, width): (N, features) ``float32``.
 
-    On the CPU, whatever ``device`` computes them. ValueError for a model whose backbone is trained.
+    Computed on ``device``, returned on the CPU. ValueError for a model whose backbone is trained.
     """
     if config.trainable != "head":
         raise ValueError(f"Expected trainable: head, got {config.trainable}: its features change while it is trained.")

@@ -1,16 +1,16 @@
 """Per-example gradients layer by layer, dense chains by hand, and whether a model treats each record by itself.
 
-Each layer is given its input and the gradient of the summed loss with respect to its output, from which the gradient
-of every record follows without another backward pass. A dense layer's is an outer product, so its norm is the product
-of two norms and it is never formed (Goodfellow 2015, arXiv 1510.01799). Every other layer forms its gradients, for a
-norm must be that of what is summed: a closed form of terms that cancel, such as the products of all pairs of positions,
-can be too small by any factor. Norms are sums of squares, added up in blocks that double precision joins: their
-relative error is below :data:`ROUNDING` times the precision of the layer.
+The gradient of every record follows from a layer's input and the gradient of the summed loss with respect to its
+output, without another backward pass. A dense layer's is an outer product, so its norm is the product of two norms and
+it is never formed (Goodfellow 2015, arXiv 1510.01799). Every other layer forms its gradients, because the norm must be
+that of the summed values: a closed form of terms that cancel, such as the products of all pairs of positions, can be
+too small by any factor. Norms are sums of squares in blocks that double precision joins: their relative error is below
+:data:`ROUNDING` times the precision of the layer.
 
 Clipping bounds what one record adds to a sum only if a record has a gradient of its own. The closed forms need more:
-every layer runs once, on its own weights, with records along the first axis. A list of layers and containers whose code
-is known proves both. Any other model has to go through ``torch.func.vmap`` one record at a time, where no record can
-reach another; trying it out then finds a model whose gradients differ from those of its records alone.
+every layer runs once, on its own weights, with records along the first axis. A list of known layers and containers
+proves both. Any other model has to go through ``torch.func.vmap`` one record at a time, where no record can reach
+another; a trial then finds a model whose gradients differ from those of its records alone.
 
 :class:`DenseChain` runs a sequence of dense layers and elementwise functions forward and backward by hand, one matrix
 product and one mask a layer, for small models whose time autograd would dominate.
@@ -24,7 +24,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
@@ -35,236 +34,7 @@ from fairpate.nn.models import FrozenBatchNorm, ImageNetScale, OrientedGradients
 
 ROUNDING = 64  # in units of the precision that gradients have
 _FLOATS_UNFOLDED_AT_ONCE, _FLOATS_SQUARED_AT_ONCE = 2**19, 2**9
-WeightedSums = list[tuple[Tensor, Tensor]]
-
-
-class LayerGradient(Protocol):
-    """The gradients of B records with respect to one layer's parameters."""
-
-    def squared_norms(self) -> Tensor:
-        """Squared L2 norm per record over the layer's trainable parameters, ``float64`` of shape (B,)."""
-
-    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        """Per trainable parameter the sum over records of weight times gradient."""
-
-    def per_record(self) -> WeightedSums:
-        """Per trainable parameter every record's gradient, shape (B, P)."""
-
-
-def supports(layer: nn.Module) -> bool:
-    """Whether the layer has its gradients here, with the options it was made with."""
-    if isinstance(layer, nn.Conv2d):
-        return type(layer) is nn.Conv2d and layer.padding_mode == "zeros"
-    if isinstance(layer, nn.Embedding):
-        return type(layer) is nn.Embedding and layer.max_norm is None and not layer.scale_grad_by_freq
-    return type(layer) in _GRADIENTS
-
-
-def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    """The gradients of one call of ``layer``; both tensors have the records along their first axis."""
-    return _GRADIENTS[type(layer)](layer, layer_input, output_gradient)
-
-
-class _Dense:
-    """Each record's gradient is the outer product of its output gradient and its input."""
-
-    def __init__(self, layer: nn.Linear, input_BI: Tensor, gradient_BO: Tensor) -> None:
-        self._layer, self._input_BI, self._gradient_BO = layer, input_BI, gradient_BO
-
-    def squared_norms(self) -> Tensor:
-        bias_B = squared_norms(self._gradient_BO)
-        if not self._layer.weight.requires_grad:
-            return bias_B
-        input_B = squared_norms(self._input_BI)
-        # |g a'|^2 = |g|^2 |a|^2, to which the bias adds |g|^2.
-        return torch.addcmul(bias_B, bias_B, input_B) if _trains_bias(self._layer) else bias_B * input_B
-
-    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        sums: WeightedSums = []
-        if self._layer.weight.requires_grad:
-            sums.append((self._layer.weight, (self._gradient_BO * weights_B[:, None]).mT @ self._input_BI))
-        if _trains_bias(self._layer):
-            sums.append((self._layer.bias, weights_B @ self._gradient_BO))
-        return sums
-
-    def per_record(self) -> WeightedSums:
-        weight_BOI = self._gradient_BO[:, :, None] * self._input_BI[:, None, :]
-        return _trainable((self._layer.weight, weight_BOI.flatten(1)), (self._layer.bias, self._gradient_BO))
-
-
-def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    linear = cast("nn.Linear", layer)
-    if layer_input.ndim == 2:
-        return _Dense(linear, layer_input, output_gradient)
-    # A record's gradient is a sum over positions, whose terms may cancel: it is formed, see the module.
-    gradient_BTO = output_gradient.flatten(1, -2)
-    weight_BOI = gradient_BTO.mT @ layer_input.flatten(1, -2)
-    return _Stored((linear.weight, weight_BOI), (linear.bias, gradient_BTO.sum(dim=1)))
-
-
-def _trains_bias(layer: nn.Linear) -> int:
-    return int(layer.bias is not None and layer.bias.requires_grad)
-
-
-class _Stored:
-    """Layers whose per-example gradients are small enough to be formed: one (B, ...) per parameter."""
-
-    def __init__(self, *gradients: tuple[Tensor | None, Tensor]) -> None:
-        self._gradients = [(p, values.flatten(1)) for p, values in gradients if p is not None and p.requires_grad]
-
-    def squared_norms(self) -> Tensor:
-        return sum((squared_norms(values) for _, values in self._gradients), start=torch.zeros(()))
-
-    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        return [(p, (weights_B @ values).reshape(p.shape)) for p, values in self._gradients]
-
-    def per_record(self) -> WeightedSums:
-        return self._gradients
-
-
-class _Convolution:
-    """Forms every record's weight gradient, a few records at a time, in the order (O, height, width, I).
-
-    With images and output gradients in channels-last layout that order is that of memory.
-    """
-
-    def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
-        self._layer = cast("nn.Conv2d", layer)
-        self._weight, self._squared_norms = _convolution_gradients(self._layer, layer_input, output_gradient)
-        self._bias = _Stored((self._layer.bias, output_gradient.sum(dim=(2, 3))))
-
-    def squared_norms(self) -> Tensor:
-        return self._squared_norms * int(self._layer.weight.requires_grad) + self._bias.squared_norms()
-
-    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        outputs, inputs, height, width = self._layer.weight.shape
-        total = (weights_B @ self._weight).reshape(outputs, height, width, inputs).permute(0, 3, 1, 2)
-        return [*_trainable((self._layer.weight, total)), *self._bias.weighted_sums(weights_B)]
-
-    def per_record(self) -> WeightedSums:
-        outputs, inputs, height, width = self._layer.weight.shape
-        weight = self._weight.reshape(-1, outputs, height, width, inputs).permute(0, 1, 4, 2, 3).flatten(1)
-        return [*_trainable((self._layer.weight, weight)), *self._bias.per_record()]
-
-
-@torch.no_grad()
-def _convolution_gradients(layer: nn.Conv2d, layer_input: Tensor, output_gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, weights) and their squared norms (B,): output gradients times the patches that they saw, group by group.
-
-    One buffer of patches that fits a processor's cache serves all records.
-    """
-    patches, positions_come_last = _patches(layer, _padded(layer, layer_input))
-    gradient_BGTO = output_gradient.unflatten(1, (layer.groups, -1)).permute(0, 1, 3, 4, 2).flatten(2, 3)
-    num_records, groups, positions, outputs = gradient_BGTO.shape
-    size = layer.weight[0].numel()
-    weights = layer_input.new_empty(num_records, groups, outputs, size)
-    norms_B = layer_input.new_empty(num_records, dtype=torch.float64)
-    at_once = max(1, _FLOATS_UNFOLDED_AT_ONCE // max(1, groups * positions * size))
-    buffer = layer_input.new_empty(at_once, *patches.shape[1:])
-    for start in range(0, num_records, at_once):
-        rows = slice(start, min(start + at_once, num_records))
-        unfolded = buffer[: rows.stop - start].copy_(patches[rows])
-        by_position = (
-            unfolded.view(-1, size, positions).mT if positions_come_last else unfolded.view(-1, positions, size)
-        )
-        torch.bmm(gradient_BGTO[rows].flatten(0, 1).mT, by_position, out=weights[rows].flatten(0, 1))
-        norms_B[rows] = squared_norms(weights[rows].flatten(1))
-    return weights.flatten(1), norms_B
-
-
-def _patches(layer: nn.Conv2d, padded_input: Tensor) -> tuple[Tensor, bool]:
-    """A view of what every output position sees, (B, groups, output sides, kernel sides, inputs of a group).
-
-    Or with the output sides last, and then True: where they make the longer runs of neighbours in memory.
-    """
-    inputs, output_width = layer.in_channels // layer.groups, padded_input.shape[3] - layer.kernel_size[1] + 1
-    positions_come_last = layer.stride[1] == 1 and output_width > inputs * layer.kernel_size[1]
-    layout = torch.contiguous_format if positions_come_last else torch.channels_last
-    patches = padded_input.contiguous(memory_format=layout).unflatten(1, (layer.groups, -1))
-    for axis, size, stride, dilation in zip((3, 4), layer.kernel_size, layer.stride, layer.dilation, strict=True):
-        patches = patches.unfold(axis, (size - 1) * dilation + 1, stride)[..., ::dilation]
-    order = (0, 1, 5, 6, 2, 3, 4) if positions_come_last else (0, 1, 3, 4, 5, 6, 2)
-    return patches.permute(order), positions_come_last
-
-
-def _padded(layer: nn.Conv2d, layer_input: Tensor) -> Tensor:
-    # Torch's own numbers, in which padding by name (`same`) is resolved.
-    left, right, above, below = layer._reversed_padding_repeated_twice
-    if not any((left, right, above, below)):
-        return layer_input
-    return functional.pad(layer_input, (left, right, above, below))
-
-
-def squared_norms(values_BP: Tensor) -> Tensor:
-    """Squared L2 norm of every row, ``float64`` of shape (B,)."""
-    whole = values_BP.shape[1] - values_BP.shape[1] % _FLOATS_SQUARED_AT_ONCE
-    # Short blocks in the layer's precision, joined in double: the error does not grow with the number of weights.
-    norms_B: Tensor = torch.linalg.vector_norm(values_BP[:, whole:], dim=1).double().square_()
-    if whole:
-        blocks = values_BP[:, :whole].unflatten(1, (-1, _FLOATS_SQUARED_AT_ONCE))
-        norms_B += torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(dim=1)
-    return norms_B
-
-
-def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    norm = cast("nn.GroupNorm", layer)
-    normal = functional.group_norm(layer_input, norm.num_groups, eps=norm.eps)
-    positions = tuple(range(2, layer_input.ndim))
-    weight, bias = output_gradient * normal, output_gradient
-    if positions:
-        weight, bias = weight.sum(dim=positions), bias.sum(dim=positions)
-    return _Stored((norm.weight, weight), (norm.bias, bias))
-
-
-def _layer_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    norm = cast("nn.LayerNorm", layer)
-    normal = functional.layer_norm(layer_input, norm.normalized_shape, eps=norm.eps)
-    size = math.prod(norm.normalized_shape)
-    weight = (output_gradient * normal).reshape(len(layer_input), -1, size).sum(dim=1)
-    return _Stored((norm.weight, weight), (norm.bias, output_gradient.reshape(len(layer_input), -1, size).sum(dim=1)))
-
-
-class _Embedding:
-    """A word that stands at n positions of a record has one gradient, their sum: each of them holds an n-th of it."""
-
-    def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
-        self._layer = cast("nn.Embedding", layer)
-        self._index_BT = layer_input.reshape(len(layer_input), -1)
-        gradient_BTO = output_gradient.reshape(*self._index_BT.shape, -1)
-        # Torch gives the padding word no gradient either; -1 is no word.
-        is_padding_BT = self._index_BT == (-1 if self._layer.padding_idx is None else self._layer.padding_idx)
-        same_BTT = (self._index_BT[:, :, None] == self._index_BT[:, None, :]).to(gradient_BTO.dtype)
-        self._count_BT1 = same_BTT.sum(dim=2, keepdim=True)
-        self._share_BTO = same_BTT @ gradient_BTO.masked_fill(is_padding_BT[..., None], 0) / self._count_BT1
-
-    def squared_norms(self) -> Tensor:
-        # n positions with a share each: n |sqrt(n) share|^2 = |n share|^2.
-        return squared_norms((self._share_BTO * self._count_BT1.sqrt()).flatten(1))
-
-    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        total = torch.zeros_like(self._layer.weight)
-        weighted = (self._share_BTO * weights_B[:, None, None]).flatten(0, 1)
-        return [(self._layer.weight, total.index_add_(0, self._index_BT.flatten(), weighted))]
-
-    def per_record(self) -> WeightedSums:
-        total_BVO = self._share_BTO.new_zeros(len(self._index_BT), *self._layer.weight.shape)
-        index_BTO = self._index_BT[:, :, None].expand_as(self._share_BTO)
-        return [(self._layer.weight, total_BVO.scatter_add_(1, index_BTO, self._share_BTO).flatten(1))]
-
-
-def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:
-    return [(p, value) for p, value in sums if p is not None and p.requires_grad and value is not None]
-
-
-_GRADIENTS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradient]] = {
-    nn.Linear: _dense,
-    nn.Conv2d: _Convolution,
-    nn.GroupNorm: _group_norm,
-    nn.LayerNorm: _layer_norm,
-    nn.Embedding: _Embedding,
-}
-
-
+_NUM_TRIED, _TOLERANCE = 3, 1e-3
 # By name: torchvision is not imported for a model that has none of it.
 _CONTAINERS = frozenset(
     {
@@ -299,23 +69,194 @@ _WITHOUT_PARAMETERS: frozenset[type[nn.Module]] = frozenset(
         nn.AdaptiveAvgPool2d,
     }
 )
-_NUM_TRIED, _TOLERANCE = 3, 1e-3
+WeightedSums = list[tuple[Tensor, Tensor]]
 Gradients = Callable[[nn.Module, Tensor, Tensor], list[Tensor]]
+
+
+class LayerGradient(Protocol):
+    """The gradients of B records with respect to one layer's parameters."""
+
+    def squared_norms(self) -> Tensor:
+        """Squared L2 norm per record over the layer's trainable parameters, ``float64`` of shape (B,)."""
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        """Per trainable parameter the sum over records of weight times gradient."""
+
+    def per_record(self) -> WeightedSums:
+        """Per trainable parameter every record's gradient, shape (B, P)."""
+
+
+def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
+    """The gradients of one call of ``layer``; both tensors have the records along their first axis."""
+    return _GRADIENTS[type(layer)](layer, layer_input, output_gradient)
+
+
+class _Dense:
+    """Each record's gradient is the outer product of its output gradient and its input."""
+
+    def __init__(self, layer: nn.Linear, input_BI: Tensor, gradient_BO: Tensor) -> None:
+        self._layer, self._input_BI, self._gradient_BO = layer, input_BI, gradient_BO
+        self._trains_bias = layer.bias is not None and layer.bias.requires_grad
+
+    def squared_norms(self) -> Tensor:
+        bias_B = squared_norms(self._gradient_BO)
+        if not self._layer.weight.requires_grad:
+            return bias_B
+        input_B = squared_norms(self._input_BI)
+        # |g a'|^2 = |g|^2 |a|^2, to which the bias adds |g|^2.
+        return torch.addcmul(bias_B, bias_B, input_B) if self._trains_bias else bias_B * input_B
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        sums: WeightedSums = []
+        if self._layer.weight.requires_grad:
+            sums.append((self._layer.weight, (self._gradient_BO * weights_B[:, None]).mT @ self._input_BI))
+        if self._trains_bias:
+            sums.append((self._layer.bias, weights_B @ self._gradient_BO))
+        return sums
+
+    def per_record(self) -> WeightedSums:
+        weight_BOI = self._gradient_BO[:, :, None] * self._input_BI[:, None, :]
+        return _trainable((self._layer.weight, weight_BOI.flatten(1)), (self._layer.bias, self._gradient_BO))
+
+
+def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
+    linear = cast("nn.Linear", layer)
+    if layer_input.ndim == 2:
+        return _Dense(linear, layer_input, output_gradient)
+    # A record's gradient is a sum over positions, whose terms may cancel: it is formed, see the module.
+    gradient_BTO = output_gradient.flatten(1, -2)
+    weight_BOI = gradient_BTO.mT @ layer_input.flatten(1, -2)
+    return _Formed((linear.weight, weight_BOI), (linear.bias, gradient_BTO.sum(dim=1)))
+
+
+class _Formed:
+    """Layers whose per-example gradients are small enough to be formed: one (B, ...) per parameter."""
+
+    def __init__(self, *gradients: tuple[Tensor | None, Tensor]) -> None:
+        self._gradients = [(p, values.flatten(1)) for p, values in gradients if p is not None and p.requires_grad]
+
+    def squared_norms(self) -> Tensor:
+        return sum((squared_norms(values) for _, values in self._gradients), start=torch.zeros(()))
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        return [(p, (weights_B @ values).reshape(p.shape)) for p, values in self._gradients]
+
+    def per_record(self) -> WeightedSums:
+        return self._gradients
+
+
+class _Convolution:
+    """Forms every record's weight gradient, a few records at a time, in the order (O, height, width, I).
+
+    With images and output gradients in channels-last layout that order is that of memory.
+    """
+
+    @torch.no_grad()
+    def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
+        self._layer = convolution = cast("nn.Conv2d", layer)
+        self._bias = _Formed((convolution.bias, output_gradient.sum(dim=(2, 3))))
+        # Torch's own numbers, in which padding by name (`same`) is resolved.
+        padding = convolution._reversed_padding_repeated_twice
+        padded = functional.pad(layer_input, padding) if any(padding) else layer_input
+        # A view of the patch behind every output position, (B, groups, output sides, kernel sides, inputs of a group);
+        # or with the output sides last, where they make the longer runs of neighbours in memory.
+        inputs = convolution.in_channels // convolution.groups
+        output_width = padded.shape[3] - convolution.kernel_size[1] + 1
+        positions_come_last = convolution.stride[1] == 1 and output_width > inputs * convolution.kernel_size[1]
+        layout = torch.contiguous_format if positions_come_last else torch.channels_last
+        patches = padded.contiguous(memory_format=layout).unflatten(1, (convolution.groups, -1))
+        options = (convolution.kernel_size, convolution.stride, convolution.dilation)
+        for axis, size, stride, dilation in zip((3, 4), *options, strict=True):
+            patches = patches.unfold(axis, (size - 1) * dilation + 1, stride)[..., ::dilation]
+        patches = patches.permute((0, 1, 5, 6, 2, 3, 4) if positions_come_last else (0, 1, 3, 4, 5, 6, 2))
+        # Weight gradients are output gradients times patches, group by group.
+        gradient_BGTO = output_gradient.unflatten(1, (convolution.groups, -1)).permute(0, 1, 3, 4, 2).flatten(2, 3)
+        num_records, groups, positions, outputs = gradient_BGTO.shape
+        size = convolution.weight[0].numel()
+        weights = layer_input.new_empty(num_records, groups, outputs, size)
+        norms_B = layer_input.new_empty(num_records, dtype=torch.float64)
+        at_once = max(1, _FLOATS_UNFOLDED_AT_ONCE // max(1, groups * positions * size))
+        # One buffer of patches that fits a processor's cache serves all records.
+        buffer = layer_input.new_empty(at_once, *patches.shape[1:])
+        for start in range(0, num_records, at_once):
+            rows = slice(start, min(start + at_once, num_records))
+            unfolded = buffer[: rows.stop - start].copy_(patches[rows])
+            by_position = (
+                unfolded.view(-1, size, positions).mT if positions_come_last else unfolded.view(-1, positions, size)
+            )
+            torch.bmm(gradient_BGTO[rows].flatten(0, 1).mT, by_position, out=weights[rows].flatten(0, 1))
+            norms_B[rows] = squared_norms(weights[rows].flatten(1))
+        self._weight, self._squared_norms = weights.flatten(1), norms_B
+
+    def squared_norms(self) -> Tensor:
+        return self._squared_norms * int(self._layer.weight.requires_grad) + self._bias.squared_norms()
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        outputs, inputs, height, width = self._layer.weight.shape
+        total = (weights_B @ self._weight).reshape(outputs, height, width, inputs).permute(0, 3, 1, 2)
+        weight: WeightedSums = [(self._layer.weight, total)] if self._layer.weight.requires_grad else []
+        return weight + self._bias.weighted_sums(weights_B)
+
+    def per_record(self) -> WeightedSums:
+        outputs, inputs, height, width = self._layer.weight.shape
+        weight = self._weight.reshape(-1, outputs, height, width, inputs).permute(0, 1, 4, 2, 3).flatten(1)
+        return [*_trainable((self._layer.weight, weight)), *self._bias.per_record()]
+
+
+def squared_norms(values_BP: Tensor) -> Tensor:
+    """Squared L2 norm of every row, ``float64`` of shape (B,)."""
+    whole = values_BP.shape[1] - values_BP.shape[1] % _FLOATS_SQUARED_AT_ONCE
+    # Short blocks in the layer's precision, joined in double: the error does not grow with the number of weights.
+    norms_B: Tensor = torch.linalg.vector_norm(values_BP[:, whole:], dim=1).double().square_()
+    if whole:
+        blocks = values_BP[:, :whole].unflatten(1, (-1, _FLOATS_SQUARED_AT_ONCE))
+        norms_B += torch.linalg.vector_norm(blocks, dim=2).double().square_().sum(dim=1)
+    return norms_B
+
+
+def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
+    norm = cast("nn.GroupNorm", layer)
+    normal = functional.group_norm(layer_input, norm.num_groups, eps=norm.eps)
+    positions = tuple(range(2, layer_input.ndim))
+    weight, bias = output_gradient * normal, output_gradient
+    if positions:
+        weight, bias = weight.sum(dim=positions), bias.sum(dim=positions)
+    return _Formed((norm.weight, weight), (norm.bias, bias))
+
+
+def _layer_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
+    norm = cast("nn.LayerNorm", layer)
+    normal = functional.layer_norm(layer_input, norm.normalized_shape, eps=norm.eps)
+    size = math.prod(norm.normalized_shape)
+    weight = (output_gradient * normal).reshape(len(layer_input), -1, size).sum(dim=1)
+    return _Formed((norm.weight, weight), (norm.bias, output_gradient.reshape(len(layer_input), -1, size).sum(dim=1)))
+
+
+def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:
+    return [(p, value) for p, value in sums if p is not None and p.requires_grad and value is not None]
+
+
+_GRADIENTS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradient]] = {
+    nn.Linear: _dense,
+    nn.Conv2d: _Convolution,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+}
 
 
 def unknown_module(model: nn.Module) -> str | None:
     """The first module, by name and type, that keeps a model from the closed forms; None if there is none.
 
-    That is one whose code is not on the list, one that was altered (a hook, a method of its own, a foreign parameter),
-    or a layer or parameter in training that stands in the model twice.
+    Such a module is missing from the list, was altered (a hook, a method of its own, a foreign parameter), or is a
+    layer or parameter in training that the model has twice.
     """
     seen: set[int] = set()
-    # A module that stands in the model twice has to be met twice.
+    # With duplicates: a module that the model has twice has to be met twice.
     for name, module in model.named_modules(remove_duplicate=False):
         own = [p for p in module.parameters(recurse=False) if p.requires_grad]
         if not _is_known(module) or any(id(p) in seen for p in own):
             return _described(name, module)
-        # A parameter with two places has a sum of gradients, of which no single place has the norm.
+        # A parameter that the model has twice has the sum of two gradients; the norm of either is not the sum's.
         seen.update(map(id, own))
     return None
 
@@ -331,77 +272,79 @@ def refuse_statistics(model: nn.Module) -> None:
             )
 
 
-def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None:
-    """ValueError where a model trains on more than the record it is given; a few passes, and the model stays as it is.
-
-    ``gradients(model, x, weights)`` are those of the outputs times ``weights``, summed, of every record of ``x`` by the
-    engine that is to be used: one (B, ...) per trainable parameter. Made-up records are tried where ``x`` holds floats
-    or bytes, else its first ones. Dropout is left out.
-    """
-    tried = _made_up(x) if not _is_index(x) else x[:_NUM_TRIED]
-    if not len(tried):
-        return
-    with _without_dropout(model):
-        with _unchanged(model):
-            together = _outputs(model, tried)
-            alone = [_outputs(model, record[None]) for record in tried]
-            # Random numbers of a layer's own, and what it keeps without a buffer, show at a second call alone.
-            again = _outputs(model, tried)
-        if not _are_close(together[-1][1], _joined(alone), len(tried)) or not _are_close(
-            again[-1][1], together[-1][1], len(tried)
-        ):
-            raise ValueError(
-                f"{_where_they_part(together, alone)} gives a record another output beside other records, or at "
-                "another call: it mixes records, so no record has a gradient of its own. Normalise within a record, "
-                "keep records along the first axis, and draw random numbers by nn.Dropout alone."
-            )
-        _refuse_other_gradients(model, gradients, tried)
-
-
 def _is_known(module: nn.Module) -> bool:
-    is_altered = has_hooks(module) or "forward" in vars(module)
-    if is_altered or not {name for name, _ in module.named_parameters(recurse=False)} <= {"weight", "bias"}:
-        return False
-    if type(module) is nn.Flatten:
-        # From axis 0 on it would join the records into one.
-        return module.start_dim >= 1
-    if type(module) is nn.Unflatten:
-        return isinstance(module.dim, int) and module.dim >= 1
-    if f"{type(module).__module__}.{type(module).__qualname__}" in _CONTAINERS:
-        return not any(True for _ in module.parameters(recurse=False))
-    trains = any(p.requires_grad for p in module.parameters(recurse=False))
-    if type(module) is nn.LayerNorm and not trains:
-        return len(module.normalized_shape) == 1  # more axes could be the records', and only training layers are asked
-    return type(module) in _WITHOUT_PARAMETERS or supports(module)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return whether the module has hooks."""
+    own = dict(module.named_parameters(recurse=False))
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)
+    if any(hooks) or "forward" in vars(module) or not own.keys() <= {"weight", "bias"}:
+        return False
+    kind = type(module)
+    if kind is nn.Flatten:
+        # From axis 0 on it would join the records into one.
+        return cast("nn.Flatten", module).start_dim >= 1
+    if isinstance(module, nn.Unflatten) and kind is nn.Unflatten:
+        return isinstance(module.dim, int) and module.dim >= 1
+    if f"{kind.__module__}.{kind.__qualname__}" in _CONTAINERS:
+        return not own
+    if isinstance(module, nn.LayerNorm) and not any(p.requires_grad for p in own.values()):
+        # More axes could be the records', and only training layers are checked for that.
+        return kind is nn.LayerNorm and len(module.normalized_shape) == 1
+    # The closed form pads with zeros.
+    if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
+        return False
+    return kind in _WITHOUT_PARAMETERS or kind in _GRADIENTS
 
 
 def _described(name: str, module: nn.Module) -> str:
     return f"Module {name or 'of the model itself'} ({type(module).__name__})"
 
 
-def _is_index(x: Tensor) -> bool:
-    return not x.is_floating_point() and x.dtype != torch.uint8
+def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None:
+    """ValueError where a record's output or gradient depends on other records, or on a call before. Changes no model.
 
-
-def _made_up(x: Tensor) -> Tensor:
-    # A generator of its own: a trial moves no stream of the training.
-    drawn = torch.rand(_NUM_TRIED, *x.shape[1:], generator=torch.Generator().manual_seed(0))
-    return (drawn * 255).to(x) if x.dtype == torch.uint8 else drawn.to(x)
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
+    ``gradients(model, x, weights)`` are those of the outputs times ``weights``, summed, of every record of ``x`` by the
+    engine that will be used: one (B, ...) per trainable parameter. Random records are tried where ``x`` holds floats or
+    bytes, else its first ones. Dropout is switched off.
+    """
+    if x.is_floating_point() or x.dtype == torch.uint8:
+        # A generator of its own: a trial moves no stream of the training.
+        drawn = torch.rand(_NUM_TRIED, *x.shape[1:], generator=torch.Generator().manual_seed(0))
+        tried = (drawn * 255).to(x) if x.dtype == torch.uint8 else drawn.to(x)
+    else:
+        tried = x[:_NUM_TRIED]
+    if not len(tried):
+        return
     dropout = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
     for module in dropout:
         module.eval()
     try:
-        yield
+        with _unchanged(model):
+            together = _outputs(model, tried)
+            alone = [_outputs(model, record[None]) for record in tried]
+            # Random numbers of a layer's own, and state that it keeps without a buffer, show at a second call alone.
+            again = _outputs(model, tried)
+        joined = torch.cat([outputs[-1][1] for outputs in alone])
+        is_one_each = len(joined) == len(tried) and _are_close(together[-1][1], joined)
+        if not is_one_each or not _are_close(again[-1][1], together[-1][1]):
+            raise ValueError(
+                f"{_first_difference(together, alone)} gives a record another output beside other records, or at "
+                "another call: it mixes records, so no record has a gradient of its own. Normalise within a record, "
+                "keep records along the first axis, and draw random numbers by nn.Dropout alone."
+            )
+        # A parameter that the engine does not see everywhere (in a list, in a closure) has another gradient there.
+        with torch.enable_grad(), seeded_torch(0):
+            outputs = model(tried)
+            weights = torch.randn(outputs.shape, dtype=outputs.dtype).to(outputs.device)
+            named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+            expected = torch.autograd.grad(
+                (outputs * weights).sum(), [p for _, p in named], allow_unused=True, materialize_grads=True
+            )
+        found = [values.sum(dim=0) for values in gradients(model, tried, weights)]
+        for (name, _), theirs, ours in zip(named, expected, found, strict=True):
+            if not _are_close(ours[None], theirs[None]):
+                raise ValueError(
+                    f"Parameter {name} has another gradient record by record than by autograd: the model reads it from "
+                    "another place than its module. Read it from there."
+                )
     finally:
         for module in dropout:
             module.train()
@@ -432,10 +375,12 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, Any]]:
     """Return the output of every module, in the order of calls: the model itself comes last."""
-    said: list[tuple[str, Any]] = []
+    found: list[tuple[str, Any]] = []
 
     def keep(name: str) -> Callable[..., None]:
-        return lambda module, _, output: said.append((_described(name, module), _copied(output)))
+        return lambda module, _, output: found.append(
+            (_described(name, module), output.clone() if isinstance(output, Tensor) else output)
+        )
 
     handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
     try:
@@ -443,69 +388,32 @@ def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, Any]]:
     finally:
         for handle in handles:
             handle.remove()
-    return said
+    return found
 
 
-def _copied(output: Any) -> Any:
-    return output.clone() if isinstance(output, Tensor) else output
-
-
-def _joined(alone: list[list[tuple[str, Any]]]) -> Tensor:
-    return torch.cat([said[-1][1] for said in alone])
-
-
-def _are_close(left: Tensor, right: Tensor, count: int) -> bool:
-    """Equal up to what kernels for other shapes round differently, with ``count`` rows."""
-    if left.shape != right.shape or len(left) != count:
+def _are_close(left: Tensor, right: Tensor) -> bool:
+    """Equal up to what kernels for other shapes round differently."""
+    if left.shape != right.shape:
         return False
     scale = float(torch.nan_to_num(right.double()).abs().max()) if right.numel() else 0.0
     return torch.allclose(left.double(), right.double(), rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
 
 
-def _where_they_part(together: list[tuple[str, Any]], alone: list[list[tuple[str, Any]]]) -> str:
+def _first_difference(together: list[tuple[str, Any]], alone: list[list[tuple[str, Any]]]) -> str:
     """The first module, in the order of calls, whose outputs differ; the model where none is found."""
-    count = len(alone)
     for position, (name, output) in enumerate(together):
-        parts = [said[position][1] for said in alone if len(said) > position]
+        parts = [outputs[position][1] for outputs in alone if len(outputs) > position]
         if not isinstance(output, Tensor) or not all(isinstance(part, Tensor) and len(part) == 1 for part in parts):
             continue
-        if len(parts) == count and len(output) == count and not _are_close(output, torch.cat(parts), count):
+        if len(parts) == len(output) == len(alone) and not _are_close(output, torch.cat(parts)):
             return name
     return together[-1][0]
 
 
-def _refuse_other_gradients(model: nn.Module, gradients: Gradients, x: Tensor) -> None:
-    """A parameter that the engine does not see everywhere (in a list, in a closure) has another gradient there."""
-    with torch.enable_grad(), seeded_torch(0):
-        outputs = model(x)
-        weights = torch.randn(outputs.shape, dtype=outputs.dtype).to(outputs.device)
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        expected = torch.autograd.grad(
-            (outputs * weights).sum(), [p for _, p in named], allow_unused=True, materialize_grads=True
-        )
-    found = [values.sum(dim=0) for values in gradients(model, x, weights)]
-    for (name, _), theirs, ours in zip(named, expected, found, strict=True):
-        if not _are_close(ours[None], theirs[None], 1):
-            raise ValueError(
-                f"Parameter {name} has another gradient record by record than by autograd: the model reads it from "
-                "another place than its module. Read it from there."
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Activation:
-    """An elementwise function whose derivative follows from its value."""
-
-    forward: Callable[[Tensor], Tensor]
-    backward: Callable[[Tensor, Tensor], Tensor]
-
-
-# Each derivative from the value alone, so that what went in need not be kept.
-_ACTIVATIONS: dict[type[nn.Module], _Activation] = {
-    nn.ReLU: _Activation(
-        forward=torch.relu, backward=lambda gradient, value: torch.ops.aten.threshold_backward(gradient, value, 0)
-    ),
-    nn.Tanh: _Activation(forward=torch.tanh, backward=torch.ops.aten.tanh_backward),
+# Forward, and backward from the value alone, so that the input need not be kept.
+_ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    nn.ReLU: (torch.relu, lambda gradient, value: torch.ops.aten.threshold_backward(gradient, value, 0)),
+    nn.Tanh: (torch.tanh, torch.ops.aten.tanh_backward),
 }
 
 
@@ -534,7 +442,7 @@ class DenseChain:
         return cls(layers, flattens=any(isinstance(leaf, nn.Flatten) for leaf in leading)) if is_chain else None
 
     def reads(self, x: Tensor) -> bool:
-        """Whether a record of ``x`` (B, ...) is one row to the first layer, which this class knows."""
+        """True if the first layer sees each record of ``x`` (B, ...) as one row, the only form this class supports."""
         return x.ndim == 2 or self._flattens
 
     @torch.no_grad()
@@ -545,12 +453,12 @@ class DenseChain:
             if isinstance(layer, nn.Linear):
                 values.append(functional.linear(values[-1], layer.weight, layer.bias))
             else:
-                values.append(_ACTIVATIONS[type(layer)].forward(values[-1]))
+                values.append(_ACTIVATIONS[type(layer)][0](values[-1]))
         return values
 
     @torch.no_grad()
     def backward(self, values: list[Tensor], gradient: Tensor) -> list[tuple[nn.Module, Tensor, Tensor]]:
-        """Every trained layer, its input and its output's gradient, from what ``forward`` gave and the last one's."""
+        """Every trained layer, its input and its output's gradient, from ``forward``'s values and the last gradient."""
         return list(self._dense_gradients(values, gradient))
 
     @torch.no_grad()
@@ -569,7 +477,7 @@ class DenseChain:
         for i in range(len(self._layers) - 1, self._lowest - 1, -1):
             layer = self._layers[i]
             if not isinstance(layer, nn.Linear):
-                gradient = _ACTIVATIONS[type(layer)].backward(gradient, values[i + 1])
+                gradient = _ACTIVATIONS[type(layer)][1](gradient, values[i + 1])
                 continue
             if _is_trained(layer):
                 yield layer, values[i], gradient

@@ -5,20 +5,17 @@ parameters together, is scaled down to an L2 norm of at most ``clip_norm`` befor
 sum. ``book_keeping`` runs one backward pass that keeps each layer's input and output gradient, takes the norms from
 these and then the weighted sum from the same tensors (Bu et al. 2023, arXiv 2210.00038). A chain of dense layers needs
 no autograd for that. ``functional`` maps ``torch.func.grad`` over the records and works for any module, more slowly.
-Only models of known layers are given to ``book_keeping``; any other goes through ``functional``, where a record cannot
-reach another, and is tried once (:mod:`fairpate.nn.layers`). A layer that mixes the records of a batch has no
-per-example gradient and is refused.
+Only models of known layers use ``book_keeping``; any other uses ``functional``, where a record cannot reach another,
+and is tried once (:mod:`fairpate.nn.layers`). A layer that mixes the records of a batch has no per-example gradient and
+is refused.
 
-Where records belong to owners, who are persons with several records each, the average gradient of an owner's records is
-formed, and clipped instead of theirs. ``owner_B`` gives each record's owner, in numbers that ascend.
+Where records belong to owners (persons with several records each), the average gradient of each owner's records is
+formed and clipped instead. ``owner_B`` gives each record's owner, in ascending numbers.
 
-:class:`GuidedGradients` gives two gradients of one batch: that of the summed cross entropy, and a sum of clipped
-gradients of another value with a weight for each record, for terms that hide which group a record belongs to.
-
-The bound holds for what the machine adds up: norms are those of the formed gradients up to a rounding error that
-``clip_norm`` is reduced by beforehand, and a record whose gradient is not finite adds nothing. How rounding changes the
-*other* records of a batch when one is left out is not covered: a few units in the last place of the sum, as in any
-floating-point implementation. This module draws no noise and knows no epsilon.
+The bound holds for the values that the machine adds up: norms are those of the formed gradients up to a rounding error,
+by which ``clip_norm`` is reduced beforehand, and a record whose gradient is not finite adds nothing. How rounding
+changes the *other* records of a batch when one is left out is not covered: a few units in the last place of the sum, as
+in any floating-point implementation. This module draws no noise and knows no epsilon.
 
 Shapes: B records of a batch; T positions; C outputs; P values of one parameter.
 """
@@ -26,7 +23,7 @@ Shapes: B records of a batch; T positions; C outputs; P values of one parameter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +42,13 @@ from fairpate.nn.layers import (
     try_records_apart,
     unknown_module,
 )
+
+Engine = Literal["book_keeping", "functional"]
+PerExampleLoss = Callable[[Tensor, Tensor], Tensor]  # with a method ``gradient`` too, as below, where speed matters
+# One call of a layer: the layer, its input and the gradient of its output.
+LayerCall = tuple[nn.Module, Tensor, Tensor]
+_LONGEST = 1e30  # in clip norms: the factor of anything longer has no precision left, and the record adds nothing
+_log = logging.getLogger(__name__)
 
 
 def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> list[tuple[int, int]]:
@@ -73,15 +77,6 @@ def averages(values_BP: Tensor, owner_B: Tensor) -> Tensor:
     _, owner_B, counts = torch.unique_consecutive(owner_B, return_inverse=True, return_counts=True)
     sums = values_BP.new_zeros(len(counts), values_BP.shape[1]).index_add_(0, owner_B, values_BP)
     return sums.div_(counts[:, None])
-
-
-Engine = Literal["book_keeping", "functional"]
-PerExampleLoss = Callable[[Tensor, Tensor], Tensor]  # with a method ``gradient`` too, as below, where speed matters
-# One call of a layer: the layer, its input and the gradient of its output.
-LayerCall = tuple[nn.Module, Tensor, Tensor]
-_SMALLEST_INPUT: dict[type[nn.Module], int] = {nn.Conv2d: 4, nn.Embedding: 1}  # axes, that of records included
-_LONGEST = 1e30  # in clip norms: the factor of anything longer has no precision left, and the record adds nothing
-_log = logging.getLogger(__name__)
 
 
 class CrossEntropy:
@@ -140,26 +135,30 @@ class GradientClipper:
             )
         self.engine: Engine = engine if engine != "auto" else "functional" if unknown else "book_keeping"
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        self._trained, self._is_tried, self._is_told = self.parameters, unknown is None, False
+        self._trained, self._is_tried, self._has_warned = self.parameters, unknown is None, False
         self._model, self._loss, self._clip_norm, self._max_records = model, loss, clip_norm, max_records
         self._gradient_of_loss: PerExampleLoss | None = getattr(loss, "gradient", None)
         self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         self._chain = DenseChain.of(model)
         self.share_B: Tensor | None = None
-        """While a part of a batch is seen: which share of its owner each record is. None without owners."""
+        """While a part of a batch passes through the model: each record's share of its owner. None without owners."""
 
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
         """The sum over records of min(1, clip_norm / norm) times the gradient of the record's loss; 0 for no record.
 
-        With ``owner_B``, whose the records are in numbers that ascend from 0, that over owners, of average gradients.
-        A record whose gradient is not finite adds nothing, which the log says once. The model should be in the mode
-        that training wants. ValueError for weights that are not finite, and under autocast: a norm that was rounded to
-        eight bits bounds nothing.
+        With ``owner_B``, the owners of the records in numbers that ascend from 0, the sum is over owners, of their
+        average gradients. A record whose gradient is not finite adds nothing, which the log reports once. The model
+        should be in the mode that training wants. ValueError for weights that are not finite, and under autocast: a
+        norm that was rounded to eight bits bounds nothing.
         """
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError("Per-example gradients are clipped in the parameters' own precision; leave autocast out.")
         if not self._is_tried and len(x):
-            try_records_apart(self._model, self._tried_gradients, x)
+
+            def gradients(model: nn.Module, x: Tensor, weights: Tensor) -> list[Tensor]:
+                return self._mapped_gradients(model, lambda outputs, w: (outputs * w).flatten(1).sum(dim=1), x, weights)
+
+            try_records_apart(self._model, gradients, x)
             self._is_tried = True
         size = self._max_records or len(x)
         if owner_B is None and 0 < len(x) <= size:
@@ -175,9 +174,21 @@ class GradientClipper:
         return ClippedSum(gradients=total, squared_norms_B=torch.cat([each.squared_norms_B for each in parts]))
 
     def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        if owner_B is not None:
+        if owner_B is not None or self.engine == "functional":
             return self._clipped_rows(self._rows(x, targets, owner_B))
-        return self._book_keeping(x, targets) if self.engine == "book_keeping" else self._functional(x, targets)
+        calls = self._layer_calls(x, targets)
+        with torch.no_grad():
+            layers = [layer_gradient(*call) for call in calls]
+            squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())
+            is_counted_B = self._is_counted(squared_norms_B)
+            if is_counted_B is not None:
+                # Formed again from zeros: a weight of 0 would not remove what is not finite from a sum.
+                layers = [layer_gradient(layer, *_only(is_counted_B, *values)) for layer, *values in calls]
+            factors_B = self._clip_factors(squared_norms_B, is_counted_B)
+            sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
+        # A layer that the outputs do not depend on made no call: its gradient is 0.
+        gradients = [sums[id(p)] if id(p) in sums else torch.zeros_like(p) for p in self._trained]
+        return ClippedSum(gradients=gradients, squared_norms_B=squared_norms_B)
 
     def _rows(self, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> list[Tensor]:
         """Every record's gradient, or every owner's, (B, P) per trainable parameter."""
@@ -194,35 +205,43 @@ class GradientClipper:
         # A layer that the outputs do not depend on made no call: its gradient is 0.
         return [rows[id(p)] if id(p) in rows else formed(p.new_zeros(len(x), p.numel())) for p in self._trained]
 
-    def _book_keeping(self, x: Tensor, targets: Tensor) -> ClippedSum:
-        calls = self._layer_calls(x, targets)
-        with torch.no_grad():
-            layers = [layer_gradient(*call) for call in calls]
-            squared_norms_B = _total([layer.squared_norms() for layer in layers])
-            is_counted_B = self._is_counted(squared_norms_B)
-            if is_counted_B is not None:
-                # Formed again from zeros: a weight of 0 would not remove what is not finite from a sum.
-                layers = [layer_gradient(layer, *_only(is_counted_B, *values)) for layer, *values in calls]
-            factors_B = self._clip_factors(squared_norms_B, is_counted_B)
-            sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
-        # A layer that the outputs do not depend on made no call: its gradient is 0.
-        gradients = [sums[id(p)] if id(p) in sums else torch.zeros_like(p) for p in self._trained]
-        return ClippedSum(gradients=gradients, squared_norms_B=squared_norms_B)
-
     def _layer_calls(self, x: Tensor, targets: Tensor) -> list[LayerCall]:
-        """One forward and one backward pass: every trained layer that ran, with what its gradients follow from."""
+        """One forward and one backward pass: every trained layer that ran, with its input and its output's gradient."""
         if self._chain is not None and self._chain.reads(x):
             values = self._chain.forward(x)
             return self._chain.backward(values, self._loss_gradient(values[-1], targets))
-        with _LayerCalls(self._layers) as calls:
+        # Another version later means that a layer has overwritten the input. An output may be overwritten: its edge is
+        # where it enters the graph.
+        calls: list[tuple[nn.Module, Tensor, int, GradientEdge]] = []
+
+        def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            # The norm of a record is taken per call, and is not that of a sum over calls.
+            if any(layer is other for other, *_ in calls):
+                raise ValueError(f"{type(layer).__name__} runs twice for one record; use engine `functional`.")
+            layer_input = inputs[0].detach()
+            calls.append((layer, layer_input, layer_input._version, get_gradient_edge(output)))
+
+        handles = [layer.register_forward_hook(keep) for layer in self._layers]
+        try:
             losses_B = self._loss(self._model(x), targets)
+        finally:
+            for handle in handles:
+                handle.remove()
         _check_losses(losses_B, len(x))
-        output_gradients = torch.autograd.grad(losses_B.sum(), [call.output for call in calls])
-        for call in calls:
-            _check_input(call, len(x))
-        return [
-            (call.layer, call.layer_input, gradient) for call, gradient in zip(calls, output_gradients, strict=True)
-        ]
+        output_gradients = torch.autograd.grad(losses_B.sum(), [edge for *_, edge in calls])
+        for layer, layer_input, version, _ in calls:
+            name = type(layer).__name__
+            if len(layer_input) != len(x):
+                raise ValueError(
+                    f"{name} reads {len(layer_input)} rows for {len(x)} records: records must stay along the first "
+                    "axis; use engine `functional`."
+                )
+            own_axes = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm) else 1
+            if layer_input.ndim < 1 + (3 if isinstance(layer, nn.Conv2d) else own_axes):
+                raise ValueError(f"{name} reads records without an axis of their own: {tuple(layer_input.shape)}.")
+            if layer_input._version != version:
+                raise ValueError(f"The input of {name} is overwritten by a later layer; use engine `functional`.")
+        return [(call[0], call[1], gradient) for call, gradient in zip(calls, output_gradients, strict=True)]
 
     def _loss_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if self._gradient_of_loss is not None:
@@ -232,9 +251,6 @@ class GradientClipper:
         _check_losses(losses_B, len(outputs))
         (gradient,) = torch.autograd.grad(losses_B.sum(), outputs)
         return gradient
-
-    def _functional(self, x: Tensor, targets: Tensor) -> ClippedSum:
-        return self._clipped_rows(self._mapped_gradients(self._model, self._loss, x, targets))
 
     def _mapped_gradients(self, model: nn.Module, loss: PerExampleLoss, x: Tensor, targets: Tensor) -> list[Tensor]:
         """Every record's gradient, (B, ...) per trainable parameter, with one record in the model at a time."""
@@ -251,20 +267,14 @@ class GradientClipper:
         per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
         return list(per_record(trainable, x, targets).values())
 
-    def _tried_gradients(self, model: nn.Module, x: Tensor, weights: Tensor) -> list[Tensor]:
-        def along(outputs: Tensor, targets: Tensor) -> Tensor:
-            return (outputs * targets).flatten(1).sum(dim=1)
-
-        return self._mapped_gradients(model, along, x, weights)
-
     @torch.no_grad()
     def _clipped_rows(self, gradients: list[Tensor]) -> ClippedSum:
         """The clipped sum of gradients that are formed: one (B, ...) per trainable parameter."""
         rows = [values.flatten(1) for values in gradients]
-        squared_norms_B = _total([squared_norms(values) for values in rows])
+        squared_norms_B = sum((squared_norms(values) for values in rows[1:]), start=squared_norms(rows[0]))
         is_counted_B = self._is_counted(squared_norms_B)
         if is_counted_B is not None:
-            rows = list(_only(is_counted_B, *rows))
+            rows = _only(is_counted_B, *rows)
         factors_B = self._clip_factors(squared_norms_B, is_counted_B)
         sums = [(factors_B.to(values) @ values).reshape(p.shape) for values, p in zip(rows, self._trained, strict=True)]
         return ClippedSum(gradients=sums, squared_norms_B=squared_norms_B)
@@ -280,9 +290,9 @@ class GradientClipper:
             return None
         if not all(bool(p.isfinite().all()) for p in self._model.parameters()):
             raise ValueError("The model's weights are not finite; lower the learning rate.")
-        if not self._is_told:
+        if not self._has_warned:
             _log.warning("The gradients of some records are not finite; such records add nothing to a step.")
-            self._is_told = True
+            self._has_warned = True
         return is_counted_B
 
     def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
@@ -296,63 +306,9 @@ class GradientClipper:
         return factors_B.to(self._trained[0].dtype)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Call:
-    """``output`` is where the layer's output enters the graph: what follows may overwrite the tensor itself."""
-
-    layer: nn.Module
-    layer_input: Tensor
-    input_version: int
-    output: GradientEdge
-
-
-class _LayerCalls:
-    """The input and the output of every call of the given layers inside the block."""
-
-    def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self._layers = layers
-        self._calls: list[_Call] = []
-
-    def __enter__(self) -> list[_Call]:
-        self._handles = [layer.register_forward_hook(self._keep) for layer in self._layers]
-        return self._calls
-
-    def __exit__(self, *_: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        # The norm of a record is taken per call, and is not that of a sum over calls.
-        if any(layer is call.layer for call in self._calls):
-            raise ValueError(f"{type(layer).__name__} runs twice for one record; use engine `functional`.")
-        layer_input = inputs[0].detach()
-        edge, version = get_gradient_edge(output), layer_input._version
-        self._calls.append(_Call(layer=layer, layer_input=layer_input, input_version=version, output=edge))
-
-
-def _total(terms: list[Tensor]) -> Tensor:
-    return sum(terms[1:], start=terms[0])
-
-
-def _only(is_counted_B: Tensor, *values: Tensor) -> Iterator[Tensor]:
+def _only(is_counted_B: Tensor, *values: Tensor) -> list[Tensor]:
     """The same tensors (B, ...) with zeros in place of the other records, also where those are NaN."""
-    for each in values:
-        yield each.masked_fill(~is_counted_B.view(-1, *[1] * (each.ndim - 1)), 0)
-
-
-def _check_input(call: _Call, num_records: int) -> None:
-    name = type(call.layer).__name__
-    if len(call.layer_input) != num_records:
-        raise ValueError(
-            f"{name} reads {len(call.layer_input)} rows for {num_records} records: records must stay along the first "
-            "axis; use engine `functional`."
-        )
-    smallest = _SMALLEST_INPUT.get(type(call.layer), 2)
-    axes = len(call.layer.normalized_shape) + 1 if isinstance(call.layer, nn.LayerNorm) else smallest
-    if call.layer_input.ndim < axes:
-        raise ValueError(f"{name} reads records without an axis of their own: {tuple(call.layer_input.shape)}.")
-    if call.layer_input._version != call.input_version:
-        raise ValueError(f"The input of {name} is overwritten by a later layer; use engine `functional`.")
+    return [each.masked_fill(~is_counted_B.view(-1, *[1] * (each.ndim - 1)), 0) for each in values]
 
 
 def _check_losses(losses_B: Tensor, num_records: int) -> None:
@@ -360,62 +316,33 @@ def _check_losses(losses_B: Tensor, num_records: int) -> None:
         raise ValueError(f"Expected one loss per record, shape ({num_records},), got {tuple(losses_B.shape)}.")
 
 
-class GuidedGradients:
-    """The gradients of ``model``, one per trainable parameter in their order; records are floats.
+class GuidedGradients(GradientClipper):
+    """Two gradients of one batch, from one forward pass where the model is a chain; records are floats.
 
-    ``value(outputs, targets)`` gives one value per record, shape (B,), and is quicker with a method ``gradient``. A
-    norm above ``clip_norm`` is clipped. ValueError for a layer that mixes records.
+    One is that of the summed cross entropy. The other is a sum of clipped gradients of ``loss``, which here may be any
+    value of a record, with a weight for each record: for terms that depend on the group that a record belongs to.
     """
-
-    def __init__(self, model: nn.Module, value: PerExampleLoss, *, clip_norm: float) -> None:
-        self._model, self._clipper = model, _WeightedClipper(model, value, clip_norm=clip_norm)
-        self._cross_entropy = CrossEntropy()
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        return self._clipper.parameters
-
-    def loss(self, x: Tensor, labels: Tensor) -> list[Tensor]:
-        """Gradients of the summed cross entropy; 0 for no record. ``x`` (B, ...), ``labels`` (B,)."""
-        return self._of_loss(x, labels, self._clipper.run_forward(x))
-
-    def loss_and_clipped(
-        self, x: Tensor, labels: Tensor, targets: Tensor, weights_B: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """:meth:`loss`, and the sum of the clipped gradients of the values times ``weights_B``."""
-        values = self._clipper.run_forward(x)
-        loss = self._of_loss(x, labels, values)
-        return loss, self._clipper.weighted(x, targets, weights_B, values).gradients
-
-    def _of_loss(self, x: Tensor, labels: Tensor, values: list[Tensor] | None) -> list[Tensor]:
-        if not len(x):
-            return [torch.zeros_like(p) for p in self.parameters]
-        if values is None:
-            loss = functional.cross_entropy(self._model(x), labels, reduction="sum")
-            return list(torch.autograd.grad(loss, self.parameters))
-        return self._clipper.summed(values, self._cross_entropy.gradient(values[-1], labels))
-
-
-class _WeightedClipper(GradientClipper):
-    """Gives every clipped gradient a weight, and may start from a forward pass that was made already."""
 
     _weights_B: Tensor
     _values: list[Tensor] | None = None
 
-    def run_forward(self, x: Tensor) -> list[Tensor] | None:
-        """Return the input of every layer of a chain and its output; None where there is no chain or no record."""
-        return self._chain.forward(x) if self._chain is not None and len(x) and self._chain.reads(x) else None
-
-    def summed(self, values: list[Tensor], slope: Tensor) -> list[Tensor]:
-        """The gradients of a chain summed over records, from those of its outputs (B, C)."""
-        assert self._chain is not None
-        sums = {id(p): total for p, total in self._chain.summed_gradients(values, slope)}
+    def cross_entropy(self, x: Tensor, labels: Tensor) -> list[Tensor]:
+        """Gradients of the summed cross entropy; 0 for no record. ``x`` (B, ...), ``labels`` (B,)."""
+        self._values = None
+        if not len(x):
+            return [torch.zeros_like(p) for p in self.parameters]
+        if self._chain is None or not self._chain.reads(x):
+            loss = functional.cross_entropy(self._model(x), labels, reduction="sum")
+            return list(torch.autograd.grad(loss, self.parameters))
+        self._values = self._chain.forward(x)
+        slope = CrossEntropy().gradient(self._values[-1], labels)
+        sums = {id(p): total for p, total in self._chain.summed_gradients(self._values, slope)}
         return [sums[id(p)] for p in self.parameters]
 
-    def weighted(self, x: Tensor, targets: Tensor, weights_B: Tensor, values: list[Tensor] | None) -> ClippedSum:
-        """The sum, from ``values`` where there are any."""
-        self._weights_B, self._values = weights_B, values
-        return self.sum(x, targets)
+    def both(self, x: Tensor, labels: Tensor, targets: Tensor, weights_B: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """:meth:`cross_entropy`, and the sum of the clipped gradients of the values times ``weights_B``."""
+        gradients, self._weights_B = self.cross_entropy(x, labels), weights_B
+        return gradients, self.sum(x, targets).gradients
 
     def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
         # After clipping: weights are public, and the noise is scaled to them.

@@ -1,17 +1,17 @@
 """DP-SGD: Poisson batches, clipped per-example gradients, Gaussian noise (Abadi et al. 2016, arXiv 1607.00133).
 
-One step is a Gaussian sum over a Poisson sample: every record enters independently with ``sampling_rate``, an empty
-batch included; noise of standard deviation ``noise_multiplier * clip_norm`` is added to the sum of clipped gradients;
-the sum is divided by the constant ``expected_batch_size``, never by the realised one. Where records belong to persons,
-these are sampled, and the average gradient of a person's records is clipped: a person then adds what a record adds
-otherwise.
+One step is a Gaussian sum over a Poisson sample: every record enters independently with ``sampling_rate``, and a batch
+may be empty; noise of standard deviation ``noise_multiplier * clip_norm`` is added to the sum of clipped gradients; the
+sum is divided by the constant ``expected_batch_size``, never by the realised size. Where records belong to persons,
+persons are sampled, and the average gradient of a person's records is clipped: a person then adds no more than a record
+adds otherwise.
 
 :class:`PrivateTraining` is the one loop of DP-SGD, FairDP-SGD, DP-FERMI and RaCO-DP. A method gives it a
 :class:`StepPlan`: how batches are drawn and clipped, what else a step releases, and the events of all steps. Nothing
 here knows an epsilon.
 
-The sample and the noise come from a randomness of their own, apart from the training seed: from the operating system,
-or seeded, and then it is not private. The noise is floating-point, so the guarantee is that of research code.
+The sample and the noise have their own randomness, apart from the training seed: from the operating system, or seeded,
+and then it is not private. The noise is floating-point, so the guarantee is that of research code.
 
 Shapes: N records, B records of a batch, P parameters or values of one parameter.
 """
@@ -40,50 +40,17 @@ if TYPE_CHECKING:
     from fairpate.privacy.events import Event
 
 
-class TailAverage:
-    """The running mean of some parameters over the last ``share`` of ``num_steps`` steps; 0 keeps the last alone.
-
-    Polyak and Juditsky 1992. Where every step's weights could be released, so could their mean: it costs no privacy,
-    and takes out much of a step's noise and of the circling of a game between two players.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor], *, num_steps: int, share: float) -> None:
-        if not 0 <= share <= 1:
-            raise ValueError(f"Expected a share of the steps from 0 to 1, got {share}.")
-        self._parameters = list(parameters)
-        self._to_skip = num_steps - round(share * num_steps)
-        self._num_seen = 0
-        self._means: list[Tensor] = []
-
-    @torch.no_grad()
-    def add(self) -> None:
-        """Count the parameters as a step left them."""
-        self._num_seen += 1
-        num_taken = self._num_seen - self._to_skip
-        if num_taken == 1:
-            self._means = [p.detach().clone() for p in self._parameters]
-        elif num_taken > 1:
-            # mean + (x - mean) / k, which needs no sum that grows.
-            torch._foreach_lerp_(self._means, self._parameters, 1 / num_taken)
-
-    @torch.no_grad()
-    def settle(self) -> None:
-        """Give the parameters their mean, if any step was counted."""
-        if self._means:
-            torch._foreach_copy_(self._parameters, self._means)
-
-
 NoiseLabel = Literal["os_entropy", "seeded: not private"]
 PublicGradient = Callable[[nn.Module], Sequence[Tensor]]
 _DRAWN_AT_ONCE, _NORMALS_PER_PIECE = 2**12, 2**16
 
 
 class PrivateRandomness(Protocol):
-    """What must stay secret for the guarantee to hold: who was sampled, and the noise."""
+    """The source of what must stay secret for the guarantee to hold: who was sampled, and the noise."""
 
     @property
     def label(self) -> NoiseLabel:
-        """Whether this randomness protects anyone."""
+        """Where the randomness comes from, and so whether the guarantee holds."""
         ...
 
     def words(self, size: int) -> Tensor:
@@ -92,7 +59,7 @@ class PrivateRandomness(Protocol):
 
 
 class OsRandomness:
-    """AES-256 in counter mode under a key from the operating system, which is too slow to be asked for every word."""
+    """AES-256 in counter mode under a key from the operating system, which is too slow to give every word itself."""
 
     label: NoiseLabel = "os_entropy"
 
@@ -101,7 +68,6 @@ class OsRandomness:
         self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
 
     def words(self, size: int) -> Tensor:
-        """Independent uniform words."""
         words = torch.empty(size, dtype=torch.int64)
         if size:
             # Zeros, encrypted, are the stream of the cipher itself.
@@ -118,13 +84,12 @@ class SeededRandomness:
         self._generator = torch.Generator().manual_seed(seed)
 
     def words(self, size: int) -> Tensor:
-        """Independent uniform words."""
         return torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateSteps:
-    """The steps of one training: what the accountant is told, and how fast the model moves."""
+    """The steps of one training: the numbers that the accountant prices, and how fast the model moves."""
 
     num_steps: int
     sampling_rate: float
@@ -149,14 +114,6 @@ class PrivateSteps:
                 raise ValueError(f"Expected {name} > 0 and finite, got {getattr(self, name)}.")
 
 
-class Clipper(Protocol):
-    """Sums the clipped gradients of a batch, those of owners where ``owner_B`` says who has which record."""
-
-    parameters: list[Tensor]
-
-    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum: ...
-
-
 class BatchSampler(Protocol):
     """Draws one batch after another."""
 
@@ -167,13 +124,13 @@ class BatchSampler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """What a method does in its steps, where that differs from DP-SGD.
+    """The parts of a step in which a method differs from DP-SGD.
 
-    ``clipper(model, loss, clip_norm=..., max_records=...)`` makes what sums a batch's gradients. ``sampler`` replaces
-    Poisson samples of records. ``reach`` is how far one protected change moves the clipped sum, in clip norms.
-    ``add_unprotected(sums, x, targets)`` adds, after the noise, what in the batch does not depend on the protected
-    value. ``release_more`` runs after the update: whatever else a step releases. ``events`` are what all steps release
-    together, for the accountant.
+    ``clipper(model, loss, clip_norm=..., max_records=...)`` makes the object that sums a batch's gradients. ``sampler``
+    replaces Poisson samples of records. ``reach`` is how far one protected change moves the clipped sum, in clip norms.
+    ``add_unprotected(sums, x, targets)`` adds, after the noise, the part of the gradients that does not depend on the
+    protected value. ``release_more`` runs after the update and makes the other releases of a step. ``events`` are the
+    releases of all steps together, for the accountant.
     """
 
     clipper: Callable[..., Any] = GradientClipper
@@ -226,7 +183,7 @@ class PrivateTraining:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """The trainable parameters."""
+        """The trainable parameters, in the order of the gradients."""
         found: list[Tensor] = self.clipper.parameters
         return found
 
@@ -242,14 +199,26 @@ class PrivateTraining:
         ``generator`` drives dropout alone. The last ``averaged_share`` of the steps give their mean weights.
         ValueError for weights that are not finite.
         """
-        num_steps = self._steps.num_steps
-        average = TailAverage(self.parameters, num_steps=num_steps, share=averaged_share)
+        if not 0 <= averaged_share <= 1:
+            raise ValueError(f"Expected a share of the steps from 0 to 1, got {averaged_share}.")
+        num_steps, parameters = self._steps.num_steps, self.parameters
+        means: list[Tensor] = []
+        num_skipped = num_steps - round(averaged_share * num_steps)
         with nullcontext() if generator is None else seeded_dropout(self._model, generator):
-            for step in range(num_steps):
+            for step in range(1, num_steps + 1):
                 self.step()
-                average.add()
-                on_progress(step + 1, num_steps)
-        average.settle()
+                # Polyak and Juditsky 1992. Where every step's weights could be released, so could their mean: it costs
+                # no privacy, and takes out much of a step's noise and of the circling of a game between two players.
+                if step == num_skipped + 1:
+                    means = [p.detach().clone() for p in parameters]
+                elif step > num_skipped:
+                    with torch.no_grad():
+                        # mean + (x - mean) / k, which needs no sum that grows.
+                        torch._foreach_lerp_(means, parameters, 1 / (step - num_skipped))
+                on_progress(step, num_steps)
+        if means:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, means)
         self._model.eval()
         return self._plan.events
 
@@ -263,7 +232,7 @@ class PrivateTraining:
         batch = scale_bytes(self._x.index_select(0, rows)).contiguous(memory_format=self._memory_format)
         targets = self._targets.index_select(0, rows)
         sums: list[Tensor] = self.clipper.sum(batch, targets, owner_B).gradients
-        # To an empty sample's zeros as well: that nobody was drawn must not show.
+        # To an empty sample's zeros as well: an empty sample must not show.
         self._noise.add_to(sums, plan.reach * steps.noise_multiplier * steps.clip_norm)
         if plan.add_unprotected is not None:
             plan.add_unprotected(sums, batch, targets)
@@ -300,27 +269,24 @@ class PoissonBatches:
     def next(self) -> Tensor:
         """The rows of the next batch in ascending order, ``int64``."""
         while self._num_decided < self._num_records:
-            self._toss()
+            # k tails before a head have probability (1 - q)^k q: the floor of ln u / ln(1 - q).
+            words = self._randomness.words(self._gaps_at_once)
+            gaps = _log_uniform(words.double()).div_(self._log_tails).floor_().long()
+            # Positions count from the first coin of this batch.
+            self._heads = torch.cat([self._heads, gaps.add_(1).cumsum(0).add_(self._num_decided - 1)])
+            self._num_decided = int(self._heads[-1]) + 1
         count = int(torch.searchsorted(self._heads, self._num_records))
-        # What lies beyond this batch's coins are the heads of the next: no coin is tossed twice.
+        # The heads beyond this batch's coins belong to the next: no coin is tossed twice.
         rows = self._heads[:count]
         self._heads = self._heads[count:] - self._num_records
         self._num_decided -= self._num_records
         return rows
 
-    def _toss(self) -> None:
-        """Decide coins up to and including some further heads; positions count from the next batch's first coin."""
-        # k tails before a head have probability (1 - q)^k q: the floor of ln u / ln(1 - q).
-        gaps = _log_uniform(self._randomness.words(self._gaps_at_once).double()).div_(self._log_tails).floor_().long()
-        heads = gaps.add_(1).cumsum(0).add_(self._num_decided - 1)
-        self._heads = torch.cat([self._heads, heads])
-        self._num_decided = int(heads[-1]) + 1
-
 
 class PersonBatches:
     """Poisson samples of persons, each with its records, or ``most_records`` of them at random.
 
-    ``person_N`` numbers whose the records are, from 0 on.
+    ``person_N`` gives the number of each record's person, from 0 on.
     """
 
     def __init__(
@@ -333,7 +299,7 @@ class PersonBatches:
         self._randomness, self._most_records = randomness, most_records
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """The rows of the next batch (B,), and whose they are (B,), in numbers that ascend from 0."""
+        """The rows of the next batch (B,), and their persons (B,) in numbers that ascend from 0."""
         persons = self._sampled.next()
         counts = self._count_P[persons]
         owner_B = torch.repeat_interleave(torch.arange(len(persons)), counts)
@@ -352,7 +318,7 @@ class PersonBatches:
 
 
 class GaussianNoise:
-    """Independent standard normals, ``float32``, drawn some at a time: a small model's step asks for a few hundred."""
+    """Independent standard normals, ``float32``, drawn in blocks: a small model's step needs a few hundred."""
 
     def __init__(self, randomness: PrivateRandomness) -> None:
         self._randomness = randomness
@@ -368,10 +334,22 @@ class GaussianNoise:
         torch._foreach_add_(list(sums), shaped, alpha=stddev)
 
     def take(self, size: int) -> Tensor:
-        """Normals that nobody has seen, shape (size,)."""
+        """Fresh normals, shape (size,)."""
         if len(self._left) < size:
-            self._left = _standard_normals(max(size, _DRAWN_AT_ONCE), self._randomness)
-        # Each normal is handed out once: noise that two sums share would cancel in their difference.
+            drawn = max(size, _DRAWN_AT_ONCE)
+            normals = torch.empty(drawn + drawn % 2)
+            # Box and Muller: a radius from one word, an angle from another, in pieces that stay in a processor's cache.
+            for piece in torch.split(normals, _NORMALS_PER_PIECE):
+                first, second = torch.chunk(piece, 2)
+                radius_words, angle_words = torch.chunk(self._randomness.words(len(piece)), 2)
+                # No radius is beyond sqrt(128 ln 2) = 9.42, which a normal pair exceeds with probability 2^-64.
+                radius = _log_uniform(radius_words.float()).mul_(-2).sqrt_()
+                # Words have a sign: angles from -pi to pi.
+                angle = angle_words.float().mul_(math.pi * 2.0**-63)
+                torch.cos(angle, out=first).mul_(radius)
+                torch.sin(angle, out=second).mul_(radius)
+            self._left = normals[:drawn]
+        # Each normal is used once: noise that two sums share would cancel in their difference.
         taken, self._left = self._left[:size], self._left[size:]
         return taken
 
@@ -384,7 +362,7 @@ class LaplaceNoise:
         self._values, self._num_taken = np.empty(0), 0
 
     def take(self, size: int) -> npt.NDArray[np.float64]:
-        """Values that nobody has seen, shape (size,)."""
+        """Fresh values, shape (size,)."""
         start = self._num_taken
         if start + size > len(self._values):
             first, second = self._randomness.words(2 * max(size, _DRAWN_AT_ONCE)).double().chunk(2)
@@ -392,22 +370,6 @@ class LaplaceNoise:
             self._values, start = (_log_uniform(first) - _log_uniform(second)).numpy() * self._scale, 0
         self._num_taken = start + size
         return self._values[start : start + size]
-
-
-def _standard_normals(size: int, randomness: PrivateRandomness) -> Tensor:
-    """``float32`` by the pairs of Box and Muller: a radius from one word, an angle from another."""
-    normals = torch.empty(size + size % 2)
-    # Pieces that stay in a processor's cache from one operation to the next.
-    for piece in torch.split(normals, _NORMALS_PER_PIECE):
-        first, second = torch.chunk(piece, 2)
-        radius_words, angle_words = torch.chunk(randomness.words(len(piece)), 2)
-        # No radius is beyond sqrt(128 ln 2) = 9.42, which a normal pair exceeds with probability 2^-64.
-        radius = _log_uniform(radius_words.float()).mul_(-2).sqrt_()
-        # Words have a sign: angles from -pi to pi.
-        angle = angle_words.float().mul_(math.pi * 2.0**-63)
-        torch.cos(angle, out=first).mul_(radius)
-        torch.sin(angle, out=second).mul_(radius)
-    return normals[:size]
 
 
 def _log_uniform(words: Tensor) -> Tensor:
@@ -424,7 +386,7 @@ _VALUES_AT_ONCE = 2**24
 class ShiftedClipper(GradientClipper):
     """Sums of ``clip(g_i + shift)``; ``shift`` holds one tensor per trainable parameter, or None for no shift.
 
-    ``public_gradient``, where given, sets the shift anew before each sum, from the model as it is then. Of a person,
+    ``public_gradient``, where given, sets the shift anew before each sum, from the current model. Of a person,
     the average gradient is shifted once: the average of shifted ones is the same.
 
     FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. Where the shift r is long, a record may have a
@@ -455,7 +417,7 @@ class ShiftedClipper(GradientClipper):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        """Sum as the parent does, for the model as it is now."""
+        """Sum like the parent, for the current weights of the model."""
         if self._public_gradient is not None:
             self.shift = list(self._public_gradient(self._original))
             if not all(bool(values.isfinite().all()) for values in self.shift):

@@ -7,7 +7,7 @@ unless they are also those of a cut between two values, and then further digits 
 digit. So neither way does a rounded real number ever decide an outcome. ``s`` is read as the exact rational value of
 the float that was given.
 
-This module knows nothing of votes, thresholds or privacy costs.
+Votes, thresholds and privacy costs are elsewhere.
 """
 
 from __future__ import annotations
@@ -226,44 +226,38 @@ def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
     The first cut is 0 and the last has no digit but 1, as have all beyond. Every digit is right: sums carry bounds of
     their error, and more digits are taken until both bounds agree.
     """
-    spare = 32
+    twice_variance, spare = 2 * Fraction(stddev) ** 2, 32
     while True:
-        found = _bounded_cuts(stddev, num_digits, num_digits + spare)
-        if found is not None:
-            return found
+        precision = num_digits + spare
+        # From here on a mass is below 2^-precision.
+        reach = math.ceil(stddev * math.sqrt(2 * math.log(2) * precision)) + 2
+        # log10(2) < 1/3: these decimal digits hold `precision` binary ones, with 20 to spare.
+        context = decimal.Context(prec=precision // 3 + 20, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
+        unit = decimal.Decimal(2**precision)
+        # exp(-x^2 / (2 stddev^2)) 2^precision for x = 0 .. reach, each within one unit.
+        half = []
+        for x in range(reach + 1):
+            exponent = context.divide(
+                decimal.Decimal(-(x**2) * twice_variance.denominator), decimal.Decimal(twice_variance.numerator)
+            )
+            half.append(int(context.multiply(context.exp(exponent), unit)))
+        masses = [*half[:0:-1], *half]
+        # Each mass may be off by one unit, and all that is left out on one side together by less than ``reach`` units.
+        error = len(masses) + 2 * reach
+        total, running, cuts = sum(masses), 0, []
+        for mass in masses:
+            running += mass
+            low = (max(running - error, 0) << num_digits) // (total + error)
+            high = ((running + error) << num_digits) // (total - error)
+            # The upper bound of the last cut may pass 1.
+            if low != min(high, 2**num_digits - 1):
+                break  # the bounds leave a digit open
+            cuts.append(low)
+        else:
+            assert cuts[0] == 0
+            assert cuts[-1] == 2**num_digits - 1
+            return -reach, cuts
         spare *= 2
-
-
-def _bounded_cuts(stddev: float, num_digits: int, precision: int) -> tuple[int, list[int]] | None:
-    """``exact_cuts`` from masses that are right to 2^-precision; None where that leaves a digit open."""
-    # From here on a mass is below 2^-precision.
-    reach = math.ceil(stddev * math.sqrt(2 * math.log(2) * precision)) + 2
-    twice_variance = 2 * Fraction(stddev) ** 2
-    # log10(2) < 1/3: these decimal digits hold `precision` binary ones, with 20 to spare.
-    context = decimal.Context(prec=precision // 3 + 20, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
-    unit = decimal.Decimal(2**precision)
-    # exp(-x^2 / (2 stddev^2)) 2^precision for x = 0 .. reach, each within one unit.
-    half = []
-    for x in range(reach + 1):
-        exponent = context.divide(
-            decimal.Decimal(-(x**2) * twice_variance.denominator), decimal.Decimal(twice_variance.numerator)
-        )
-        half.append(int(context.multiply(context.exp(exponent), unit)))
-    masses = [*half[:0:-1], *half]
-    # Each mass may be off by one unit, and all that is left out on one side together by less than ``reach`` units.
-    error = len(masses) + 2 * reach
-    total, running, cuts = sum(masses), 0, []
-    for mass in masses:
-        running += mass
-        low = (max(running - error, 0) << num_digits) // (total + error)
-        high = ((running + error) << num_digits) // (total - error)
-        # The upper bound of the last cut may pass 1.
-        if low != min(high, 2**num_digits - 1):
-            return None
-        cuts.append(low)
-    assert cuts[0] == 0
-    assert cuts[-1] == 2**num_digits - 1
-    return -reach, cuts
 
 
 def require_positive_stddev(stddev: float) -> None:
@@ -274,8 +268,7 @@ def require_positive_stddev(stddev: float) -> None:
 
 def log_survival_table(stddev: float, max_value: int) -> FloatArray:
     """ln P[N >= t] for t = 0 .. max_value and N ~ N_Z(0, stddev^2); read-only, shape (max_value + 1,)."""
-    require_positive_stddev(stddev)
-    return _survival_table(float(stddev), _bucket(max_value))[: max_value + 1]
+    return _tails(float(stddev), _bucket(max_value), of_difference=False)[: max_value + 1]
 
 
 def log_difference_survival_table(stddev: float, max_gap: int) -> FloatArray:
@@ -284,8 +277,7 @@ def log_difference_survival_table(stddev: float, max_gap: int) -> FloatArray:
     The difference is not a discrete Gaussian: its mass at d is exp(-d^2 / (4 s^2)) times a sum over the integers (d
     even) or over the half integers (d odd), which differ visibly below s = 1.
     """
-    require_positive_stddev(stddev)
-    return _difference_table(float(stddev), _bucket(max_gap))[: max_gap + 1]
+    return _tails(float(stddev), _bucket(max_gap), of_difference=True)[: max_gap + 1]
 
 
 def log_masses(stddev: float) -> tuple[IntArray, FloatArray]:
@@ -314,34 +306,27 @@ def log_survival_and_complement(stddev: float, at_V: npt.NDArray[np.int64]) -> t
     return np.where(at_V >= 1, small_V, large_V), np.where(at_V >= 1, large_V, small_V)
 
 
-@lru_cache(maxsize=64)
-def _survival_table(stddev: float, max_value: int) -> FloatArray:
-    values = np.arange(max_value + _margin(stddev), dtype=np.float64)
-    log_masses = -(values**2) / (2 * stddev**2)
-    log_total = math.log(1 + 2 * float(np.exp(log_masses[1:]).sum()))
-    return _log_sums_from_the_right(log_masses - log_total)[: max_value + 1]
-
-
-@lru_cache(maxsize=64)
-def _difference_table(stddev: float, max_gap: int) -> FloatArray:
-    gaps = np.arange(max_gap + _margin(stddev))
-    log_masses = -(gaps.astype(np.float64) ** 2) / (4 * stddev**2)
-    log_masses += np.where(gaps % 2 == 0, _log_lattice_sum(stddev, 0.0), _log_lattice_sum(stddev, 0.5))
-    log_total = np.logaddexp(log_masses[0], math.log(2) + np.logaddexp.reduce(log_masses[1:]))
-    return _log_sums_from_the_right(log_masses - log_total)[: max_gap + 1]
+@lru_cache(maxsize=128)
+def _tails(stddev: float, max_value: int, *, of_difference: bool) -> FloatArray:
+    """ln P[N >= t], or of the difference of two, for t = 0 .. max_value; read-only, as every caller gets it."""
+    require_positive_stddev(stddev)
+    values = np.arange(max_value + _margin(stddev))
+    log_masses = -(values.astype(np.float64) ** 2) / ((4 if of_difference else 2) * stddev**2)
+    if of_difference:
+        log_masses += np.where(values % 2 == 0, _log_lattice_sum(stddev, 0.0), _log_lattice_sum(stddev, 0.5))
+        log_total = np.logaddexp(log_masses[0], math.log(2) + np.logaddexp.reduce(log_masses[1:]))
+    else:
+        log_total = math.log(1 + 2 * float(np.exp(log_masses[1:]).sum()))
+    # From the smallest mass on, in log space: far tails keep their digits.
+    tails = np.minimum(np.logaddexp.accumulate((log_masses - log_total)[::-1])[::-1], 0.0)  # rounding may pass ln 1
+    tails.setflags(write=False)
+    return tails[: max_value + 1]
 
 
 def _log_lattice_sum(stddev: float, offset: float) -> float:
     """ln sum over the integers x of exp(-(x + offset)^2 / stddev^2)."""
     points = np.arange(-_margin(stddev), _margin(stddev) + 1) + offset
     return float(np.logaddexp.reduce(-(points**2) / stddev**2))
-
-
-def _log_sums_from_the_right(log_masses: FloatArray) -> FloatArray:
-    # From the smallest mass on, in log space: far tails keep their digits.
-    tails = np.minimum(np.logaddexp.accumulate(log_masses[::-1])[::-1], 0.0)  # rounding may pass ln 1
-    tails.setflags(write=False)
-    return tails
 
 
 def _margin(stddev: float) -> int:

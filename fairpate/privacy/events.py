@@ -57,6 +57,16 @@ def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
         raise SpentError(error, events, noise) from error
 
 
+class CountedEvent:
+    """``count`` times the same; a field of the event, in the order in which statements list it."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"Expected count >= 0, got {self.count}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class TeacherEvent:
     """One ``unit`` touches one teacher, and so moves at most one vote per query."""
@@ -67,19 +77,16 @@ class TeacherEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThresholdChecks(TeacherEvent):
+class ThresholdChecks(CountedEvent, TeacherEvent):
     """``count`` noisy comparisons of the largest vote count with a finite threshold, passed or not."""
 
     noun: ClassVar[str] = "noisy count of teachers who agree"
     count: int
     threshold_stddev_votes: float
 
-    def __post_init__(self) -> None:
-        _require_count(self.count)
-
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyArgmaxes(TeacherEvent):
+class NoisyArgmaxes(CountedEvent, TeacherEvent):
     """``count`` noisy argmaxes that ran, including those with labels that were withheld.
 
     With ``ThresholdChecks``, the realised charges of confident queries: sound as what a filter with a limit fixed in
@@ -90,12 +97,9 @@ class NoisyArgmaxes(TeacherEvent):
     count: int
     noise_stddev_votes: float
 
-    def __post_init__(self) -> None:
-        _require_count(self.count)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidentGnmaxQueries(TeacherEvent):
+class ConfidentGnmaxQueries(CountedEvent, TeacherEvent):
     """``count`` Confident-GNMax queries submitted, both steps charged for each: holds for any votes."""
 
     noun: ClassVar[str] = "noisy vote of teachers"
@@ -103,9 +107,6 @@ class ConfidentGnmaxQueries(TeacherEvent):
     threshold: float
     threshold_stddev_votes: float
     noise_stddev_votes: float
-
-    def __post_init__(self) -> None:
-        _require_count(self.count)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -125,7 +126,7 @@ class ConfidentGnmaxVotes(TeacherEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoissonGaussians:
+class PoissonGaussians(CountedEvent):
     """``count`` Gaussian sums, each over a fresh Poisson sample of the units: records or persons.
 
     ``noise_multiplier``: standard deviation over the L2 norm that one unit may add. Renyi curves price adding or
@@ -141,17 +142,12 @@ class PoissonGaussians:
     relation: Relation = "add or remove one"
 
     def __post_init__(self) -> None:
-        _require_count(self.count)
+        super().__post_init__()
         if not self.noise_multiplier >= 0 or not 0 < self.sampling_rate <= 1:
             raise ValueError(
                 "Expected noise_multiplier >= 0 and 0 < sampling_rate <= 1, got "
                 f"{self.noise_multiplier} and {self.sampling_rate}."
             )
-
-
-def _require_count(count: int) -> None:
-    if count < 0:
-        raise ValueError(f"Expected count >= 0, got {count}.")
 
 
 def of_unit(event: Any, unit: Unit) -> Any:

@@ -508,8 +508,8 @@ class _ConfidentQuery:
         if math.isinf(self.threshold):  # the bit never looks at the votes
             zero_V, never_V = np.zeros(len(largest_V)), np.full(len(largest_V), NEVER)
             same_SV = np.zeros((2, len(largest_V)))
-            both_2V = (zero_V, never_V) if self.threshold < 0 else (never_V, zero_V)
-            return ThresholdBit(*both_2V, same_SV, same_SV)
+            yes_V, no_V = (zero_V, never_V) if self.threshold < 0 else (never_V, zero_V)
+            return ThresholdBit(yes_V, no_V, same_SV, same_SV)
         # A neighbour's largest count is one less, the same or one more.
         at_3V = largest_V + np.array([[0], [-1], [1]])
         yes_3V, no_3V = _log_answer_probability(at_3V, self.threshold, self.threshold_stddev, self.tail)

@@ -78,7 +78,7 @@ class LaplaceReleases(PureReleases):
 
 @event_rdp.register
 def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
-    # The price of randomised response between two values, of which any epsilon-DP release is a post-processing.
+    # Any epsilon-DP release is a post-processing of randomised response between two values, and costs no more.
     if not event.count or not math.isfinite(event.epsilon):
         return np.full(len(orders_A), math.inf if event.count else 0.0)
     log_moment_A = np.logaddexp(orders_A * event.epsilon, (1 - orders_A) * event.epsilon)

@@ -1,38 +1,14 @@
 """Privacy loss distributions on a grid, rounded to the safe side: made from hockey-stick divergences and composed.
 
-**Divergences.** The last part gives those of Gaussian and Laplace noise. A mechanism with a known divergence D on *all*
-records, at thresholds of any sign, is put on a Poisson sample there. A sample of rate r has for removing and for adding
-a record
+A mechanism's worst pair of output distributions gives its divergence at thresholds of any sign (the last part has those
+of Gaussian and Laplace noise), on all records or on a Poisson sample. :func:`connected` makes losses on a grid of it.
+Losses of independent releases add up, and their distributions are convolved by Fourier transforms, with a rounding
+error relative to the *largest* masses: a small delta would drown in it. So every distribution is tilted first: masses
+m(l) exp(t l) / M(t), with t chosen for the delta or the epsilon that is asked for, move the losses that decide it into
+the middle. The sum's masses are P(s) = P_t(s) exp(ln M(t) - t s), where M multiplies (:class:`_Tail`).
 
-    removing:  r D(ln((e^eps - 1 + r) / r))                                for e^eps > 1 - r, else 1 - e^eps
-    adding:    (1 - (1 - r) e^eps) D(ln(r e^eps / (1 - (1 - r) e^eps)))    for e^eps < 1 / (1 - r), else 0
-
-Both are non-negative multiples of D, so that a base which dominates gives a sample that does. Replacing a record of a
-sample has a worst pair of its own (:func:`_replacing`).
-
-**From a divergence to losses.** The masses that have D's values at all points of the grid, and lie above it between
-them, are the pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1). It is given the
-excess X(e) = D(e) - max(0, 1 - exp(e)) over a release without any loss: X vanishes on both sides, so that its second
-differences keep their digits where D is nearly 1.
-
-**Composition.** Losses of independent releases add up, and their distributions are convolved by Fourier transforms,
-with a rounding error relative to the *largest* masses: a small delta would drown in it. So every distribution is
-tilted first: masses m(l) exp(t l) / M(t), with t chosen for the delta or the epsilon that is asked for, move the losses
-that decide it into the middle. The sum's masses are P(s) = P_t(s) exp(ln M(t) - t s), where M multiplies.
-
-**Never below the truth.** Three bounds are added to the result:
-
-- The transforms' rounding. Each output of a fast transform of length N sums its inputs along one path each of log2 N
-  butterflies, so that it is wrong by at most c u log2 N times the sum of their absolute values (Higham 2002, Accuracy
-  and Stability of Numerical Algorithms, section 24.1; c is 4.3 for radix 2, below 8 for 3 and 5, and 10 here). A power
-  of n is wrong by n times the error of its base and 3 u n of its own (Brent, Percival and Zimmermann 2007: a product by
-  sqrt(5) u). The sum over the frequencies bounds the error of every mass, and each gets it added.
-- Wrap-around. A transform's window holds all but 1e-15 of the tilted sum on either side (Chernoff's bound). Masses
-  outside are added to masses inside, never taken from them; all above the window counts as infinite too, by its bound.
-- The rounding of tilting, of sums and of exponentials, as a factor on delta.
-
-None instead of a loss distribution means no guarantee. Mechanisms, events and units are elsewhere. Shapes: L losses of
-one release, S of a sum.
+No result is below the truth. None instead of a loss distribution means no guarantee. Mechanisms, events and units are
+elsewhere. Shapes: L losses of one release, S of a sum.
 """
 
 from __future__ import annotations
@@ -96,7 +72,7 @@ class LossDistribution:
         deltas = []
         for losses in self.directions:
             tilt = _tilt(losses, lambda t, _, mean: mean - epsilon - 1 / t - 1 / (t + 1))
-            # Without a tilt rounding is smaller where epsilon lies in the middle already.
+            # Without a tilt rounding is smaller where epsilon is in the middle already.
             deltas.append(min(_Tail.of(losses, each).delta_at(epsilon) for each in {tilt, 0.0}))
         return max(deltas)
 
@@ -147,8 +123,11 @@ def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, i
 def connected(interval: float, lowest: int, excess_L: FloatArray) -> Losses:
     """The losses of a release whose divergence exceeds that of no loss by ``excess_L`` at points of a grid.
 
-    The first of them is ``lowest`` times ``interval``; 0 is among them. A divergence that is given too large gives
-    losses that are too large.
+    The masses that have the divergence's values D at all points of the grid, and lie above it between them, are the
+    pessimistic connect-the-dots rule (Doroshenko et al. 2022, arXiv 2207.04380, Algorithm 1). It is given the excess
+    X(e) = D(e) - max(0, 1 - exp(e)) over a release without any loss: X vanishes on both sides, so that its second
+    differences keep their digits where D is nearly 1. The first of them is ``lowest`` times ``interval``; 0 is
+    among them. A divergence that is given too large gives losses that are too large.
     """
     # Slopes of the divergence in e^epsilon, times e^epsilon. On the left of the first point the excess falls to 0 at
     # -inf, on the right of the last one it stays.
@@ -233,6 +212,19 @@ def _epsilon_at(losses: Sum, delta: float) -> tuple[float, float]:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Tail:
     """The upper tail of a sum of losses, no mass of it below the truth.
+
+    Three bounds are added to it:
+
+    - The transforms' rounding. Each output of a fast transform of length N sums its inputs along one path each of log2
+      N butterflies, so that it is wrong by at most c u log2 N times the sum of their absolute values (Higham 2002,
+      Accuracy and Stability of Numerical Algorithms, section 24.1; c is 4.3 for radix 2, below 8 for 3 and 5, and 10
+      here). A power of n is wrong by n times the error of its base and 3 u n of its own (Brent, Percival and Zimmermann
+      2007: a product by sqrt(5) u). The sum over the frequencies bounds the error of every mass, and each gets it
+      added.
+    - Wrap-around. A transform's window holds all but 1e-15 of the tilted sum on either side (Chernoff's bound). Masses
+      outside are added to masses inside, never taken from them; all above the window counts as infinite too, by its
+      bound.
+    - The rounding of tilting, of sums and of exponentials, as a factor on delta.
 
     ``tilted_S[i]`` exp(``log_scale`` - ``tilt`` loss) is the mass of the loss (``first`` + i) ``interval``, ``error``
     the part of its first factor that bounds rounding. ``excess``: about how much of an epsilon the grid adds.
@@ -572,7 +564,13 @@ def unsampled(base: WorstPair, *, interval: float = DEFAULT_INTERVAL) -> LossDis
 def on_poisson_sample(base: WorstPair, *, sampling_rate: float, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
     """``base`` on a Poisson sample, for adding or removing a record.
 
-    Holds for any mechanism that loses as much when mirrored.
+    With the divergence D on all records, a sample of rate r has
+
+        removing:  r D(ln((e^eps - 1 + r) / r))                                for e^eps > 1 - r, else 1 - e^eps
+        adding:    (1 - (1 - r) e^eps) D(ln(r e^eps / (1 - (1 - r) e^eps)))    for e^eps < 1 / (1 - r), else 0
+
+    Both are non-negative multiples of D, so that a base which dominates gives a sample that does. Holds for any
+    mechanism that loses as much when mirrored. Replacing a record has a worst pair of its own (:func:`_replacing`).
     """
     if sampling_rate == 1:
         return unsampled(base, interval=interval)

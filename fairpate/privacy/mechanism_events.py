@@ -1,35 +1,16 @@
 """Events of single mechanisms with their prices; events stored, read again, merged and moved to other units.
 
-Prices, Renyi curves and loss distributions alike, are registered with :mod:`fairpate.privacy.accountant` here.
+Renyi curves and loss distributions are registered with :mod:`fairpate.privacy.accountant` here, for steps of training
+and for records that vote themselves with exact discrete Gaussian noise on whole numbers.
 
-**Steps of training.** A Gaussian and a Laplace release on the *same* Poisson sample are composed first and amplified
-once. Gaussians that protect a sensitive attribute alone may be on public batches, or on secret Poisson batches with
-other content that is not protected: then an attacker may see whether the record is in the batch, so there is no
-amplification beyond the mixture of "in" and "out" (joint convexity).
+Noise on the integers is not continuous noise, so each pair of output distributions is taken as it is defined. With u
+the noise of a count, the loss of a move by one is (1 + 2 u) / (2 s^2); that of two moves, up and down, depends on the
+difference d of the two noises alone: it is (d + 1) / s^2. Added to a check's it lies on two lattices. Fewer moves are a
+marginal of more. Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which
+bounds any sample of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never
+exceed the continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
 
-**Records that vote themselves**, with exact discrete Gaussian noise on whole numbers. A **table of counts**: every
-record adds one vote, in one cell, and moves one count by one. A **table of sums**: every record adds a vector of whole
-numbers of bounded L2 norm. The counts of the **nearest neighbours** of a query in a fresh Poisson sample of the records
-(Private-kNN: Zhu, Yu, Chandraker and Wang, CVPR 2020): a sampled record that is near enters, the farthest leaves, and
-two counts move by one each; the largest count, which a confidence check may look at first, moves by at most one.
-
-Noise on the integers is not continuous noise, so each pair of output distributions is taken as it is. With u the noise
-of a count, the loss of a move by one is (1 + 2 u) / (2 s^2); that of two moves, up and down, depends on the difference
-d of the two noises alone: it is (d + 1) / s^2. Added to the check's it lies on two lattices. Fewer moves are a marginal
-of more.
-
-A vector's loss is a sum over as many lattices as it has lengths, and is bounded by that of a continuous Gaussian
-instead. Noise N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an
-integer k with probability in proportion to exp(-(k - x)^2 / (2 t^2)): that product of densities integrates to a
-multiple of exp(-k^2 / (2 s^2)), and the sum that it is divided by depends on x by 2 exp(-2 pi^2 t^2) of itself at most
-(Poisson summation), at t = 3 by 1e-77 per coordinate, far below what a float resolves. Replacing reads the noisy sum
-alone, so it is post-processing, of a Gaussian release of multiplier sqrt(s^2 - t^2) / norm.
-
-Sampling is applied to the pair (:func:`fairpate.privacy.loss_distributions.on_poisson_sample`), which bounds any sample
-of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never exceed the
-continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
-
-Not known here: training, distances between records, the use of counts. Shapes: A orders, Q queries, C classes.
+Training, distances between records and the use of counts are elsewhere. Shapes: A orders, Q queries, C classes.
 """
 
 from __future__ import annotations
@@ -73,7 +54,7 @@ class AttributeQueries(ConfidentGnmaxQueries):
 
 
 def of_teachers(event: Event, unit: Unit) -> Event:
-    """``event`` of teachers for ``unit``, of which each touches one teacher; a sensitive attribute is replaced."""
+    """``event`` of teachers for ``unit``: each unit touches one teacher, and a sensitive attribute is replaced."""
     if unit != "sensitive attribute":
         found: Event = of_unit(event, unit)
         return found
@@ -86,6 +67,7 @@ def of_teachers(event: Event, unit: Unit) -> Event:
 class PoissonGaussianLaplaces:
     """``count`` steps, each a Gaussian sum and a Laplace sum over one fresh Poisson sample of records or persons.
 
+    Both sums are on the same sample: they are composed first and amplified once.
     ``gradient_noise_multiplier``: standard deviation over the L2 norm that a unit may add to the first;
     ``laplace_scale``: scale over the L1 norm that it may add to the second.
     """
@@ -112,6 +94,9 @@ class _AttributeEvent:
     count: int
     attribute_noise_multiplier: float
 
+    def __post_init__(self) -> None:
+        _require(self.count, getattr(self, "sampling_rate", 1.0), self.attribute_noise_multiplier)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttributeGaussians(_AttributeEvent):
@@ -120,18 +105,16 @@ class AttributeGaussians(_AttributeEvent):
     ``attribute_noise_multiplier``: standard deviation over the L2 distance that a change of one attribute may make.
     """
 
-    def __post_init__(self) -> None:
-        _require(self.count, 1.0, self.attribute_noise_multiplier)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SecretBatchAttributeGaussians(_AttributeEvent):
-    """``count`` such releases on fresh secret Poisson batches; all but the attribute of their members may show."""
+    """``count`` such releases on fresh secret Poisson batches; all but the attribute of their members may show.
+
+    Other content of a batch is not protected: then an attacker may see whether the record is in the batch, so there is
+    no amplification beyond the mixture of "in" and "out" (joint convexity).
+    """
 
     sampling_rate: float
-
-    def __post_init__(self) -> None:
-        _require(self.count, self.sampling_rate, self.attribute_noise_multiplier)
 
 
 def joint_multiplier(*multipliers: float) -> float:
@@ -208,7 +191,7 @@ def _require(count: int, sampling_rate: float, *noises: float) -> None:
 
 
 _LOG_NO_MASS = math.log(1e-33)
-_ROUNDING = 3.0  # t of the module's docstring: standard deviation of the rounding to whole numbers
+_ROUNDING = 3.0  # t of `VoteSums`: standard deviation of the rounding to whole numbers
 _MOST_ATOMS, _MOST_STEPS = 2**20, 2**13
 
 
@@ -233,14 +216,22 @@ class _RecordsVote:
 
 @dataclass(frozen=True, kw_only=True)
 class VoteTables(_RecordsVote):
-    """``count`` tables with noise on every cell, empty ones too; a unit adds one vote, to one cell of each."""
+    """``count`` tables with noise on every cell, empty ones too; a unit adds one vote, and moves one count by one."""
 
     noun: ClassVar[str] = "noisy table of votes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class VoteSums(_RecordsVote):
-    """``count`` tables of sums with noise on every cell; a unit adds whole numbers of L2 norm at most ``norm``."""
+    """``count`` tables of sums with noise on every cell; a unit adds whole numbers of L2 norm at most ``norm``.
+
+    A vector's loss is a sum over as many lattices as it has lengths, and is bounded by that of a continuous Gaussian
+    instead. Noise N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an
+    integer k with probability in proportion to exp(-(k - x)^2 / (2 t^2)): that product of densities integrates to a
+    multiple of exp(-k^2 / (2 s^2)), and the sum that it is divided by depends on x by 2 exp(-2 pi^2 t^2) of itself at
+    most (Poisson summation), at t = 3 by 1e-77 per coordinate, far below what a float resolves. Replacing reads the
+    noisy sum alone, so it is post-processing, of a Gaussian release of multiplier sqrt(s^2 - t^2) / norm.
+    """
 
     noun: ClassVar[str] = "noisy table of weighted votes"
     norm: int = 1
@@ -255,6 +246,8 @@ class VoteSums(_RecordsVote):
 class NeighbourVotes(_RecordsVote):
     """``count`` queries, each a noisy count of votes of the nearest records in a fresh sample, one vote a unit.
 
+    Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020): a sampled record that is near enters, the farthest leaves,
+    and two counts move by one each; the largest count, which a check may look at first, moves by at most one.
     ``threshold_stddev_votes``: noise of a check on the largest count of the same sample; None: no check.
     """
 
@@ -490,6 +483,13 @@ def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, .
     return _events_of(_counts(events) | _counts(others))
 
 
+def beyond(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
+    """The events that are not among ``others``, counts subtracted."""
+    if not others:  # as they are: a subtraction drops events of count 0
+        return tuple(events)
+    return _events_of(_counts(events) - _counts(others))
+
+
 def _counts(events: Sequence[Event]) -> Counter[Event]:
     counts: Counter[Event] = Counter()
     for event in events:
@@ -542,7 +542,7 @@ def _(event: RecordWithinPerson, orders_A: npt.NDArray[np.float64]) -> npt.NDArr
 def of_a_record(event: Any) -> Any:
     """The event that covers one record, from an event priced per person; TypeError as :func:`of_unit`.
 
-    Under the relation "replace one" the event stays as it is: replacing a record of a person by another of theirs is
+    Under the relation "replace one" the event is unchanged: replacing a record of a person by another of theirs is
     one way to replace the person. Replacing it by another person's record changes two persons and is not covered.
     """
     if isinstance(event, TeacherEvent | SmoothRelease) or event.relation != "add or remove one":

@@ -254,10 +254,34 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
     """The epsilon in one direction of all ``parts``, each with its number of repetitions."""
     if not parts:
         return 0.0
-    low, high = _range(parts)
+    # The interval of the composed loss, but for a mass of e^_LOG_LOST on either side, by Chernoff's bound at every
+    # rate: the choice of rates decides how tight the interval is, never whether it holds.
+    ends = []
+    for sign in (-1, 1):
+        bounds = []
+        for rate in np.geomspace(1e-4, 1e4, 81):
+            # ln E[exp(rate loss)], in log space: the exponentials may overflow.
+            moments = (
+                count * np.logaddexp.reduce(pair.with_K + sign * rate * (pair.with_K - pair.without_K))
+                for pair, count in parts
+            )
+            bounds.append((math.fsum(map(float, moments)) - _LOG_LOST) / rate)
+        ends.append(sign * min(bounds))
+    low, high = min(ends[0], 0.0), max(ends[1], 0.0)
+
+    # A grid that is fine for the least spread of a release, if the largest grid allows.
+    spreads = []
+    for pair, _ in parts:
+        losses, masses = pair.with_K - pair.without_K, np.exp(pair.with_K)
+        spreads.append(math.sqrt(max(float(masses @ losses**2) - float(masses @ losses) ** 2, 0.0)))
+    least = min((spread for spread in spreads if spread > 0), default=1.0)
+    wanted = min(max((high - low) * _POINTS_PER_SPREAD / least, _LEAST_GRID), _LARGEST_GRID)
     # Splitting a loss between two points moves a sum of n by more than this many steps with e^-41 at most (Hoeffding).
     margin = math.ceil(math.sqrt(-_LOG_LOST / 2 * sum(count for _, count in parts)))
-    size, step = _grid(parts, low, high, margin)
+    size = 2 ** math.ceil(math.log2(wanted + 2 * margin))
+    # A few points to spare, as both ends are rounded outwards to the grid.
+    step = max((high - low) / (size - 8 - 2 * margin), 1e-12)
+
     transform: npt.NDArray[np.complex128] = np.ones(size // 2 + 1, dtype=np.complex128)
     lost = 0.0
     first, last = math.floor(low / step) - margin, math.ceil(high / step) + margin
@@ -271,54 +295,20 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
     # The transform is cyclic: point k lies at first + k, modulo its size. Below 0 there is only rounding.
     found: FloatArray = np.maximum(np.roll(np.fft.irfft(transform, size), -(first % size)), 0.0)
     losses = step * (first + np.arange(size, dtype=np.float64))
-    return _epsilon_at(losses, found, delta - lost - math.exp(_LOG_LOST))
 
-
-def _range(parts: list[tuple[Pair, int]]) -> tuple[float, float]:
-    """The interval of the composed loss, but for a mass of e^``_LOG_LOST`` on either side, by Chernoff's bound."""
-    ends = []
-    for sign in (-1, 1):
-        bounds = []
-        # A bound at every rate: the choice of rates decides how tight the range is, never whether it holds.
-        for rate in np.geomspace(1e-4, 1e4, 81):
-            # ln E[exp(rate loss)], in log space: the exponentials may overflow.
-            moments = (
-                count * np.logaddexp.reduce(pair.with_K + sign * rate * (pair.with_K - pair.without_K))
-                for pair, count in parts
-            )
-            bounds.append((math.fsum(map(float, moments)) - _LOG_LOST) / rate)
-        ends.append(sign * min(bounds))
-    return min(ends[0], 0.0), max(ends[1], 0.0)
-
-
-def _grid(parts: list[tuple[Pair, int]], low: float, high: float, margin: int) -> tuple[int, float]:
-    """Number of points and step of the grid: fine for the least spread of a release, if the largest grid allows."""
-    spreads = []
-    for pair, _ in parts:
-        losses, masses = pair.with_K - pair.without_K, np.exp(pair.with_K)
-        spreads.append(math.sqrt(max(float(masses @ losses**2) - float(masses @ losses) ** 2, 0.0)))
-    least = min((spread for spread in spreads if spread > 0), default=1.0)
-    wanted = min(max((high - low) * _POINTS_PER_SPREAD / least, _LEAST_GRID), _LARGEST_GRID)
-    size = 2 ** math.ceil(math.log2(wanted + 2 * margin))
-    # A few points to spare, as both ends are rounded outwards to the grid.
-    return size, max((high - low) / (size - 8 - 2 * margin), 1e-12)
-
-
-def _epsilon_at(losses: FloatArray, masses: FloatArray, delta: float) -> float:
-    """The least epsilon >= 0 at which the sum of masses times (1 - exp(epsilon - loss))_+ is at most ``delta``."""
-    step = losses[1] - losses[0]
-    losses, masses = losses[losses > 0], masses[losses > 0]
-    # The mass outside the grid uses up all of delta.
-    if delta <= 0:
+    # The least epsilon >= 0 at which the sum of masses times (1 - exp(epsilon - loss))_+ is at most what is left.
+    left, step = delta - lost - math.exp(_LOG_LOST), losses[1] - losses[0]
+    losses, masses = losses[losses > 0], found[losses > 0]
+    if left <= 0:  # the mass outside the grid uses up all of delta
         return math.inf
     above = np.cumsum(masses[::-1])[::-1]
     # Masses from each point on, times exp(point - loss): absolute powers would underflow for large losses.
     discounted = scipy.signal.lfilter([1.0], [1.0, -math.exp(-step)], masses[::-1])[::-1]
-    if not len(losses) or above[0] - discounted[0] * math.exp(-losses[0]) <= delta:
+    if not len(losses) or above[0] - discounted[0] * math.exp(-losses[0]) <= left:
         return 0.0
-    j = int(np.argmax(above - discounted <= delta))
+    j = int(np.argmax(above - discounted <= left))
     # Down to the point before, delta(epsilon) is above[j] - exp(epsilon - losses[j]) discounted[j].
-    within = math.log(max(above[j] - delta, 1e-300) / discounted[j]) if discounted[j] > 0 else 0.0
+    within = math.log(max(above[j] - left, 1e-300) / discounted[j]) if discounted[j] > 0 else 0.0
     return float(np.clip(losses[j] + within, max(losses[j] - step, 0.0), losses[j]))
 
 

@@ -11,27 +11,8 @@ charged for every query submitted: valid by composition, since withholding an ar
 looser than the joint cost ``gnmax.confident_gnmax_rdp``, which has no known smooth sensitivity. Both are the cost of
 queries that were fixed in advance; where later queries were chosen in view of answers the sum is an estimate.
 
-**Which tail.** With ``tail="discrete"`` the tail of a difference of two discrete Gaussians is bounded by a continuous
-one moved by less than a vote. The bound keeps the continuous form in which every step below is proved.
-
-**Argmax.** With x the gap between two counts over 2 sigma, one moved vote changes x by at most 1 / sigma, so q by no
-more than ``raised`` and ``lowered`` of :class:`ArgmaxCurve` say (concavity of the receiver operating curve spreads q
-evenly over classes). Up to q0 the cost depends on q, beyond it does not. If the cost rises on (0, q0) and its growth by
-one vote rises on (0, q1), where one vote leads from q1 to q0, then sensitivity rises up to q1, is at most its plateau
-on [q1, q0] and falls beyond: the largest value within d votes is at the votes that come closest to [q1, q0]. Votes come
-closest by moving one after the other from the largest count to the second (q too small), or back (q too large).
-``check_monotonicity`` tests the two conditions.
-
-**What the noise costs.** Noise of stddev s times the smooth sensitivity S is priced by the exact divergence between
-Gaussians: their centres differ by at most S and S', their scales by a factor up to exp(beta). Theorem 23 of the paper
-prices it otherwise, and for orders near 1 / (2 beta) below that divergence.
-
-**What may be published** is in :class:`SanitisedRdp`: an unbiased estimate, no upper bound. S itself is private, but
-ln S moves by at most beta from record to record: paying for a noisy ln S gives an upper confidence limit. Noise starts
-as an exact discrete Gaussian on a grid of 2^-64 and is scaled in floats, then rounded: sound up to rounding, not exact.
-
-Not known here: ledgers, deltas of a budget, fairness. Shapes: Q queries, C classes, A orders, U distinct vote counts,
-D distances 0 .. number of teachers.
+:class:`SanitisedRdp` may be published: an unbiased estimate, no upper bound. Ledgers, deltas of a budget and fairness
+are elsewhere. Shapes: Q queries, C classes, A orders, U distinct vote counts, D distances 0 .. number of teachers.
 """
 
 from __future__ import annotations
@@ -91,9 +72,11 @@ class SmoothRelease:
 def release_rdp(release: SmoothRelease, orders_A: npt.ArrayLike) -> FloatArray:
     """The Renyi cost of one release, shape (A,); ``inf`` from order 1 / (1 - exp(-2 beta)) on.
 
-    Of all pairs of centres and scales that smoothness allows, the costliest has the scale fall by exp(beta) and the
-    centre move by the smaller scale. The noisy logarithm of the scale, of sensitivity beta, adds its Gaussian cost.
-    ValueError for an order <= 1.
+    Noise of stddev s times the smooth sensitivity S is priced by the exact divergence between Gaussians: their centres
+    differ by at most S and S', their scales by a factor up to exp(beta). Of all such pairs the costliest has the scale
+    fall by exp(beta) and the centre move by the smaller scale. (Theorem 23 of the paper prices it otherwise, and for
+    orders near 1 / (2 beta) below that divergence.) The noisy logarithm of the scale, of sensitivity beta, adds its
+    Gaussian cost. ValueError for an order <= 1.
     """
     orders = np.asarray(orders_A, dtype=np.float64)
     if not np.all(orders > 1):
@@ -113,7 +96,10 @@ class SanitisedRdp:
     """The publishable cost of votes at ``release.order``. Publishing costs ``release_rdp``, for any value of it.
 
     ``rdp``: the cost plus noise of mean 0, possibly negative. ``log_scale``: noisy ln of the smooth sensitivity, None
-    unless paid for. ``rdp_data_independent``: the same queries' cost for any votes. ``noise``: label of its source.
+    unless paid for: S itself is private, but ln S moves by at most beta from record to record, and gives an upper
+    confidence limit. ``rdp_data_independent``: the same queries' cost for any votes. ``noise``: label of its source.
+    Noise starts as an exact discrete Gaussian on a grid of 2^-64 and is scaled in floats, then rounded: sound up to
+    rounding, not exact.
     """
 
     release: SmoothRelease
@@ -194,7 +180,16 @@ class DistinctVotes:
 
 @dataclass(frozen=True)
 class ArgmaxCurve:
-    """The argmax's cost as a function of ln q, and how one moved vote moves ln q."""
+    """The argmax's cost as a function of ln q, and how one moved vote moves ln q.
+
+    With x the gap between two counts over 2 sigma, one moved vote changes x by at most 1 / sigma, so q by no more than
+    :meth:`raised` and :meth:`lowered` (concavity of the receiver operating curve spreads q evenly over classes). Up to
+    q0 the cost depends on q, beyond it does not. If the cost rises on (0, q0) and its growth by one vote rises on
+    (0, q1), where one vote leads from q1 to q0, then sensitivity rises up to q1, is at most its plateau on [q1, q0] and
+    falls beyond: the largest value within d votes is at the votes that come closest to [q1, q0]. Votes come closest by
+    moving one after the other from the largest count to the second (q too small), or back (q too large).
+    :func:`check_monotonicity` tests the two conditions.
+    """
 
     noise_stddev: float
     num_classes: int
@@ -306,7 +301,8 @@ def gaps_of(votes: DistinctVotes) -> FloatArray:
 def _tail_offset(noise_stddev: float, num_teachers: int, tail: Tail) -> float:
     """The least shift in votes, about 1/2, by which a continuous tail bounds the discrete one at every gap >= 1.
 
-    Gap 0 needs no bound: q >= 1/2 there, beyond q0 under either tail.
+    The bound keeps the continuous form in which every step of :class:`ArgmaxCurve` is proved. Gap 0 needs no bound:
+    q >= 1/2 there, beyond q0 under either tail.
     """
     if tail == "gaussian":
         return 0.0
@@ -483,16 +479,13 @@ def _threshold_sensitivity(
     step = np.abs(np.diff(cost_VA[:, 0]))
     change_V = np.maximum(np.append(0.0, step), np.append(step, 0.0))
     largest_W, inverse_U = np.unique(votes.ranked_UC[:, 0], return_inverse=True)
-    within_WD = np.stack([_largest_within(change_V, int(v) - least, votes.num_teachers) for v in largest_W])
-    return within_WD[inverse_U]
-
-
-def _largest_within(values_V: FloatArray, centre: int, reach: int) -> FloatArray:
-    """The largest value at most d indices from ``centre``, for d = 0 .. reach."""
-    below = np.maximum.accumulate(values_V[centre::-1])
-    above = np.maximum.accumulate(values_V[centre:])
-    distance = np.arange(reach + 1)
-    return np.maximum(below[np.minimum(distance, len(below) - 1)], above[np.minimum(distance, len(above) - 1)])
+    distance_D, within_WD = np.arange(votes.num_teachers + 1), []
+    for centre in (largest_W - least).tolist():
+        # The largest change at most d counts below or above.
+        below, above = np.maximum.accumulate(change_V[centre::-1]), np.maximum.accumulate(change_V[centre:])
+        sides = [side[np.minimum(distance_D, len(side) - 1)] for side in (below, above)]
+        within_WD.append(np.maximum(*sides))
+    return np.stack(within_WD)[inverse_U]
 
 
 def _smooth(costs: _Costs, votes: DistinctVotes, beta: float) -> float:

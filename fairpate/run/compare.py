@@ -10,7 +10,7 @@ and could wait for ever for those of teachers. Votes are private, and so are the
 Releases of a sweep: one for all cells that differ in what comes afterwards only, drawn before them and charged once.
 
 A release has a run directory of its own in the sweep's folder, without a model. Which fields it follows from, a method
-says (:class:`fairpate.methods.record_votes.ReleasingMethod`); cells with other values of them have other releases.
+says (:class:`fairpate.methods.base.ReleasingMethod`); cells with other values of them have other releases.
 Where a release is gone, the next sweep draws another one, which is counted besides.
 
 What a person sees of a sweep: a live table on a terminal, a line per finished cell in a job's log.
@@ -56,10 +56,9 @@ from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically
 from fairpate.later import torch
-from fairpate.methods.base import Method
+from fairpate.methods.base import Method, ReleasingMethod
 from fairpate.methods.label_queries import choose_queries, collect_vote_batch
 from fairpate.methods.pate import PateFamily
-from fairpate.methods.record_votes import ReleasingMethod
 from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report

@@ -1,15 +1,15 @@
-"""What a method is given of its run: the folder with its files, and nothing that needs a method.
+"""The folder of a run: the paths of its files, and reading and writing them.
 
-``public/`` of a run's folder holds released labels, the student, the statement, metrics and the report; ``private/``
-(mode 0700) holds teachers, votes and the ledger. Every file is written to a temporary name and renamed, so a file that
-exists is complete, and an interrupted stage is done again.
+``public/`` holds released labels or arrays, the student, the statement, metrics and the report; ``private/`` (mode
+0700) holds teachers, votes and the ledger. Every file is written to a temporary name and renamed, so a file that exists
+is complete, and an interrupted stage is done again. Nothing here needs a method.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +23,6 @@ from fairpate.files import PathIn, Storage, open_storage, write_atomically
 from fairpate.types import IntArray, LabelledSet, PrivacyStatement, UsageError, UserError, VoteBatch
 
 LOCK = ".lock"  # the first file in a folder
-
-
 _ENSEMBLE = b"ensemble"
 
 
@@ -69,7 +67,7 @@ class RunDirectory:
     receipt = PathIn("private", "release.json")
     """The id of this run in the odometer, and the events that it counts."""
     released = PathIn("public", "released.safetensors")
-    """The release, where the method keeps it: everything else is learned from it and from public records."""
+    """The arrays that the method released first: everything else is learned from releases and public records."""
     embedding = PathIn("public", "embedding.safetensors")
     """The embedding of all records, if there is one: made once, from public records alone."""
     labels = PathIn("public", "labels.parquet")
@@ -109,6 +107,14 @@ class RunDirectory:
     environment = PathIn("root", "environment.json")
     """Versions, machine and revision."""
 
+    def release_file(self, name: str = "") -> Path:
+        """The file of one release of arrays. The first has no ``name``, each later one has its own."""
+        return self.public / f"released-{name}.safetensors" if name else self.released
+
+    def release_files(self) -> list[Path]:
+        """The files of all releases of arrays that the run keeps."""
+        return sorted(self.public.glob("released*.safetensors"))
+
     @property
     def made_on(self) -> str | None:
         """The day on which the run began, in UTC; None where an earlier version did not record it."""
@@ -125,7 +131,7 @@ class RunDirectory:
 
 
 def run_at(root: Path) -> RunDirectory:
-    """The run in ``root``. RunFolderError where there is none."""
+    """The run in ``root``. RunFolderError if there is no run."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
         reason = "no config.yaml" if root.is_dir() else "no such folder"
@@ -135,7 +141,7 @@ def run_at(root: Path) -> RunDirectory:
 
 @contextmanager
 def sole_worker(folder: Path, command: str) -> Iterator[None]:
-    """Keep a second process out of a folder that ``command`` writes. RunDirectoryError where one is at work."""
+    """Keep a second process out of a folder that ``command`` writes. RunDirectoryError if one is at work."""
     with (folder / LOCK).open("a") as lock:  # not "w", which would empty a file that a link points to
         try:
             # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
@@ -146,9 +152,9 @@ def sole_worker(folder: Path, command: str) -> Iterator[None]:
 
 
 def checkpoint_folder(storage: str | None, own: Path) -> Path | Storage:
-    """Where teachers are kept: the configured ``storage``, or the folder ``own`` of this machine.
+    """The place of teachers' checkpoints: the configured ``storage``, or the folder ``own`` of this machine.
 
-    StorageError where the storage cannot be used.
+    StorageError if the storage cannot be used.
     """
     return own if storage is None else open_storage(storage)
 
@@ -174,6 +180,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path}: damaged, expected an object; restore it from a copy.")
     return value
+
+
+def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """The fields that differ, in their order, each as ``name: before -> now``; a missing field is None."""
+    names = sorted(before.keys() | now.keys())
+    return {
+        name: f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)
+    }
 
 
 def read_statement(run: RunDirectory) -> PrivacyStatement:
@@ -216,7 +230,7 @@ def write_labels(labelled: LabelledSet, path: Path) -> None:
 
 
 def read_labels(path: Path) -> LabelledSet:
-    """What :func:`write_labels` wrote. RunDirectoryError for a damaged file."""
+    """The labels that :func:`write_labels` wrote. RunDirectoryError for a damaged file."""
     table = _read(path)
     counts = table["counts"].to_pylist() if "counts" in table.column_names else None
     return LabelledSet(

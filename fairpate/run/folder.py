@@ -1,4 +1,4 @@
-"""A run's folder as its method divides it: made for a configuration, or found again with the one that it holds.
+"""The folder of a run: made for a configuration, or found again with the configuration that it holds.
 
 The configuration is written first: by it, a folder that a crash left is known as the folder of this run. A folder that
 holds a run of another configuration is refused, with the fields that differ.
@@ -26,11 +26,11 @@ from fairpate.config_reader import default_folder, determining, determining_valu
 from fairpate.files import check_output_folder, private_folder
 from fairpate.methods.base import Method, configured
 from fairpate.methods.pate import PateFamily
-from fairpate.run.context import LOCK, RunDirectory, RunFolderError, run_at, write_json, write_text
+from fairpate.run.context import LOCK, RunDirectory, RunFolderError, changed_fields, run_at, write_json, write_text
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
-_TESTED_BY = ("votes.test", "votes.label", "evaluation.least_cell")  # they measure a model and change nothing of it
+_TESTED_BY = ("votes.test", "votes.label", "evaluation.least_cell")  # they measure a model and do not change it
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 
 
@@ -54,7 +54,7 @@ class UnprotectedRun(ShownRun):
 
 
 def own_folder(run: RunDirectory, config: Method) -> RunDirectory:
-    """The folder as ``config`` divides it."""
+    """The folder as ``config`` divides it: without privacy, nothing in it may be published."""
     return ShownRun(root=run.root) if config.is_private else UnprotectedRun(root=run.root)
 
 
@@ -66,12 +66,26 @@ def check_run_directory(config: Method) -> RunDirectory:
     run = own_folder(RunDirectory(root=config.out or default_folder(config)), config)
     if _JOB_FOLDER in run.root.absolute().parts:
         raise RunFolderError(
-            f"{run.root}: lies in the working directory of a Ray job, which is deleted after it, the ledger too; "
-            "give an absolute path outside of it with --out."
+            f"{run.root}: is in the working directory of a Ray job, which is deleted after it, the ledger too; give an "
+            "absolute path outside of it with --out."
         )
     check_output_folder(run.root, "--out")
     if run.config.exists():
-        _require_same(run, config)
+        try:
+            # A field that an earlier version did not have is at its default, as it was then.
+            stored = open_run_directory(run.root)[1].model_dump(mode="json")
+        except ConfigError:  # another version's, whose fields are compared as they are written
+            stored = read_yaml(run.config)
+        before, now = flat_values(determining(stored, config)), flat_values(determining_values(config))
+        changed = changed_fields(before, now)
+        # The sections of another method differ as well.
+        names = ["method"] if before.get("method", now["method"]) != now["method"] else changed
+        changes = [changed[name] for name in names if name not in _TESTED_BY]
+        if changes:
+            raise RunFolderError(
+                f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with "
+                "--out."
+            )
         return run
     # A run that was killed before it had written its configuration leaves these.
     begun = (LOCK, ".config.yaml.*.tmp")
@@ -83,16 +97,18 @@ def check_run_directory(config: Method) -> RunDirectory:
 def create_run_directory(config: Method) -> RunDirectory:
     """The directory of this configuration: a new one, or the one where an earlier run of it left off.
 
-    RunFolderError if the folder holds a run of another configuration; the differing fields are named. PlaceError where
+    RunFolderError if the folder holds a run of another configuration; the differing fields are named. PlaceError if
     nothing can be written.
     """
     # Looked at again: another run may have begun here since the caller looked.
     run = check_run_directory(config)
-    if not run.config.exists() or _is_tested_otherwise(run, config):
+    values = config.model_dump(mode="json")
+    before, now = (flat_values(read_yaml(run.config)) if run.config.exists() else None), flat_values(values)
+    if before is None or any(before.get(name) != now.get(name) for name in _TESTED_BY if name in now):
         # The configuration comes first: by it a folder that a crash left is known as this run's.
         run.root.mkdir(parents=True, exist_ok=True)
-        write_text(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-    if config.is_private:  # what has no privacy has nothing to publish
+        write_text(run.config, yaml.safe_dump(values, sort_keys=False))
+    if config.is_private:  # without privacy there is nothing to publish
         run.public.mkdir(exist_ok=True)
     private_folder(run.private)
     if not run.environment.exists():
@@ -103,46 +119,17 @@ def create_run_directory(config: Method) -> RunDirectory:
 def open_run_directory(root: Path) -> tuple[RunDirectory, Method]:
     """The run in ``root`` and its configuration, for a run of any method.
 
-    RunFolderError where ``root`` holds no run, ConfigError where its configuration cannot be read.
+    RunFolderError if ``root`` holds no run, ConfigError if its configuration cannot be read.
     """
     return ShownRun(root=root), configured(run_at(root).config)
 
 
 def finished_run(root: Path) -> tuple[RunDirectory, Method]:
-    """The finished run in ``root`` and its configuration. RunDirectoryError where a stage is missing."""
+    """The finished run in ``root`` and its configuration. RunDirectoryError if a stage is missing."""
     run, config = open_run_directory(root)
     run = own_folder(run, config)
     run.require_finished(with_ledger=config.asks_teachers, with_votes=isinstance(config, PateFamily))
     return run, config
-
-
-def _require_same(run: RunDirectory, config: Method) -> None:
-    before, now = flat_values(determining(_stored(run), config)), flat_values(determining_values(config))
-    names = sorted(before.keys() | now.keys())
-    if before.get("method", now["method"]) != now["method"]:
-        names = ["method"]  # the sections of another method are others too
-    changes = [
-        f"{name}: {before.get(name)} -> {now.get(name)}"
-        for name in names
-        if before.get(name) != now.get(name) and name not in _TESTED_BY
-    ]
-    if changes:
-        raise RunFolderError(
-            f"{run.root}: holds a run of another configuration ({'; '.join(changes)}); give another folder with --out."
-        )
-
-
-def _is_tested_otherwise(run: RunDirectory, config: Method) -> bool:
-    before, now = flat_values(read_yaml(run.config)), flat_values(config.model_dump(mode="json"))
-    return any(before.get(name) != now.get(name) for name in _TESTED_BY if name in now)
-
-
-def _stored(run: RunDirectory) -> dict[str, Any]:
-    """The run's configuration; what an earlier version had no field for is at its default, as it was then."""
-    try:
-        return open_run_directory(run.root)[1].model_dump(mode="json")
-    except ConfigError:  # another version's, whose fields are compared as they stand
-        return read_yaml(run.config)
 
 
 def environment() -> dict[str, Any]:
@@ -161,10 +148,10 @@ def environment() -> dict[str, Any]:
 _version = lru_cache(metadata.version)
 
 
-# Once, as libraries' versions: a process goes on with the code that it began with, and a sweep makes many folders.
+# Once, as libraries' versions: a process keeps the code that it began with, and a sweep makes many folders.
 @lru_cache
 def _revision(checkout: Path) -> str | None:
-    if not (checkout / ".git").exists():  # git would answer for any repository that the installed package lies in
+    if not (checkout / ".git").exists():  # git would answer for any repository around the installed package
         return None
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12"]
     try:

@@ -1,13 +1,11 @@
-"""What happens after a release, on public things alone: the student is trained and measured.
+"""What a run is trained on and what it learned: its data set and published student, recorded, read back and measured.
 
-What a run was trained on, recorded in its folder by the run itself: ``data.json``, beside the configuration.
+A configuration names a data set; a data set that was given from Python has no name that could be looked up. So the run
+records in ``data.json``, next to the configuration, what it had in its hands, and whatever describes the run or reads
+its data set again uses this record.
 
-A configuration names a data set; a data set that was given from Python has no name that could be looked up. Whatever
-describes a run, or reads its data set again, asks this record: it names what the run had in its hands.
-
-The published model of a run: taught by released labels, described, stored and read back.
-
-How a published model does on the test split: its metrics, and with IDP3 how much they depend on the order.
+A published model is measured on the test split, and with IDP3 also in other orders, on which its refusals
+depend. Nothing here touches private records to learn from them, so it costs no privacy.
 """
 
 from __future__ import annotations
@@ -16,16 +14,16 @@ import hashlib
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config import DataConfig, PublishedConfig
+from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_data
-from fairpate.data.dataset import Split, without_order
+from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding, save_embedding
 from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
@@ -42,7 +40,7 @@ _GIVEN = "a data set that was given from Python"
 
 @dataclass(frozen=True, kw_only=True)
 class DataRecord:
-    """The public words of a data set: its name, kind, and names of labels and groups; the shape of one record.
+    """The public facts of a data set: its name, kind, names of labels and groups, and the shape of one record.
 
     ``given_from_python``: the caller handed the records in, and no name leads to them. ``unit``: what is protected as a
     whole; earlier versions knew records alone.
@@ -57,20 +55,6 @@ class DataRecord:
     given_from_python: bool
     unit: Unit = "record"
 
-    @classmethod
-    def of(cls, dataset: Dataset, *, given_from_python: bool) -> DataRecord:
-        """The record of ``dataset``."""
-        return cls(
-            name=dataset.name,
-            kind=dataset.kind,
-            record_shape=tuple(dataset.private.x.shape[1:]),
-            label_names=dataset.label_names,
-            group_names=dataset.group_names,
-            sensitive_attribute=dataset.sensitive_attribute,
-            given_from_python=given_from_python,
-            unit=dataset.unit,
-        )
-
 
 def with_given_data(config: Method, dataset: Dataset) -> Method:
     """``config`` with the name of a data set that was given, and without options that were never read."""
@@ -80,13 +64,37 @@ def with_given_data(config: Method, dataset: Dataset) -> Method:
 def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool) -> None:
     """Record what ``run`` is trained on; in a folder that has a record, require that it is the same.
 
-    The records of a data set that was given are known by a digest, which is private. RunDirectoryError for others.
+    The records of a data set that was given are recognised by a digest, which is private. RunDirectoryError for others.
     """
-    found, now = recorded_data(run), DataRecord.of(dataset, given_from_python=given_from_python)
+    found = recorded_data(run)
+    now = DataRecord(
+        name=dataset.name,
+        kind=dataset.kind,
+        record_shape=tuple(dataset.private.x.shape[1:]),
+        label_names=dataset.label_names,
+        group_names=dataset.group_names,
+        sensitive_attribute=dataset.sensitive_attribute,
+        given_from_python=given_from_python,
+        unit=dataset.unit,
+    )
     if found is not None:
-        _require_same(run, found, now)
+        if not given_from_python:
+            require_data_by_name(run)
+        before, after = asdict(found), asdict(now)
+        changes = [f"{name}: {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
+        if changes:
+            raise RunDirectoryError(
+                f"{run.root}: was trained on another data set ({'; '.join(changes)}); restore the data set, or give "
+                "another folder with --out."
+            )
     if given_from_python:
-        _require_same_records(run, dataset)
+        digest, path = _digest(dataset), run.private / "data.sha256"
+        if not path.exists():
+            write_text(path, digest + "\n", private=True)
+        elif path.read_text(encoding="utf-8").strip() != digest:
+            raise RunDirectoryError(
+                f"{run.root}: was trained on other records than those given now; give those, or another folder (out)."
+            )
     if found is None:
         if run.student.exists():  # of a run that an earlier version did not record
             require_student_of(run, now, read_card(run.student))
@@ -184,70 +192,25 @@ def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCa
         )
 
 
-def _require_same(run: RunDirectory, found: DataRecord, now: DataRecord) -> None:
-    if not now.given_from_python:
-        require_data_by_name(run)
-    before, after = asdict(found), asdict(now)
-    changes = [
-        f"{field.name}: {before[field.name]} -> {after[field.name]}"
-        for field in fields(DataRecord)
-        if before[field.name] != after[field.name]
-    ]
-    if changes:
-        raise RunDirectoryError(
-            f"{run.root}: was trained on another data set ({'; '.join(changes)}); restore the data set, or give "
-            "another folder with --out."
-        )
-
-
-def _require_same_records(run: RunDirectory, dataset: Dataset) -> None:
-    digest, path = _digest(dataset), run.private / "data.sha256"
-    if not path.exists():
-        write_text(path, digest + "\n", private=True)
-    elif path.read_text(encoding="utf-8").strip() != digest:
-        raise RunDirectoryError(
-            f"{run.root}: was trained on other records than those given now; give those, or another folder (out)."
-        )
-
-
 def _digest(dataset: Dataset) -> str:
-    """Of all records in their order; it would confirm a guess about them, so it stays private.
-
-    Test records beside votes made elsewhere, where no record is private, may be named later.
-    """
+    """Digest of all records in their order. It would confirm a guess about them, so it stays private."""
+    # Test records given with votes made elsewhere, where no record is private, may be named later.
     if not len(dataset.private):
         dataset = replace(dataset, test=dataset.private)
     digest = hashlib.sha256()
     for split in dataset.splits.values():
-        for part in _named(split):
-            digest.update(part.encode())
+        # JSON of the names and the shape, name by name: a list of all names would not fit where records do not.
+        digest.update(b"[[")
+        for row, name in enumerate(split.record_id):
+            digest.update(f"{', ' if row else ''}{json.dumps(name)}".encode())
+        digest.update(f"], {json.dumps(list(split.x.shape))}]".encode())
         for values in (split.x, split.y, split.z):
             digest.update(np.ascontiguousarray(values.numpy()).data)
         # Only where they say more than the names of records, so that folders of earlier versions stay valid.
         together = {"unit_id": split.unit_id, "person_id": split.person_id}
-        if told := {name: list(ids) for name, ids in together.items() if len(ids) and ids != split.record_id}:
-            digest.update(json.dumps(told).encode())
+        if others := {name: list(ids) for name, ids in together.items() if len(ids) and ids != split.record_id}:
+            digest.update(json.dumps(others).encode())
     return digest.hexdigest()
-
-
-def _named(split: Split) -> Iterator[str]:
-    """JSON of the list of names and the shape, name by name: a list of all would not fit where records do not."""
-    yield "[["
-    for row, name in enumerate(split.record_id):
-        yield f"{', ' if row else ''}{json.dumps(name)}"
-    yield f"], {json.dumps(list(split.x.shape))}]"
-
-
-def student_card(config: PublishedConfig, dataset: Dataset) -> StudentCard:
-    """What a user of the published model must know."""
-    return StudentCard(
-        model=config.model,
-        input_shape=tuple(dataset.public.x.shape[1:]),
-        label_names=dataset.label_names,
-        group_names=dataset.group_names,
-        sensitive_attribute=dataset.sensitive_attribute,
-        idp3=config.idp3,
-    )
 
 
 def read_student(run: RunDirectory, *, is_free: bool) -> Student:
@@ -255,7 +218,7 @@ def read_student(run: RunDirectory, *, is_free: bool) -> Student:
 
     RunDirectoryError for a damaged file; ``is_free``: training it again costs no privacy.
     """
-    from student.student import load_student  # of torch, which commands that train nothing do without
+    from student.student import load_student  # with torch, which most readers of a run do not need
 
     try:
         return replace(load_student(run.student), embedding=None)

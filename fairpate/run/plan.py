@@ -34,7 +34,7 @@ from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import Override
 from fairpate.data import Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, DataSettingsError
-from fairpate.methods.base import Method, Price, PrivateMethod, Voting, count_protected, price, resolved
+from fairpate.methods.base import ExpectedVotes, Method, Price, PrivateMethod, count_protected, price, resolved
 from fairpate.methods.pate import VotingMethod
 from fairpate.report.page import counted, epsilon_text, percent
 from fairpate.run.context import RunDirectory
@@ -85,7 +85,7 @@ def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecas
     return RunForecast(method=config.method, epsilon=epsilon, **vars(voting), lead_needed=lead, caution=caution)
 
 
-def _voting(config: Method, dataset: Dataset) -> Voting | None:
+def _voting(config: Method, dataset: Dataset) -> ExpectedVotes | None:
     """Return how many votes decide a label; None without votes or a public number of private records."""
     entry = _entry(config.data, dataset)
     if entry is None or entry.rows is None:
@@ -214,7 +214,7 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
     return tuple(found)
 
 
-def too_little_to_learn(voting: Voting, num_classes: int, majority: Majority | None) -> str | None:
+def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
     """Return why labels under this noise teach only the most common class even if all voters are right; None: they may.
 
     Without a known ``majority`` all classes are taken to be equally common.

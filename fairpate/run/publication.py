@@ -377,9 +377,9 @@ def _answered_queries(
     else:
         course = _course(spending, lambda start, end: accountant.rdp([spending.submitted(start, end)]))
     asked = [charges[-1] for charges in spending.charges_Q]
-    outcomes = Counter(zip((last.reservation.group for last in asked), spending.outcomes_Q, strict=True))
+    outcomes = Counter(zip((last.group for last in asked), spending.outcomes_Q, strict=True))
     labels = Counter(
-        (last.reservation.group, last.outcome.label)
+        (last.group, last.outcome.label)
         for last in asked
         if last.outcome is not None and last.outcome.label is not None
     )
@@ -420,7 +420,7 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
     if drawn.data_dependent:
         dependent = _course(spending, lambda start, end: accountant.rdp_data_dependent([spending.drawn(start, end)]))
         as_in_paper = _course(spending, spending.as_in_paper)
-    asked_Q = [charges[-1].reservation for charges in spending.charges_Q]
+    asked_Q = [charges[-1] for charges in spending.charges_Q]
     ranked_Q = [sorted(reservation.votes, reverse=True) for reservation in asked_Q]
     return PrivateReport(
         public=public,

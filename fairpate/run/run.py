@@ -1,40 +1,15 @@
-"""One run from configuration to pages: check, load, release, learn, measure, state, draw.
+"""One run of one method: check, load, release, learn, measure, state, and draw the pages.
 
-What methods that protect the sensitive attribute alone must not be given: features that show it.
+The same steps for every method. A model starts from the same seed; public records may pre-train, label and calibrate
+it; the reject option may refuse predictions; one statement, one record and one report result. What has no privacy goes
+to ``private/``. Everything else is published with the statement that prices it: from ``private/`` to ``public/`` there
+is one way, the events of the method's releases (:class:`fairpate.run.release_log.ReleaseLog`).
 
-To them features are public, so an attribute among the features is published by whatever is learned from these.
+A stage whose file exists is done and is read back, so that a repeated command resumes the run. A model that was
+released is never trained again, and a statement that is gone is not made up again.
 
-A run that is done: its folder as its method divides it, read without what trains.
-
-Weights files of a run: found, pinned to a checksum and tried before any work starts.
-
-What a run's settings ask of a data set, a budget and model files: refused before anything is computed.
-
-The model that a run publishes: what it starts from, what public records make of it, and what its file says.
-
-How well a simple model does without privacy, for the operator: to stand beside an accuracy.
-
-A logistic model that learns without noise from the private records, all of those that the measured method had. Its
-accuracy depends on every one of them, so that it stays in ``private/``, on the operator's page and on the terminal.
-Nothing that is published is compared with it. Where the records are too many for seconds there is none: one of fewer
-would compare thousands of records with more.
-
-Pictures are seen small, and features beyond 256 by their principal components, so that it takes seconds.
-
-The claim under which a run publishes: one statement that prices what was released, written before anything is shown.
-
-A released model is never trained again, and a statement that is gone is not made up again.
-
-One run of one method: data, training or votes, the published model, its price, its metrics and its pages.
-
-The same steps for every method. A model starts from the same seed, public records may pre-train, label and calibrate
-it, the reject option may refuse predictions, and one statement, one record and one report result. What has no privacy
-at all goes to ``private/``; everything else is published with the statement that prices it.
-
-A stage whose file exists is done and is read back. A model that was released is never trained again: a repeated command
-goes on from it. From ``private/`` to ``public/`` there is one way: what a method's events price.
-
-`fairpate aggregate`: labels, and perhaps a student, of votes that were made elsewhere.
+Also here: `fairpate aggregate`, which releases labels, and perhaps a student, from votes that were made elsewhere; and
+the accuracy of a simple model without privacy, which the operator may compare with that of the run's model.
 """
 
 from __future__ import annotations
@@ -42,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -60,16 +35,25 @@ from fairpate.data import REGISTRY, Dataset, load_data
 from fairpate.data.dataset import Split, sha256_of
 from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
-from fairpate.methods.base import Method, Stream, Trained, Training, configured, stream_seed, torch_generator
+from fairpate.methods.base import (
+    Method,
+    ReleasingMethod,
+    Stream,
+    Trained,
+    Training,
+    check_release_of,
+    configured,
+    stream_seed,
+    torch_generator,
+)
+from fairpate.methods.label_queries import Labels
 from fairpate.methods.own_votes import OwnVotes, read_votes_file, resolved
-from fairpate.methods.pate import Labels, PateFamily, VotingMethod
-from fairpate.methods.record_votes import ReleasingMethod, check_release_of, kept_release, shared_remarks, take_release
+from fairpate.methods.pate import PateFamily, VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
-from fairpate.privacy.events import Event, SpentError
+from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.report.metrics import WithoutPrivacy
-from fairpate.report.records import PrivatePopulation
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, sole_worker, write_json
 from fairpate.run.folder import check_run_directory, create_run_directory
 from fairpate.run.learn import (
@@ -80,60 +64,29 @@ from fairpate.run.learn import (
     load_for,
     read_student,
     record_data,
-    student_card,
     with_given_data,
 )
 from fairpate.run.plan import cautions
 from fairpate.run.publication import write_portable, write_reports
-from fairpate.run.release_log import Meter, Odometer, Standing, read_release, release_id, standing_remarks
+from fairpate.run.release_log import Odometer, ReleaseLog, Standing, read_release, standing_remarks, take_release
 from fairpate.terminal import Reporter
 from fairpate.types import READING_TELLS, RECORDS_ALONE, TELLS_SIZE, IntArray, PrivacyStatement, RunRecord, Unit, strict
 from student.card import StudentCard
 from student.student import PublicRecords, Student, save_student, train_student
 
-
-def require_unseen(x: Tensor, groups: Tensor, *, method: str) -> None:
-    """ValueError where a column of a table ``x`` (N, F) is a function of ``groups`` (N,), such as an encoding of it.
-
-    Such a column takes one value in every group, and not the same in all. Pictures are not searched.
-    """
-    if x.ndim != 2 or not len(x):
-        return
-    members = [x[groups == group] for group in torch.unique(groups)]
-    low, high = (torch.stack([extreme(part, dim=0) for part in members]) for extreme in (torch.amin, torch.amax))
-    # Any code of the group, whatever its values; a column that is the same for all shows nothing.
-    shown = (low == high).all(dim=0) & (low != low[0]).any(dim=0)
-    if shown.any():
-        columns = ", ".join(str(column) for column in shown.nonzero().flatten().tolist())
-        raise ValueError(
-            f"{method} protects sensitive_features alone, and features count as public: expected none that "
-            f"sensitive_features determine, got column(s) {columns} of X; leave them out, or choose a method that "
-            "protects whole records."
-        )
-
-
 AnySection = TypeVar("AnySection", bound=Section)
 
 
 def with_pinned_weights(config: AnySection) -> AnySection:
-    """``config`` with the checksums of all weights files; `imagenet` is downloaded where it is not there yet."""
+    """``config`` with the checksums of all weights files; `imagenet` is downloaded if it is not there yet."""
     if isinstance(config, ModelConfig):
         return pin_weights(config)  # type: ignore[return-value]
     sections = {name: value for name, value in config if isinstance(value, Section)}
     return config.model_copy(update={name: with_pinned_weights(value) for name, value in sections.items()})
 
 
-def check_weights(models: Mapping[str, ModelConfig], dataset: Dataset, reporter: Reporter) -> None:
-    """Build what starts from a file once, and say which file; ValueError where it does not fit."""
-    shape = tuple(dataset.public.x.shape[1:])
-    for name, model in models.items():
-        if model.weights is not None:
-            build_model(model, input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
-            reporter.note("weights", f"{name} start from {model.weights.path}, sha256 {model.weights.sha256}")
-
-
 def check_data(config: Method, dataset: Dataset) -> None:
-    """ConfigError for settings that the data set rules out."""
+    """Refuse settings that the data set rules out: ConfigError, or ValueError for features that show the attribute."""
     if dataset.kind != "image":
         if config.public_data.pretrain is not None:
             raise ConfigError(f"public_data.pretrain: learns from images, and {dataset.name} is a table; leave it out.")
@@ -146,15 +99,26 @@ def check_data(config: Method, dataset: Dataset) -> None:
                 f"data.embedding: {config.method} protects the sensitive attribute alone, and an embedding hides "
                 "whether a column shows it; set it to null."
             )
-        require_unseen(dataset.private.x, dataset.private.z, method=config.method)
+        x, groups = dataset.private.x, dataset.private.z
+        # Features are public here, so an attribute among them is published by any model. Pictures are not searched.
+        if x.ndim == 2 and len(x):
+            members = [x[groups == group] for group in torch.unique(groups)]
+            low, high = (torch.stack([bound(part, dim=0) for part in members]) for bound in (torch.amin, torch.amax))
+            # Any code of the group, whatever its values; a column that is the same for all groups shows nothing.
+            shown = ((low == high).all(dim=0) & (low != low[0]).any(dim=0)).nonzero().flatten().tolist()
+            if shown:
+                raise ValueError(
+                    f"{config.method} protects sensitive_features alone, and features count as public: expected none "
+                    f"that sensitive_features determine, got column(s) {', '.join(map(str, shown))} of X; leave them "
+                    "out, or choose a method that protects whole records."
+                )
     config.check_data(dataset)
 
 
 def _augmented(section: Section, prefix: str = "") -> list[str]:
     """The dotted fields that ask for changes of images."""
     found = []
-    for name in type(section).model_fields:
-        value = getattr(section, name)
+    for name, value in section:
         if isinstance(value, AugmentConfig):
             found += [] if value.is_identity else [f"{prefix}{name}"]
         elif isinstance(value, Section):
@@ -162,34 +126,38 @@ def _augmented(section: Section, prefix: str = "") -> list[str]:
     return found
 
 
-def check_queries(config: VotingMethod, dataset: Dataset, meter: Meter, reporter: Reporter) -> None:
-    """LimitReachedError before any teacher is trained; and a word where the budget is smaller than the plan."""
+def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, reporter: Reporter) -> None:
+    """LimitReachedError before any teacher is trained; and a note if the budget is smaller than the plan."""
     plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
     planned = plan.settings.num_queries
     # What is counted was admitted; the ledger's own meter asks for whatever is charged beyond it.
-    if meter.stored() is None:
-        meter.check([plan.worst_case(num_fitting)], noise=plan.source.label)
+    if log.stored() is None:
+        log.check([plan.worst_case(num_fitting)], noise=plan.source.label)
     if planned is not None and num_fitting < planned:
         reporter.note("budget", f"has room for {num_fitting} of {planned} queries; the others will not be asked")
 
 
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
-    """Errors of :func:`fairpate.run.run.check_weights`, for every model that starts from a file."""
-    models: dict[str, ModelConfig] = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
-    models["model"] = config.student.model
+    """Build every model that starts from a file once, and name the file; ValueError if it does not fit."""
+    models = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
+    models |= {"model": config.student.model}
     if published_model(config) != config.student.model:
         models["published model"] = published_model(config)
-    check_weights(models, dataset, reporter)
+    shape = tuple(dataset.public.x.shape[1:])
+    for name, model in models.items():
+        if model.weights is not None:
+            build_model(model, input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
+            reporter.note("weights", f"{name} start from {model.weights.path}, sha256 {model.weights.sha256}")
 
 
 def published_model(config: Method) -> ModelConfig:
-    """The architecture of what is published: that of self-labelling's student where it has one of its own."""
+    """The architecture of the published model: that of self-labelling's student if it has one of its own."""
     labelling = config.public_data.self_label
     return (labelling and labelling.model) or config.student.model
 
 
 def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
-    """What training starts from: random weights of the run's seed, perhaps pre-trained on public pictures.
+    """The model that training starts from: random weights of the run's seed, perhaps pre-trained on public pictures.
 
     ``architecture`` None is ``student.model``.
     """
@@ -206,24 +174,9 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
     return model
 
 
-def card_of_model(
-    config: Method, dataset: Dataset, trained: Trained, network: nn.Module, run: RunDirectory | None = None
-) -> StudentCard:
-    """What the file says; ``run`` is where an embedding is kept."""
-    mixing = trained.mixing_GCC
-    return replace(
-        student_card(config.student, dataset),
-        model=published_model(config),
-        num_members=len(network.members) if isinstance(network, Mixture) else None,
-        mixing=None if mixing is None else tuple(tuple(tuple(row) for row in table) for table in mixing.tolist()),
-        num_training_labels=trained.num_training_labels,
-        embedding=sha256_of(run.embedding) if run is not None and dataset.embedding is not None else None,
-    )
-
-
-def post_process(model: nn.Module, config: Method, training: Training) -> nn.Module:
-    """Self-labelling and calibration, which read the released model and public features and groups only."""
-    dataset, reporter, settings = training.dataset, training.reporter, config.public_data
+def post_process(trained: Trained, config: Method, training: Training) -> Trained:
+    """Self-labelling and calibration of the model; both read the released model and public features and groups only."""
+    dataset, reporter, settings, model = training.dataset, training.reporter, config.public_data, trained.model
     public = dataset.public
     if settings.self_label is not None:
         with reporter.stage("self-label") as advance:
@@ -249,7 +202,24 @@ def post_process(model: nn.Module, config: Method, training: Training) -> nn.Mod
             done = calibrate(model, public.x, public.z, settings.calibration, generator=generator)
         course = " -> ".join(f"{disparity:.3f}" for disparity in (done.disparities[0], done.disparities[-1]))
         reporter.note("calibration", f"{done.num_epochs} epochs, disparity on held-out public records {course}")
-    return model
+    return replace(trained, model=model)
+
+
+def student_card(config: Method, dataset: Dataset, trained: Trained, *, embedding: Path | None = None) -> StudentCard:
+    """The description of the published model in its file; ``embedding`` is where the run keeps one."""
+    mixing, network = trained.mixing_GCC, trained.model
+    return StudentCard(
+        model=published_model(config),
+        input_shape=tuple(dataset.public.x.shape[1:]),
+        label_names=dataset.label_names,
+        group_names=dataset.group_names,
+        sensitive_attribute=dataset.sensitive_attribute,
+        idp3=config.student.idp3,
+        num_members=len(network.members) if isinstance(network, Mixture) else None,
+        mixing=None if mixing is None else tuple(tuple(tuple(row) for row in table) for table in mixing.tolist()),
+        num_training_labels=trained.num_training_labels,
+        embedding=sha256_of(embedding) if embedding is not None and dataset.embedding is not None else None,
+    )
 
 
 _MOST_VALUES = 50_000_000  # 0.4 GB
@@ -260,22 +230,24 @@ _predictions: dict[bytes, IntArray] = {}
 
 
 def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool_]) -> WithoutPrivacy | None:
-    """Accuracy on the test records ``measured_N`` of what learns from ``private``.
+    """Accuracy on the test records ``measured_N`` of a logistic model that learns from ``private`` without noise.
 
-    None where no test record is measured, where there is one class to learn from, where records are too many, and where
-    features are missing or not finite: a run that was paid for must not end here.
+    For the operator alone, to compare with the accuracy of the run's model, which had the same records: it depends on
+    every one of them and nothing that is published is compared with it. Pictures are reduced to 16 pixels a side, and
+    more than 256 features to principal components, so that it takes seconds.
+
+    None if no test record is measured, there is only one class to learn from, records are too many for seconds (fewer
+    would be another comparison), or features are missing or not finite: a run that was paid for must not end here.
     """
-    parts = (private.x, test.x)
-    if not measured_N.any() or len(np.unique(private.y.numpy())) < 2 or len(private) * _width(private.x) > _MOST_VALUES:
+    parts, sizes = (private.x, test.x), private.x.shape[1:]
+    width = math.prod(min(side, _SIDE) if private.x.ndim == 4 and place else side for place, side in enumerate(sizes))
+    if not measured_N.any() or len(np.unique(private.y.numpy())) < 2 or len(private) * width > _MOST_VALUES:
         return None
     if any(not (x.numel() and x.isfinite().all()) for x in parts):
         return None
-    predicted = _predicted(_features(private.x), _features(test.x), private.y.numpy())
-    return WithoutPrivacy(accuracy=float((predicted == test.y.numpy())[measured_N].mean()), num_records=len(private))
-
-
-def _predicted(x_NF: npt.NDArray[np.float64], test_MF: npt.NDArray[np.float64], labels_N: IntArray) -> IntArray:
-    """Classes of test records; once for the same records, on which a sweep measures many models."""
+    x_NF, test_MF = map(_features, parts)
+    labels_N = private.y.numpy()
+    # A sweep measures many models on the same records: it predicts them once.
     key = hashlib.blake2b(
         b"|".join(each.tobytes() for each in (np.array(x_NF.shape), x_NF, test_MF, labels_N))
     ).digest()
@@ -292,7 +264,7 @@ def _predicted(x_NF: npt.NDArray[np.float64], test_MF: npt.NDArray[np.float64], 
         while len(_predictions) >= _MOST_KEPT:
             _predictions.pop(next(iter(_predictions)), None)
         _predictions[key] = predicted
-    return predicted
+    return WithoutPrivacy(accuracy=float((predicted == test.y.numpy())[measured_N].mean()), num_records=len(private))
 
 
 def _features(x: Tensor) -> npt.NDArray[np.float64]:
@@ -304,59 +276,21 @@ def _features(x: Tensor) -> npt.NDArray[np.float64]:
     return rows
 
 
-def _width(x: Tensor) -> int:
-    """The numbers of a row of :func:`_features`."""
-    return math.prod(min(side, _SIDE) if x.ndim == 4 and place else side for place, side in enumerate(x.shape[1:]))
+def state_release(
+    config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, log: ReleaseLog, reporter: Reporter
+) -> None:
+    """Write the statement that prices what was released, and show the operator what earlier releases add to it."""
+    standing = log.standing(delta=config.target.delta)
+    for remark in standing_remarks(standing, delta=config.target.delta):
+        reporter.note("odometer", remark)
+    alone, shared = dataset.records_alone, log.shared_remarks()
+    statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared)
+    write_json(run.statement, strict(statement.to_json()))
 
 
 _NOT_PROTECTED: dict[Unit, str] = {
     "sensitive attribute": "features and labels, which the model is trained on as if they were public",
 }
-
-
-def require_unreleased(config: Method, run: RunDirectory, *, is_free: bool) -> None:
-    """RunDirectoryError where what was released is gone, and making it again would be another release."""
-    if run.statement.exists() and not is_free:
-        gone = run.released if isinstance(config, ReleasingMethod) else run.student
-        raise RunDirectoryError(
-            f"{gone}: gone, although {run.statement} says it was released. Training again would be a second "
-            "release of the same records: restore it from a copy, or start a new run folder with --out and count both "
-            "epsilons."
-        )
-
-
-def require_statement(run: RunDirectory, *, is_free: bool) -> None:
-    """RunDirectoryError where the statement of a released model is gone: what qualifies the claim stood there only."""
-    if not run.statement.exists():
-        remedy = f"delete {run.student} and give the same command again" if is_free else "restore it from a copy"
-        raise RunDirectoryError(f"{run.statement}: gone, although {run.student} was released under it; {remedy}.")
-
-
-def count_earlier(meter: Meter, run: RunDirectory) -> None:
-    """Count a model that a version without an odometer released, by its statement.
-
-    So is a kept release that another run drew and this odometer does not know.
-    """
-    if meter.stored() is not None:
-        return
-    statement = read_statement(run)
-    events = [event_from(values, statement.unit) for values in statement.events]
-    if run.released.exists():
-        meter.count_again(events, noise=statement.noise)
-    else:
-        meter.record(events, noise=statement.noise, enforce=False)
-
-
-def state_release(
-    config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, meter: Meter, reporter: Reporter
-) -> None:
-    """Write the statement that prices what was released, and show the operator what earlier releases add to it."""
-    standing = meter.standing(delta=config.target.delta)
-    for remark in standing_remarks(standing, delta=config.target.delta):
-        reporter.note("odometer", remark)
-    alone, shared = dataset.records_alone, shared_remarks(run)
-    statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared)
-    write_json(run.statement, strict(statement.to_json()))
 
 
 def statement_of(
@@ -368,12 +302,11 @@ def statement_of(
     shared: Sequence[str] = (),
     remarks: Sequence[str] = (),
 ) -> PrivacyStatement:
-    """The claim that prices ``trained``.
+    """The statement that prices ``trained``.
 
-    ``standing``: what the operator's odometer says of it and of earlier releases, for ``names_earlier``; None where it
-    was not counted.
-    ``records_alone``: as the data set says. ``shared`` are remarks about a release that several runs go on from, and
-    ``remarks`` come last.
+    ``standing``: the place of the release among the operator's earlier ones, for ``names_earlier``; None if it was not
+    counted. ``records_alone``: a person may have several records, and the data set protects each by itself. ``shared``
+    are remarks on releases that several runs learn from, and ``remarks`` come last.
     """
     cost = config.price(trained)
     if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
@@ -402,7 +335,7 @@ def statement_of(
             *trained.remarks,
             *shared,
             *size_remarks(config, trained.events, cost.unit),
-            *unit_remarks(config, cost.unit, records_alone=records_alone),
+            *((RECORDS_ALONE,) if config.is_private and records_alone and cost.unit == "record" else ()),
             *((READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
             *standing_remarks(standing, delta=cost.delta),
             *remarks,
@@ -411,14 +344,9 @@ def statement_of(
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
-    """Where records or persons come and go their number is private, but a sampling rate that is set for it tells it."""
+    """The remark that a sampling rate, which was set for the private number of records or persons, reveals it."""
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
     return (TELLS_SIZE[unit],) if samples and unit in TELLS_SIZE and config.rate_tells_size else ()
-
-
-def unit_remarks(config: Method, unit: Unit, *, records_alone: bool) -> tuple[str, ...]:
-    """Where a person may have several records, and each is protected by itself."""
-    return (RECORDS_ALONE,) if config.is_private and records_alone and unit == "record" else ()
 
 
 def run_method(
@@ -430,28 +358,185 @@ def run_method(
     release_of: Path | None = None,
     with_graph: bool = False,
 ) -> RunDirectory:
-    """Run one method, or go on where an earlier command left off, and leave the run directory complete.
+    """Run one method, or resume where an earlier command left off, and leave the run directory complete.
 
-    ``dataset`` None reads what ``config.data`` names, with ``load``. Any other is trained on as it is, and every file
-    that describes the run names it; ``config.data`` then counts for nothing. ``release_of``: the folder of a run from
-    whose release this one goes on, without a look at private records. ``with_graph``: also ``model.onnx``, which takes
-    seconds. Errors name the field or file, the value and the remedy; what was finished stays, and nothing is charged
-    twice.
+    Args:
+        config: The method with its settings.
+        reporter: Where progress is shown.
+        dataset: None reads the data set that ``config.data`` names, with ``load``. Any other is trained on as it is,
+            every file that describes the run names it, and ``config.data`` is not read.
+        load: Reads a data set.
+        release_of: The folder of a run from whose release this one learns, without reading private records.
+        with_graph: Whether to write ``model.onnx`` too, which takes seconds.
+
+    Raises:
+        UserError, ValueError: Names the field or file, the value and the remedy. What was finished stays, and nothing
+            is charged twice.
     """
     given = config.own_dataset() if dataset is None else dataset
     opened = _opened(config, reporter, given, load=load, release_of=release_of)
-    with opened as (config, dataset, run, meter):
+    with opened as (config, dataset, run, log):
         if isinstance(config, VotingMethod):
-            check_queries(config, dataset, meter, reporter)
+            check_queries(config, dataset, log, reporter)
         if not run.student.exists() and not reporter.console.quiet:
             for words in cautions(config, dataset, run):
                 reporter.note("caution", words)
-        student, labels = _student(config, dataset, run, reporter, meter)
+        student, labels = _student(config, dataset, run, reporter, log)
         reporter.note("model", str(run.student))
         if with_graph:
             write_portable(run, student, dataset, reporter)
         _report(config, dataset, run, student, labels, reporter)
     return run
+
+
+def make_release(config: ReleasingMethod, reporter: Reporter) -> RunDirectory:
+    """Draw and count the release of ``config`` alone, for runs that learn from it. Errors as :func:`run_method`."""
+    with _opened(config, reporter, None) as (opened, dataset, run, log):
+        assert isinstance(opened, ReleasingMethod)
+        opened.release(_training(opened, dataset, run, reporter, log))
+    return run
+
+
+def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
+    """Release the labels of a file of votes, once, however often it is called; with features, train a student too.
+
+    ``values`` and ``overrides`` configure :class:`OwnVotes`. VotesFileError lists all that is wrong with the file,
+    ConfigError what is wrong with the settings. Without features there is no model: labels and their statement alone.
+    """
+    config = configured(values, overrides, method="own_votes")
+    assert isinstance(config, OwnVotes)
+    config.check()
+    config = config.model_copy(update={"votes": resolved(config.votes)})
+    if config.votes.features:
+        return run_method(config, reporter, with_graph=True)
+    opening = _opened(config, reporter, read_votes_file(config.votes).dataset, command="fairpate aggregate")
+    with opening as (opened, dataset, run, log):
+        assert isinstance(opened, VotingMethod)
+        check_queries(opened, dataset, log, reporter)
+        labels = opened.release(_training(opened, dataset, run, reporter, log))
+        state_release(opened, run, dataset, labels, log, reporter)
+    reporter.note("labels", str(run.labels))
+    return run
+
+
+@contextmanager
+def _opened(
+    config: Method,
+    reporter: Reporter,
+    dataset: Dataset | None,
+    *,
+    load: Callable[[DataConfig], Dataset] = load_data,
+    release_of: Path | None = None,
+    command: str = "fairpate run",
+) -> Iterator[tuple[Method, Dataset, RunDirectory, ReleaseLog]]:
+    """The start of a run: its configuration, checked; its data set; its folder, described; its log of releases.
+
+    Inside, no other process works in the folder.
+    """
+    is_given = dataset is not None
+    if dataset is None:
+        config.require_trainable()
+    else:  # its features are looked at themselves, below
+        config.check()
+        config = with_given_data(config, dataset)
+    config = with_pinned_weights(config)
+    # Before data are read: a folder that this run cannot use should cost no time.
+    embedded = found = check_run_directory(config)
+    if release_of is not None:
+        check_release_of(config, release_of)
+        embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
+    with reporter.stage("data"):
+        dataset = load_for(embedded, config.data, load) if dataset is None else dataset
+        check_data(config, dataset)
+    # Two at once would each release, and leave one's model with the other's statement, or under its configuration.
+    # The log is made inside: before, it might not see the receipt of the run that it waits for, and count what that
+    # run released once more.
+    found.root.mkdir(parents=True, exist_ok=True)
+    with sole_worker(found.root, command):
+        run = create_run_directory(config)
+        record_data(run, dataset, given_from_python=is_given)
+        keep_embedding(run, dataset)
+        if release_of is not None:
+            take_release(run, release_of)
+        reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
+        log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method)
+        yield config, as_trained(run, config, dataset), run, log
+
+
+def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path) -> tuple[Trained, Student]:
+    """Train on a data set from Python, then post-process on its public records: what was released, and the student.
+
+    As :func:`run_method`, but no release is counted in the operator's odometer, and little is stored in ``folder``:
+    the ledger of a method that asks teachers and what belongs to it, and the key of an order of records.
+    """
+    config.check()
+    config = with_pinned_weights(with_given_data(config, dataset).model_copy(update={"out": folder}))
+    check_data(config, dataset)
+    run = RunDirectory(root=folder)
+    if config.asks_teachers:
+        run = create_run_directory(config)
+        record_data(run, dataset, given_from_python=True)
+    check_model_files(config, dataset, reporter)
+    dataset = as_trained(run, config, dataset)
+    training = replace(_training(config, dataset, run, reporter, None), model=initial_model(config, dataset))
+    trained = config.train(training)
+    processed = post_process(trained, config, training)
+    card = student_card(config, dataset, processed)
+    return trained, Student(card=card, network=processed.model, embedding=dataset.embedding)
+
+
+def _training(
+    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None
+) -> Training:
+    """What a method is given to release; a model to start from is made only if one is trained."""
+    return Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, log=log)
+
+
+def _student(
+    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog
+) -> tuple[Student, Labels | None]:
+    """The published student, trained if it is not there; and the labels that were released, if any were."""
+    is_trained = run.student.exists()
+    if not is_trained:
+        check_model_files(config, dataset, reporter)
+    training, labels = _training(config, dataset, run, reporter, log), None
+    if isinstance(config, VotingMethod):
+        # A service may have asked since, so what was released is stated again.
+        labels = config.release(training)
+        state_release(config, run, dataset, labels, log, reporter)
+    if is_trained:
+        # Learned from a ledger or from kept releases, or without privacy, it can be learned again at no cost.
+        is_free = labels is not None or not config.is_private or run.released.exists()
+        if labels is None:
+            if not run.statement.exists():
+                remedy = (
+                    f"delete {run.student} and give the same command again" if is_free else "restore it from a copy"
+                )
+                raise RunDirectoryError(
+                    f"{run.statement}: gone, although {run.student} was released under it; {remedy}."
+                )
+            # A version without an odometer may have released it, or another odometer may know the release.
+            statement = read_statement(run)
+            events = [event_from(values, statement.unit) for values in statement.events]
+            log.count_published(events, noise=statement.noise)
+        return read_student(run, is_free=is_free), labels
+
+    def train() -> Trained:
+        begun = replace(training, model=initial_model(config, dataset))
+        trained = config.train(begun) if labels is None else config.learn(begun, labels)  # type: ignore[attr-defined]
+        return post_process(trained, config, begun)
+
+    if labels is None:
+        trained = log.model(train, is_release=config.releases_model and config.is_private)
+        # The odometer, then the statement, then the model: a statement without a model says that one was released.
+        state_release(config, run, dataset, trained, log, reporter)
+    else:
+        trained = train()
+    card = student_card(config, dataset, trained, embedding=run.embedding)
+    student = Student(card=card, network=trained.model)
+    # Last of all: a model that is there has its price stated and counted.
+    write_atomically(run.student, lambda path: save_student(student, path))
+    return student, labels
 
 
 def _report(
@@ -465,7 +550,11 @@ def _report(
         run.without_privacy.unlink(missing_ok=True)  # an earlier version had one of fewer records
     else:
         write_json(run.without_privacy, asdict(baseline), private=True)
-    population = _private_population(config, run, dataset, student)
+    population = None
+    if isinstance(config, ReleasingMethod) and run.released.exists():
+        population = config.private_population(read_release(run.released)[0], dataset, student)
+        if population is not None:
+            write_json(run.private_population, population.to_json())
     statement = read_statement(run)
     _write_records(config, run, statement, assessment, labels)
     with reporter.stage("report"):
@@ -482,186 +571,16 @@ def _report(
         )
 
 
-def make_release(config: ReleasingMethod, reporter: Reporter) -> RunDirectory:
-    """The release of ``config`` alone, for runs that go on from it: drawn and counted once.
-
-    Errors as :func:`run_method`.
-    """
-    with _opened(config, reporter, None) as (opened, dataset, run, meter):
-        assert isinstance(opened, ReleasingMethod)
-        if not run.released.exists():
-            meter.start_another()
-        kept_release(opened, _without_model(opened, dataset, run, reporter, meter))
-    return run
-
-
-def release_alone(config: VotingMethod, reporter: Reporter, dataset: Dataset) -> RunDirectory:
-    """Released labels with their statement, and no model of them; however often it runs. Errors as :func:`run_method`.
-
-    For public records of which no features are known.
-    """
-    with _opened(config, reporter, dataset, command="fairpate aggregate") as (opened, dataset, run, meter):
-        assert isinstance(opened, VotingMethod)
-        check_queries(opened, dataset, meter, reporter)
-        labels = opened.release(_without_model(opened, dataset, run, reporter, meter))
-        state_release(opened, run, dataset, labels, meter, reporter)
-    reporter.note("labels", str(run.labels))
-    return run
-
-
-def _without_model(config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, meter: Meter) -> Training:
-    """What a release is drawn with of which no model is trained."""
-    return Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, meter=meter)
-
-
-@contextmanager
-def _opened(
-    config: Method,
-    reporter: Reporter,
-    dataset: Dataset | None,
-    *,
-    load: Callable[[DataConfig], Dataset] = load_data,
-    release_of: Path | None = None,
-    command: str = "fairpate run",
-) -> Iterator[tuple[Method, Dataset, RunDirectory, Meter]]:
-    """What a run starts from: its configuration, checked; its data set; its folder, described; its meter.
-
-    Inside, no other process works in the folder.
-    """
-    is_given = dataset is not None
-    if dataset is None:
-        config.require_trainable()
-    else:  # its features are looked at themselves, below
-        config.check()
-        config = with_given_data(config, dataset)
-    config = with_pinned_weights(config)
-    # Before data are read: a folder that is no place for this run should cost no time.
-    embedded = found = check_run_directory(config)
-    if release_of is not None:
-        check_release_of(config, release_of)
-        embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
-    with reporter.stage("data"):
-        dataset = load_for(embedded, config.data, load) if dataset is None else dataset
-        check_data(config, dataset)
-    # Two at once would each release, and leave one's model beside the other's statement, or under its configuration.
-    # The meter is made inside: before, it might not see the receipt of the run that it waits for, and count what that
-    # released once more.
-    found.root.mkdir(parents=True, exist_ok=True)
-    with sole_worker(found.root, command):
-        run = create_run_directory(config)
-        record_data(run, dataset, given_from_python=is_given)
-        keep_embedding(run, dataset)
-        if release_of is not None:
-            take_release(run, release_of)
-        reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
-        meter = Meter(run, Odometer(), data=dataset.name, method=config.method, release=release_id(run))
-        yield config, as_trained(run, config, dataset), run, meter
-
-
-def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path) -> tuple[Trained, Student]:
-    """Train on a data set from Python, then post-process on its public records: what was released, and the student.
-
-    As :func:`run_method`, but no release is counted in the operator's odometer, and little is stored in
-    ``folder``: what belongs to the ledger of a method that asks teachers, and the key of an order of records.
-    """
-    config.check()
-    config = with_pinned_weights(with_given_data(config, dataset).model_copy(update={"out": folder}))
-    check_data(config, dataset)
-    run = RunDirectory(root=folder)
-    if config.asks_teachers:
-        run = create_run_directory(config)
-        record_data(run, dataset, given_from_python=True)
-    check_model_files(config, dataset, reporter)
-    dataset = as_trained(run, config, dataset)
-    training = Training(
-        dataset=dataset, model=initial_model(config, dataset), run=run, reporter=reporter, seed=config.seed
-    )
-    trained = config.train(training)
-    network = post_process(trained.model, config, training)
-    student = Student(
-        card=card_of_model(config, dataset, trained, network), network=network, embedding=dataset.embedding
-    )
-    return trained, student
-
-
-def _student(
-    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, meter: Meter
-) -> tuple[Student, Labels | None]:
-    """The published student, trained if it is not there; and the labels that were released, where some were."""
-    # What follows from released labels or from a kept release costs nothing again, however often it is trained.
-    is_free = isinstance(config, VotingMethod) or not config.is_private or run.released.exists()
-    is_trained = run.student.exists()
-    if not is_trained:
-        require_unreleased(config, run, is_free=is_free)
-        # A model that is trained again is another release of the same records, whatever became of the first.
-        if not is_free:
-            meter.start_another()
-        check_model_files(config, dataset, reporter)
-    model = None if is_trained else initial_model(config, dataset)
-    training = Training(
-        dataset=dataset,
-        model=nn.Identity() if model is None else model,
-        run=run,
-        reporter=reporter,
-        seed=config.seed,
-        meter=meter,
-    )
-    labels = None
-    if isinstance(config, VotingMethod):
-        # A service may have asked since, so what was released is stated again.
-        labels = config.release(training)
-        state_release(config, run, dataset, labels, meter, reporter)
-    if is_trained:
-        if labels is None:
-            require_statement(run, is_free=is_free)
-            count_earlier(meter, run)
-        return read_student(run, is_free=is_free), labels
-    if labels is not None:
-        trained = config.learn(training, labels)  # type: ignore[attr-defined]
-    elif isinstance(config, ReleasingMethod):
-        trained = config.learn(training, kept_release(config, training))
-    else:
-        trained = _counted_training(config, training, meter)
-    network = post_process(trained.model, config, training)
-    if labels is None:
-        # The odometer, then the statement, then the model: a statement without a model says that one was released.
-        if not isinstance(config, ReleasingMethod):
-            meter.record(trained.events, noise=trained.noise, enforce=meter.stored() is None)
-        state_release(config, run, dataset, trained, meter, reporter)
-    student = Student(card=card_of_model(config, dataset, trained, network, run), network=network)
-    # Last of all: a model that is there has its price stated and counted.
-    write_atomically(run.student, lambda path: save_student(student, path))
-    return student, labels
-
-
-def _counted_training(config: Method, training: Training, meter: Meter) -> Trained:
-    """What the method trains; a release that makes it give up is counted, as its message tells what it was."""
-    try:
-        return config.train(training)
-    except SpentError as error:
-        reason = error
-    # Outside of the handler: where a limit has no room for the release, its refusal must not carry that message.
-    meter.record_given_up(reason.events, noise=reason.noise)
-    raise reason
-
-
-def _private_population(
-    config: Method, run: RunDirectory, dataset: Dataset, student: Student
-) -> PrivatePopulation | None:
-    """What the run's release tells of the private population, written down where it does."""
-    if not isinstance(config, ReleasingMethod) or not run.released.exists():
-        return None
-    found = config.private_population(read_release(run.released)[0], dataset, student)
-    if found is not None:
-        write_json(run.private_population, found.to_json())
-    return found
-
-
 def _write_records(
     config: Method, run: RunDirectory, statement: PrivacyStatement, assessment: Assessment, labels: Labels | None
 ) -> None:
-    """The run as a point of a comparison; and for the operator at the data-dependent privacy cost."""
+    """The run as a point of a comparison; and for the operator the same at the data-dependent privacy cost."""
     headline = assessment.headline
+    answered_by_group = None
+    # Without `spending`, queries are asked of other groups than those of the records.
+    if labels is not None and labels.spending is not None:
+        counts = np.bincount(labels.labelled.groups, minlength=len(headline.group_names))
+        answered_by_group = tuple(counts.tolist())
     record = RunRecord(
         method=config.method,
         data=config.data.name,
@@ -681,31 +600,9 @@ def _write_records(
         unmeasured_groups=headline.not_measured,
         fairness=headline.fairness,
         answered=None if statement.queries is None else statement.queries.answered,
-        answered_by_group=None if labels is None else _by_group(labels, len(headline.group_names)),
+        answered_by_group=answered_by_group,
     )
     write_json(run.record, strict(asdict(record)))
     if run.costs.exists():
         spent = read_json(run.costs)["epsilon_data_dependent"]
         write_json(run.private_record, strict(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))
-
-
-def _by_group(labels: Labels, num_groups: int) -> tuple[int, ...] | None:
-    """Released labels of each public group; None where queries are asked of other groups than those of the records."""
-    if labels.spending is None:
-        return None
-    return tuple(np.bincount(labels.labelled.groups, minlength=num_groups).tolist())
-
-
-def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
-    """One release of the labels of a file of votes, however often the command is given; with features, a student too.
-
-    ``values`` and ``overrides`` configure :class:`OwnVotes`. VotesFileError lists all that is wrong with the file,
-    ConfigError what is wrong with the settings.
-    """
-    config = configured(values, overrides, method="own_votes")
-    assert isinstance(config, OwnVotes)
-    config.check()
-    config = config.model_copy(update={"votes": resolved(config.votes)})
-    if config.votes.features:
-        return run_method(config, reporter, with_graph=True)
-    return release_alone(config, reporter, read_votes_file(config.votes).dataset)

@@ -50,7 +50,7 @@ from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.folder import finished_run, open_run_directory
 from fairpate.run.learn import as_trained, load_for, record_data, require_data_by_name
 from fairpate.run.ledger_commands import last_backup_s
-from fairpate.run.release_log import LedgerMeter, Meter, Odometer, state_folder
+from fairpate.run.release_log import LedgerMeter, Odometer, ReleaseLog, state_folder
 from fairpate.terminal import require_extra
 from fairpate.types import UsageError
 
@@ -179,8 +179,8 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, plan.settings)
 
     def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
-        meter = Meter(run, Odometer(state), data=dataset.name, method=config.method)
-        ledger_meter = LedgerMeter(meter, terms, unit=plan.unit, planned=plan.counted_beforehand)
+        log = ReleaseLog(run, Odometer(state), data=dataset.name, method=config.method)
+        ledger_meter = LedgerMeter(log, terms, unit=plan.unit, planned=plan.counted_beforehand)
         if take_over:
             note_action(run.actions, "take over")
         ledger = open_ledger(run, terms, queries, create=False, meter=ledger_meter, take_over=take_over)

@@ -1,8 +1,8 @@
 "use strict";
-// The page of an aggregator: it asks the service's own routes and shows what they say. Names of classes, groups and
-// columns are text and nothing else: no text ever becomes markup here. The token is kept in this tab alone.
+// The page of an aggregator: it calls the service's own routes and shows their replies. Names of classes, groups and
+// columns are shown as text: no text becomes markup here. The token is kept in this tab alone.
 
-// Several runs may share this origin: what is kept of one is not the next one's.
+// Several runs may share this origin, so each keeps its token and answers under its own path.
 const [TOKEN, ANSWERS] = ["token", "answers"].map((name) => `fairpate-${name} ${location.pathname}`);
 const MOST_QUERIES = 1024, MOST_SHOWN = 500;
 const FIRST_PAUSE_MS = 1000, LONGEST_PAUSE_MS = 30000;
@@ -60,7 +60,7 @@ async function* events(path, signal) {
   }
 }
 
-// Shows each state until the visit ends. Where events fail the state is asked for, less and less often.
+// Show each state until the visit ends. If events fail, ask for the state, less and less often.
 async function follow(stream, plain, show, signal) {
   let wait = FIRST_PAUSE_MS;
   while (!signal.aborted) {
@@ -83,7 +83,7 @@ async function follow(stream, plain, show, signal) {
 
 async function once(path, show) {
   show(await ask(path));
-  pulse("Connected; asked now and then.");
+  pulse("Connected; updated now and then.");
 }
 
 // ---- elements
@@ -120,7 +120,7 @@ const labelled = (answer) =>
   answer.status === "answered" ? statement.label_names[answer.label]
     : answer.status === "refused" ? "refused" : "not asked: the budget has no room";
 
-// A word of the glossary as a button that shows its meaning; any other word as it is.
+// Return a word of the glossary as a button that shows its meaning; any other word unchanged.
 function withMeaning(word) {
   const known = [...byId("words").content.children].find((button) => button.textContent === word);
   return known ? known.cloneNode(true) : word;
@@ -152,7 +152,7 @@ function svg(name, attributes, text = "") {
   return made;
 }
 
-// One bar for each number, from left to right; `named` says what a bar is of.
+// Draw one bar for each number, from left to right; `named` returns the label of a bar.
 function bars(words, numbers, named) {
   const width = Math.min(640, byId("main").clientWidth), height = 140, bottom = 20, top = Math.max(1, ...numbers);
   const step = width / numbers.length, drawn = svg("svg", {
@@ -198,7 +198,7 @@ function showAbout() {
     ["Protected", `one ${statement.unit} (${statement.relation})`],
     ["Mechanism", about.mechanism],
     ["Fairness gate", about.gate],
-    ["Noise", about.is_private ? "" : "Seeded: replies can be made again by anybody. Not private."],
+    ["Noise", about.is_private ? "" : "Seeded, so anyone can reproduce the replies. Not private."],
     ["You are", `${about.caller.name} (${about.caller.role})`],
   ]);
   say("guarantee", about.guarantee);
@@ -234,7 +234,7 @@ function showState(state) {
   budget = state.budget;
   const { queries_submitted: spent, epsilon_limit: limit, epsilon_submitted: epsilon } = budget;
   const left = state.queries_left;
-  const room = left === null ? `${queries(spent)} asked; votes decide when it ends.`
+  const room = left === null ? `${queries(spent)} asked; the budget ends when the votes say so.`
     : `${queries(left)} left of ${count(left + spent)}.`;
   const usedUp = "The budget is used up: stored answers are still given, new queries are not.";
   say("left", budget.closed ? usedUp : room);
@@ -250,7 +250,7 @@ function showState(state) {
   document.documentElement.dataset.drawn = 1;
 }
 
-// What a caller may spend by itself, beside what all share.
+// The caller's own limit and charges, in addition to the shared budget.
 function own() {
   const parts = [];
   if (me.left !== null) parts.push(`Of your own limit ${queries(me.left.queries)} are left.`);
@@ -266,7 +266,7 @@ function kind() {
   return new FormData(byId("ask")).get("kind");
 }
 
-// What is asked, as the service takes it, with a word for each; an error names what is wrong.
+// The queries as the service takes them, with a word for each; an error names what is wrong.
 function questions() {
   if (kind() === "number") return numbers(byId("numbers").value).map((id) => [`record ${id}`, { id }]);
   const group = byId("group").value;
@@ -282,7 +282,7 @@ function questions() {
 
 function numbers(text) {
   const found = text.split(/[\s,]+/).filter(Boolean).flatMap((part) => {
-    if (!/^\d{1,9}(:\d{1,9})?$/.test(part)) throw new Error(`${part} is no number, and no range such as 0:20.`);
+    if (!/^\d{1,9}(:\d{1,9})?$/.test(part)) throw new Error(`Expected a number, or a range such as 0:20; got ${part}.`);
     const [first, end = Number(part) + 1] = part.split(":").map(Number);
     if (end - first > MOST_QUERIES) throw new Error(`Ask at most ${count(MOST_QUERIES)} at once.`);
     return Array.from({ length: Math.max(0, end - first) }, (_, i) => first + i);
@@ -301,9 +301,9 @@ async function showCost() {
     const before = decimal(told.now.epsilon_submitted), after = decimal(told.afterwards.epsilon_submitted);
     const stored = told.stored_replies ? ` ${count(told.stored_replies)} stored already: free.` : "";
     const cost = told.new_queries
-      ? `${queries(told.new_queries)} new: what is spent goes from ε ${before} to ${after}, refused or not.`
-      : "Nothing new: it costs nothing.";
-    const closed = told.new_queries && told.now.closed ? " The budget has no room: new ones will not be asked." : "";
+      ? `${queries(told.new_queries)} new: the spent ε goes from ${before} to ${after}, whether answered or refused.`
+      : "No new query: free.";
+    const closed = told.new_queries && told.now.closed ? " The budget has no room for new queries: they will not be asked." : "";
     return say("cost", cost + stored + closed);
   } catch (trouble) {
     return say("cost", trouble.message);
@@ -346,7 +346,7 @@ function showAnswers() {
     ...(rows.length ? [table(["Asked", "Answer", "Key"], rows)] : []),
     ...(answers.length > shown.length ? [element("p", { class: "note" }, rest)] : []));
   byId("downloads").hidden = !answers.some((answer) => answer.status !== "over_budget");
-  if (!rows.length) say("told", "Nothing was asked in this tab yet.");
+  if (!rows.length) say("told", "No query was asked in this tab yet.");
 }
 
 async function lookUp(event) {
@@ -370,7 +370,7 @@ async function download(event) {
     setTimeout(() => URL.revokeObjectURL(link.href), 60000);
     say("told", `${counted(keys.length, "answer", "answers")} in answers.${format}.`);
   } catch (trouble) {
-    say("told", `No file. ${trouble.message}`);
+    say("told", `No file was made. ${trouble.message}`);
   }
 }
 
@@ -401,7 +401,7 @@ function showBurnDown({ points, queries_left: left, lasts_s: lasts, at_s: now })
   const before = points.map((point) => [point.at_s, total - point.charges]);
   const from = points[0].at_s, to = lasts === null ? now : now + Math.min(lasts, Math.max(now - from, 60));
   const ahead = lasts === null ? [] : [[now, left], [to, lasts ? left * (1 - (to - now) / lasts) : 0]];
-  const dashed = ahead.length ? " Dashed: at the pace of before." : "";
+  const dashed = ahead.length ? " Dashed: forecast at the present rate." : "";
   const words = `Queries left: ${count(before[0][1])} at the start of this line, ${count(left)} now.${dashed}`;
   const top = Math.max(...before.map(([, value]) => value));
   return byId("burn-down").replaceChildren(
@@ -427,7 +427,7 @@ function showOutcomes({ points, groups, callers }) {
     [group.group, group.answer, group.confidence, group.fairness, group.free, group.open, ...group.answers])));
 }
 
-// What queries cost by the votes, and which ones cost most: a reading of the operator's report, as of now.
+// The data-dependent cost of queries, and the most expensive ones, as in the operator's report.
 function showCosts({ words, bins, dearest, order }) {
   say("costs-words", words);
   if (!bins.length) return [byId("costs"), byId("dearest")].forEach((place) => place.replaceChildren());
@@ -451,7 +451,7 @@ function showFacts(seen) {
   describe("facts", [
     ["Voters", reasons.includes("votes") ? "not all answer" : "all answer"],
     ["Ledger", reasons.includes("ledger") ? "cannot be reached or written" : "is written"],
-    ["Latency of queries", latency.count ? `half within ${ms(latency.p50_ms)}, ${most}` : "nothing was asked yet"],
+    ["Latency of queries", latency.count ? `half within ${ms(latency.p50_ms)}, ${most}` : "no query was asked yet"],
     ["Open reservations", count(seen.open_reservations)],
     ["Room on the disk", room],
     ["Last backup", seen.last_backup_s === null ? "none is known" : time(seen.last_backup_s)],

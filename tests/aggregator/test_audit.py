@@ -44,8 +44,8 @@ def test_rows_are_the_charges_of_the_ledger(path):
     rows = audit.rows(path)
     with Ledger(path, TERMS) as ledger:
         charges = ledger.charges
-    assert [row.key for row in rows] == [charge.reservation.key for charge in charges]
-    assert [row.votes for row in rows] == [charge.reservation.votes for charge in charges]
+    assert [row.key for row in rows] == [charge.key for charge in charges]
+    assert [row.votes for row in rows] == [charge.votes for charge in charges]
     assert [row.label for row in rows[:-1]] == [charge.outcome.label for charge in charges[:-1]]
     assert (rows[-1].verdict, rows[-1].label) == ("open", None)
 

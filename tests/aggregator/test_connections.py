@@ -207,7 +207,30 @@ def test_an_unknown_caller_s_body_is_not_waited_for(address):
     head = b"POST /v1/queries HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n"
     with socket.create_connection(address, timeout=5) as connection:
         connection.sendall(head)
-        assert b" 401 " in connection.recv(4096).split(b"\r\n")[0]
+        received = connection.recv(4096)
+        assert b" 401 " in received.split(b"\r\n")[0]
+        assert b"connection: close" in received
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (POST + b"Content-Length: 50000000\r\n\r\n", b" 413 "),
+        (POST + b"Transfer-Encoding: chunked\r\n\r\n", b" 411 "),
+        (b"POST /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n", b" 405 "),
+    ],
+)
+def test_a_connection_ends_with_the_response_to_a_body_that_is_not_read(address, head, status):
+    received, seconds = sent(address, [head])
+    assert status in received.split(b"\r\n")[0]
+    assert b"\r\nconnection: close\r\n" in received
+    assert seconds < CLOSED_WITHIN_S
+
+
+def test_a_connection_stays_open_after_a_body_that_was_read(address):
+    received, _ = sent(address, posted(b"{}"))
+    assert b" 422 " in received.split(b"\r\n")[0]
+    assert b"connection: close" not in received
 
 
 def test_a_large_body_that_is_right_is_answered(address):

@@ -66,7 +66,7 @@ def test_a_reservation_is_durable_and_charged_before_it_has_an_outcome(path):
     with Ledger(path, TERMS) as ledger:
         (charge,) = ledger.charges
         assert charge.outcome is None
-        assert (charge.reservation.key, charge.reservation.group, charge.reservation.votes) == ("key", 1, (40, 15, 5))
+        assert (charge.key, charge.group, charge.votes) == ("key", 1, (40, 15, 5))
 
 
 def test_the_gate_s_counts_and_the_outcomes_come_back(path):

@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import pathlib
+import socket
 import ssl
 import subprocess
 import sys
@@ -234,6 +235,17 @@ def test_with_a_certificate_the_service_speaks_tls_and_nothing_else(service, tmp
         assert client.post("/v1/queries", json=ids(range(3))).status_code == 200
         with client.stream("GET", "/v1/events") as events:
             assert next(events.iter_lines()) == "event: state"
+    head = b"POST /v1/queries HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n"
+    address = ("localhost", int(url.rpartition(":")[2]))
+    with (
+        socket.create_connection(address, timeout=10) as plain,
+        trusting.wrap_socket(plain, server_hostname="localhost") as raw,
+    ):
+        raw.sendall(head + b" " * 100_000)  # refused before it is read, and the refusal arrives all the same
+        received = b"".join(iter(lambda: raw.recv(65536), b""))
+    assert b" 401 " in received.split(b"\r\n")[0]
+    assert b"connection: close" in received
+    assert received.endswith(b"}")
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
         httpx.get(f"{url}/livez")
     with pytest.raises(httpx.TransportError):

@@ -18,7 +18,7 @@ from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, t
 
 from aggregator.ledger import Ledger
 from aggregator.mechanism import outcome
-from aggregator.service.page import History, Point, advice, forecast, span
+from aggregator.service.page import ChargesAt, History, advice, forecast, span
 from aggregator.service.wire import PublicPool, _record_type, gate_words
 from aggregator.session import VotesUnavailableError
 from fairpate.data.columns import Feature, feature_codes, form_of
@@ -31,7 +31,7 @@ HOUR_S, DAY_S = 3600.0, 86400.0
 
 def points(*charges):
     """(seconds, charges) each."""
-    return [Point(at_s, number, (), ()) for at_s, number in charges]
+    return [ChargesAt(at_s, number, (), ()) for at_s, number in charges]
 
 
 def test_a_history_counts_every_charge_once_whatever_is_open_meanwhile(path):
@@ -51,7 +51,7 @@ def test_a_history_counts_every_charge_once_whatever_is_open_meanwhile(path):
         {"answer": 1, "confidence": 0, "fairness": 1, "free": 1, "open": 1},
     ]
     assert history.by_class() == [[1, 1, 0], [0, 0, 1]]
-    assert history.points[-1] == Point(100.0, 7, (2, 1), (1, 2))
+    assert history.points[-1] == ChargesAt(100.0, 7, (2, 1), (1, 2))
 
 
 def test_what_a_run_asked_for_itself_is_no_pace_of_its_callers(path):

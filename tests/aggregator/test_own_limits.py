@@ -19,7 +19,7 @@ from aggregator.mechanism import Outcome
 from aggregator.service.auth import TokenBook, added, change, limited
 from aggregator.service.writer import Batcher, Books, Readiness, Writer
 from aggregator.session import AggregatorSession, OverBudget
-from fairpate.http_requests import Caller
+from fairpate.http_requests import KnownCaller
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.events import ConfidentGnmaxQueries
@@ -56,8 +56,8 @@ def test_who_asked_when_and_in_which_request_outlives_a_restart(path):
         ask(session, range(5), BOB)
         session.limit("bob", OwnLimit(max_queries=4, per_day=2.5))
     with Ledger(path, TERMS) as ledger:
-        assert [charge.reservation.asker for charge in ledger.charges] == [ALICE] * 3 + [BOB] * 2
-        times = [charge.reservation.at_s for charge in ledger.charges]
+        assert [charge.asker for charge in ledger.charges] == [ALICE] * 3 + [BOB] * 2
+        times = [charge.at_s for charge in ledger.charges]
         assert times == sorted(times)
         assert times[0] > 1.7e9
         assert (ledger.charged_to("alice"), ledger.charged_to("bob")) == (3, 2)
@@ -110,7 +110,7 @@ def test_a_caller_with_a_quota_does_not_pay_for_another_who_has_no_room(path):
         own_limits=lambda: limits,
     )
     questions = [POOL.question(number) for number in range(200)]
-    analysts = {name: Caller(name=name, role="analyst") for name in ("alice", "bob")}
+    analysts = {name: KnownCaller(name=name, role="analyst") for name in ("alice", "bob")}
 
     async def together():
         return await asyncio.gather(*(batcher.ask(questions, caller, "r") for caller in analysts.values()))
@@ -122,7 +122,7 @@ def test_a_caller_with_a_quota_does_not_pay_for_another_who_has_no_room(path):
         asyncio.run(batcher.ask(questions, analysts["bob"], "r"))
     with pytest.raises(QuotaExceededError):
         asyncio.run(batcher.ask(questions[:2], analysts["bob"], "r"))
-    root = Caller(name="root", role="operator")
+    root = KnownCaller(name="root", role="operator")
     assert answered(asyncio.run(batcher.ask(questions[:5], root, "r"))) == 5
     writer.close()
 
@@ -206,7 +206,7 @@ def test_a_request_s_own_id_stands_beside_its_charges_where_it_is_a_plain_word(t
         for number, given in enumerate(["job-7", 'x"} injected', "y" * 65]):
             httpx.post(f"{url}/v1/queries", json=ids([number]), headers={"X-Request-ID": given})
     with Ledger(path, TERMS) as ledger:
-        requests = [charge.reservation.asker.request for charge in ledger.charges]
+        requests = [charge.asker.request for charge in ledger.charges]
     assert requests[0] == "job-7"
     assert all(len(request) == 16 and request.isalnum() for request in requests[1:])
 

@@ -179,7 +179,7 @@ def test_threads_together_never_pass_the_limit_and_agree_on_every_answer(batch, 
         for thread in threads:
             thread.join()
         assert ledger.num_reservations == 37
-        keys = [charge.reservation.key for charge in ledger.charges]
+        keys = [charge.key for charge in ledger.charges]
     assert len(set(keys)) == 37
     answers = {}
     for replies in heard:

@@ -1,10 +1,10 @@
 import pytest
 
 from aggregator.service.auth import LiveTokens, TokenError, is_loopback, read_tokens
-from fairpate.http_requests import Caller
+from fairpate.http_requests import KnownCaller
 
 ALICE, BOB, ROOT = "a" * 24, "b" * 24, "r" * 32
-ANALYST = Caller(name="alice", role="analyst")
+ANALYST = KnownCaller(name="alice", role="analyst")
 
 
 def token_file(folder, text, mode=0o600):
@@ -18,10 +18,11 @@ def test_tokens_come_from_files_before_the_environment(tmp_path):
     path = token_file(tmp_path, f"alice {ALICE}\nbob {BOB}\n")
     environment = {"FAIRPATE_ANALYST_TOKEN": "x" * 24, "FAIRPATE_OPERATOR_TOKEN": ROOT}
     book = read_tokens(environment, analyst_file=path)
-    assert book.caller(ALICE) == ANALYST
-    assert book.caller(BOB) == Caller(name="bob", role="analyst")
-    assert book.caller(ROOT).role == "operator"
-    assert book.caller("x" * 24) is book.caller("") is book.caller(None) is book.caller(f"{ALICE} ") is None
+    tokens = LiveTokens(book)
+    assert tokens.caller(ALICE) == ANALYST
+    assert tokens.caller(BOB) == KnownCaller(name="bob", role="analyst")
+    assert tokens.caller(ROOT).role == "operator"
+    assert tokens.caller("x" * 24) is tokens.caller("") is tokens.caller(None) is tokens.caller(f"{ALICE} ") is None
     assert ALICE not in repr(book)
     assert read_tokens({}).is_empty
 
@@ -29,8 +30,8 @@ def test_tokens_come_from_files_before_the_environment(tmp_path):
 def test_a_bare_token_is_called_by_its_line_so_that_its_charges_stay_its_own(tmp_path):
     path = token_file(tmp_path, f"{ALICE}\n{BOB}\n")
     for _ in range(2):
-        book = read_tokens({}, analyst_file=path)
-        assert [book.caller(token).name for token in (ALICE, BOB)] == ["analyst-1", "analyst-2"]
+        tokens = LiveTokens(read_tokens({}, analyst_file=path))
+        assert [tokens.caller(token).name for token in (ALICE, BOB)] == ["analyst-1", "analyst-2"]
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,25 @@ def test_systemd_counts_the_unit_as_little_exposed():
     assert float(re.search(r"Overall exposure level for \S+ ([\d.]+)", told)[1].rstrip(".")) < 3.0, told
 
 
+JOBS = ("backup", "verify")
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_timer_starts_a_job_of_ours_and_systemd_reads_both_without_a_complaint(tmp_path, name):
+    for suffix in ("service", "timer"):
+        text = (ROOT / "deploy" / f"fairpate-{name}.{suffix}").read_text(encoding="utf-8")
+        text = text.replace("/opt/fairpate/.venv/bin/fairpate", sys.executable).replace("User=fairpate", "User=root")
+        (tmp_path / f"fairpate-{name}.{suffix}").write_text(text, encoding="utf-8")
+    for suffix in ("service", "timer"):
+        assert run("systemd-analyze", "verify", "--man=no", tmp_path / f"fairpate-{name}.{suffix}") == ""
+    job = (ROOT / "deploy" / f"fairpate-{name}.service").read_text(encoding="utf-8")
+    line = re.search(r"^ExecStart=(.*)$", job, re.MULTILINE)[1].replace("$$", "$").replace("%%", "%")
+    # As systemd would run it, with a command that prints its own line.
+    line = line.replace("/opt/fairpate/.venv/bin/fairpate", "/bin/echo fairpate")
+    printed = subprocess.run(["/bin/sh", "-c", line], capture_output=True, text=True, check=True).stdout  # noqa: S603
+    assert check(printed) == [f"fairpate ledger {name}"]
+
+
 def test_a_ledger_in_a_database_has_no_disk_to_be_alerted_of():
     """Its disk is the server's: a number for it would be an alert that fires for ever."""
     seen = {"queries_left": 1, "epsilon_data_dependent": 0.0, "open_reservations": 0, "last_backup_s": None}

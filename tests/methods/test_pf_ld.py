@@ -174,7 +174,7 @@ def test_the_weighted_sum_of_clipped_gradients_is_the_sum_record_by_record(
     directions = (slopes_UGK / slopes_UGK.norm(dim=2, keepdim=True)).flatten(0, 1)[cells]
     targets = torch.cat([data[1][:, None], directions], dim=1)
     gradients = GuidedGradients(guided, ValueAlong(parity), clip_norm=0.05)
-    loss, term = gradients.loss_and_clipped(data[0], data[1], targets, lengths_J[cells])
+    loss, term = gradients.both(data[0], data[1], targets, lengths_J[cells])
     expected = group_term(guided, data, slopes_UGK, parity, clip_norm=0.05)
     torch.testing.assert_close(torch.cat([t.flatten() for t in term]), expected, atol=1e-6, rtol=1e-4)
     whole = nn.functional.cross_entropy(guided(data[0]), data[1], reduction="sum")

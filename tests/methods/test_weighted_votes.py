@@ -17,7 +17,7 @@ from fairpate.config import ConfigError, DataConfig, EmbeddingConfig, FitConfig
 from fairpate.data import Dataset, load_data
 from fairpate.methods import record_votes
 from fairpate.methods.base import configured
-from fairpate.methods.record_votes import UNITS, Ballot, balancing_weights, labels_of_sums, matched_rule
+from fairpate.methods.record_votes import UNITS, WeightedBallot, balancing_weights, labels_of_sums, matched_rule
 from fairpate.nn.fit import hard_disparity
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy import accountant
@@ -34,8 +34,8 @@ def digits() -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def ballot(digits: Dataset) -> Ballot:
-    return Ballot.of(digits, EmbeddingConfig())
+def ballot(digits: Dataset) -> WeightedBallot:
+    return WeightedBallot.of(digits, EmbeddingConfig())
 
 
 SMALL: dict[str, Any] = {"pixels": 4, "graph_share": 0.0}  # fitted in a third of the time
@@ -72,7 +72,7 @@ def test_one_record_moves_one_row_by_at_most_the_norm_and_nothing_else(
         read_statement(run(settings(tmp_path / name, embedding=SMALL), dataset))
         for name, dataset in (("a", digits), ("b", smaller))
     ]
-    moved, ballot = tables[0] - tables[1], Ballot.of(digits, EmbeddingConfig(**SMALL))
+    moved, ballot = tables[0] - tables[1], WeightedBallot.of(digits, EmbeddingConfig(**SMALL))
     label = int(digits.private.y[0])
     np.testing.assert_array_equal(moved[label], ballot.votes(digits.private.x[:1])[0])
     assert not np.delete(moved, label, axis=0).any()
@@ -81,7 +81,7 @@ def test_one_record_moves_one_row_by_at_most_the_norm_and_nothing_else(
     assert statements[0].epsilon == statements[1].epsilon <= 2
 
 
-def test_a_vote_is_short_and_its_own_record_s_affair(ballot: Ballot, digits: Dataset) -> None:
+def test_a_vote_is_short_and_its_own_record_s_affair(ballot: WeightedBallot, digits: Dataset) -> None:
     private = digits.private.x
     votes = ballot.votes(private)
     assert ((votes**2).sum(axis=1) <= UNITS**2).all()
@@ -92,11 +92,11 @@ def test_a_vote_is_short_and_its_own_record_s_affair(ballot: Ballot, digits: Dat
 
 def test_no_record_whatever_it_says_votes_longer_than_one(digits: Dataset) -> None:
     for kind in (torch.full((3, 40), 1e30), torch.full((3, 40), -3e38), torch.zeros(3, 40)):
-        plain = Ballot(embedding=None, radius=1e-3)
+        plain = WeightedBallot(embedding=None, radius=1e-3)
         assert ((plain.votes(kind).astype(object) ** 2).sum(axis=1) <= UNITS**2).all()
 
 
-def test_the_table_is_the_sum_of_votes_by_label(ballot: Ballot, digits: Dataset, monkeypatch: Any) -> None:
+def test_the_table_is_the_sum_of_votes_by_label(ballot: WeightedBallot, digits: Dataset, monkeypatch: Any) -> None:
     labels = digits.private.y.numpy()
     votes = ballot.votes(digits.private.x)
     expected = np.stack([votes[labels == c].sum(axis=0) for c in range(10)])
@@ -169,7 +169,7 @@ def test_a_pool_that_is_not_like_the_private_records_costs_less_with_weights() -
 
 
 def test_labels_of_the_pool_are_right_without_noise_and_useless_in_too_much_of_it(
-    ballot: Ballot, digits: Dataset
+    ballot: WeightedBallot, digits: Dataset
 ) -> None:
     sums = ballot.table(digits.private.x, digits.private.y.numpy(), num_classes=10)
     pool = ballot.votes(digits.public.x)
@@ -187,7 +187,7 @@ def test_labels_of_the_pool_are_right_without_noise_and_useless_in_too_much_of_i
 
 def test_an_embedding_of_the_data_set_is_what_votes(tmp_path: Path) -> None:
     dataset = load_data(DataConfig(embedding=EmbeddingConfig(num_components=12, pixels=None, graph_share=0.0)))
-    own = Ballot.of(dataset, EmbeddingConfig())
+    own = WeightedBallot.of(dataset, EmbeddingConfig())
     assert own.embedding is None
     assert own.votes(dataset.private.x).shape[1] == 13
 

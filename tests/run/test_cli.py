@@ -19,7 +19,7 @@ from fairpate.data import find_entry
 from fairpate.methods.base import all_methods, configured
 from fairpate.privacy.events import PoissonGaussians
 from fairpate.run.context import RunDirectory
-from fairpate.run.release_log import Meter, Odometer
+from fairpate.run.release_log import Odometer, ReleaseLog
 from fairpate.types import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -298,7 +298,7 @@ def test_a_limit_without_a_unit_says_which_it_is_for(fairpate, tmp_path, monkeyp
         event = PoissonGaussians(count=1, noise_multiplier=10.0, sampling_rate=1.0, unit=unit)
         run = RunDirectory(root=tmp_path / unit)
         run.private.mkdir(parents=True)
-        Meter(run, Odometer(), data="adult", method="dp_sgd").record([event], noise="os_entropy")
+        ReleaseLog(run, Odometer(), data="adult", method="dp_sgd").record([event], noise="os_entropy")
     code, output, _ = fairpate("ledger", "limit", "adult", "--epsilon", "1")
     assert code == 0
     assert f"adult, unit {limited}: at most epsilon 1 at delta 10⁻⁵" in output

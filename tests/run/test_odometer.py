@@ -31,7 +31,7 @@ from fairpate.privacy.mechanism_events import (
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.run.compare import count_cell
 from fairpate.run.context import RunDirectory, RunDirectoryError
-from fairpate.run.release_log import LedgerMeter, LimitReachedError, Meter, Odometer, OdometerError, state_folder
+from fairpate.run.release_log import LedgerMeter, LimitReachedError, Odometer, OdometerError, ReleaseLog, state_folder
 
 TERMS = dataclasses.replace(
     ledger_terms.TERMS,
@@ -54,7 +54,7 @@ def run_at(folder):
 @pytest.fixture
 def meter(tmp_path, odometer):
     """A meter of the run in the folder of that name, made anew at each call as by a new process."""
-    return lambda name="run", data="adult": Meter(run_at(tmp_path / name), odometer, data=data, method="dp_sgd")
+    return lambda name="run", data="adult": ReleaseLog(run_at(tmp_path / name), odometer, data=data, method="dp_sgd")
 
 
 def gaussians(count=1, noise_multiplier=10.0):
@@ -373,7 +373,7 @@ def test_a_limit_of_persons_does_not_hold_records_back(odometer, meter):
 def test_a_cell_that_another_machine_released_beyond_the_limit_fails_and_is_counted(odometer, tmp_path, monkeypatch):
     monkeypatch.setenv("FAIRPATE_STATE", str(odometer.path.parent))
     odometer.set_limit("adult", "record", epsilon=0.1, delta=1e-5)
-    elsewhere = Meter(run_at(tmp_path / "cell"), Odometer(tmp_path / "elsewhere"), data="adult", method="dp_sgd")
+    elsewhere = ReleaseLog(run_at(tmp_path / "cell"), Odometer(tmp_path / "elsewhere"), data="adult", method="dp_sgd")
     with pytest.raises(LimitReachedError, match=r"limit is 0\.1"):
         count_cell(elsewhere.release([gaussians()], noise="os_entropy"))
     assert total(odometer).releases == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairpate.methods.base import Voting
+from fairpate.methods.base import ExpectedVotes
 from fairpate.run.plan import Majority, too_little_to_learn
 
 DECLARATION = """
@@ -28,7 +28,7 @@ rows: 600
 def test_labels_that_stand_for_fewer_than_one_of_another_class_teach_nothing(labels, share, says_so) -> None:
     """Ten votes that agree, under noise of 100: right with probability Phi(10 / (100 sqrt 2)) = .528. Then 300 labels
     stand for 300 (2 * .528 - 1)^2 = .95 noiseless ones, 3,000 for 9.5, of which 5 % are .48 and 20 % 1.9."""
-    voting = Voting(votes=10, noise_stddev_votes=100.0, labels=labels)
+    voting = ExpectedVotes(votes=10, noise_stddev_votes=100.0, labels=labels)
     majority = None if share is None else Majority(share=share, source="the declaration")
     said = too_little_to_learn(voting, 2, majority)
     assert (said is not None) == says_so

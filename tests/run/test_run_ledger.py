@@ -31,7 +31,7 @@ from student.student import load_student
 def test_what_was_spent_is_the_price_of_the_votes_the_ledger_holds(finished):
     folder, config = finished
     with Ledger(folder.ledger, open_terms(folder)) as ledger:
-        touched = [charge.reservation.votes for charge in ledger.charges if charge.outcome.is_charged]
+        touched = [charge.votes for charge in ledger.charges if charge.outcome.is_charged]
     mechanism = config.aggregator.mechanism
     event = ConfidentGnmaxVotes(votes_QC=np.array(touched), **dataclasses.asdict(mechanism))
     spent = epsilon_data_dependent([event], target_delta=1e-5)

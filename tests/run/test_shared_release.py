@@ -15,8 +15,7 @@ from rich.console import Console
 from fairpate.config import ConfigError, DataConfig, SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, load_data
-from fairpate.methods.base import configured
-from fairpate.methods.record_votes import ReleasingMethod
+from fairpate.methods.base import ReleasingMethod, configured
 from fairpate.run.compare import Comparison, compare, release_name
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_statement
 from fairpate.run.release_log import Odometer, read_release

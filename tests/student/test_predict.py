@@ -88,7 +88,7 @@ def test_a_file_that_is_no_student_is_refused(tmp_path):
     for path, cause in (
         (damaged, "readable"),
         (foreign, "format"),
-        (tmp_path / "missing", "missing: no such file; give"),
+        (tmp_path / "missing", "missing: not found; give"),
     ):
         with pytest.raises(StudentFileError, match=cause):
             load_student(path)

@@ -13,7 +13,7 @@ import torch
 from two_groups import untrained_student
 
 from fairpate.fairness.gate import filter_stream
-from fairpate.http_requests import Caller, FaultError, Guard, NoTokens, RequestRate
+from fairpate.http_requests import FaultError, Guard, KnownCaller, NoTokens, RequestRate
 from fairpate.types import GateRule
 from student.server import (
     MAX_RECORDS_PER_REQUEST,
@@ -194,7 +194,7 @@ class OneToken:
     needs_token = True
 
     def caller(self, token):
-        return {"a-token-of-the-ward": Caller(name="ward-3", role="analyst")}.get(token)
+        return {"a-token-of-the-ward": KnownCaller(name="ward-3", role="analyst")}.get(token)
 
 
 def test_a_student_with_tokens_answers_nobody_else_and_counts_requests_by_name():
@@ -271,7 +271,7 @@ def test_a_defect_is_told_without_its_message():
             return await client.get("/v1/student")
 
     response = asyncio.run(asked())
-    fault = {"field": "server", "value": "RuntimeError", "remedy": "A defect; tell the operator."}
+    fault = {"field": "server", "value": "RuntimeError", "remedy": "A defect; inform the operator."}
     assert (response.status_code, response.json()) == (500, {"errors": [fault]})
 
 

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from fairpate.config import RayConfig, named_object
 from fairpate.data.dataset import Split
 from teachers.ensemble import assign_teachers, shard_key
-from teachers.own import OwnTeacherError, _told, ask_own_teachers
+from teachers.own import OwnTeacherError, _determined_by, ask_own_teachers
 from teachers.ray_pool import open_pool
 
 TEACHERS, CLASSES = 6, 3
@@ -298,7 +298,7 @@ def test_another_helper_module_asks_anew(tmp_path, monkeypatch):
         "def make_teacher():\n    return DecisionTreeClassifier(max_depth=depth_of_mine.DEPTH)\n"
     )
     factory = named_object("trees_of_mine:make_teacher")
-    before = _told(factory, np.zeros((1, 2), np.float32), {})
-    assert _told(factory, np.zeros((1, 2), np.float32), {}) == before
+    before = _determined_by(factory, np.zeros((1, 2), np.float32), {})
+    assert _determined_by(factory, np.zeros((1, 2), np.float32), {}) == before
     helper.write_text("DEPTH = 30\n")
-    assert _told(factory, np.zeros((1, 2), np.float32), {}) != before
+    assert _determined_by(factory, np.zeros((1, 2), np.float32), {}) != before
