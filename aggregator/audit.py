@@ -228,9 +228,9 @@ def follow(
 
 
 def log_end(log: Path) -> LogEnd:
-    """Verify a log and return its end; the part of a line that a crash left behind the end is cut off.
+    """Verify a log and return its end; an incomplete last line, left by a crash, is cut off.
 
-    LedgerError for a file that is not an audit log, which stays as it is, and for a log with an edited line.
+    LedgerError for a file that is not an audit log, which is not changed, and for a log with an edited line.
     """
     if not log.exists():
         return START

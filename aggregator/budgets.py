@@ -11,8 +11,8 @@ Reservations count in full, also those of refused and free queries and those tha
 
 A caller may have a limit of its own and a quota per day. Callers may act together, so the guarantee is that of the
 shared budget; own limits divide it. Charges and limits are entries of the ledger and outlive a restart. A query is
-charged to one caller, the first of those who ask for it at the same time and have room; afterwards its answer is free
-for everybody. Own limits never depend on votes.
+charged to one caller, the first with room of those that ask for it at the same time; afterwards its answer is free for
+all callers. Own limits never depend on votes.
 """
 
 from __future__ import annotations

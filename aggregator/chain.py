@@ -5,19 +5,19 @@ Each entry has a digest over its predecessor's, so that an edit, a gap or a lost
 guess about them. The chain starts from the terms of its ledger. :mod:`aggregator.ledger` gives entries their meaning.
 
 Entries are kept in a store: a SQLite file (:mod:`aggregator.sqlite`) or ``postgresql://HOST/DATABASE#LEDGER``
-(:mod:`aggregator.postgres`). Every store guarantees the following, and ``tests/aggregator/test_stores.py`` tries each
-point on each store:
+(:mod:`aggregator.postgres`). Both have the same methods, described in :class:`aggregator.sqlite.SqliteStore`. Every
+store guarantees the following, and ``tests/aggregator/test_stores.py`` tries each point on each store:
 
-1. *Durable before visible.* Once :meth:`Store.append` returns, the entry survives an end of the process, its machine or
-   the database server at any instant. If it raises, the entry may be stored or not, and nothing more is accepted.
-2. *In order.* Every entry is one transaction and follows the one before; none is changed or removed. 3. *One writer.*
-While a writer is open no other can open, unless it takes over (where the store allows it). From then on
-   no write of the deposed writer succeeds, whenever it continues.
-4. *Nothing in between.* Between a writer's reading of the store and its first entry, nobody else adds an entry.
+1. *Durable before visible.* Once ``append`` returns, the entry survives an end of the process, its machine or the
+   database server at any instant. If it raises, the entry may be stored or not, and nothing more is accepted.
+2. *In order.* Every entry is one transaction and follows the one before; none is changed or removed.
+3. *One writer.* While a writer is open no other can open, unless it takes over (where the store allows it). From then
+   on no write of the deposed writer succeeds, whenever it continues.
+4. *Nothing in between.* Between a writer's reading of the store and its first entry, no other process adds an entry.
 5. *Whole or not at all.* A ledger that is being made is not visible before it is complete, and one that was lost is
    never made again.
 6. *The last entry is noted.* A ledger that lacks it is refused, and so is one with an edited entry.
-7. *Readers disturb nobody.* They take no lock and write nothing.
+7. *Readers do not disturb the writer.* They take no lock and write nothing.
 
 A store notices if entries were removed, but not if an older copy replaced all of it. An *anchor* notes the last entry
 out of reach of such a copy: in a file on another disk, or in another database. It holds the number and digest of an
@@ -33,12 +33,11 @@ import importlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pydantic_core import from_json
 
@@ -141,14 +140,14 @@ def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -
     number, digest = head
     for row in rows:
         number, digest = number + 1, chain.link(digest, row[1], row[2])
-        # No comparison in constant time: whoever can write entries can read the key, which lies in the same store.
+        # No comparison in constant time: a process that can write entries can read the key in the same store.
         if row[0] != number or row[3] != digest:
             raise LedgerError(f"{name}: entry {number} was changed or removed; restore the ledger from a copy.")
         yield row
 
 
 def entry_text(payload: Mapping[str, Any]) -> str:
-    """Return an entry as it is stored. ValueError for text that no reader accepts: half of a UTF-16 pair."""
+    """Return the stored text of an entry. ValueError for text that no reader accepts: half of a UTF-16 pair."""
     text = canonical(payload)
     if "\\ud" in text:  # only then can there be such a half; parsing every entry twice would be slow
         from_json(text)
@@ -198,91 +197,3 @@ class Stored:
     header: Header
     noted: tuple[Head, ...]
     rows: Iterable[Row]
-
-
-class Store(Protocol):
-    """A ledger that is open for its one writer, which writes from :meth:`begin` on."""
-
-    @property
-    def remedy(self) -> str:
-        """The remedy when it cannot be written, as a sentence."""
-        ...
-
-    def read(self) -> AbstractContextManager[Stored]:
-        """Return the content that the last writer left."""
-        ...
-
-    def begin(self, head: Head) -> None:
-        """Begin to write after ``head``, the last entry that was read. LedgerError if it is not the last one stored."""
-        ...
-
-    def append(self, kind: EntryKind, text: str, head: Head) -> None:
-        """Store the entry that ``head`` names. StoreError or sqlite3.Error where that fails."""
-        ...
-
-    def fault(self) -> str | None:
-        """Return why nothing can be written any more, as far as this process can see; None without a reason."""
-        ...
-
-    def look(self) -> None:
-        """LedgerError unless the store exists and this is its writer, asked on a new connection; may hang."""
-        ...
-
-    def was_deposed(self) -> bool:
-        """Return whether another process is the writer now. LedgerError if that cannot be asked."""
-        ...
-
-    def has_room(self) -> bool:
-        """Return whether there is room for a transaction, as far as this process can see."""
-        ...
-
-    def require_writable(self) -> None:
-        """LedgerError unless a writer that failed can be opened again, as far as this process can see."""
-        ...
-
-    def close(self) -> None:
-        """Release files, locks and connections; safe to call twice."""
-        ...
-
-
-class Reader(Protocol):
-    """Reads, piece by piece and in one thread, a ledger that another connection writes.
-
-    All methods raise UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
-    """
-
-    def header(self) -> Header:
-        """Return the header as it is stored now."""
-        ...
-
-    def rows(self, after: int, most: int) -> Sequence[Row]:
-        """Return at most ``most`` entries after number ``after``, in order."""
-        ...
-
-    def close(self) -> None:
-        """Close the connection."""
-        ...
-
-
-class Anchor(Protocol):
-    """The last entry of a ledger, noted elsewhere."""
-
-    def make(self, head: Head) -> None:
-        """Note ``head`` where nothing was noted. LedgerError where something was, or nothing can be."""
-        ...
-
-    def noted(self) -> Head:
-        """Return the entry that was noted last. LedgerError where none can be found."""
-        ...
-
-    def look(self) -> None:
-        """LedgerError as :meth:`noted`, without a lock that a writer would wait for."""
-        ...
-
-    def note(self, head: Head) -> None:
-        """Note ``head`` durably, unless a later one is. StoreError where that fails, or for another ledger's entry."""
-        ...
-
-    def close(self) -> None:
-        """Release files and connections; safe to call twice."""
-        ...

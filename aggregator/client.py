@@ -92,7 +92,7 @@ class AggregatorClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections to the service."""
         self._http.close()
 
     def ask(self, questions: Sequence[Question]) -> Replies:
@@ -113,7 +113,7 @@ class AggregatorClient:
                 return
 
     def reply(self, key: str) -> Reply:
-        """Return the stored reply of a query. QueryError with status 404 if there is none."""
+        """Return the stored reply of a query. QueryError with status 404 without one."""
         return self._request("GET", f"/v1/queries/{quote(key, safe='')}", Reply)
 
     def estimate(self, questions: Sequence[Question] | None = None, *, count: int | None = None) -> Estimate:
@@ -296,7 +296,7 @@ class QueryShell(cmd.Cmd):
         return True
 
     def get_names(self) -> list[str]:
-        """Return the names of commands, without that of the end of input, which nobody types."""
+        """Return the names of commands, except the one for the end of input, which is not typed."""
         return [name for name in super().get_names() if name != "do_EOF"]
 
     def do_EOF(self, _: str) -> bool:

@@ -29,21 +29,18 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from aggregator import sqlite
 from aggregator.chain import (
-    Anchor,
     EntryKind,
     Head,
     Header,
     LedgerError,
     Place,
-    Reader,
     Row,
-    Store,
     Stored,
     canonical,
     entry_payload,
@@ -55,13 +52,19 @@ from aggregator.chain import (
 from aggregator.mechanism import Mechanism, Outcome, mechanism_named, outcome
 from fairpate.types import Budget, GateRule, IntArray, Relation, Unit, tell
 
+if TYPE_CHECKING:
+    from aggregator.postgres import DatabaseAnchor, DatabaseReader, PostgresStore
+
+Store: TypeAlias = "sqlite.SqliteStore | PostgresStore"
+Reader: TypeAlias = "sqlite.SqliteReader | DatabaseReader"
+Anchor: TypeAlias = "sqlite.FileAnchor | DatabaseAnchor"
 _TOLD_EVERY = 1024  # entries between two reports of progress
 _SLICE_S = 5e-4  # a request may have to wait for a slice
 _MOST_ENTRIES = 256
 
 
 class Asker(NamedTuple):
-    """Who asks: the name of the caller that is charged, and the id of a request. Both are empty for a run itself."""
+    """The name of the caller that is charged, and the id of its request. Both are empty for a run itself."""
 
     caller: str = ""
     request: str = ""
@@ -81,7 +84,7 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLimit:
-    """How much of the shared budget one caller may spend; None: no limit of its own.
+    """The part of the shared budget that one caller may spend; None: no limit of its own.
 
     ``epsilon`` limits the data-independent cost of the caller's queries, at the budget's delta; ``max_queries`` their
     number; ``per_day`` how many may be asked at once, refilled evenly over a day. ValueError for a limit that is
@@ -298,7 +301,7 @@ class LedgerState:
 
     @property
     def num_reservations(self) -> int:
-        """How many queries were charged, open reservations included."""
+        """The number of queries that were charged, open reservations included."""
         return len(self.keys)
 
     @property
@@ -339,10 +342,10 @@ class LedgerState:
 
     @property
     def counts_GC(self) -> list[list[int]]:
-        """How often each label was answered to each group: the gate's state."""
+        """The number of answers by group and label: the gate's state."""
         counts = [[0] * self.stored_terms["num_classes"] for _ in range(self.stored_terms["num_groups"])]
         for group, settled in zip(self.groups, self.outcomes, strict=True):
-            # A reservation that a crash left open answered nobody, and moves no rate.
+            # A reservation that a crash left open released no answer, and moves no rate.
             if settled is not None and settled.label is not None:
                 counts[group][settled.label] += 1
         return counts
@@ -358,7 +361,7 @@ class LedgerState:
 
     @property
     def charged_by_caller(self) -> dict[str, int]:
-        """How many queries each caller was charged with; the empty name is the run itself."""
+        """The number of queries charged to each caller; the empty name is the run itself."""
         return dict(self._charged_to)
 
     def limit_of(self, caller: str) -> OwnLimit:
@@ -386,7 +389,7 @@ def open_store(place: Place, terms: str, *, create: bool, take_over: bool) -> St
 
 
 def open_reader(place: Place) -> Reader:
-    """Open the ledger at ``place`` for reading while any process may write to it. Errors as :class:`Reader`."""
+    """Open the ledger at ``place`` for reading while any process may write to it."""
     if is_database(place):
         from aggregator import postgres
 
@@ -427,7 +430,8 @@ def open_anchor(place: Place) -> Anchor:
 
 
 def noted_at(place: Place | None) -> tuple[Head, ...]:
-    """Return the entry that an anchor notes; none without an anchor. LedgerError as :meth:`Anchor.noted`."""
+    """Return the entry that an anchor notes; none without an anchor. LedgerError as
+    :meth:`aggregator.sqlite.FileAnchor.noted`."""
     if place is None:
         return ()
     with closing(open_anchor(place)) as anchor:
@@ -460,15 +464,15 @@ class Ledger(LedgerState):
         With ``create``, a ledger under ``terms`` is made where none exists. ``anchor``: where else the last entry is
         noted (:mod:`aggregator.chain`). ``take_over`` ends another writer, where the store can.
 
-        LedgerError if there is none and it must not be made, if a part of it is missing or belongs to another ledger,
-        if another process writes it, if it cannot be written, if its chain is broken, if it lacks the entry that its
-        anchor notes, or if its terms differ (both values are named).
+        LedgerError if no ledger exists and it must not be made, if a part of it is missing or belongs to another
+        ledger, if another process writes it, if it cannot be written, if its chain is broken, if it lacks the entry
+        that its anchor notes, or if its terms differ (both values are named).
         """
         self.place, self.terms, name = place, terms, shown(place)
         self._failure: str | None = None
         self._is_open = False
         try:
-            # Closed after an interrupt too: a lock held by an object that nobody has would refuse every later writer.
+            # Closed after an interrupt too: a lock of a lost object would refuse every later writer.
             with ExitStack() as opened:
                 self._anchor = None if anchor is None else opened.enter_context(closing(open_anchor(anchor)))
                 self.store: Store = opened.enter_context(

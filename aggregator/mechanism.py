@@ -11,7 +11,7 @@ events) and knows no budget, ledger or file. To add one, subclass :class:`Mechan
   Votes are integers, so the noise is discrete Gaussian and sampled exactly.
 * :class:`ConfidentCounts` releases all noisy counts with each label. The data-independent cost of GNMax is already that
   of the counts, since one teacher moves two of them by one each. A data-dependent cost would hold for the argmax alone
-  (Papernot et al. 2018, Theorem 6), so there is none.
+  (Papernot et al. 2018, Theorem 6), so none is computed.
 * :class:`NearestRecords` (Private-kNN: Zhu, Yu, Chandraker and Wang, CVPR 2020): for each query every private record
   enters a fresh secret sample, and the nearest sampled records vote for their own labels. A record moves two counts by
   one each, and only where it was sampled, so the cost holds for any votes. :mod:`teachers.neighbours` draws samples.
@@ -77,7 +77,7 @@ class Outcome:
 
     @property
     def is_charged(self) -> bool:
-        """Whether private votes were touched."""
+        """True if private votes were touched."""
         return self.verdict != "free"
 
 
@@ -137,7 +137,7 @@ class Mechanism(ABC):
         event = self.realised(votes_QC)
         if accountant.prices_each(event):
             return accountant.rdp_of_each_data_dependent(event, orders_A)
-        # One by one; where votes do not matter, one query stands for all.
+        # One by one; where votes do not matter, all queries have the curve of one.
         rows = votes_QC[:, None] if event.data_dependent else votes_QC[:1, None]
         curves = [accountant.rdp_data_dependent([self.realised(row_1C)], orders_A) for row_1C in rows]
         return np.broadcast_to(np.reshape(curves, (len(rows), len(orders_A))), (len(votes_QC), len(orders_A)))
@@ -348,7 +348,7 @@ class ConfidentCounts(ConfidentVotes):
 class NearestRecords(ConfidentVotes):
     """The noisy argmax of the labels of at most ``num_neighbours`` sampled records.
 
-    A threshold of ``-inf`` means no check, which costs nothing. ValueError for a sampling rate outside (0, 1] and for
+    A threshold of ``-inf`` means no check and no cost of one. ValueError for a sampling rate outside (0, 1] and for
     fewer than one neighbour.
     """
 

@@ -198,7 +198,7 @@ _LAST_EPOCHS: dict[tuple[str, str], int] = {}
 
 
 class PostgresStore:
-    """One ledger of a database, open for writing."""
+    """One ledger of a database, open for its one writer; methods as of :class:`aggregator.sqlite.SqliteStore`."""
 
     remedy = "Bring the database back, or stop the other writer; then it goes on."
 
@@ -211,8 +211,8 @@ class PostgresStore:
                     new = Header.new(terms)
                     self._commits.run(_MAKE, (self._name, new.version, terms, new.chain.key.hex(), *new.start))
                 self._take_advisory_lock(take_over=take_over)
-                # Until `begin` commits, this transaction locks the row: nobody appends while this writer reads and
-                # verifies.
+                # Until `begin` commits, this transaction locks the row: no other writer appends while this one reads
+                # and verifies.
                 connection = self._commits.connection
                 connection.execute("BEGIN")
                 connection.execute("UPDATE fairpate_ledgers SET epoch = epoch + 1 WHERE name = %s", (self._name,))
@@ -269,7 +269,7 @@ class PostgresStore:
             raise LedgerError(f"{self._place}: another writer took over; stop one of the two.")
 
     def was_deposed(self) -> bool:
-        """Whether a later epoch than any of this process is in force; asked on a connection of its own."""
+        """Return whether a later epoch than any of this process is in force, asked on a new connection."""
         with closing(connect(self._url)) as connection, as_ledger_errors(self._place):
             found = connection.execute("SELECT epoch FROM fairpate_ledgers WHERE name = %s", (self._name,)).fetchone()
         # A ledger that was restored from a copy begins again at a lower epoch.
@@ -317,7 +317,7 @@ def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
 
 
 class DatabaseReader:
-    """Reads a ledger in a database that another connection writes."""
+    """Reads a ledger that another connection writes; methods as of :class:`aggregator.sqlite.SqliteReader`."""
 
     def __init__(self, place: str) -> None:
         self._place, (url, self._name) = shown(place), split_place(place)
@@ -418,7 +418,7 @@ def _end_holder(connection: Connection[Any], name: str) -> None:
 
 
 class DatabaseAnchor:
-    """An anchor in the row of its name in ``fairpate_anchors``."""
+    """An anchor in a row of ``fairpate_anchors``; methods as of :class:`aggregator.sqlite.FileAnchor`."""
 
     def __init__(self, place: str) -> None:
         self._place, (self._url, self._name) = shown(place), split_place(place)

@@ -10,7 +10,7 @@ blocks, and so the two waits for the disk: the first thread to reach the ledger 
 charged. A label that the gate rejects costs what an answer costs, because the votes were drawn. A model of the labels
 already released predicts the next one, and the gate's counters are public; so a query that the gate would probably
 reject is left out for now, without touching a vote, and may be admitted later, when the counters have moved. All of
-this is post-processing of released labels and costs nothing; the gate itself still decides.
+this is post-processing of released labels and free of charge; the gate itself still decides.
 
 Shapes: N candidates, Q queries, C classes.
 """
@@ -40,7 +40,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 class VotesUnavailableError(RuntimeError):
-    """Not all teachers voted: nothing was reserved, drawn or stored, and the query may be asked again."""
+    """A teacher did not vote: nothing was reserved, drawn or stored, and the query may be asked again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class AggregatorSession:
         """
         ledger, terms = self._ledger, self._ledger.terms
         distinct = list({query.key: query for query in queries if ledger.outcome(query.key) is None}.values())
-        # Without the ledger's lock, so that nobody votes on what has no room; under the lock all is decided again.
+        # Without the ledger's lock, so that no teacher votes on queries without room; decided again under the lock.
         payers = self._payers(distinct, quota)
         new = [query for query, payer in zip(distinct, payers, strict=True) if payer is not None]
         new = new[: self._filter.room(len(new))]
@@ -152,7 +152,7 @@ class AggregatorSession:
             for query in new:
                 if not 0 <= query.group < terms.num_groups:
                     raise ValueError(f"Expected 0 <= group < {terms.num_groups}, got {query.group}.")
-            # Votes come before any lock is taken, so that slow teachers hold up nobody else.
+            # Votes come before any lock is taken, so that slow teachers hold up no other thread.
             votes_QC = vote(new)
             if votes_QC.shape != (len(new), terms.num_classes):
                 raise ValueError(f"Expected votes of shape {(len(new), terms.num_classes)}, got {votes_QC.shape}.")
@@ -163,7 +163,7 @@ class AggregatorSession:
         return tuple([ledger.outcome(query.key) or OverBudget() for query in queries])
 
     def _payers(self, queries: Sequence[Query], quota: QuotaRoom) -> list[Asker | None]:
-        """Return who is charged with each new query: the first asker with room; None where nobody has room.
+        """Return who is charged with each new query: the first asker with room; None where no asker has room.
 
         Room is what both the caller's own limit and its ``quota`` leave. The result holds until the next charge, so
         only the thread that holds the ledger's lock may rely on it.
@@ -204,7 +204,7 @@ class AggregatorSession:
         ledger = self._ledger
 
         def quota(caller: str) -> float:
-            # Requests that share a block may state different quotas; nobody is charged beyond the smallest.
+            # Requests that share a block may state different quotas; no caller is charged beyond the smallest.
             return min(request.quota(caller) for request in requests)
 
         # Kept where this thread ends by no Exception: the threads that wait must not take that for success.
@@ -254,7 +254,7 @@ def admit_queries(
     """
     likeliest_N, confidence_N = probabilities_NC.argmax(axis=1), probabilities_NC.max(axis=1)
     waiting: list[int] = (
-        # Stable: equally sure ones stay in their order, whatever sorts them.
+        # Stable, so that candidates of equal confidence stay in their order.
         np.argsort(confidence_N, kind="stable") if uncertain_first else np.arange(len(groups_N))
     ).tolist()
     admitted: list[int] = []
@@ -314,7 +314,7 @@ class SessionResult:
 
     @property
     def num_queries(self) -> int:
-        """How many queries were submitted, those without room included."""
+        """The number of queries that were submitted, including those without room."""
         return len(self.replies) + self.over_budget
 
     @classmethod

@@ -151,7 +151,7 @@ def _open_read_only(path: Path) -> sqlite3.Connection:
     """Connect without changing the folder. LedgerError if there is no such file."""
     if not path.is_file():
         raise LedgerError(f"{path}: no such ledger; restore it, or give a run folder or a ledger file that is there.")
-    # Without a write-ahead log nobody has the file open, and without `immutable` reading would create one.
+    # Without a write-ahead log no process has the file open, and without `immutable` reading would create one.
     alone = not beside(path, "-wal").exists()
     uri = f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if alone else ''}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=10)
@@ -207,7 +207,7 @@ def _complete_or_create(path: Path, terms: str, *, create: bool) -> None:
 
 
 def _write_unfinished(path: Path, header: Header, rows: Sequence[Row]) -> Head:
-    """Write a whole ledger with the kinds and payloads of ``rows`` under a name that nobody opens; return its head."""
+    """Write a whole ledger with the kinds and payloads of ``rows`` under a temporary name; return its head."""
     # A log left by a crash must not be replayed into the new file.
     for file in (path, beside(path, "-wal"), beside(path, "-shm")):
         file.unlink(missing_ok=True)
@@ -257,7 +257,10 @@ def _look(path: Path) -> tuple[int, int, int]:
 
 
 class SqliteStore:
-    """One ledger in files, open for writing."""
+    """One ledger in files, open for its one writer, which writes from :meth:`begin` on.
+
+    ``remedy`` says, in a sentence, what to do when it cannot be written.
+    """
 
     remedy = "Fix the disk, then start again."
 
@@ -274,9 +277,11 @@ class SqliteStore:
         self._head_file: int | None = lock(head_path(path))
 
     def read(self) -> AbstractContextManager[Stored]:
+        """Return the content that the last writer left."""
         return read_file(self._path)
 
     def begin(self, head: Head) -> None:
+        """Begin to write after ``head``, the last entry that was read. LedgerError if it is not the last one stored."""
         assert self._head_file is not None
         self._database = connect(self._path)
         # The writer must have opened what was verified, not what was put in its place since.
@@ -286,7 +291,7 @@ class SqliteStore:
         head_file = head_path(self._path)
         files = (self._path, beside(self._path, "-wal"), beside(self._path, "-shm"), head_file)
         seen = {file: _look(file) for file in files}
-        # The lock is on the file that was opened; its name must still lead there, or it keeps nobody out.
+        # The lock is on the file that was opened; its name must still lead there, or it excludes no writer.
         held = os.fstat(self._head_file)
         if seen[head_file][:2] != (held.st_dev, held.st_ino):
             raise LedgerError(f"{head_file}: was replaced while it was opened; open the ledger again.")
@@ -295,7 +300,7 @@ class SqliteStore:
             self._note(head)
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
-        """Store the entry in one transaction, then the head."""
+        """Store the entry that ``head`` names, in one transaction. StoreError or sqlite3.Error where that fails."""
         assert self._database is not None
         assert self._head_file is not None
         # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
@@ -313,6 +318,7 @@ class SqliteStore:
         os.fdatasync(self._head_file)
 
     def fault(self) -> str | None:
+        """Return why nothing can be written any more, as far as this process can see; None without a reason."""
         # SQLite writes into a file that was unlinked without an error.
         for path, before in self._seen.items():
             try:
@@ -327,12 +333,14 @@ class SqliteStore:
         return None
 
     def look(self) -> None:
+        """LedgerError unless the store exists and this is its writer, asked on a new connection; may hang."""
         fault = self.fault()
         if fault is not None:
             raise LedgerError(f"{self._path}: {fault}.")
 
     def was_deposed(self) -> bool:
-        """Return False: the lock on the head cannot be taken from a process that lives."""
+        """Return whether another process is the writer now. LedgerError if that cannot be asked."""
+        # Never here: the lock on the head cannot be taken from a process that lives.
         return False
 
     def has_room(self) -> bool:
@@ -359,6 +367,7 @@ class SqliteStore:
                 trial.unlink()
 
     def close(self) -> None:
+        """Release files, locks and connections; safe to call twice."""
         if self._database is not None:
             # Closing removes the log by name, and names of files that were replaced may be another ledger's.
             if self._seen and self.fault() is None:
@@ -390,7 +399,10 @@ def read_file(path: Path, *, after: int = 0) -> Iterator[Stored]:
 
 
 class SqliteReader:
-    """Reads a ledger in files that another connection writes."""
+    """Reads, piece by piece and in one thread, a ledger in files that another connection writes.
+
+    All methods raise UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -398,10 +410,12 @@ class SqliteReader:
             self._database = _open_read_only(path)
 
     def header(self) -> Header:
+        """Return the stored header."""
         with _reading_errors(self._path):
             return _read_header(self._database, self._path)
 
     def rows(self, after: int, most: int) -> Sequence[Row]:
+        """Return at most ``most`` entries after number ``after``, in order."""
         # A transaction for each piece: the log could not be written over while one stayed open.
         with _reading_errors(self._path):
             return self._database.execute(f"{_ENTRIES} LIMIT ?", (after, most)).fetchall()
@@ -411,12 +425,13 @@ class SqliteReader:
 
 
 class FileAnchor:
-    """An anchor in its own file."""
+    """The last entry of a ledger, noted in a file of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def make(self, head: Head) -> None:
+        """Note ``head`` where nothing was noted. LedgerError where something was, or nothing can be."""
         try:
             # Never over another one, which may hold another ledger to its last entry.
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -431,9 +446,11 @@ class FileAnchor:
             raise LedgerError(f"{self._path}: no anchor can be made there ({error}); give another place.") from error
 
     def noted(self) -> Head:
+        """Return the entry that was noted last. LedgerError where none can be found."""
         return self._noted(locked=True)
 
     def look(self) -> None:
+        """LedgerError as :meth:`noted`, without a lock that a writer would wait for."""
         self._noted(locked=False)
 
     def _noted(self, *, locked: bool) -> Head:
@@ -449,13 +466,14 @@ class FileAnchor:
             ) from error
 
     def note(self, head: Head) -> None:
+        """Note ``head`` durably, unless a later one is. StoreError where that fails, or for another ledger's entry."""
         with self._opened(locked=True) as descriptor:
             noted = self._read(descriptor)
             if noted.number > head.number or (noted.number == head.number and noted != head):
                 raise StoreError(
                     f"{self._path}: another writer noted entry {noted.number}, and this one is at {head.number}"
                 )
-            # In place, not by a rename: a lock on a file that was renamed over keeps nobody out.
+            # In place, not by a rename: a lock on a file that was renamed over excludes no writer.
             os.pwrite(descriptor, _head_text(head), 0)
             os.fdatasync(descriptor)
 

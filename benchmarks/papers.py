@@ -21,12 +21,9 @@ import torch
 
 from fairpate.config import RayConfig
 from fairpate.config_reader import determining_values, flat_values
-from fairpate.data import load_data
-from fairpate.methods.label_queries import choose_queries, collect_vote_batch
-from fairpate.run.compare import ballot, run_cell
+from fairpate.run.compare import run_cell, train_and_vote, votes_name
 from fairpate.run.context import (
     RunDirectory,
-    checkpoint_folder,
     read_json,
     read_labels,
     read_statement,
@@ -127,23 +124,13 @@ def run_one(cell: Cell, state: Path) -> dict[str, Any]:
 
 
 def shared_votes(cell: Cell, folder: Path) -> VoteBatch | None:
-    """The votes that cells of one ballot share; teachers that are missing are trained."""
-    name = ballot(cell)
+    """The votes that cells with the same teachers and queries share; teachers that are missing are trained."""
+    name = votes_name(cell)
     if name is None:
         return None
     path = folder / f"{name}.parquet"
     if not path.exists():
-        config: Any = cell.config
-        dataset = load_data(config.data)
-        votes = collect_vote_batch(
-            dataset,
-            choose_queries(dataset, config.aggregator),
-            config.teachers,
-            seed=config.seed,
-            ray=config.ray,
-            checkpoint_dir=checkpoint_folder(config.storage, folder),
-            reporter=Reporter(quiet=True),
-        )
+        votes = train_and_vote(cell, folder, Reporter(quiet=True))
         folder.mkdir(parents=True, exist_ok=True)
         write_votes(votes, path)
     return read_votes(path)

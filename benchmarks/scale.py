@@ -64,7 +64,7 @@ class Measurements:
     def stage(self, name: str, *, num_teachers: int, num_queries: int = 0) -> Iterator[None]:
         """Measure the block."""
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        before, stored = _status_bytes("VmRSS"), _bytes_ever_stored()
+        before, stored = status_bytes("VmRSS"), _bytes_ever_stored()
         by_workers, by_driver, started = _workers_cpu_seconds(), time.process_time(), time.perf_counter()
         yield
         seconds, by_driver = time.perf_counter() - started, time.process_time() - by_driver
@@ -72,7 +72,7 @@ class Measurements:
         amounts = (
             seconds,
             by_driver + by_workers,
-            max(0.0, _status_bytes("VmHWM") - before),
+            max(0.0, status_bytes("VmHWM") - before),
             _bytes_ever_stored() - stored,
         )
         values = {name: amount * unit for (name, unit), amount in zip(QUANTITIES.items(), amounts, strict=True)}
@@ -102,7 +102,8 @@ class Measurements:
         return np.array(list(points), dtype=np.float64), np.array(list(points.values()))
 
 
-def _status_bytes(name: str) -> float:
+def status_bytes(name: str) -> float:
+    """A size that the kernel reports for this process, such as ``VmHWM``; 0 where it reports none."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return 1024.0 * int(found[1]) if found else 0.0
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import mmap
 import multiprocessing
-import re
 import tempfile
 import time
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from scale import status_bytes
 
 from fairpate.data.embedding import Prototypes
 from fairpate.types import IntArray
@@ -58,7 +58,7 @@ def vote(path: Path, num_prototypes: int) -> Taken:
     prototypes = Prototypes.of(pool, count=num_prototypes, embedding="components", num_components=60, seed=0)
     prototypes.nearest(pool[:1])  # libraries allocate their buffers at the first call
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    before, started, processor = _status_bytes("VmRSS"), time.perf_counter(), time.process_time()
+    before, started, processor = status_bytes("VmRSS"), time.perf_counter(), time.process_time()
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, flags=mmap.MAP_PRIVATE) as records:
         count_votes(prototypes, records)
     return Taken(
@@ -67,7 +67,7 @@ def vote(path: Path, num_prototypes: int) -> Taken:
         seconds=time.perf_counter() - started,
         processor_seconds=time.process_time() - processor,
         before=before,
-        rise=_status_bytes("VmHWM") - before,
+        rise=status_bytes("VmHWM") - before,
     )
 
 
@@ -81,11 +81,6 @@ def count_votes(prototypes: Prototypes, records: mmap.mmap) -> IntArray:
         del part, x
         records.madvise(mmap.MADV_DONTNEED)
     return table_KC
-
-
-def _status_bytes(name: str) -> float:
-    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return 1024.0 * int(found[1]) if found else 0.0
 
 
 def main() -> None:

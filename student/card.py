@@ -1,4 +1,4 @@
-"""The card in a student's file, read without building the network.
+"""Read the card and the weights of a student's file without building the network.
 
 The file's checksum covers card and weights, so a file with a readable card is complete.
 """
@@ -26,7 +26,7 @@ _UNREADABLE = (OSError, SafetensorError, ValueError, KeyError, TypeError, Attrib
 
 
 class StudentFileError(UserError):
-    """A file does not hold a complete student."""
+    """A file that is not a complete student."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class StudentCard:
 
     ``num_members`` counts the networks of a uniform mixture; None for a single network. ``mixing[a][j][k]`` is the
     probability of predicting k for a member of group a where the network predicts j; None keeps its prediction.
-    ``num_training_labels`` counts the released labels that it was trained on; None where that was not recorded.
-    ``embedding`` is the SHA-256 of the file of the embedding whose coordinates it takes; None where it takes records
-    as they are.
+    ``num_training_labels`` counts the released labels that it was trained on; None if that was not recorded.
+    ``embedding`` is the SHA-256 of the file of the embedding whose coordinates it takes; None if it takes
+    records without an embedding.
     """
 
     model: ModelConfig
@@ -63,16 +63,16 @@ class StudentCard:
 
 
 def read_card(path: Path) -> StudentCard:
-    """The card of a student's file; StudentFileError for any other file."""
+    """Return the card of a student's file; StudentFileError for any other file."""
     with readable(path):
         return read_student_file(path)[0]
 
 
 def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
-    """Card and weights; ValueError or another error that :func:`readable` turns where they are not what was saved.
+    """Return card and weights; call it inside :func:`readable`, which makes any error a StudentFileError.
 
-    The embedding that the card names must lie next to the file. A file without a checksum counts as damaged only where
-    it cannot be read.
+    A card that names an embedding needs that file next to the student. A file without a checksum is damaged only if it
+    cannot be read.
     """
     with safe_open(path, framework="numpy") as file:
         metadata = file.metadata() or {}
@@ -107,7 +107,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def content_digest(card: Mapping[str, object], weights: Weights) -> str:
-    """SHA-256 of the card and of every array's name, type, shape and bytes."""
+    """Return the SHA-256 of the card and of every array's name, type, shape and bytes."""
     digest = hashlib.sha256(json.dumps(card, sort_keys=True).encode())
     for name, array in sorted(weights.items()):
         # Types have torch's names, because torch writes these files.
@@ -117,7 +117,7 @@ def content_digest(card: Mapping[str, object], weights: Weights) -> str:
 
 
 def embedding_beside(path: Path) -> Path:
-    """The path of the embedding that belongs to the student at ``path``."""
+    """Return the path of the embedding that belongs to the student at ``path``."""
     return path.parent / "embedding.safetensors"
 
 

@@ -132,7 +132,7 @@ class InProcessPool:
     def run(
         self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
     ) -> Iterator[tuple[int, ResultT]]:
-        """As :meth:`BlockPool.run`, in order."""
+        """Compute as :meth:`BlockPool.run` does, in order."""
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
@@ -143,7 +143,7 @@ class InProcessPool:
         items: Iterable[ItemT],
         on_done: Callable[[int], None],
     ) -> Counts:
-        """As :meth:`BlockPool.sum`, in order."""
+        """Add up as :meth:`BlockPool.sum` does, in order."""
         total: Counts | None = None
         for position, counts in self.run(function, shared, items):
             total = added(total, counts)

@@ -194,7 +194,7 @@ def nearest_of_samples(
 
 
 def merged(parts: Sequence[Nearest]) -> Nearest:
-    """Return the nearest of all parts, as many as each part has room for, as one search through all records would."""
+    """Return the nearest of all parts: the same K records as one search through all of them would find."""
     count = parts[0].labels_QK.shape[1]
     squared, order, labels = (
         np.concatenate([getattr(part, field) for part in parts], axis=1)

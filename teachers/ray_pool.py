@@ -5,15 +5,14 @@
   and kept in memory. When the head of a cluster dies Ray ends this process after a minute or so without a message;
   :class:`HeadWatch` warns before.
 * :class:`RayPool` is a bounded pool of actors, each with a block of teachers at a time. An item is sent to the one
-worker
-  that computes it, and at most two per worker are under way. A lost worker is replaced on any node with room, and its
-  items are computed again, which changes nothing because the function is pure. Sums stay on the workers until each
-  gives its total. Ray's own retries do not replace this. A restarted actor keeps its tasks, which wait for a place
+  worker that computes it, and at most two per worker are under way. A lost worker is replaced on any node with room,
+  and its items are computed again, which changes nothing because the function is pure. Sums stay on the workers until
+  each gives its total. Ray's own retries do not replace this. A restarted actor keeps its tasks, which wait for a place
   while other actors are idle. A task is not bound to one node: its caller learns that a node fell silent only from
   gRPC, which pings every five minutes, while the head reports it at once for an actor; and on GPUs each task starts a
   process of its own.
 * :class:`ServingTeachers` are actors that keep their blocks of weights and vote whenever they are asked. One call per
-  actor carries a whole batch of queries. An actor that dies or hangs (it answers pings beside its work) is started
+  actor carries a whole batch of queries. An actor that dies or hangs (it answers pings while it works) is started
   again, reads its teachers and votes again, which changes nothing because a vote is a pure function. A vote without all
   teachers is never returned.
 * :class:`RayNeighbourhood` holds private records that vote themselves (:mod:`teachers.neighbours`). Each actor samples
@@ -81,7 +80,7 @@ class Worker:
         self._number, self._total = -1, cast("Counts | None", None)
 
     def run(self, function: Callable[[Any, Any, str], Any], shared: Any, item: Any, device: str) -> Any:
-        """Compute one item."""
+        """Return the function of one item."""
         return function(shared, item, device)
 
     def add(
@@ -137,7 +136,7 @@ class RayPool:
         self._sums = itertools.count()
 
     def carry(self, module: ModuleType) -> None:
-        """As :meth:`BlockPool.carry`: functions and classes of ``module`` travel with their code."""
+        """Send code as :meth:`BlockPool.carry` does: functions and classes of ``module`` travel with their code."""
         from ray import cloudpickle
 
         cloudpickle.register_pickle_by_value(module)
@@ -160,7 +159,7 @@ class RayPool:
     def run(
         self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
     ) -> Iterator[tuple[int, ResultT]]:
-        """As :meth:`BlockPool.run`. PoolError if the function raises, or an item is lost too often."""
+        """Compute as :meth:`BlockPool.run` does. PoolError if the function raises, or an item is lost too often."""
         import ray
 
         # Put once: as a plain argument the shared value would travel with every item.
@@ -179,7 +178,7 @@ class RayPool:
         items: Iterable[ItemT],
         on_done: Callable[[int], None],
     ) -> Counts:
-        """As :meth:`BlockPool.sum`. Each actor adds to a total of its own, which is fetched once.
+        """Add up as :meth:`BlockPool.sum` does. Each actor adds to a total of its own, which is fetched once.
 
         If a total is lost with its actor, its items are counted again. An actor that may be alive is ended first, so
         that nothing is counted twice.
@@ -201,7 +200,7 @@ class RayPool:
                 if actor in self._ready:
                     held.setdefault(actor, []).append(task)
                     on_done(task.position)
-                else:  # added before its actor was lost, and told after
+                else:  # added before its actor was lost, and reported after
                     lost(actor, [task], PoolError("the worker was lost"))
             # Fetched when the queue is empty, and lost ones counted again, until every total has come.
             for actor in list(held):
@@ -311,7 +310,7 @@ class RayPool:
     def _replace(self, actor: Any) -> None:
         import ray
 
-        if actor in self._ready:  # its other task may have told already
+        if actor in self._ready:  # its other task may have reported the loss already
             self._ready.remove(actor)
             ray.kill(actor)
             self._start_actor()
@@ -422,7 +421,7 @@ def _private_to_this_process() -> Iterator[None]:
 
     Ray binds to loopback if its support of clusters is off, as on macOS; `_node_ip_address` does not do it. A mode of
     authentication or a token that the user chose in the environment stays. By itself Ray would write its token into a
-    file that everybody may read.
+    file that all users may read.
     """
     from ray._private import ray_constants
 
@@ -558,7 +557,7 @@ class _ServingActors:
             "num_gpus": num_gpus,
             "max_restarts": _MAX_RESTARTS,
             "max_task_retries": _MAX_RETRIES,
-            # A thread beside the one that works: a busy actor still answers pings, and is not taken for a hung one.
+            # A second thread: a busy actor still answers pings, and is not taken for a hung one.
             "concurrency_groups": {BESIDE_WORK: 1},
         }
         actor_class: Any = ray.remote(**options)(kind)
@@ -573,7 +572,7 @@ class _ServingActors:
         return self._watch.all_answer
 
     def close(self) -> None:
-        """End the actors."""
+        """End the watch and the actors."""
         import ray
 
         self._watch.close()
@@ -633,12 +632,12 @@ class VoterWatch:
 
     @property
     def all_answer(self) -> bool:
-        """Whether every voter answers and the watch is alive; its old observations do not count."""
+        """True if every voter answers and the watch is alive; its old observations do not count."""
         is_fresh = time.monotonic() < self._looked_s + _HANG_TIMEOUT_S
         return is_fresh and all(voter.answers for voter in self._voters)
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread and wait for it."""
         self._ended.set()
         self._thread.join()
 
@@ -682,11 +681,11 @@ class LocalNeighbourhood:
         return nearest_of_samples(self._blocks, queries_QD, names, count=self._count, sampler=self._sampler)
 
     def are_answering(self) -> bool:
-        """Return True."""
+        """Return True: this process answers."""
         return True
 
     def close(self) -> None:
-        """Release the records."""
+        """Release the records in memory."""
         self._blocks = []
 
     def ping(self) -> None:

@@ -63,7 +63,7 @@ class Memory(Protocol):
 
     @property
     def available_bytes(self) -> float:
-        """How many bytes this process may use."""
+        """The number of bytes that this process may use."""
         ...
 
     def peak_bytes(self, compute: Callable[[], None]) -> float:
@@ -83,7 +83,7 @@ class CudaMemory:
         return total_bytes * torch.cuda.get_per_process_memory_fraction(self._device)
 
     def peak_bytes(self, compute: Callable[[], None]) -> float:
-        """As :meth:`Memory.peak_bytes`; memory that the allocator reserves counts, since nobody else can use it."""
+        """Measure as :meth:`Memory.peak_bytes`; reserved memory counts, since no other process can use it."""
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         try:
@@ -169,7 +169,7 @@ def seed_of_training(seed: int, teacher: int) -> int:
 def standardized(shard: Shard) -> tuple[Shard, StackedWeights]:
     """Return the shard at mean 0 and standard deviation 1 per feature or channel, and these statistics.
 
-    The statistics are part of the weights. A constant feature is only centred; a shard without records stays as it is.
+    The statistics are part of the weights. A constant feature is only centred; a shard without records is unchanged.
     """
     x = scale_bytes(shard.x)
     over = [axis for axis in range(x.ndim) if axis != 1]
@@ -463,7 +463,7 @@ def train_teachers(
             _log.warning("Teacher %d diverged and keeps its initial weights; lower its learning_rate.", teacher)
         else:
             on_diverged(teacher)
-        # The teacher as it is without records.
+        # The weights of a teacher without records.
         empty = Shard(x=shard.x[:0], y=shard.y[:0])
         statistics = standardized(empty)[1] if spec.standardize else {}
         weights[-1] = _state(initial_model(spec, teacher, empty)) | statistics

@@ -207,14 +207,14 @@ class Writer:
         if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:
             raise LedgerError(self.failure)
         self._tried_s = time.monotonic()
-        # A writer that was deposed must not come back by itself once its successor is gone: who writes next is the
-        # operator's choice, by a start or by `--take-over`.
+        # A deposed writer must not come back by itself once its successor is gone: the operator chooses the next
+        # writer, by a start or by `--take-over`.
         if self.books.ledger.store.was_deposed():
             self._reopen = None
             self.failure = f"{self.books.ledger.name}: another writer took over; start this service again to write it."
             raise LedgerError(self.failure)
         self.books.ledger.store.require_writable()
-        self.books.ledger.close()  # it goes on giving stored replies from memory
+        self.books.ledger.close()  # a closed ledger still gives stored replies, from memory
         try:
             ledger, session = self._reopen()
         except UserError as error:  # a ledger that was removed, or lacks a released label, is not replaced
@@ -422,7 +422,7 @@ class Readiness:
     def _check_ledger(self) -> None:
         books = self._writer.books
         self._has_room = books.ledger.store.has_room()
-        # One that failed is looked at by opening it again.
+        # A failed ledger is checked by opening it again.
         if self._writer.failure:
             return
         try:

@@ -43,7 +43,7 @@ from fairpate.cli.base import (
 from fairpate.config import ConfigError
 from fairpate.files import check_output_file, write_atomically
 from fairpate.terminal import Output, Reporter, facts, is_for_program, say, show, waiting
-from fairpate.types import UsageError, strict
+from fairpate.types import READING_TELLS, UsageError, strict
 from fairpate.words import delta_text
 
 data_app = Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
@@ -125,7 +125,8 @@ def check_data(
 
     with waiting("data"):
         found = check_declaration(data_config(name, options, data_dir))
-    return Output(facts=strict(found), words=check_table(found), code=int(bool(found.refused)))
+    facts = strict(found) | {"remarks": [READING_TELLS]}
+    return Output(facts=facts, words=check_table(found), code=int(bool(found.refused)))
 
 
 def _data_dir_from_environment() -> Path | None:

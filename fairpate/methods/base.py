@@ -1,4 +1,4 @@
-"""What a method is: one class with its configuration, its checks and its training; and which methods there are.
+"""Methods: each is one class with its configuration, its checks and its training. And the registry of all methods.
 
 A method takes private records and gives a model and the events that touched them. It states no epsilon: :func:`price`
 asks the one accountant, under the unit and the relation that the events name. The fields of a :class:`Method` are all
@@ -128,7 +128,7 @@ def _places() -> dict[str, str]:
 
 
 def method_names() -> Iterator[str]:
-    """Every registered name."""
+    """Return every registered method's name."""
     return iter(_places())
 
 
@@ -147,7 +147,7 @@ def find_method(name: str) -> type[Method]:
         raise ConfigError(f"method: no method {name!r}{nearest(name, list(_places()))}.")
     try:
         found = named_object(place)
-    except Exception as error:  # whatever a module of another package raises
+    except Exception as error:  # anything that a module of another package raises
         raise ConfigError(
             f"method: {name} cannot be imported ({type(error).__name__}: {error}); give module:Class, its folder in "
             "PYTHONPATH or as the working directory."
@@ -304,7 +304,8 @@ def private_randomness(noise: str, seed: int) -> PrivateRandomness:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a method is given: the data set, the model to start from, the folder, and where progress is reported.
+    """The context that a method trains in: the data set, the model to start from, the folder, and where progress is
+    reported.
 
     ``log`` counts and keeps releases; None for an estimator, whose releases are neither counted nor kept.
     """
@@ -319,7 +320,7 @@ class Training:
     def admit(self, events: Sequence[Event], noise: str) -> None:
         """Ask limits for room for all that will be released, before anything is drawn that may end the training.
 
-        LimitReachedError if there is none: asked afterwards, a refusal would reveal how the draw turned out. A method
+        LimitReachedError without room: asked afterwards, a refusal would reveal how the draw turned out. A method
         of several releases calls it before the first: then all of them are one plan.
         """
         if self.log is not None:
@@ -347,7 +348,8 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedVotes:
-    """How many ``votes`` decide a label, the noise on each count, and how many public records get ``labels``."""
+    """Expected number of ``votes`` that decide a label, noise on each count, and number of public records with
+    ``labels``."""
 
     votes: int
     noise_stddev_votes: float
@@ -358,7 +360,7 @@ class Method(Section):
     """One method, with the configuration of one run of it. A subclass adds sections, :meth:`train` and a name.
 
     ``title`` and ``paper`` are its words in pages and documentation. ``asks_teachers``: it releases votes on public
-    records through a ledger, which a service may go on with. ``releases_model``: the trained model is a release itself,
+    records through a ledger, which a service may continue. ``releases_model``: the trained model is a release itself,
     and not only learned from earlier ones. ``reads_groups``: it looks at the groups of private records.
     ``protects_persons``: its events bound what all records of a person do together, where the data set names persons;
     a method that does not is refused such data.
@@ -387,27 +389,27 @@ class Method(Section):
 
     @property
     def is_private(self) -> bool:
-        """Whether anything is guaranteed; nothing is published of a run without a guarantee."""
+        """True if anything is guaranteed; nothing is published of a run without a guarantee."""
         return True
 
     @property
     def protects_attribute_only(self) -> bool:
-        """Whether the sensitive attribute alone is protected, and features count as public."""
+        """True if the sensitive attribute alone is protected, and features count as public."""
         return False
 
     @property
     def reads_public(self) -> bool:
-        """Whether it looks at public records for more than ``public_data`` does."""
+        """True if it looks at public records for more than ``public_data`` does."""
         return False
 
     @property
     def reads_public_groups(self) -> bool:
-        """Whether groups of public records decide anything."""
+        """True if groups of public records decide anything."""
         return self.reads_public or self.public_data.calibration is not None
 
     @property
     def learns_two_classes(self) -> bool:
-        """Whether it can learn two classes only."""
+        """True if it can learn two classes only."""
         return False
 
     @property
@@ -425,7 +427,7 @@ class Method(Section):
 
     @property
     def is_seeded(self) -> bool:
-        """Whether its noise can be made again, so that the run is not private."""
+        """True if its noise can be reproduced, so that the run is not private."""
         return getattr(self, "noise", None) == "seeded"
 
     @property
@@ -435,15 +437,9 @@ class Method(Section):
         return {}
 
     @property
-    def declared_size(self) -> int | None:
-        """The declared, public number of private records that a sampling rate was set for; None if none was
-        declared."""
-        return None
-
-    @property
     def rate_tells_size(self) -> bool:
-        """Whether a sampling rate reveals the real number of private records."""
-        return self.declared_size is None
+        """True if a sampling rate reveals the real number of private records: unless it was set for a declared one."""
+        return True
 
     def check(self) -> None:
         """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""
@@ -537,7 +533,7 @@ class PrivateMethod(Method):
 
     @property
     def is_private(self) -> bool:
-        """Whether the target asks for noise."""
+        """True if the target asks for noise."""
         return self.target.epsilon < math.inf
 
     def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
@@ -546,7 +542,6 @@ class PrivateMethod(Method):
 
     @property
     def source(self) -> NoiseSource:
-        """Exact discrete noise."""
         # Whoever has the configuration can make seeded noise again, and take it off.
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
@@ -555,7 +550,7 @@ class PrivateMethod(Method):
         # An attribute is never added or removed: every record has one.
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
             raise ConfigError(
-                f"target.relation: {self.method} protects a sensitive attribute, of which one is replaced, got "
+                f"target.relation: {self.method} protects a sensitive attribute, so the relation is replace one, got "
                 f"{self.target.relation!r}; leave it out."
             )
 
@@ -623,23 +618,22 @@ class ReleasingMethod(PrivateMethod):
         raise NotImplementedError
 
     def train(self, training: Training) -> Trained:
-        """Release, then learn."""
         return self.learn(training, self.release(training))
 
     def private_population(
         self,
-        released: Released,  # noqa: ARG002 - most releases tell no groups
+        released: Released,  # noqa: ARG002 - most releases hold no groups
         dataset: Dataset,  # noqa: ARG002
         student: Student,  # noqa: ARG002
     ) -> PrivatePopulation | None:
-        """How ``student`` treats the groups of private records, as far as the release shows it."""
+        """The treatment of private groups by ``student``, as far as the release shows it; None if it does not."""
         return None
 
 
 def check_release_of(config: Method, source: Path) -> None:
     """ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
     if not isinstance(config, ReleasingMethod):
-        raise ConfigError(f"method: {config.method} keeps no release that another run could go on from.")
+        raise ConfigError(f"method: {config.method} keeps no release that another run could learn from.")
     found = RunDirectory(root=source).released
     if not found.is_file():
         raise RunFolderError(f"{source}: holds no release ({found.name}); give the folder of a finished run.")
@@ -747,7 +741,7 @@ def _said(overrides: Sequence[Override]) -> Values:
 
 
 def _name(values: Values, said: Values, method: str | None) -> str:
-    """The name of the method: as it is asked for, as an option says, as the file says, or the default."""
+    """The name of the method: as the caller, an option or the file gives it, or the default."""
     if method is not None and said.get("method", method) != method:
         raise ConfigError(f"method: {method} is asked for, and --set says {said['method']}; leave one of them out.")
     named = (method, said.get("method"), values.get("method"), DEFAULT)
@@ -865,7 +859,7 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
 
 
 def fitted_to(name: str, *, count: int, num_public: int) -> Values:
-    """The same for a data set of which only ``count``, of what is protected, and the size of its pool are known.
+    """The same for a data set with ``count`` protected records or persons and a pool of ``num_public``, else unknown.
 
     Values that the method's class sets itself take precedence.
     """

@@ -235,8 +235,8 @@ class DpSgdFamily(PrivateMethod):
     dp_sgd: DpSgdConfig = DpSgdConfig()
 
     @property
-    def declared_size(self) -> int | None:
-        return self.dp_sgd.num_records
+    def rate_tells_size(self) -> bool:
+        return self.dp_sgd.num_records is None
 
     def sgd_arguments(self, training: Training) -> dict[str, Any]:
         """Return the arguments of :func:`train_dp_sgd`, except progress."""

@@ -30,9 +30,10 @@ Deviations of PF-LD (benchmarks/reproductions/pf_ld_as_in_paper.py runs the pape
 - Clipping acts on population and group alike. On the group alone it makes a violation of its own.
 - The gradient's noise follows the multipliers as they are, not their largest value.
 
-The covariance baseline (:func:`train`) is Zafar, Valera, Gomez Rodriguez and Gummadi 2017, "Fairness Constraints:
-Mechanisms for Fair Classification", arXiv 1507.05259: logistic regression whose boundary does not vary with the group,
-without privacy. With s_i = 1 or -1 for the label of record i, x_i ending in a constant and z_ig = 1 for a member of g,
+The covariance baseline (:func:`train_covariance`) is Zafar, Valera, Gomez Rodriguez and Gummadi 2017, "Fairness
+Constraints: Mechanisms for Fair Classification", arXiv 1507.05259: logistic regression whose boundary does not vary
+with the group, without privacy. With s_i = 1 or -1 for the label of record i, x_i ending in a constant and z_ig = 1 for
+a member of g,
 
     minimise over theta    mean_i log(1 + exp(-s_i theta . x_i)) + ridge / 2 |theta without its constant|^2
     subject to             |mean_i (z_ig - mean of z_g) theta . x_i| <= max_covariance    for every group g
@@ -428,7 +429,23 @@ def train_pf_ld(
     if (cells == UNKNOWN).any():
         raise ValueError("Expected the group of every record, got some unknown; leave those records out.")
     normals = GaussianNoise(randomness)
-    sizes_UG = _public_sizes(cells, y, config, noise.size, parity=parity, normals=normals)
+    num_populations, num_groups, _ = parity.shape
+    population_U = parity.population_sizes(y)
+    if not population_U.all():
+        raise ValueError(f"Expected records of every label, got {population_U.long().tolist()}; leave the label out.")
+    if config.group_sizes is None:
+        sizes_UG = parity.group_sizes(cells)
+        # A changed attribute moves two sizes by 1 each: sqrt(2) in L2.
+        normals.add_to([sizes_UG], noise.size * math.sqrt(2))
+        # A noisy size near 0 would blow up slopes and noise alike. Populations follow from labels, which are public.
+        sizes_UG = torch.maximum(sizes_UG, config.min_group_share * population_U[:, None])
+    elif len(config.group_sizes) == num_populations * num_groups:
+        sizes_UG = torch.tensor(config.group_sizes, dtype=torch.float64).view(num_populations, num_groups)
+    else:
+        raise ValueError(
+            f"Expected pf_ld.group_sizes of {num_populations * num_groups} cells ({num_groups} groups, "
+            f"{num_populations} populations), got {len(config.group_sizes)}."
+        )
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
     noisy = _NoisyGradients(model, y, cells, config, noise.gradient, parity=parity, sizes_UG=sizes_UG, normals=normals)
     secret = PoissonBatches(len(x), sampling_rate(config, len(x)), randomness) if config.batches == "poisson" else None
@@ -582,28 +599,6 @@ class _NoisyGradients:
         return gradients
 
 
-def _public_sizes(
-    cells: Tensor, y: Tensor, config: PfLdConfig, noise_multiplier: float, *, parity: MeanParity, normals: GaussianNoise
-) -> Tensor:
-    """Declared sizes, or sizes released once and raised to the declared floor, (U, G)."""
-    num_populations, num_groups, _ = parity.shape
-    population_U = parity.population_sizes(y)
-    if not population_U.all():
-        raise ValueError(f"Expected records of every label, got {population_U.long().tolist()}; leave the label out.")
-    if config.group_sizes is not None:
-        if len(config.group_sizes) != num_populations * num_groups:
-            raise ValueError(
-                f"Expected pf_ld.group_sizes of {num_populations * num_groups} cells ({num_groups} groups, "
-                f"{num_populations} populations), got {len(config.group_sizes)}."
-            )
-        return torch.tensor(config.group_sizes, dtype=torch.float64).view(num_populations, num_groups)
-    sizes_UG = parity.group_sizes(cells)
-    # A changed attribute moves two sizes by 1 each: sqrt(2) in L2.
-    normals.add_to([sizes_UG], noise_multiplier * math.sqrt(2))
-    # A noisy size near 0 would blow up slopes and noise alike. Populations follow from labels, which are public.
-    return torch.maximum(sizes_UG, config.min_group_share * population_U[:, None])
-
-
 class PfLd(AttributeMethod):
     """Within the target for one sensitive attribute."""
 
@@ -650,7 +645,7 @@ class CovarianceConfig(Section):
     ridge: Positive = Field(1e-6, description="Weight of half the squared length of the coefficients in the loss.")
 
 
-def train(
+def train_covariance(
     model: nn.Module, x: Tensor, y: Tensor, groups: Tensor, config: CovarianceConfig, *, num_groups: int
 ) -> Trained:
     """Fit the linear ``model`` in place to ``x`` (N, ...), bytes or floats, binary ``y`` (N,) and ``groups`` (N,).
@@ -682,7 +677,7 @@ def coefficients(
     *,
     num_groups: int,
 ) -> FloatArray:
-    """theta (D,); the last of ``features_ND`` is the constant. Errors as :func:`train`."""
+    """theta (D,); the last of ``features_ND`` is the constant. Errors as :func:`train_covariance`."""
     require_codes("labels", labels_N, 2)
     require_codes("groups", groups_N, num_groups)
     missing = np.flatnonzero(np.bincount(groups_N, minlength=num_groups) == 0)
@@ -774,7 +769,7 @@ class CovarianceConstraint(UnprotectedMethod):
     def train(self, training: Training) -> Trained:
         private = training.dataset.private
         with training.reporter.stage(self.method):
-            trained = train(
+            trained = train_covariance(
                 training.model,
                 private.x,
                 private.y,

@@ -4,12 +4,12 @@ This is the one way from ``private/`` to ``public/`` for a method whose voters a
 labels and their priced events come out. The ledger decides what a repeated run may do. It is opened only if it holds
 all that was released; then asking again returns what it holds and draws nothing, and what a service asked of it in
 between is priced with the rest. Once anything was released, a ledger that is missing, or lacks a part of it, is never
-made anew: its charges would be forgotten.
+replaced: its charges would be forgotten.
 
 Teachers are trained on shards of private records and vote on public ones. Checkpoints are kept teacher by teacher, so
 that an interrupted training resumes. Queries may be submitted in rounds: after each, a student of the labels released
 so far says what to submit next. All between two rounds is computed from public records, released labels and the run's
-seed; it costs nothing, and an interrupted run submits the same queries again and gets the stored answers.
+seed; it is free, and an interrupted run submits the same queries again and gets the stored answers.
 
 Shapes: Q queries, C classes, G groups.
 """
@@ -72,7 +72,6 @@ from fairpate.run.context import (
     read_json,
     read_labels,
     read_statement,
-    read_votes,
     write_json,
     write_labels,
 )
@@ -109,7 +108,7 @@ class LedgerPlace:
 
     @property
     def is_in_folder(self) -> bool:
-        """Whether the ledger is a file, which belongs to one node."""
+        """True if the ledger is a file, which belongs to one node."""
         return not is_database(self.ledger)
 
 
@@ -132,12 +131,12 @@ def note_place(run: RunDirectory, place: LedgerPlace) -> None:
 
 
 def has_ledger(run: RunDirectory) -> bool:
-    """Whether any part of a ledger is there, as far as is seen without asking a database."""
+    """True if any part of a ledger is there, as far as is seen without asking a database."""
     return run.ledger_place.exists() or bool(ledger_files(run.ledger))
 
 
 def parsed(text: str) -> Place:
-    """The address of a database's ledger as it is, or the path of a file."""
+    """The address of a database's ledger, or the path of a file."""
     return text if is_database(text) else Path(text).absolute()
 
 
@@ -210,7 +209,7 @@ def open_ledger(
             f"{run.ledger}: gone, although {released[0]} was released from it; restore all its files from one copy, or "
             "start a new run folder."
         )
-    # Once something was released, a missing ledger is never made again: its charges would be forgotten.
+    # Once something was released, a missing ledger is never replaced: its charges would be forgotten.
     may_create = create and not released and place.is_in_folder
     ledger = Ledger(place.ledger, terms, create=may_create, anchor=place.anchor, take_over=take_over)
     try:
@@ -233,7 +232,7 @@ def open_ledger(
 
 
 def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], Outcome | None]) -> tuple[int, int]:
-    """How many labels were released, and how many of them ``outcome``, a ledger's, does not hold."""
+    """Number of released labels, and number of those that ``outcome``, a ledger's, does not hold."""
     if not run.labels.exists():
         return 0, 0
     labelled = read_labels(run.labels)
@@ -299,7 +298,8 @@ def _private(config: str) -> Split:
 
 
 def shard_reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
-    """How workers read the private records themselves; None if they are sent. ConfigError for records without files."""
+    """A function by which workers read private records; None if these are sent. ConfigError for records without
+    files."""
     if not ray.read_shards or ray.num_actors == 0:
         return None
     if dataset.source is None:
@@ -308,19 +308,6 @@ def shard_reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None
             "keeps how they are seen), so no worker can read them; set it to false."
         )
     return _Read(dataset.source.model_dump_json())
-
-
-def stored_votes(run: RunDirectory, queries: Split) -> VoteBatch | None:
-    """The run's votes, None if there are none yet. RunDirectoryError for votes on other records."""
-    if not run.votes.exists():
-        return None
-    votes = read_votes(run.votes)
-    if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
-        raise RunDirectoryError(
-            f"{run.votes}: votes on other records than this configuration asks about; restore the data set's files, or "
-            "start a new run folder."
-        )
-    return votes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,13 +406,13 @@ class Spending:
 
     @property
     def outcomes_Q(self) -> list[records.Outcome]:
-        """How each query ended."""
+        """The outcome of each query."""
         verdicts = [charges[-1].outcome.verdict for charges in self.charges_Q if charges[-1].outcome is not None]
         return ["answered" if verdict == "answer" else verdict for verdict in verdicts]
 
     @property
     def num_reservations(self) -> int:
-        """How many queries were charged, those that a crash left open included."""
+        """Number of charged queries, including those that a crash left open."""
         return sum(len(charges) for charges in self.charges_Q)
 
     def submitted(self, start: int, stop: int) -> Event:
@@ -457,7 +444,7 @@ class Spending:
 
 
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
-    """The data-dependent privacy cost: the operator may know it and nobody may publish it."""
+    """The data-dependent privacy cost: the operator may know it, and it must not be published."""
     delta, submitted = spending.target_delta, len(spending.charges_Q)
     drawn = spending.drawn(0, submitted)
     price = accountant.epsilon_data_dependent([drawn], target_delta=delta)
@@ -510,7 +497,7 @@ class ReleasePlan:
 
     @property
     def counted_beforehand(self) -> int:
-        """How many queries count although fewer may be submitted, as released labels decide; 0 where none do."""
+        """Number of queries counted although released labels may decide to submit fewer; 0 without such a decision."""
         return (self.settings.num_queries or 0) if self.settings.admission is not None else 0
 
 
@@ -545,7 +532,7 @@ def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
 
 
 def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
-    """How many of the planned queries the budget has room for; all, where that depends on votes.
+    """Number of planned queries that the budget has room for; all, if that depends on votes.
 
     From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query.
     """
@@ -610,7 +597,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
     num_planned = spending.num_reservations
     if plan.settings.admission is not None:
         # Released labels may have made the rounds submit fewer than configured. A reservation that a crash left open
-        # counts as it is: no label decides over a crash.
+        # counts unchanged: no label decides over a crash.
         configured = (plan.settings.num_queries or 0) + num_planned - len(spending.charges_Q)
         num_planned = max(configured, num_planned)
     planned = spending.terms.mechanism.worst_case(num_planned)

@@ -300,29 +300,24 @@ class OwnVotes(GnmaxMethod):
     title: ClassVar[str] = "Votes made elsewhere"
     paper: ClassVar[str] = "Papernot et al. 2018, arXiv 1802.08908; Yaghini et al. 2023 (FairPATE), Algorithm 1"
 
+    votes_on_anything: ClassVar[bool] = False  # only on records in the file
+
     method: str = "own_votes"
     votes: VotesConfig = VotesConfig()
     aggregator: OwnAggregatorConfig = OwnAggregatorConfig()
 
     @property
     def unit(self) -> str:
-        """The declared unit."""
         return self.votes.unit or "what the operator declares"
 
     def unit_of(self, dataset: Dataset) -> Unit:  # noqa: ARG002 - of the operator
-        """The declared unit."""
         assert self.votes.unit is not None
         return self.votes.unit
 
     @property
     def keeps_teachers(self) -> bool:
-        """Whether the file with their votes is there."""
+        """True if the file with their votes is there."""
         return self.votes.path is not None and self.votes.path.is_file()
-
-    @property
-    def votes_on_anything(self) -> bool:
-        """False: only on records in the file."""
-        return False
 
     @property
     def num_voters(self) -> int:
@@ -331,7 +326,6 @@ class OwnVotes(GnmaxMethod):
 
     @property
     def gate(self) -> GateRule:
-        """The configured gate."""
         return self.aggregator.gate
 
     def check(self) -> None:

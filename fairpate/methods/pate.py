@@ -71,20 +71,23 @@ from fairpate.methods.label_queries import (
     fit_student,
     release_labels,
     shard_reader,
-    stored_votes,
 )
-from fairpate.run.context import RunDirectory, checkpoint_folder, read_votes, write_votes
+from fairpate.run.context import RunDirectory, RunDirectoryError, checkpoint_folder, read_votes, write_votes
 from fairpate.types import GateRule, LabelledSet, VoteBatch
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
 
 class VotingMethod(Method):
-    """A method whose voters answer public queries. A subclass says who votes and how the student learns."""
+    """A method whose voters answer public queries. A subclass says who votes and how the student learns.
+
+    ``votes_on_anything``: voters that stay for a service can vote on records that are not in the pool.
+    """
 
     asks_teachers: ClassVar[bool] = True
     releases_model: ClassVar[bool] = False
     reads_groups: ClassVar[bool] = False
+    votes_on_anything: ClassVar[bool] = True
 
     target: QueriesTarget = QueriesTarget()
     noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
@@ -99,22 +102,17 @@ class VotingMethod(Method):
 
     @property
     def reads_public_groups(self) -> bool:
-        """Whether a gate or a calibration does."""
+        """True if a gate or a calibration reads them."""
         return self.gate != NO_GATE or self.public_data.calibration is not None
 
     @property
     def keeps_teachers(self) -> bool:
-        """Whether a service may ask them further queries."""
-        return True
-
-    @property
-    def votes_on_anything(self) -> bool:
-        """Whether voters that stay can vote on records that are not in the pool."""
+        """True if a service may ask them further queries."""
         return True
 
     @property
     def leaves_room(self) -> bool:
-        """Whether a service may find room for queries that the run did not ask: a target is planned for the run's."""
+        """True if a service may find room for queries that the run did not ask: a target is planned for the run's."""
         return self.target.epsilon is None
 
     @property
@@ -173,7 +171,7 @@ class VotingMethod(Method):
         self.num_fitting(dataset)
 
     def num_fitting(self, dataset: Dataset) -> int:
-        """How many queries the budget has room for. ConfigError if it has none."""
+        """Number of queries that the budget has room for. ConfigError if it has none."""
         asked = self.queried(dataset)
         plan = self.plan(asked)
         return check_budget(plan, asked, choose_queries(asked, plan.settings))
@@ -207,7 +205,7 @@ class VotingMethod(Method):
         return self.learn(training, replace(self.release(training), spending=None))
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """A student of the labels; costs nothing more."""
+        """A student of the labels, which is free."""
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
@@ -226,7 +224,6 @@ class GnmaxMethod(VotingMethod):
 
     @property
     def mechanism(self) -> Mechanism:
-        """Confident-GNMax as configured."""
         return mechanism_of(self.aggregator.mechanism, self.aggregator.release)
 
 
@@ -329,7 +326,6 @@ class PateFamily(GnmaxMethod):
 
     @property
     def num_voters(self) -> int:
-        """All teachers."""
         return self.teachers.num_teachers
 
     def check_data(self, dataset: Dataset) -> None:
@@ -340,12 +336,18 @@ class PateFamily(GnmaxMethod):
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
         """The votes of all teachers, which are kept: they are asked once."""
+        path = training.run.votes
         # What was voted is what is charged: trained again on another machine, teachers may vote otherwise.
-        votes = stored_votes(training.run, queries)
-        if votes is None:
+        if not path.exists():
             votes = self.ask(dataset, queries, training)
-            write_votes(votes, training.run.votes)
+            write_votes(votes, path)
         else:
+            votes = read_votes(path)
+            if tuple(votes.record_ids) != queries.record_id or votes.groups_Q.tolist() != queries.z.tolist():
+                raise RunDirectoryError(
+                    f"{path}: votes on other records than this configuration asks about; restore the data set's files, "
+                    "or start a new run folder."
+                )
             training.reporter.note("teachers", "votes are there already")
         yield votes
 
@@ -406,7 +408,6 @@ class FairPate(PateFamily):
 
     @property
     def gate(self) -> GateRule:
-        """As configured."""
         return self.aggregator.gate
 
 

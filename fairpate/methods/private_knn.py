@@ -342,7 +342,7 @@ class PrivateKnn(VotingMethod):
         return StandingVoters(
             ensemble=self._digest(dataset.private),
             count_votes=count_votes,
-            # None of these votes is released, so that they cost nothing and need no name.
+            # None of these votes is released, so that they are free and need no name.
             try_vote=lambda features: counts(features, ["no query"] * len(features)),
             are_answering=found.are_answering,
             close=found.close,

@@ -10,8 +10,8 @@ public. If the data set names persons, all votes of a person are added up and sh
 whole numbers of which a vote has U; adding or removing a person then moves the table by no more than one vote
 (:class:`fairpate.privacy.mechanism_events.VoteSums`).
 
-One vote on a public prototype (``record_votes``; kin: parallel composition, McSherry 2009; private prototypes of public
-embeddings, DPPL, Wahdany et al. 2025, arXiv 2406.08039):
+One vote on a public prototype (``record_votes``; related: parallel composition, McSherry 2009; private prototypes of
+public embeddings, DPPL, Wahdany et al. 2025, arXiv 2406.08039):
 
     prototypes   K centres of the public pool, in an embedding of public records alone
     votes        n[k, c] = how many private records of label c are nearest to prototype k
@@ -21,9 +21,9 @@ Adding or removing a record moves one cell by one, for any K and C: one event, p
 (:class:`fairpate.privacy.mechanism_events.VoteTables`). K and sigma are computed from the configuration and the size of
 the pool, never from private records: their number is declared (``num_records``) or not used.
 
-One sum of feature vectors per class (``weighted_votes``; kin: sufficient statistics perturbation, Foulds et al. 2016,
-arXiv 1603.07294; Huggins et al. 2017, arXiv 1709.09216; public records stand in for what private ones would otherwise
-have to reveal):
+One sum of feature vectors per class (``weighted_votes``; related: sufficient statistics perturbation, Foulds et al.
+2016, arXiv 1603.07294; Huggins et al. 2017, arXiv 1709.09216; public records stand in for what private ones would
+otherwise have to reveal):
 
     phi(x)       whole numbers of L2 norm at most U: a constant, and coordinates of a public embedding, cut at a radius
     votes        S[c] = the sum of phi(x) over private records of label c
@@ -115,12 +115,12 @@ class VotesOfRecords(ReleasingMethod):
 
     @property
     def by_group(self) -> bool:
-        """Whether the table has a part for every group of private records."""
+        """True if the table has a part for every group of private records."""
         raise NotImplementedError
 
     @property
     def reads_groups(self) -> bool:  # type: ignore[override]
-        """Whether the table has a part for every group."""
+        """True if the table has a part for every group."""
         return self.by_group
 
     def rows(self, dataset: Dataset) -> tuple[IntArray, int]:
@@ -151,7 +151,7 @@ class VotesOfRecords(ReleasingMethod):
         raise NotImplementedError
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
-        """How ``student`` treats the groups of private records, from the release and public records alone."""
+        """The treatment of private groups by ``student``, from the release and public records alone."""
         if not self.by_group:
             return None
         public = dataset.public
@@ -179,7 +179,7 @@ class VotesOfRecords(ReleasingMethod):
 
     @property
     def reads_public_groups(self) -> bool:
-        """Whether a gate, a regulariser, a table by group or a calibration does."""
+        """True if a gate, a regulariser, a table by group or a calibration does."""
         settings = [section for _, section in self if isinstance(section, TaughtConfig)]
         asked = any(each.gate is not None or each.penalty is not None for each in settings)
         return asked or self.by_group or self.public_data.calibration is not None
@@ -256,7 +256,7 @@ class VotesOfRecords(ReleasingMethod):
 
 def with_noise(table: IntArray, *, stddev: float, source: NoiseSource, row: str) -> IntArray:
     """The released table (rows, columns): noise on every cell; ``row`` is what a row is called."""
-    # Cells without a vote as well: a cell without noise would show that nobody is in it.
+    # Cells without a vote as well: a cell without noise would show that it is empty.
     words = source.words([f"{row} {k}" for k in range(table.shape[0])], table.shape[1])
     return table + discrete_gaussians(stddev, words, source)
 
@@ -307,7 +307,7 @@ def noisy_votes(
 ) -> IntArray:
     """The released table (K, C): one vote per record, and noise on every cell.
 
-    With ``person_N``, the person of each record, it is in units of which a vote has :data:`UNITS`, and the votes of a
+    With ``person_N``, the person of each record, a vote is :data:`UNITS` units, and the votes of a
     person together are no longer than one.
     """
     votes_KC = np.zeros(shape, dtype=np.int64)
@@ -345,7 +345,6 @@ class RecordVotes(VotesOfRecords):
 
     @property
     def by_group(self) -> bool:
-        """As configured."""
         return self.record_votes.by_group
 
     def measure(self, training: Training) -> Released:
@@ -372,7 +371,7 @@ class RecordVotes(VotesOfRecords):
                 person_N=None if private.person_N is None else private.person_N.numpy(),
             )
         training.reporter.note("votes", f"{len(votes)} prototypes, noise {stddev:.2f}")
-        # The pool's coordinates are stored with the table: made again elsewhere, prototypes may come in another order.
+        # The pool's coordinates are stored with the table: recomputed elsewhere, prototypes may come in another order.
         arrays: dict[str, npt.NDArray[Any]] = {
             "prototype_M": prototypes.prototype_M,
             "coordinates_MD": prototypes.coordinates_MD,
@@ -444,9 +443,9 @@ def labels_of_line(
 def chances_of_line(
     votes_KC: IntArray | FloatArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
 ) -> FloatArray:
-    """How likely each label (M, C) is by logistic regression on the pool's coordinates, all counts together.
+    """Probability of each label (M, C) by logistic regression on the pool's coordinates, all counts together.
 
-    A record stands for a share of its cell's counts. The ridge is what the noise of K cells calls for, against the
+    A record has an equal share of its cell's counts. The ridge is what the noise of K cells calls for, against the
     information in that many votes. If fewer than two labels have votes, theirs are certain.
     """
     positive_KC = np.maximum(votes_KC, 0)
@@ -504,7 +503,7 @@ class WeightedBallot:
     def votes(self, x: Tensor) -> IntArray:
         """Whole numbers (N, W) of L2 norm at most :data:`UNITS`; the first is the same for all."""
         embedded = x if self.embedding is None else self.embedding(x)
-        # One NaN would spoil the sums of everybody, and so reveal that its record is there.
+        # One NaN would spoil all sums, and so reveal that its record is there.
         coordinates = embedded.double().nan_to_num(0.0).numpy() / self.radius
         lengths_N1 = np.linalg.norm(coordinates, axis=1, keepdims=True)
         # Coordinates of norm one at most and the constant, over the length of both: a vote has norm one at most.
@@ -543,9 +542,11 @@ class WeightedVotes(VotesOfRecords):
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """The weight, in whole votes, of the records that lean towards a record, if private ones were like public."""
+        """The weight, in whole votes, of the records similar to a record, if private records were like public ones."""
         ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
-        pool_MW = ballot.votes(dataset.public.x[:_COMPARED])[:, 1:] / UNITS  # the constant leans towards all alike
+        pool_MW = (
+            ballot.votes(dataset.public.x[:_COMPARED])[:, 1:] / UNITS
+        )  # without the constant, which is the same for all
         alike_MM = np.maximum(pool_MW @ pool_MW.T, 0.0)
         np.fill_diagonal(alike_MM, 0.0)
         norm_M = np.linalg.norm(pool_MW, axis=1)
@@ -557,7 +558,6 @@ class WeightedVotes(VotesOfRecords):
 
     @property
     def by_group(self) -> bool:
-        """As configured."""
         return self.weighted_votes.by_group
 
     def measure(self, training: Training) -> Released:
@@ -572,7 +572,7 @@ class WeightedVotes(VotesOfRecords):
             table = ballot.table(private.x, row_N, num_classes=num_rows, person_N=private.person_N)
             noisy = with_noise(table, stddev=event.noise_stddev_votes, source=self.source, row="class")
         training.reporter.note("votes", f"{noisy.shape[1]} numbers per class, noise {noise:.2f}")
-        # The pool's votes are stored with the table: made again elsewhere, components may have other signs.
+        # The pool's votes are stored with the table: recomputed elsewhere, components may have other signs.
         # In 16 bits: no number of a vote is above U, which is 2^14.
         arrays: dict[str, npt.NDArray[np.integer]] = {"pool_MW": ballot.votes(dataset.public.x).astype(np.int16)}
         if self.by_group:
@@ -654,7 +654,7 @@ def matched_rule(phi_MW: DoubleArray, moments_CW: DoubleArray, weights_M: Double
 
 
 def _minimum(objective: Callable[[DoubleArray], tuple[float, DoubleArray]], start: DoubleArray) -> DoubleArray:
-    """Where a convex function, given with its gradient, is least."""
+    """The minimum point of a convex function, given with its gradient."""
     # The last step is taken if steps run out: it is post-processing, and no guarantee rests on the minimum.
     found: DoubleArray = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _MOST_STEPS}).x
     return found

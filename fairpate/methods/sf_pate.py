@@ -97,7 +97,7 @@ class SfPate(PateFamily):
 
     @property
     def keeps_teachers(self) -> bool:
-        """Whether SF_S asks them: teachers of SF_T are trained, asked and forgotten."""
+        """True if SF_S asks them: teachers of SF_T are trained, asked and forgotten."""
         return self.sf_pate.variant == "sf_s"
 
     def queried(self, dataset: Dataset) -> Dataset:
@@ -179,7 +179,7 @@ class SfPate(PateFamily):
 def attribute_questions(dataset: Dataset) -> Dataset:
     """The data set of teachers that predict attributes: (x, y) as features, the attribute as label, one group.
 
-    Records that only the attribute tells apart are one question: their votes are the same.
+    Records that differ in the attribute alone are one question: their votes are the same.
     """
     private = dataset.private
     split = Split(

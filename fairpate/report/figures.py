@@ -3,9 +3,9 @@
 The page embeds a specification and changes its parameters (level of epsilon, hidden methods, frontier only). For a
 paper vl-convert turns the same specification into PDF, SVG or PNG; it needs neither a browser nor a network.
 
-A method looks the same everywhere: shape by family, colour and dash within the family. Every kind of colour vision
-tells the seven colours apart (least CIE76 distance above 25 under normal, protan, deutan and tritan vision, on light
-and dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
+A method looks the same everywhere: shape by family, colour and dash within the family. The seven colours differ for
+every kind of colour vision (least CIE76 distance above 25 under normal, protan, deutan and tritan vision, on light and
+dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
 
 A point has four drawn coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. The area of a
 mark shows coverage. Marks that would cover each other move apart along the horizontal axis, by at most ``MOST_SHIFT``
@@ -129,7 +129,7 @@ _OTHER_SHAPES = tuple(_SHAPE_OF[name] for name in ("star", "triangle-up", "trian
 
 @dataclass(frozen=True, kw_only=True)
 class SeriesStyle:
-    """How one series is drawn; ``place`` is the index of its colour in ``COLOURS`` and of its dash in ``DASHES``."""
+    """The look of one series; ``place`` is the index of its colour in ``COLOURS`` and of its dash in ``DASHES``."""
 
     series: str
     family: str
@@ -201,13 +201,14 @@ class EpsilonAxis:
     has_infinity: bool
 
     def position(self, epsilon: float) -> float:
+        # A logarithm has no place for 0 and infinity: both stand a quarter of a decade beyond the others.
         if epsilon <= 0:
             return self.low - 0.25
         return self.high + 0.25 if math.isinf(epsilon) else math.log10(epsilon)
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Positions and labels."""
+        """Positions of the ticks, and their labels."""
         # Two digits: a calibrated epsilon is a little below its target. Labels need 8 % of the axis each.
         marked = sorted({float(f"{value:.2g}") for value in self.values})
         room = 0.08 * (self.high - self.low)
@@ -303,6 +304,7 @@ def extents(drawn_N4: FloatArray, axis: EpsilonAxis) -> list[tuple[float, float]
     if not len(drawn_N4):
         return [axis.range, (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)]
     low_4, high_4 = drawn_N4.min(axis=0).tolist(), drawn_N4.max(axis=0).tolist()
+    # No gap is 0: an axis that began at the least gap would make it look like none.
     low_4[DISPARITY] = 0.0
     return [axis.range, *(_with_room(low_4[each], high_4[each]) for each in (DISPARITY, ACCURACY, COVERAGE))]
 
@@ -314,7 +316,7 @@ def _with_room(low: float, high: float) -> tuple[float, float]:
 
 
 def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tuple[int, int]) -> list[int]:
-    """How far each mark moves along the horizontal axis of a plane, in thousandths of its length.
+    """Shifts of the marks along the horizontal axis of a plane, in thousandths of its length.
 
     Marks within one cell, which is as large as a small mark, stand side by side in the order of points.
     """
@@ -328,6 +330,7 @@ def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tup
     moved = [0] * len(drawn_N4)
     for indices in members.values():
         step = min(_STEP, 2 * MOST_SHIFT / max(len(indices) - 1, 1))
+        # Symmetric about their place, in the order of points: the same marks always move alike.
         for rank, index in enumerate(indices):
             moved[index] = round((rank - (len(indices) - 1) / 2) * step)
     return moved
@@ -337,6 +340,7 @@ def size_of(coverage: float, between: tuple[float, float]) -> float:
     """Diameter in pixels of a mark: its area grows with coverage."""
     low, high = between
     share = min(max((coverage - low) / (high - low), 0.0), 1.0)
+    # The eye compares areas, so the squares of diameters are interpolated.
     return math.sqrt(SMALLEST**2 + share * (LARGEST**2 - SMALLEST**2))
 
 
@@ -354,7 +358,7 @@ PAIRS: tuple[tuple[Objective, Objective], ...] = (
 
 
 def titles(notion: NotionName) -> dict[Objective, str]:
-    """What each objective is called where disparity is that of ``notion``."""
+    """The name of each objective where disparity is that of ``notion``."""
     measure = NOTIONS[notion].measure
     return {"epsilon": "privacy budget ε", "disparity": measure, "error": "accuracy", "refused": "coverage"}
 
@@ -434,13 +438,13 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
     for found in seen:
         index_of = {id(point): index for index, point in enumerate(found)}
         for panel, of_panel in by_panel(found).items():
-            view = PanelView.of(of_panel, series)
-            stairs = {f"stairs{number}": view.stairs(pair) for number, pair in enumerate(PAIRS)}
+            view = PanelView(of_panel, series)
+            stairs = [view.stairs(pair) for pair in PAIRS]
             charts.setdefault(panel, []).append(
                 {
-                    "data": {"points": view.rows(index_of), **stairs},
+                    "data": {"points": view.rows(index_of), **{f"stairs{n}": rows for n, rows in enumerate(stairs)}},
                     "planes": [plane(view, number, _PAGE) for number in range(len(PLANES))],
-                    "attained": [attained(view, pair, _PAGE) for pair in PAIRS],
+                    "attained": [attained(view, pair, rows, _PAGE) for pair, rows in zip(PAIRS, stairs, strict=True)],
                 }
             )
 
@@ -535,39 +539,20 @@ class FigureStyle:
         return WIDTHS_IN[self.columns] if self.width_in is None else self.width_in
 
 
-@dataclass(frozen=True, kw_only=True)
 class PanelView:
-    """The points of one data set and privacy class, and the drawn coordinates of the complete ones.
+    """The points of one data set and privacy class, and the drawn coordinates (N, 4) of the complete ones.
 
-    ``ends`` are those of each axis, ``members`` the ``id`` of points on the frontier, ``between`` the range of coverage
-    that sizes show.
+    ``known`` holds the style of every series, also of those on other panels.
     """
 
-    points: Sequence[Point]
-    looks: Mapping[str, SeriesStyle]
-    axis: EpsilonAxis
-    complete: Sequence[Point]
-    drawn_N4: FloatArray
-    ends: Sequence[tuple[float, float]]
-    members: set[int]
-    between: tuple[float, float]
-
-    @classmethod
-    def of(cls, points: Sequence[Point], known: Mapping[str, SeriesStyle]) -> PanelView:
-        """The view of one panel's points; ``known`` holds the style of every series, also of those elsewhere."""
-        axis = epsilon_axis(points)
-        complete, _ = defined(points, OBJECTIVES)
-        drawn_N4 = coordinates(complete, axis)
-        return cls(
-            points=points,
-            looks={name: look for name, look in known.items() if name in {point.series for point in points}},
-            axis=axis,
-            complete=complete,
-            drawn_N4=drawn_N4,
-            ends=extents(drawn_N4, axis),
-            members=on_frontier(points),
-            between=coverage_range(points),
-        )
+    def __init__(self, points: Sequence[Point], known: Mapping[str, SeriesStyle]) -> None:
+        self.points = points
+        series = by_series(points)
+        self.looks = {name: look for name, look in known.items() if name in series}
+        self.axis = epsilon_axis(points)
+        self.complete, _ = defined(points, OBJECTIVES)
+        self.drawn_N4 = coordinates(self.complete, self.axis)
+        self.ends = extents(self.drawn_N4, self.axis)
 
     def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
         """A row for each complete point, those on the frontier last, so that they lie above the others.
@@ -580,6 +565,7 @@ class PanelView:
         lines = {id(point) for line in joined(self.complete).values() for point in line}
         moved = [shifts(self.drawn_N4, self.ends, plane) for plane in PLANES]
         lengths = [high - low for low, high in self.ends]
+        members, sizes = on_frontier(self.points), coverage_range(self.points)
         rows = []
         for rank, (point, drawn_4) in enumerate(zip(self.complete, self.drawn_N4.tolist(), strict=True)):
             across = {
@@ -593,13 +579,14 @@ class PanelView:
                     **across,
                     **{name: round(value, 5) for name, value in zip(_FIELDS, drawn_4, strict=True)},
                     "l": level_of(point, levels),
-                    "z": round((scale * size_of(1 - point.value("refused"), self.between)) ** 2, 1),
-                    "f": id(point) in self.members,
+                    "z": round((scale * size_of(1 - point.value("refused"), sizes)) ** 2, 1),
+                    "f": id(point) in members,
                     "g": bool(point.degenerate),
                     "h": point.epsilon_is_data_dependent,
                     "j": id(point) in lines,
                 }
             )
+        # Marks are drawn in the order of rows: the last ones lie on top.
         return sorted(rows, key=lambda row: row["f"])
 
     def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:
@@ -614,7 +601,7 @@ class PanelView:
 
 @dataclass(frozen=True, kw_only=True)
 class _Medium:
-    """How charts look on a page or on paper. A page's colours are variables of its style sheet, for light and dark."""
+    """The look of charts on a page or on paper. A page's colours are variables of its style sheet."""
 
     places: tuple[str, ...]
     ink: str
@@ -657,10 +644,11 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
         "x": _axis(view, across, medium, field=f"x{number}"),
         "y": _axis(view, up, medium, field=_FIELDS[up]),
     }
-    series = _series(view.looks, medium)
+    series, width = _series(view.looks, medium), 1.4 * medium.scale
+    area = {"field": "z", "type": "quantitative", "scale": None}
     line = {
         "transform": [{"filter": "datum.j"}],
-        "mark": {"type": "line", "strokeWidth": 1.4 * medium.scale, "opacity": 0.6, "aria": False},
+        "mark": {"type": "line", "strokeWidth": width, "opacity": 0.6, "aria": False},
         "encoding": {**place, "stroke": series["stroke"], "strokeDash": series["strokeDash"], "order": {"field": "l"}},
     }
     marks = {
@@ -668,34 +656,30 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
         "encoding": {
             **place,
             **_marks(series, medium),
-            "size": {"field": "z", "type": "quantitative", "scale": None},
+            "size": area,
             "opacity": {"condition": {"test": "datum.f", "value": 1}, "value": 0.4},
         },
     }
     # A degenerate predictor is crossed out: its gap is meaningless.
     crossed = {
         "transform": [{"filter": "datum.g"}],
-        "mark": {
-            "type": "point",
-            "shape": _CROSS,
-            "stroke": medium.ink,
-            "strokeWidth": 1.4 * medium.scale,
-            "aria": False,
-        },
-        "encoding": {**place, "size": {"field": "z", "type": "quantitative", "scale": None}},
+        "mark": {"type": "point", "shape": _CROSS, "stroke": medium.ink, "strokeWidth": width, "aria": False},
+        "encoding": {**place, "size": area},
     }
     shown = "datum.l <= level && (!only || datum.f) && indexof(hidden, datum.s) < 0"
     layers: list[dict[str, Any]] = [*([line] if across == EPSILON else []), marks, crossed]
     return _specification("points", shown, layers, level=level)
 
 
-def attained(view: PanelView, pair: tuple[Objective, Objective], medium: _Medium) -> dict[str, Any]:
-    """The specification of what half of the seeds attain, over the stairs of ``pair``."""
+def attained(
+    view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], medium: _Medium
+) -> dict[str, Any]:
+    """The specification of what half of the seeds attain, over the ``stairs`` of ``pair``."""
     coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
     place = {}
     for objective, channel in zip(pair, "xy", strict=True):
         # Seeds reach further than the means of configurations do.
-        reached = [row[channel] for row in view.stairs(pair)] or [0.0, 1.0]
+        reached = [row[channel] for row in stairs] or [0.0, 1.0]
         ends = view.ends[EPSILON] if objective == "epsilon" else _with_room(min(reached), max(reached))
         place[channel] = _axis(view, coordinate[objective], medium, field=channel, ends=ends)
     series = _series(view.looks, medium)
@@ -736,7 +720,7 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
 
 
 def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict[str, Any]]:
-    """The channels that tell series apart."""
+    """The channels in which series differ."""
     names = list(known)
 
     def channel(values: Sequence[Any], *, has_legend: bool = True) -> dict[str, Any]:
@@ -746,11 +730,10 @@ def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict
 
     colours = [medium.places[look.place] for look in known.values()]
     dashes = [[2 * medium.scale * length for length in look.dash] for look in known.values()]
+    fills = ["transparent" if look.hollow else ink for look, ink in zip(known.values(), colours, strict=True)]
     return {
         "stroke": channel(colours),
-        "fill": channel(
-            ["transparent" if look.hollow else ink for look, ink in zip(known.values(), colours, strict=True)]
-        ),
+        "fill": channel(fills),
         "shape": channel([look.shape.path for look in known.values()]),
         "strokeDash": channel(dashes, has_legend=False),
     }
@@ -773,14 +756,12 @@ def _axis(
     """The channel of one drawn coordinate, over ``ends`` or over the extent of the panel's points."""
     names = titles(view.points[0].notion)
     title = ["ε" if medium is _PAPER else names["epsilon"], names["disparity"], names["error"], names["refused"]]
-    axis: dict[str, Any] = {}
+    axis: dict[str, Any] = {"tickCount": 5}
     if coordinate == EPSILON:
         places, words = zip(*((round(at, 4), label) for at, label in view.axis.ticks), strict=True)
         axis = {"values": places, "labelExpr": f"{json.dumps(words)}[indexof({json.dumps(places)}, datum.value)]"}
     elif coordinate != DISPARITY:
         axis = {"format": ".3~%", "tickCount": 5}
-    else:
-        axis = {"tickCount": 5}
     domain = [round(end, 5) for end in ends or view.ends[coordinate]]
     scale = {"domain": domain, "zero": False, "nice": False}
     return {"field": field, "type": "quantitative", "title": title[coordinate], "axis": axis, "scale": scale}
@@ -824,24 +805,31 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
     style = style or FigureStyle()
     known = looks(points)
     files: dict[str, bytes] = {}
-    for place, found in _places(points).items():
-        view = PanelView.of(found, known)
+    names: set[str] = set()
+    for panel, found in by_panel(points).items():
+        words = f"{panel.data} {panel.privacy.unit} {panel.privacy.relation} {panel.privacy.delta:g}"
+        name = re.sub("[^a-z0-9]+", "-", words.lower()).strip("-")
+        # Of names that are equal in a file's letters, the later ones are numbered.
+        name = next(each for each in (name, *(f"{name}-{n}" for n in range(2, len(names) + 3))) if each not in names)
+        names.add(name)
+        view = PanelView(found, known)
         narrow = min(style.width, WIDTHS_IN[1])
-        attainment = attained(view, PAIRS[0], _PAPER)
+        stairs = view.stairs(PAIRS[0])
+        attainment = attained(view, PAIRS[0], stairs, _PAPER)
         del attainment["autosize"]
         attainment["title"] = _caption(view, style, narrow, "reached by at least half of the seeds")
-        attainment["datasets"] = {"stairs0": view.stairs(PAIRS[0])}
+        attainment["datasets"] = {"stairs0": stairs}
         drawn = {"slices": (_slices(view, style), style.width), "attainment": (attainment, narrow)}
         for kind, (specification, width_in) in drawn.items():
             pictures = _pictures(view, specification, width_in, style)
-            files |= {f"{kind}-{place}.{suffix}": content for suffix, content in pictures.items()}
+            files |= {f"{kind}-{name}.{suffix}": content for suffix, content in pictures.items()}
     return files
 
 
 def slices_picture(points: Sequence[Point]) -> bytes:
     """The slices of one panel's points as a PNG for a notebook."""
     style = FigureStyle(width_in=WIDTHS_IN[2], formats=("png",))
-    view = PanelView.of(points, looks(points))
+    view = PanelView(points, looks(points))
     return _pictures(view, _slices(view, style), style.width, style)["png"]
 
 
@@ -906,15 +894,3 @@ def _pictures(
         "png": lambda: vl_convert.svg_to_png(drawing, ppi=_DPI),
     }
     return {suffix: make[suffix]() for suffix in style.formats}
-
-
-def _places(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """The points of each panel by a name for files; where two names are equal, the later one is numbered."""
-    places: dict[str, list[Point]] = {}
-    for panel, found in by_panel(points).items():
-        privacy = panel.privacy
-        words = f"{panel.data} {privacy.unit} {privacy.relation} {privacy.delta:g}"
-        name = re.sub("[^a-z0-9]+", "-", words.lower()).strip("-")
-        numbered = (f"{name}-{number}" for number in itertools.count(2))
-        places[name if name not in places else next(each for each in numbered if each not in places)] = found
-    return places

@@ -39,7 +39,6 @@ FAILED = "failed"
 """The published text of every error."""
 Objective = Literal["epsilon", "disparity", "error", "refused"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-MAX_OBJECTIVES = len(OBJECTIVES)
 
 _EPSILON, _DISPARITY = 0, 1
 # A seed repeats a configuration, and the place where something runs does not change what it computes.
@@ -83,12 +82,12 @@ class Row:
 
     @property
     def is_private(self) -> bool:
-        """Whether the row must not be published: its epsilon depends on private votes."""
+        """True if the row must not be published: its epsilon depends on private votes."""
         return self.record is not None and self.record.epsilon_is_data_dependent
 
     @property
     def is_unprotected(self) -> bool:
-        """Whether the run has no privacy guarantee."""
+        """True if the run has no privacy guarantee."""
         return not self.has_guarantee or (self.record is not None and math.isinf(self.record.epsilon))
 
 
@@ -154,7 +153,7 @@ class Point:
 
     @property
     def is_seeded(self) -> bool:
-        """Whether the noise behind its epsilon comes from a seed: reproducible, not private."""
+        """True if the noise behind its epsilon comes from a seed: reproducible, not private."""
         return math.isfinite(self.value("epsilon")) and is_seeded(self.settings)
 
     @property
@@ -228,6 +227,7 @@ def points_of(
         raise ValueError(f"Expected one command per record, got {len(commands)} for {len(records)} records.")
     runs: dict[str, dict[str, tuple[RunRecord, str]]] = {}
     for record, command in zip(records, commands or [""] * len(records), strict=True):
+        # An epsilon that depends on votes is another claim, so the same configuration is another point.
         configuration = [record.method, record.data, record.unit, record.relation, record.delta]
         key = _text([*configuration, record.epsilon_is_data_dependent, settings_of(record.config)])
         seeds = {path: seed for path, seed in flattened(record.config).items() if path.split(".")[-1] == "seed"}
@@ -292,7 +292,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_seeded(config: Mapping[str, Any]) -> bool:
-    """Whether some noise of the configuration, nested or flat, comes from a seed: reproducible, not private."""
+    """True if some noise of the configuration, nested or flat, comes from a seed: reproducible, not private."""
     leaves = flattened(dict(config))
     return any(value == "seeded" and path.split(".")[-1] == "noise" for path, value in leaves.items())
 
@@ -329,7 +329,7 @@ def guaranteed(points: Sequence[Point], objectives: Sequence[Objective]) -> Floa
 
 
 def rounded_up(epsilon: float) -> float:
-    """An epsilon as it is guaranteed and compared: rounded up to hundredths."""
+    """Round an epsilon up to hundredths, in which it is guaranteed and compared."""
     # 0.07 * 100 is a little above 7 in floating point, and stays 0.07; adding 0.0 makes 0 of -0.
     return float(np.ceil(epsilon * 100 - 1e-9)) / 100 + 0.0
 
@@ -363,7 +363,7 @@ def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         raise ValueError(f"Expected a row of at least one objective per point, got shape {values.shape}.")
     if np.isnan(values).any():
         raise ValueError("Expected defined objectives, got nan; leave such points out and count them.")
-    # moocore 0.3.2 drops members when three objectives or more hold infinities; the largest number stands for them.
+    # moocore 0.3.2 drops members when three objectives or more hold infinities, so they become the largest number.
     kept_N: npt.NDArray[np.bool_] = moocore.is_nondominated(np.nan_to_num(values), keep_weakly=True)
     return kept_N
 
@@ -401,7 +401,7 @@ THEN: tuple[Objective, ...] = ("error", "disparity", "epsilon", "refused")
 class SelectionRule:
     """Thresholds of the paper's three settings. They are ours: the paper leaves them open.
 
-    The smallest disparity or epsilon alone would reward models that answer nobody, or everybody alike. A configuration
+    The smallest disparity or epsilon alone would reward models that refuse or answer all records alike. A configuration
     takes part with at least ``min_coverage`` and at most ``max_accuracy_loss`` below the best accuracy that a finite
     epsilon reaches in its panel, and if it is not degenerate. Values of the first objective that are no further than
     its ``tolerance`` from the best are level; among those the highest accuracy wins.
@@ -420,7 +420,7 @@ class SelectionRule:
                 raise ValueError(f"Expected 0 <= {name} <= 1, got {value}.")
 
     def is_covered(self, point: Point) -> bool:
-        """Whether the point keeps the least coverage."""
+        """True if the point keeps the least coverage."""
         return 1 - point.value("refused") >= self.min_coverage - _ROUNDING
 
 
@@ -433,6 +433,7 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
     if not eligible:
         return None
     first = FIRST[setting]
+    # Epsilons are level as they are guaranteed, not as they were calibrated.
     first_N = guaranteed(eligible, [first])[:, 0]
     is_level_N = first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING
     level = [point for point, is_level in zip(eligible, is_level_N, strict=True) if is_level]
@@ -465,16 +466,17 @@ def _below_thresholds(point: Point, rule: SelectionRule, best_error: float) -> f
 def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
     """Least error of a panel among configurations that keep the rule's coverage; inf if there is none.
 
-    Configurations without privacy guarantee count only where no other is left.
+    Configurations without privacy guarantee count only if there are no others.
     """
     covered = [point for point in points if rule.is_covered(point) and not math.isnan(point.value("error"))]
+    # Otherwise a run without privacy would set a bar that no private one can meet.
     protected = [point for point in covered if math.isfinite(point.value("epsilon"))]
     return min((point.value("error") for point in protected or covered), default=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dominance:
-    """How many points of ``loser`` some point of ``winner`` dominates, and at which epsilons of the loser."""
+    """The number of points of ``loser`` that some point of ``winner`` dominates, and their epsilons."""
 
     winner: str
     loser: str
@@ -498,6 +500,7 @@ def dominance(points: Sequence[Point]) -> list[Dominance]:
         for loser, worse_MO in values.items():
             if winner == loser:
                 continue
+            # Every point of one series against every point of the other: (N, 1, O) against (M, O).
             nowhere_worse = (better_NO[:, None] <= worse_MO).all(axis=-1)
             somewhere_better = (better_NO[:, None] < worse_MO).any(axis=-1)
             beaten_M = np.any(nowhere_worse & somewhere_better, axis=0)
@@ -522,8 +525,8 @@ def hypervolume(values_NO: npt.ArrayLike, *, reference_O: npt.ArrayLike) -> floa
     """
     reference = np.asarray(reference_O, dtype=np.float64)
     values = np.asarray(values_NO, dtype=np.float64).reshape(-1, len(reference))
-    if not 1 <= len(reference) <= MAX_OBJECTIVES or not np.isfinite(reference).all():
-        raise ValueError(f"Expected 1 to {MAX_OBJECTIVES} finite reference values, got {reference.tolist()}.")
+    if not 1 <= len(reference) <= len(OBJECTIVES) or not np.isfinite(reference).all():
+        raise ValueError(f"Expected 1 to {len(OBJECTIVES)} finite reference values, got {reference.tolist()}.")
     if np.isnan(values).any():
         raise ValueError("Expected defined objectives, got nan; leave such points out and count them.")
     return float(moocore.hypervolume(values, ref=reference))
@@ -568,7 +571,7 @@ def attainment_surface(sets_SN2: Sequence[FloatArray], *, num_seeds: int) -> Flo
 
 
 def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective]) -> list[FloatArray]:
-    """What each seed's runs reached, undefined runs left out: the input of attainment, one set per seed."""
+    """The pairs of objectives that the runs of each seed reached, without undefined runs: one set per seed."""
     require_one_panel(points)
     columns = [OBJECTIVES.index(objective) for objective in objectives]
     rows: dict[int, list[FloatArray]] = {seed: [] for seed in sorted({s for point in points for s in point.seeds})}

@@ -67,6 +67,7 @@ from fairpate.report.frontier import (
     select,
 )
 from fairpate.report.page import count, counted, decimal, epsilon_text, percent, render
+from fairpate.report.records import listed
 from fairpate.types import NotionName
 
 _LEAST_SEEDS = 3
@@ -160,6 +161,7 @@ def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> Bu
         seeds = min(len(best.seeds), len(fairest.seeds))
         rows.append((name, str(seeds), _accuracy_with_error(best), gap, _accuracy_with_error(fairest)))
 
+    # A sentence names a winner, so it needs means; the table lists single seeds too, with their number.
     repeated = [point for point in affordable if len(point.seeds) >= _LEAST_SEEDS]
     sentence = "No configuration has three seeds: with fewer, a difference between methods may be chance."
     if repeated:
@@ -183,7 +185,7 @@ def _fairest(points: Sequence[Point]) -> Point:
 
 
 def _standard_error(point: Point, objective: Objective) -> float:
-    """Of the mean over seeds; NaN for a single seed."""
+    """The standard error of the mean over seeds; NaN for a single seed."""
     return float(point.spread_O[OBJECTIVES.index(objective)]) / math.sqrt(len(point.seeds))
 
 
@@ -198,11 +200,11 @@ def _accuracy_words(point: Point) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """``a, b and c``, each once; of many the first ones and how many more."""
+    """Join names as ``a, b and c``, each once; of many the first three and how many more."""
     names = list(dict.fromkeys(names))
     if len(names) > _MOST_NAMES:
         names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} others"]
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return listed(names)
 
 
 def rule_words(rule: SelectionRule, notion: NotionName) -> str:
@@ -232,7 +234,7 @@ def choices(rule: SelectionRule, points: Sequence[Point]) -> dict[Setting, list[
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """What an accuracy of a panel is compared with; NaN where unknown.
+    """Accuracies that those of a panel are compared with; NaN where unknown.
 
     ``majority``: accuracy of the most common class, mean over seeds. ``unprotected``: the best accuracy of a run
     without privacy among the points that may be shown, and ``unprotected_method`` its method.
@@ -245,6 +247,7 @@ class Baselines:
 
 def baselines(points: Sequence[Point]) -> Baselines:
     """The baselines of one panel. Where coverage differs, the majority is that of the point with the widest."""
+    # With a reject option the majority is that of the answered records, so the point that answers most counts.
     known = [point for point in points if not math.isnan(point.majority_accuracy)]
     widest = min(known, key=lambda point: point.value("refused"), default=None)
     free = [p for p in points if math.isinf(p.value("epsilon")) and not math.isnan(p.value("error"))]
@@ -342,7 +345,7 @@ def frontier_report(report: FrontierReport) -> str:
     points, shown, secret = report.points(), report.shown, report.secret
     series = looks(points)
     members = on_frontier(points)
-    # The notion that the page opens with comes first; everything that depends on the notion is written once for each.
+    # The page opens with the first notion; parts that depend on the notion are written once for each.
     notions = tuple(dict.fromkeys((report.notion, *notions_of(points))))
     seen = [[point.seen_by(notion) for point in points] for notion in notions]
     by_notion = [by_panel(found) for found in seen]
@@ -377,7 +380,7 @@ def frontier_report(report: FrontierReport) -> str:
         notions=[NOTIONS[notion] for notion in notions],
         rules=[rule_words(report.rule, notion) for notion in notions],
         fairness={point: [with_spread(point.seen_by(notion))[0] for notion in notions] for point in points},
-        # The third plane of a data set is chosen by its number among all planes.
+        # Two planes are fixed. The third plane of a data set is chosen by its number among all planes.
         planes=((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage")),
         colours=list(enumerate(zip(COLOURS, DARK_COLOURS, strict=True))),
         most_shift=MOST_SHIFT / 1000,

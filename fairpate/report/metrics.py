@@ -160,7 +160,7 @@ class Evaluation:
 
     @property
     def is_measured(self) -> bool:
-        """Whether there was any record; without one, every number is undefined."""
+        """True if there was any record; without one, every number is undefined."""
         return self.num_records > 0
 
     @property
@@ -405,7 +405,7 @@ def _drawn_apart(
 
 
 def _with_words(measured: Evaluation) -> Evaluation:
-    """``measured`` with everything that is computed from its tables, all of which are there."""
+    """Add everything that is computed from the tables of ``measured``, where none is left out."""
     table_GYC = np.asarray(measured.confusion_GYC)
     label_GC = table_GYC.sum(axis=2)
     label_C = label_GC.sum(axis=0)
@@ -530,7 +530,7 @@ def shown_records(
     persons_N: npt.ArrayLike | None = None,
     apart_N: BoolArray | None = None,
 ) -> Shown:
-    """What may be shown of the records ``answered_N``; ``apart_N`` are those that another evaluation leaves out."""
+    """Choose the records of ``answered_N`` to show; ``apart_N`` are those that another evaluation leaves out."""
     units_N = np.arange(len(groups_N)) if persons_N is None else np.unique(persons_N, return_inverse=True)[1]
     published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
 
@@ -543,11 +543,12 @@ def shown_records(
             found |= (size > 0) & (size < least)
         return found
 
-    # By all records: what is left out is then the same for every model that is measured on them.
+    # Sizes of all records decide, so that the same records are left out for every model that is measured on them.
     small_G = small(groups_N, num_groups, [np.ones(len(groups_N), dtype=np.bool_)])
     kept_N = ~small_G[groups_N]
     while kept_N.any() and (lacking := least * int(small_G.sum()) - len(np.unique(units_N[~kept_N]))) > 0:
         largest = np.bincount(groups_N[kept_N]).argmax()
+        # The last records of the largest group fill the number up; which they are depends on no prediction.
         last = list(dict.fromkeys(units_N[kept_N & (groups_N == largest)].tolist()))[-lacking:]
         fewer_N = kept_N & ~np.isin(units_N, last)
         became_small_G = small(groups_N, num_groups, [fewer_N])
@@ -555,12 +556,13 @@ def shown_records(
         if not became_small_G.any():
             kept_N = fewer_N
             break
+        # A group that became small leaves out `least` of its own, and the filling begins again.
         small_G = small_G | became_small_G
         kept_N = ~small_G[groups_N]
     small_G = small_G | small(groups_N, num_groups, [kept_N & part for part in published])
     kept_N &= ~small_G[groups_N]
     kept = [kept_N & part for part in published]
-    # What one evaluation hides the other may not show.
+    # The difference of two evaluations is public as well.
     by_label = kept if apart_N is None else [*kept, kept_N & answered_N & ~apart_N]
     num_labels = int(labels_N.max(initial=0)) + 1
     return Shown(
@@ -576,11 +578,8 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
     least = measured.least_cell
     hidden = {name for name, gap in measured.gaps.items() if 0 < gap.min_cell_size < least}
     tables, underserved, perfect_gap = list(measured.confusion_GYC), measured.underserved, measured.perfect_gap
-    groups, majority, accuracy = (
-        list(measured.groups),
-        (measured.majority_class, measured.majority_accuracy),
-        measured.accuracy,
-    )
+    groups, accuracy = list(measured.groups), measured.accuracy
+    majority = (measured.majority_class, measured.majority_accuracy)
     if not shown.by_label:
         hidden |= _GIVEN_LABEL
         tables = [None] * len(tables)
@@ -590,16 +589,27 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
             f"is right about {name} less often than always predicting its most common class would be"
             for name in measured.underserved_groups
         )
-        unshown = _hidden_accuracies(published, least, shown.totals_by_label)
+        # The fewest and smallest groups lose their accuracy; never one alone, whose accuracy the total would give.
+        size_G = published[0].sum(axis=(1, 2))
+        by_size = [z for z in size_G.argsort(kind="stable").tolist() if size_G[z] > 0]
+        unshown = by_size
+        for number in (0, *range(2, len(by_size))):
+            if not any(_labels_follow(each, by_size[:number], least, shown.totals_by_label) for each in published):
+                unshown = by_size[:number]
+                break
         hidden |= {"accuracy_parity"} if unshown else set()
         groups = [replace(group, accuracy=math.nan) if z in unshown else group for z, group in enumerate(groups)]
         with_totals = shown.totals_by_label and not any(_labels_follow_from_totals(each, least) for each in published)
         if not with_totals:
             hidden |= _RATES
             majority = (None, math.nan)
-        if any(_labels_follow_from_accuracy(table, least, with_totals) for table in published):
-            hidden |= _RATES
-            accuracy = math.nan
+        for table_GYC in published:
+            # The accuracy of all reveals labels where errors, right predictions or the records of a class are few.
+            size, right = table_GYC.sum(), np.trace(table_GYC, axis1=1, axis2=2).sum()
+            other = size if with_totals else size - table_GYC.sum(axis=(0, 1)).max()
+            if size > 0 and 2 * min(right, size - right, other) < least:
+                hidden |= _RATES
+                accuracy = math.nan
     for z in np.flatnonzero(shown.small_G):
         tables[z] = None
         groups[z] = GroupResult(
@@ -622,22 +632,11 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
     )
 
 
-def _hidden_accuracies(published: Sequence[rates.FloatArray], least: int, with_totals: bool) -> list[int]:
-    """The smallest groups whose accuracy has to be hidden; never one alone, whose accuracy follows from that of all."""
-    size_G = published[0].sum(axis=(1, 2))
-    by_size = [z for z in size_G.argsort(kind="stable").tolist() if size_G[z] > 0]
-    for number in (0, *range(2, len(by_size))):
-        hidden = by_size[:number]
-        if not any(_labels_follow(table, hidden, least, with_totals) for table in published):
-            return hidden
-    return by_size
-
-
 def _labels_follow(joint_GYC: rates.FloatArray, hidden: Sequence[int], least: int, with_totals: bool) -> bool:
-    """Whether predictions by group and accuracies of all groups but ``hidden`` narrow the size of some class down.
+    """True if predictions by group and accuracies of all groups but ``hidden`` nearly reveal the size of some class.
 
-    They do where it may lie in a range of less than half of ``least``. One record more of each kind of error, and one
-    less of each kind of right predictions, changes the size of a class by 2.
+    They do where the size may lie in a range of less than half of ``least``. One record more of each kind of error, and
+    one less of each kind of right predictions, changes the size of a class by 2.
     """
     together_HYC = joint_GYC[list(hidden)]
     known_GYC = np.delete(joint_GYC, hidden, axis=0)
@@ -654,22 +653,15 @@ def _labels_follow(joint_GYC: rates.FloatArray, hidden: Sequence[int], least: in
 
 
 def _labels_follow_from_totals(joint_GYC: rates.FloatArray, least: int) -> bool:
-    """The same for predictions by group, and accuracy and the most common class of all; of two classes."""
+    """The same from predictions by group with accuracy and most common class of all groups together; of two classes."""
     if joint_GYC.shape[-1] != 2:
         return False
     moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)
     return bool((2 * moves_G < least)[joint_GYC.sum(axis=(1, 2)) > 0].any())
 
 
-def _labels_follow_from_accuracy(joint_GYC: rates.FloatArray, least: int, with_totals: bool) -> bool:
-    """The same for predictions by group and the accuracy of all: of few errors, of few that are right, of one class."""
-    size, right = joint_GYC.sum(), np.trace(joint_GYC, axis1=1, axis2=2).sum()
-    other = size if with_totals else size - joint_GYC.sum(axis=(0, 1)).max()
-    return bool(size > 0 and 2 * min(right, size - right, other) < least)
-
-
 def _moves(count_G: rates.FloatArray, most_G: rates.FloatArray) -> rates.FloatArray:
-    """How far each of ``count_G``, at most ``most_G``, may move up and down while their sum stays."""
+    """The range in which each of ``count_G``, at most ``most_G``, may lie while their sum stays."""
     up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
     room_G = most_G - count_G
     moves_G: rates.FloatArray = up_G + np.minimum(count_G, room_G.sum() - room_G)
@@ -678,7 +670,7 @@ def _moves(count_G: rates.FloatArray, most_G: rates.FloatArray) -> rates.FloatAr
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsTold:
-    """In how many of ``num_runs`` runs a group is served worse than by a constant, or was not measured, by its name."""
+    """By name of the group, the number of runs in which it is served worse than by a constant, or was not measured."""
 
     num_runs: int = 0
     underserved: Mapping[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What may be claimed of a published model: its guarantee, what was measured, and the one place that words both.
+"""Claims about a published model: its guarantee, its measurements, and the one place that words both.
 
 A :class:`Statement` joins the privacy guarantee of a run with the evaluation on test records. Report, card, operator's
 page, terminal and notebook are views of its sentences, figures and rows, so that a verdict is decided here alone.
@@ -63,18 +63,19 @@ _UNITS: Mapping[Unit, tuple[str, str]] = {
     "person": ("everything about one person", "All records of a person are protected together."),
     "sensitive attribute": ("one sensitive attribute", "All else about a record is not protected."),
 }
-"""For each unit: what is protected, and what holds for somebody with several records."""
+"""For each unit, the words for what is protected and the sentence for a person with several records."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """The published guarantee; ``epsilon`` is inf where there is none, ``events`` say what touched private records.
+    """The published guarantee, with epsilon infinite if nothing is guaranteed.
 
-    ``noise`` is ``os_entropy``, or says why nothing is private. ``not_protected`` is what the model may reveal without
-    noise, ``remarks`` qualify the guarantee, ``tells_size`` says that an event reveals the number of private records.
-    ``epsilon_with_earlier`` is the epsilon of ``earlier_releases`` of the same private data together with this one if
-    all were fixed beforehand, ``epsilon_adaptive_with_earlier`` the least limit that admits them, each chosen in view
-    of the earlier ones; None where that is not finite.
+    ``events`` name, in words, what touched private records. ``noise`` is ``os_entropy``, or the reason why nothing is
+    private. The model may reveal ``not_protected`` without noise, ``remarks`` qualify the guarantee, and with
+    ``tells_size`` an event reveals the number of private records. ``epsilon_with_earlier`` is the epsilon of
+    ``earlier_releases`` of the same private data together with this one if all were fixed beforehand,
+    ``epsilon_adaptive_with_earlier`` the least limit that admits them, each chosen in view of the earlier ones; None
+    where that is not finite.
     """
 
     unit: Unit
@@ -107,7 +108,7 @@ class Guarantee:
             **{name: getattr(statement, name) for name in same},
             epsilon=math.inf if statement.epsilon is None else statement.epsilon,
             events=touched,
-            # Neighbours are sampled at a rate that is configured, whatever the number of records.
+            # The rate at which neighbours are sampled is configured; it does not depend on the number of records.
             tells_size=queries is None and any(event.get("sampling_rate", 1) < 1 for event in events),
             earlier_releases=statement.earlier_releases or 0,
             epsilon_with_earlier=statement.epsilon_with_earlier,
@@ -116,12 +117,12 @@ class Guarantee:
 
     @property
     def is_attested(self) -> bool:
-        """Whether the operator declared the unit, for votes that were made elsewhere."""
+        """True if the operator declared the unit, for votes that were made elsewhere."""
         return self.unit not in UNITS
 
     @property
     def protects(self) -> bool:
-        """Whether the guarantee holds for what was published."""
+        """True if the guarantee holds for what was published."""
         return math.isfinite(self.epsilon) and self.noise == "os_entropy"
 
     @property
@@ -131,12 +132,12 @@ class Guarantee:
 
     @property
     def epsilon_words(self) -> str:
-        """Epsilon as it is published, or that there is none."""
+        """Epsilon in its published digits, or the word none."""
         return epsilon_text(self.epsilon) if math.isfinite(self.epsilon) else "none"
 
     @property
     def noise_words(self) -> str:
-        """Where the noise comes from, or why it is not private."""
+        """The source of the noise, or the reason why it is not private."""
         return "from operating-system entropy" if self.noise == "os_entropy" else self.noise.replace(": ", ", ")
 
     @property
@@ -146,12 +147,12 @@ class Guarantee:
 
     @property
     def protected(self) -> str:
-        """What is protected; a unit that the operator declared stands for all that belongs to it."""
+        """The protected unit in words; a unit that the operator declared means everything that belongs to it."""
         return _UNITS[self.unit][0] if self.unit in _UNITS else f"everything about one {self.unit}"
 
     @property
     def several_records(self) -> str:
-        """What holds for somebody to whom several records belong."""
+        """The sentence for a person with several records."""
         attested = f"The operator attests that one {self.unit} touches one vote of a query at most."
         return attested if self.is_attested else _UNITS[self.unit][1]
 
@@ -193,7 +194,7 @@ class Guarantee:
 
     @property
     def meaning(self) -> str:
-        """What an attacker can learn about one unit; where the noise is not private, what fresh noise would give."""
+        """The bound on what an attacker can learn about one unit; without private noise, the bound of fresh noise."""
         seen = "all that is published"
         bound = meaning(self.epsilon, self.delta, unit=self.unit, relation=self.relation, seen=seen)
         if self.protects or math.isinf(self.epsilon):
@@ -204,7 +205,7 @@ class Guarantee:
     def row(self) -> tuple[str, str]:
         """The guarantee as one line of a terminal or a notebook."""
         if not math.isfinite(self.epsilon):
-            return "epsilon", f"none: no guarantee (noise: {self.noise_words})"
+            return "epsilon", f"none: no guarantee ({self.noise_words})"
         at = f"{epsilon_text(self.epsilon)} at delta {delta_text(self.delta)}, per {self.unit}, {self.relation}"
         return "epsilon", f"{at} ({self.accounting}; noise: {self.noise_words})"
 
@@ -246,12 +247,14 @@ class Statement:
 
     @property
     def fairness(self) -> Fairness:
-        """What the demographic-parity gap on test records shows."""
+        """The verdict of the demographic-parity gap on test records."""
         gap = self.measured.measured("demographic_parity")
+        # First, because the gap of a degenerate model is small for that reason alone.
         if self.measured.degenerate:
             return "degenerate"
         if math.isnan(gap.value) or math.isnan(gap.high):
             return "unknown"
+        # The whole interval decides: a value below the limit may be chance.
         if gap.low > FAIR_GAP:
             return "not fair"
         if gap.high > FAIR_GAP or self._too_few:
@@ -260,11 +263,11 @@ class Statement:
 
     @property
     def _too_few(self) -> str:
-        """The reason why a small gap does not make the model fair yet; empty where there is none."""
+        """The reason why a small gap does not make the model fair yet; empty if there is no such reason."""
         if self.measured.coverage < 0.5:
             return f"It is of the {percent(self.measured.coverage)} of the test records that the model answers."
         if self.measured.measured("demographic_parity").min_cell_size < FEW:
-            return f"Fewer than {FEW} records of a group cannot tell so small a gap."
+            return f"Fewer than {FEW} records of a group cannot show so small a gap."
         return ""
 
     @property
@@ -280,10 +283,11 @@ class Statement:
 
     @property
     def _accuracy_words(self) -> str:
-        """How far the accuracy lies from the best that it may be compared with."""
+        """The distance of the accuracy from the best baseline."""
         measured, baseline = self.measured, self.without_privacy
         if math.isnan(measured.accuracy):
             return "an accuracy that is not shown"
+        # To surpass a baseline that a constant surpasses is no merit.
         if baseline is None or baseline.accuracy < measured.majority_accuracy:
             if measured.majority_class is None:
                 return f"{percent(measured.accuracy)} accuracy"
@@ -292,7 +296,7 @@ class Statement:
             other, whose = baseline.accuracy, "a logistic model without privacy"
             if measured.accuracy > other:  # possible because the model had public records too
                 whose += f" that learned from {counted(baseline.num_records, 'private record')}"
-        # From the numbers as they are printed.
+        # From the numbers as they are printed, so that a reader's subtraction gives the same.
         points = Decimal(f"{100 * measured.accuracy:.1f}") - Decimal(f"{100 * other:.1f}")
         if not points:
             return f"the accuracy of {whose}"
@@ -315,6 +319,7 @@ class Statement:
         if measured.not_measured:
             return f"{begin}, {accuracy}; {self._fair_words}."
         joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self._fair_words}")
+        # Behind the word, wherever it stands in the sentence.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
         perfect = ""
         if self.fairness == "not fair" and measured.perfect_gap >= FAIR_GAP:
@@ -450,7 +455,7 @@ class Statement:
         ]
         of_worst = " (worst class)" if len(measured.class_names) > 2 else ""
         for name, kind, bounds_rate in (("other gaps", "gap", False), (f"errors{of_worst}", "rate", True)):
-            # Files of earlier versions lack some of the notions.
+            # Files of earlier versions lack some notions.
             known = [
                 f"{notion.measure.removesuffix(f' {kind}')} {decimal(measured.gaps[notion.reading].value)}"
                 for notion in rates.NOTIONS.values()
@@ -488,7 +493,7 @@ def majority_words(measured: Evaluation) -> str:
 
 
 def small_cell_words(measured: Evaluation) -> str:
-    """What is not shown because it rests on too few test records; empty where all is shown."""
+    """Name the numbers that rest on too few test records to be shown; empty where all are shown."""
     if None not in measured.confusion_GYC:
         return ""
     counts = "of the other groups alone" if any(measured.confusion_GYC) else "of no group"
@@ -530,7 +535,7 @@ class GapBetweenGroups(PopulationEstimate):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivatePopulation:
-    """How a published model treats the groups of the private population, estimated from a release by group.
+    """Estimates of how a model treats the groups of the private population, from a release by group.
 
     The estimates are post-processing of what was released (:mod:`fairpate.fairness.private_population`): they have no
     privacy cost and may be published, unlike metrics on test records. Each has an interval at ``level``; gaps are over
@@ -644,34 +649,14 @@ OUTCOMES: Mapping[Outcome, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupOutcomes:
-    """How the queries of one public group ended."""
-
-    name: str
-    answered: int
-    rejected_confidence: int
-    rejected_fairness: int
-    refused_free: int
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The numbers in the order of ``OUTCOMES``."""
-        return self.answered, self.rejected_fairness, self.rejected_confidence, self.refused_free
-
-    @property
-    def total(self) -> int:
-        """The number of the group's queries."""
-        return sum(self.counts)
-
-
-@dataclass(frozen=True, kw_only=True)
 class AnsweredQueries:
     """The queries that teachers were asked and what was answered, as far as it may be published.
 
     ``voters``, at most ``num_teachers`` a query, are ``teachers`` or ``neighbours``.
     ``mechanism`` says in words how labels are released. ``epsilon_course_Q`` is the data-independent epsilon after each
     submitted query, at the guarantee's delta: it grows with every one, also with those refused before the vote.
-    ``answered_GC[z][k]`` counts released labels.
+    ``outcomes_GO`` counts the outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the
+    released labels of each group and class.
     """
 
     mechanism: str
@@ -685,7 +670,7 @@ class AnsweredQueries:
     rejected_fairness: int
     refused_free: int
     epsilon_course_Q: Sequence[float]
-    outcomes: Sequence[GroupOutcomes]
+    outcomes_GO: Sequence[Sequence[int]]
     answered_GC: Sequence[Sequence[int]]
 
     def __post_init__(self) -> None:
@@ -700,12 +685,11 @@ class PublicReport:
     """The contents of the public page, for a run of any method.
 
     ``title`` names the data set. ``voting`` is None for a method whose teachers, if it has any, answer no queries.
-    ``num_private_records`` is a declared, public number (the exact count is itself protected when records may be added
-    or removed); None leaves it out. ``evaluations`` maps what was measured on the test records to its result; the first
-    is the headline. ``reject_option`` is how a model that may refuse fares in other orders of the test records; None
-    for one that answers everything. ``num_training_labels`` counts the released labels that the student was trained on,
-    to which the ledger may have added others; None where that is not known. ``private_population`` are estimates from
-    a release by group. ``made`` says when and by which version.
+    ``evaluations`` maps each set of predictions on the test records to its result; the first is the headline.
+    ``reject_option`` holds the results of a model that may refuse over other orders of the test records; None for one
+    that answers everything. ``num_training_labels`` counts the released labels that the student was trained on, to
+    which the ledger may have added others; None where that is not known. ``private_population`` are estimates from a
+    release by group. ``made`` says when and by which version.
     """
 
     title: str
@@ -714,7 +698,6 @@ class PublicReport:
     evaluations: Mapping[str, Evaluation]
     voting: AnsweredQueries | None = None
     reject_option: RejectOptionSpread | None = None
-    num_private_records: int | None = None
     num_training_labels: int | None = None
     private_population: PrivatePopulation | None = None
     made: str = ""
@@ -745,16 +728,16 @@ class PublicReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateReport:
-    """What the operator's page adds to the report of a run with votes.
+    """The contents of the operator's page, in addition to the report of a run with votes.
 
-    Every array follows the order of the submitted queries and depends on the votes.
-    ``rdp_Q`` is the data-dependent Renyi cost of each query at order ``rdp_order``, in nats. The courses are
-    data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
-    computed, ``epsilon_as_in_paper_course_Q`` leaves out rejections by the fairness gate. ``rdp_worst_Q`` is what each
-    query costs at its worst case, whatever its votes. ``plurality_votes_Q`` counts the voters behind the most popular
-    label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who voted. ``groups_Q`` are places in
-    ``voting.outcomes``, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` who asked (empty: the run itself).
-    ``without_privacy`` is what a model without noise reaches that learned from the same private records.
+    Every array follows the order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent
+    Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost at its worst case. The courses
+    are data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
+    computed, ``epsilon_as_in_paper_course_Q`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts
+    the voters behind the most popular label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who
+    voted. ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the
+    callers who asked (empty: the run itself). ``without_privacy`` measures a model without noise that learned from the
+    same private records.
     """
 
     public: PublicReport

@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 
 from fairpate.fairness.rates import NOTIONS, FloatArray
 from fairpate.report.figures import SHAPES
-from fairpate.report.metrics import Evaluation, RejectOptionSpread, WithoutPrivacy
+from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.page import count, counted, course, epsilon_text, made_words, percent, render, scale_end
 from fairpate.report.records import (
     OUTCOMES,
@@ -75,20 +75,15 @@ _HATCH = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """A line through ``points`` of (x, y) and the words that label it."""
+def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, y_label: str, title: str) -> Markup:
+    """Draw up to three named lines through points (x, y), on linear axes from 0.
 
-    name: str
-    points: Sequence[tuple[float, float]]
-
-
-def curves(lines: Sequence[Curve], *, x_label: str, y_label: str, title: str) -> Markup:
-    """Draw up to three lines on linear axes from 0; one is labelled at its end, several in a legend below the chart."""
-    points = [point for line in lines for point in line.points]
+    One line has its name at its end, several have a legend below the chart.
+    """
+    points = [point for line in lines.values() for point in line]
     if not points or not all(math.isfinite(y) for _, y in points):
         return _NOTHING.format(title)
-    names = [line.name for line in lines]
+    names = list(lines)
     x, y = (
         {
             "field": field,
@@ -120,7 +115,7 @@ def curves(lines: Sequence[Curve], *, x_label: str, y_label: str, title: str) ->
         layers.append(
             {"data": {"values": [{"x": last_x, "y": last_y}]}, "mark": {**label, "fontSize": 12}, "encoding": place}
         )
-    rows = [{"line": line.name, "x": x, "y": y} for line in lines for x, y in line.points]
+    rows = [{"line": name, "x": x, "y": y} for name, line in lines.items() for x, y in line]
     return _drawn(rows, layers, y_label=y_label, title=title)
 
 
@@ -149,7 +144,7 @@ def histogram(
                 }
                 rows.append({"stack": name, **ends})
             base[place] += number
-    # Whole steps, because half a query is none.
+    # Whole steps, because queries are counted.
     step = next(
         step for power in range(20) for step in (10**power, 2 * 10**power, 5 * 10**power) if 4 * step >= max(totals)
     )
@@ -168,7 +163,7 @@ def histogram(
         "scale": {"domain": [0, top], "nice": False},
         "axis": {"values": list(range(0, top + 1, step)), "format": ",d"},
     }
-    # What the gate refused is hatched, so that colour alone tells nothing apart.
+    # Refusals by the gate are hatched, because colour alone does not reach every reader.
     hatch = re.sub("[^a-z]+", "-", title.lower())
     fills = [f"url(#{hatch})" if name == "fairness" else f"var(--{name})" for name in stacks]
     fill = {"field": "stack", "type": "nominal", "legend": None, "scale": {"domain": list(stacks), "range": fills}}
@@ -233,7 +228,7 @@ def public_report(report: PublicReport) -> str:
         gate = f"Fairness margin {_gate(voting.gate)}" if _margin(voting.gate) != "off" else "No fairness gate"
         how = f"{voting.mechanism}. {gate}"
         budget_curve = curves(
-            [Curve(name=f"ε = {epsilon_text(guarantee.epsilon)}", points=course(voting.epsilon_course_Q))],
+            {f"ε = {epsilon_text(guarantee.epsilon)}": course(voting.epsilon_course_Q)},
             x_label="submitted queries",
             y_label=f"ε at δ = {delta_text(guarantee.delta)}",
             title="Data-independent privacy budget spent against submitted queries",
@@ -242,6 +237,11 @@ def public_report(report: PublicReport) -> str:
             [row[k] / sum(row) if sum(row) else math.nan for row in voting.answered_GC]
             for k in range(len(report.headline.class_names))
         ]
+    order_words = spread and (
+        "A model that may refuse decides on each record in view of its earlier answers: the figures with refusals "
+        f"belong to one order. Here are {count(len(spread.orders))} random orders of the same "
+        f"{count(spread.num_records)} predictions; margin {_gate(spread.rule)}."
+    )
     tuning = "is" if guarantee.tuning_accounted else "is not"
     opening = _opening(report)
     return render(
@@ -256,7 +256,7 @@ def public_report(report: PublicReport) -> str:
         small_cells=small_cell_words(report.headline),
         gap_end=scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
         prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
-        order_words=spread and _order_words(spread),
+        order_words=order_words,
         margin=None if voting is None else _margin(voting.gate),
         stopped_by_votes=STOPPED_BY_VOTES,
         population=report.private_population,
@@ -271,9 +271,9 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
     labels = ""
     if voting:
         if trained is None:
-            labels = "released labels, of which the number was not recorded"
+            labels = "an unrecorded number of released labels"
         elif trained < voting.answered:
-            others = f"the other {count(voting.answered - trained)} answer queries beside the run’s own"
+            others = f"the other {count(voting.answered - trained)} answer queries from outside the run"
             labels = f"{count(trained)} of these labels: {others}"
         else:
             labels = "these labels" if trained == voting.answered else counted(trained, "released label")
@@ -296,21 +296,13 @@ def _answered_words(measured: Evaluation) -> str:
 
 
 def prediction_words(measured: Evaluation, model: str) -> str:
-    """How many classes are predicted at all, to read a gap with."""
+    """Count the classes that are predicted at all, to read a gap with."""
     if not measured.num_answered:
         return "No record is answered."
     predicted = sum(any(rates[k] > 0 for rates in measured.rates_GC) for k in range(len(measured.class_names)))
     words = f"{count(predicted)} of {count(len(measured.class_names))} classes are predicted for some record."
     cautions = (*measured.degenerate, *measured.underserved)
     return f"The {model} {'; it '.join(cautions)}. {words}" if cautions else words
-
-
-def _order_words(spread: RejectOptionSpread) -> str:
-    return (
-        "A model that may refuse decides on each record in view of its earlier answers: the figures with refusals "
-        f"belong to one order. Here are {count(len(spread.orders))} random orders of the same "
-        f"{count(spread.num_records)} predictions; margin {_gate(spread.rule)}."
-    )
 
 
 def _gate(rule: GateRule) -> str:
@@ -352,10 +344,10 @@ def private_report(report: PrivateReport) -> str:
         ledgers=list(zip(_LEDGERS.items(), totals, strict=True))[:num_ledgers],
         compared=_compared_ledgers(*totals, rejected=voting.rejected_fairness, are_one=num_ledgers == 1),
         curve=curves(
-            [
-                Curve(name=f"{name}: {epsilon_text(total)}", points=course(epsilon_Q))
+            {
+                f"{name}: {epsilon_text(total)}": course(epsilon_Q)
                 for name, total, epsilon_Q in list(zip(_LEDGERS, totals, courses, strict=True))[:num_ledgers]
-            ],
+            },
             x_label="submitted queries",
             y_label=f"ε at δ = {delta_text(public.guarantee.delta)}",
             title=f"{'Three ledgers' if num_ledgers > 1 else 'The ledger'} against submitted queries",
@@ -366,7 +358,7 @@ def private_report(report: PrivateReport) -> str:
 
 
 def _compared_ledgers(independent: float, dependent: float, as_in_paper: float, *, rejected: int, are_one: bool) -> str:
-    """How the three totals differ as they are printed, rounded up to hundredths."""
+    """Compare the three totals as they are printed, rounded up to hundredths."""
     if are_one:
         gates = (
             f" {counted(rejected, 'rejection')} by the fairness gate cost the same as an answer." if rejected else ""
@@ -388,12 +380,12 @@ def _compared_ledgers(independent: float, dependent: float, as_in_paper: float, 
 
 
 def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
-    """What each query cost as a share of its worst case, which was published for it, and how far the voters agreed."""
+    """Show the cost of each query as a share of its worst case, which is published, and the agreement of the voters."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
     of_worst_Q, total = shares_of_worst(cost_Q, worst_Q), float(cost_Q.sum())
-    voted_Q = outcomes_Q != "free"
+    voted_Q, names = outcomes_Q != "free", report.public.headline.group_names
     varies = votes_matter(of_worst_Q, voted_Q)
 
     consensus = "No query was voted on."
@@ -418,13 +410,13 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         return histogram(edges.tolist(), stacks, x_label=x_label, y_label="queries", title=title, ticks=ticks)
 
     by_group = []
-    for group, outcomes in enumerate(voting.outcomes):
+    for group, name in enumerate(names):
         of_group_Q = groups_Q == group
         agreement_Q = share_Q[of_group_Q & voted_Q]
         of_total = float(cost_Q[of_group_Q].sum()) / total if 0 < total < math.inf else math.nan
         by_group.append(
             (
-                outcomes.name,
+                name,
                 count(int(of_group_Q.sum())),
                 percent(float(np.median(agreement_Q)) if len(agreement_Q) else math.nan, digits=0),
                 percent(of_total, digits=0),
@@ -433,7 +425,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     charges = [
         (
             f"№ {count(query + 1)}",
-            voting.outcomes[report.groups_Q[query]].name,
+            names[report.groups_Q[query]],
             OUTCOMES[report.outcomes_Q[query]],
             f"{report.plurality_votes_Q[query]} : {report.runner_up_votes_Q[query]}",
             percent(float(of_worst_Q[query]), digits=0),
@@ -448,8 +440,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     return {
         "cost_words": cost_words(cost_Q, of_worst_Q, varies=varies),
         "consensus_words": consensus,
-        "voters_words": _voters_words(report.num_votes_Q, voting),
-        "time_words": _time_words(report.at_Q, report.callers_Q),
+        "voter_rows": _voter_rows(report, voting),
         "charges": charges,
         "by_group": by_group,
         "costs": varies
@@ -466,32 +457,28 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
     }
 
 
-def _voters_words(num_votes_Q: Sequence[int], voting: AnsweredQueries) -> str:
-    """Whether all teachers voted; of neighbours, how many were near enough."""
-    if not num_votes_Q:
-        return "Nobody was asked."
-    least, most = min(num_votes_Q), max(num_votes_Q)
-    if voting.voters != "teachers":
-        return f"{upper(voting.voters)} that voted on a query: {count(least)} to {count(most)}."
-    if least == most == voting.num_teachers:
-        return f"All {count(voting.num_teachers)} teachers voted on every query."
-    fewer = sum(votes < voting.num_teachers for votes in num_votes_Q)
-    return (
-        f"Not all {count(voting.num_teachers)} teachers voted on {counted(fewer, 'query', 'queries')}: "
-        f"{count(least)} at least."
-    )
-
-
-def _time_words(at_Q: Sequence[float], callers_Q: Sequence[str]) -> str:
-    """When the queries were charged, and by whom."""
-    known = [at_s for at_s in at_Q if at_s]
-    if not known:
-        return "When the queries were charged was not recorded."
-    first, last = (datetime.fromtimestamp(at_s, UTC) for at_s in (min(known), max(known)))
-    until = f"{last:%H:%M:%S}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M:%S}"
-    asked = sum(bool(caller) for caller in callers_Q)
-    whose = f"{counted(asked, 'query', 'queries')} came from callers of a service" if asked else "All are the run’s own"
-    return f"Charged from {first:%Y-%m-%d %H:%M:%S} to {until} (UTC). {whose}."
+def _voter_rows(report: PrivateReport, voting: AnsweredQueries) -> Rows:
+    """The number of voters, the time of the charges, and the callers."""
+    votes_Q, known = report.num_votes_Q, [at_s for at_s in report.at_Q if at_s]
+    if not votes_Q:
+        voters = "Nobody was asked."
+    elif voting.voters != "teachers":
+        voters = f"{upper(voting.voters)} that voted on a query: {count(min(votes_Q))} to {count(max(votes_Q))}."
+    elif fewer := sum(votes < voting.num_teachers for votes in votes_Q):
+        voters = (
+            f"Not all {count(voting.num_teachers)} teachers voted on {counted(fewer, 'query', 'queries')}: "
+            f"{count(min(votes_Q))} at least."
+        )
+    else:
+        voters = f"All {count(voting.num_teachers)} teachers voted on every query."
+    time = "When the queries were charged was not recorded."
+    if known:
+        first, last = (datetime.fromtimestamp(at_s, UTC) for at_s in (min(known), max(known)))
+        until = f"{last:%H:%M:%S}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M:%S}"
+        asked = counted(sum(map(bool, report.callers_Q)), "query", "queries")
+        whose = f"{asked} came from callers of a service" if any(report.callers_Q) else "All are the run’s own"
+        time = f"Charged from {first:%Y-%m-%d %H:%M:%S} to {until} (UTC). {whose}."
+    return [("Voters", voters), ("Time", time)]
 
 
 _MOST_NAMED = 11
@@ -576,7 +563,7 @@ class Card:
 
     @property
     def description(self) -> str:
-        """What the model does, in sentences."""
+        """Input, output, method and groups of the model, in sentences."""
         model, data, (*others, last) = self.model, self.data, self.model.classes
         shown = [*others[:_MOST_NAMED], *(["…"] if len(others) > _MOST_NAMED else [])]
         classes = f"one of {count(len(others) + 1)} classes: {', '.join(shown)} or {last}"
@@ -592,7 +579,7 @@ class Card:
 
     @property
     def publishable(self) -> list[str]:
-        """What may be published with the model."""
+        """The items that may be published with the model."""
         if not self.privacy.protects:
             return ["Nothing: neither the model nor its predictions or metrics are protected."]
         bare = self.privacy.not_protected
@@ -605,7 +592,7 @@ class Card:
 
     @property
     def not_publishable(self) -> list[str]:
-        """What must stay with the operator."""
+        """The items that must stay with the operator."""
         return [
             "The private records, models that were trained on them without noise, and their votes.",
             "Any price that was computed from votes, and any ledger: both depend on private values.",
@@ -615,7 +602,7 @@ class Card:
 
     @property
     def limits(self) -> list[str]:
-        """What the numbers do not show."""
+        """Cautions for reading the numbers."""
         privacy, measured = self.privacy, self.evaluation
         covered = f"what the operator calls a {privacy.unit}, each behind one vote,"
         if not privacy.is_attested:

@@ -101,7 +101,7 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bundle:
             for name, part in sorted(parts.items()):
                 entry = zipfile.ZipInfo(name, _FIXED_TIME)
-                # As on Unix, whatever the machine: equal runs give equal bytes.
+                # As on Unix, on every machine: equal runs give equal bytes.
                 entry.create_system, entry.external_attr = 3, _READABLE
                 if isinstance(part, bytes):
                     bundle.writestr(entry, part)
@@ -389,7 +389,7 @@ class _Check:
         return f"the student {digest[:12]} is that of card and head"
 
     def release(self) -> str | None:
-        """What the student learned from was released under events of this statement."""
+        """The events of the release that the student learned from are in the statement."""
         if not self.bundle.released.is_file():
             return None
         released, _ = read_release(self.bundle.released)
@@ -399,7 +399,7 @@ class _Check:
         return "the release's events are in the statement"
 
     def card(self) -> str:
-        """Card and page are made again from statement, metrics and student, and compared."""
+        """Card and page equal those that statement, metrics and student give here."""
         given = _json(self.bundle, "card.json")
         fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
         card = card_of(

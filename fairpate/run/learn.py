@@ -1,7 +1,7 @@
-"""What a run is trained on and what it learned: its data set and published student, recorded, read back and measured.
+"""The data set that a run is trained on and the student that it publishes: recorded, read back and measured.
 
 A configuration names a data set; a data set that was given from Python has no name that could be looked up. So the run
-records in ``data.json``, next to the configuration, what it had in its hands, and whatever describes the run or reads
+records in ``data.json``, next to the configuration, what it had in its hands, and all that describes the run or reads
 its data set again uses this record.
 
 A published model is measured on the test split, and with IDP3 also in other orders, on which its refusals
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
-from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding, save_embedding
+from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
 from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
@@ -102,7 +102,7 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
 
 
 def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_data) -> Dataset:
-    """What ``data`` names, as the embedding of ``run`` sees it where one is kept.
+    """The data set that ``data`` names, embedded if ``run`` keeps an embedding.
 
     RunDirectoryError for one that is damaged, or gone although there is a student that reads its coordinates.
     """
@@ -120,14 +120,8 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
     return load(data)
 
 
-def keep_embedding(run: RunDirectory, dataset: Dataset) -> None:
-    """Write what made the features, beside the student that will read them."""
-    if dataset.embedding is not None and not run.embedding.exists():
-        save_embedding(dataset.embedding, run.embedding)
-
-
 def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
-    """``dataset`` as the method reads it: where the attribute alone is protected, in an order and under names that tell
+    """``dataset`` as the method reads it: if the attribute alone is protected, in an order and under names that reveal
     nothing of it.
 
     Drawn once per run and kept in ``private/``; of seeded noise it follows from the seed, as all else does.
@@ -148,7 +142,8 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
 
 
 def recorded_data(run: RunDirectory) -> DataRecord | None:
-    """What the run was trained on; None where an earlier version did not record it. RunDirectoryError if damaged."""
+    """The record of what the run was trained on; None if an earlier version wrote none. RunDirectoryError if
+    damaged."""
     if not run.data.is_file():
         return None
     words: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in read_json(run.data).items()}
@@ -159,7 +154,7 @@ def recorded_data(run: RunDirectory) -> DataRecord | None:
 
 
 def require_data(run: RunDirectory) -> DataRecord:
-    """As :func:`recorded_data`; RunDirectoryError where nothing is recorded."""
+    """The record of :func:`recorded_data`. RunDirectoryError if nothing is recorded."""
     record = recorded_data(run)
     if record is None:
         raise RunDirectoryError(
@@ -174,8 +169,8 @@ def require_data_by_name(run: RunDirectory) -> None:
     record = recorded_data(run)
     if record is not None and record.given_from_python:
         raise RunDirectoryError(
-            f"{run.root}: was trained on {record.name!r}, {_GIVEN}; it cannot be loaded by its name, so go on "
-            "with this run from Python."
+            f"{run.root}: was trained on {record.name!r}, {_GIVEN}; it cannot be loaded by its name, so "
+            "continue this run from Python."
         )
 
 
@@ -227,8 +222,8 @@ def read_student(run: RunDirectory, *, is_free: bool) -> Student:
             "Or delete it and give the same command again: it is then trained again from the released labels, at no "
             "privacy cost."
             if is_free
-            else "It cannot be made again: another training would be a second release of the same records. Without a "
-            "copy, start a new run folder with --out and count both epsilons."
+            else "It cannot be trained again: another training would be a second release of the same records. Without "
+            "a copy, start a new run folder with --out and count both epsilons."
         )
         raise RunDirectoryError(f"{error} {remedy}") from error
 
@@ -246,11 +241,11 @@ class Assessment:
 
     @property
     def headline(self) -> Evaluation:
-        """Of the student as it predicts."""
+        """The evaluation of the student as it predicts."""
         return next(iter(self.evaluations.values()))
 
     def to_json(self) -> dict[str, Any]:
-        """The headline's metrics, and beside them those without refusals."""
+        """The headline's metrics, and with IDP3 also those without refusals."""
         values = self.headline.to_json()
         if self.reject_option is not None:
             unrefused = self.evaluations["student without refusals"]

@@ -1,4 +1,4 @@
-"""Everything that a finished run hands out: report, card, portable model, and what a notebook shows.
+"""The products of a finished run: report, card, portable model, and its view in a notebook.
 
 Report and operator's page are written at the end of a run, from its release and its evaluation. The card and the
 notebook's view read the public part of a run directory alone; of the configuration the card reads only the method and
@@ -37,8 +37,8 @@ from fairpate.report.frontier_page import FrontierReport, findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.page import counted, epsilon_text, made_words, render
 from fairpate.report.records import (
+    OUTCOMES,
     AnsweredQueries,
-    GroupOutcomes,
     Guarantee,
     PrivatePopulation,
     PrivateReport,
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
-    """What was published of the test records of ``run``. Errors of many kinds for a damaged file."""
+    """The published evaluation of ``run`` on its test records. Errors of many kinds for a damaged file."""
     metrics = read_json(run.metrics)
     # Earlier versions published `without_privacy`, of a model that learned from test records.
     return Evaluation.from_json(
@@ -340,15 +340,13 @@ def write_reports(
 ) -> None:
     """Write ``public/report.html``, and ``private/report.html`` where queries were spent."""
     evaluations = assessment.evaluations
-    if spending is None:  # without teachers nobody calls it a student
+    if spending is None:  # a model without teachers is not called a student
         evaluations = {name.replace("student", "model"): found for name, found in evaluations.items()}
     public = PublicReport(
         title=title,
         method=method_title(statement.method),
         guarantee=Guarantee.of(statement),
-        voting=None
-        if spending is None
-        else _answered_queries(spending, statement, assessment.headline.group_names, num_public_records),
+        voting=None if spending is None else _answered_queries(spending, statement, num_public_records),
         evaluations=evaluations,
         reject_option=assessment.reject_option,
         num_training_labels=num_training_labels,
@@ -360,9 +358,7 @@ def write_reports(
     write_text(run.public_report, public_report(public))
 
 
-def _answered_queries(
-    spending: Spending, statement: PrivacyStatement, group_names: Sequence[str], num_public_records: int
-) -> AnsweredQueries:
+def _answered_queries(spending: Spending, statement: PrivacyStatement, num_public_records: int) -> AnsweredQueries:
     """The public side of the queries; their epsilon after each is data-independent."""
     queries, terms, submitted = statement.queries, spending.terms, len(spending.charges_Q)
     assert queries is not None
@@ -395,16 +391,7 @@ def _answered_queries(
         rejected_fairness=queries.rejected_fairness,
         refused_free=queries.refused_free,
         epsilon_course_Q=course,
-        outcomes=[
-            GroupOutcomes(
-                name=name,
-                answered=outcomes[group, "answered"],
-                rejected_confidence=outcomes[group, "confidence"],
-                rejected_fairness=outcomes[group, "fairness"],
-                refused_free=outcomes[group, "free"],
-            )
-            for group, name in enumerate(group_names)
-        ],
+        outcomes_GO=[[outcomes[group, each] for each in OUTCOMES] for group in range(terms.num_groups)],
         answered_GC=[[labels[group, k] for k in range(terms.num_classes)] for group in range(terms.num_groups)],
     )
 
@@ -492,7 +479,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
 
 def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:
-    """How a raw row becomes the graph's input, as far as that was declared."""
+    """Describe how a raw row becomes the graph's input, as far as that was declared."""
     if len(record_shape) > 1:
         inside = "" if dataset.embedding is None else " and places them in the public embedding"
         return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}

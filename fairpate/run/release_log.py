@@ -1,12 +1,12 @@
-"""What each run released and what all runs on one data set cost together, written before a release is visible.
+"""The releases of each run and the cost of all runs on one data set, written before a release is visible.
 
-Two runs on the same private records cost their sum, whatever folders they are in. So each run keeps a receipt, and one
+Two runs on the same private records cost their sum, in any folders. So each run keeps a receipt, and one
 file of the operator, the odometer, has a row for every run. Both are written durably before anything of the release
 becomes visible. Releases under another unit or relation are another sum; a release priced by person counts in the sum
 of records too, at the person's price. A release without privacy (seeded noise, or none) is listed and adds to no sum.
 
-A sum of epsilons prices releases that were fixed beforehand. A limit bounds more: releases of which each may be chosen
-in view of the earlier ones. It counts them at one Renyi order (:class:`fairpate.privacy.accountant.AdaptiveLimit`),
+A sum of epsilons prices releases that were fixed beforehand. A limit bounds more: releases that may each be chosen in
+view of the earlier ones. It counts them at one Renyi order (:class:`fairpate.privacy.accountant.AdaptiveLimit`),
 which is never better and mostly a little worse than the sum. So that a limit of epsilon admits a run planned at that
 epsilon, a first run whose plan the sum admits, and the order does not, is admitted as the only release: the plan is
 kept and charged in full from then on. If a smaller charge left room for others, the released values would decide which
@@ -114,7 +114,7 @@ class Release:
 
     @property
     def is_private(self) -> bool:
-        """Whether the release has any privacy guarantee."""
+        """True if the release has any privacy guarantee."""
         if self.noise != OS_ENTROPY:
             return False
         # Any delta would do: the question is whether some bound is finite.
@@ -202,7 +202,7 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """How many releases on the data set came before one, and what they cost together with it, as in :class:`Total`."""
+    """Number of earlier releases on the data set, and their cost together with this one, as in :class:`Total`."""
 
     earlier: int
     epsilon: float
@@ -304,7 +304,7 @@ class Odometer:
             return next(iter(_rows(database, run=run)), None)
 
     def standing(self, run: str, *, delta: float) -> Standing | None:
-        """Where a stored release stands among those of its data set, unit and relation; None if it is not private."""
+        """The place of a stored release among those of its data set, unit and relation; None if it is not private."""
         with self._transaction() as database:
             found = _rows(database, run=run)
             rows = _rows(database, data=found[0].data) if found else []
@@ -470,12 +470,12 @@ def _admitted(
 def _fits(
     release: Release, others: Sequence[Release], limits: Sequence[tuple[Unit, float, float]], *, is_planned: bool
 ) -> bool:
-    """Whether every limit has room for ``release`` at its order; False where one has room for a plan without others.
+    """True if every limit has room for ``release`` at its order; False where one has room for a plan without others.
 
     LimitReachedError for a limit that has no room at all.
     """
     fits = True
-    # Every limit is asked: one without room refuses, whatever the one before it said.
+    # Every limit is asked: one without room refuses, also after another had room.
     asked = [(unit, limit, delta, each) for unit, limit, delta in limits for each in _counted_by(unit, [release])]
     for unit, limit, delta, each in asked:
         same, place = _counted_by(unit, others), f"{each.data}, unit {each.unit}"
@@ -557,7 +557,8 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
 
 
 def read_release(path: Path) -> tuple[Released, Origin]:
-    """What :func:`save_release` wrote. RunDirectoryError for a file that is missing, damaged or something else."""
+    """The release that :func:`save_release` wrote. RunDirectoryError for a file that is missing, damaged or something
+    else."""
     try:
         with safe_open(path, framework="numpy") as file:
             header = json.loads(file.metadata()["release"])
@@ -674,9 +675,9 @@ class ReleaseLog:
         return released
 
     def model(self, train: Callable[[], AnyPriced], *, is_release: bool) -> AnyPriced:
-        """What ``train`` returns, after its events are counted; those of the steps that it took were counted by them.
+        """The result of ``train``, after its events are counted; the events of its steps were counted by them.
 
-        ``is_release``: whether the model itself is a release, which cannot be made again, and not only learned from
+        ``is_release``: whether the model itself is a release, which cannot be repeated, and not only learned from
         steps or without privacy. A SpentError of ``train`` is counted before it is raised, as its message reveals
         what was released. RunDirectoryError and LimitReachedError as :meth:`step`.
         """
@@ -768,7 +769,7 @@ class ReleaseLog:
         plan: Sequence[Event] | None = None,
         enforce: bool = True,
     ) -> None:
-        """Count all that the run released, or is about to; ``num_queries`` None: as many as before.
+        """Count all that the run released, or is about to; ``num_queries`` None: the number stays.
 
         ``plan`` and errors as :meth:`Odometer.record`.
         """
@@ -776,7 +777,7 @@ class ReleaseLog:
             stored = self.stored()
             num_queries = 0 if stored is None else stored.num_queries
         release = self.release(events, noise=noise, num_queries=num_queries)
-        # The row before the receipt: a crash between them counts a release that nobody saw, never the reverse.
+        # The row before the receipt: a crash between them counts a release that was not seen, never the reverse.
         write_json(self._run.receipt, release_values(self._odometer.record(release, plan=plan, enforce=enforce)))
 
     def release(self, events: Sequence[Event], *, noise: str, num_queries: int = 0) -> Release:
@@ -803,15 +804,15 @@ class ReleaseLog:
         self._planned = tuple(events)
 
     def standing(self, *, delta: float) -> Standing | None:
-        """As :meth:`Odometer.standing`."""
+        """The place of this run's release, as :meth:`Odometer.standing`."""
         return self._odometer.standing(self.id, delta=delta)
 
     def stored(self) -> Release | None:
-        """What the odometer holds of this run."""
+        """The odometer's row of this run."""
         return self._odometer.find(self.id)
 
     def _is_copy(self, receipt: Release) -> bool:
-        """Whether the run of ``receipt`` is still in another folder: two folders that are worked in are two runs."""
+        """True if the run of ``receipt`` is still in another folder: two folders that are worked in are two runs."""
         stored = self._odometer.find(receipt.run)
         other = RunDirectory(root=Path((stored or receipt).path))
         if other.root == self._run.root.absolute():

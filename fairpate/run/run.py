@@ -33,6 +33,7 @@ from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig,
 from fairpate.config_reader import Override, determining_values
 from fairpate.data import REGISTRY, Dataset, load_data
 from fairpate.data.dataset import Split, sha256_of
+from fairpate.data.embedding import save_embedding
 from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
 from fairpate.methods.base import (
@@ -57,10 +58,8 @@ from fairpate.report.metrics import WithoutPrivacy
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, sole_worker, write_json
 from fairpate.run.folder import check_run_directory, create_run_directory
 from fairpate.run.learn import (
-    Assessment,
     as_trained,
     assess,
-    keep_embedding,
     load_for,
     read_student,
     record_data,
@@ -104,7 +103,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
         if x.ndim == 2 and len(x):
             members = [x[groups == group] for group in torch.unique(groups)]
             low, high = (torch.stack([bound(part, dim=0) for part in members]) for bound in (torch.amin, torch.amax))
-            # Any code of the group, whatever its values; a column that is the same for all groups shows nothing.
+            # Any code of the group, with any values; a column that is the same for all groups shows nothing.
             shown = ((low == high).all(dim=0) & (low != low[0]).any(dim=0)).nonzero().flatten().tolist()
             if shown:
                 raise ValueError(
@@ -130,7 +129,7 @@ def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, repor
     """LimitReachedError before any teacher is trained; and a note if the budget is smaller than the plan."""
     plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
     planned = plan.settings.num_queries
-    # What is counted was admitted; the ledger's own meter asks for whatever is charged beyond it.
+    # What is counted was admitted; the ledger's own meter asks for all that is charged beyond it.
     if log.stored() is None:
         log.check([plan.worst_case(num_fitting)], noise=plan.source.label)
     if planned is not None and num_fitting < planned:
@@ -455,7 +454,8 @@ def _opened(
     with sole_worker(found.root, command):
         run = create_run_directory(config)
         record_data(run, dataset, given_from_python=is_given)
-        keep_embedding(run, dataset)
+        if dataset.embedding is not None and not run.embedding.exists():
+            save_embedding(dataset.embedding, run.embedding)  # which made the features that the student will read
         if release_of is not None:
             take_release(run, release_of)
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
@@ -488,7 +488,7 @@ def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder:
 def _training(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None
 ) -> Training:
-    """What a method is given to release; a model to start from is made only if one is trained."""
+    """The context of a release. A model to start from is made only if one is trained."""
     return Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, log=log)
 
 
@@ -556,25 +556,7 @@ def _report(
         if population is not None:
             write_json(run.private_population, population.to_json())
     statement = read_statement(run)
-    _write_records(config, run, statement, assessment, labels)
-    with reporter.stage("report"):
-        write_reports(
-            run,
-            title=dataset.name,
-            num_public_records=len(dataset.public),
-            spending=None if labels is None else labels.spending,
-            statement=statement,
-            assessment=assessment,
-            num_training_labels=student.card.num_training_labels,
-            private_population=population,
-            without_privacy=baseline,
-        )
-
-
-def _write_records(
-    config: Method, run: RunDirectory, statement: PrivacyStatement, assessment: Assessment, labels: Labels | None
-) -> None:
-    """The run as a point of a comparison; and for the operator the same at the data-dependent privacy cost."""
+    # The run as a point of a comparison; and for the operator the same at the data-dependent privacy cost.
     headline = assessment.headline
     answered_by_group = None
     # Without `spending`, queries are asked of other groups than those of the records.
@@ -606,3 +588,15 @@ def _write_records(
     if run.costs.exists():
         spent = read_json(run.costs)["epsilon_data_dependent"]
         write_json(run.private_record, strict(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))
+    with reporter.stage("report"):
+        write_reports(
+            run,
+            title=dataset.name,
+            num_public_records=len(dataset.public),
+            spending=None if labels is None else labels.spending,
+            statement=statement,
+            assessment=assessment,
+            num_training_labels=student.card.num_training_labels,
+            private_population=population,
+            without_privacy=baseline,
+        )

@@ -114,7 +114,7 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A configuration compared with a demand.
+    """One configuration against a demand.
 
     ``missed`` holds the relative excess over each limit that is not met; epsilon counts as it is guaranteed.
     ``seeds_met`` is the number of seeds whose own run meets every limit.
@@ -134,7 +134,7 @@ class Offer:
 class Achievable:
     """One panel's answer to a demand: the offers that meet it by accuracy, or else the nearest.
 
-    A degenerate predictor can meet many demands and is useless: it comes last, and ``num_degenerate`` counts it.
+    A degenerate predictor can meet many demands without any use: it comes last, and ``num_degenerate`` counts it.
     """
 
     met: tuple[Offer, ...]
@@ -145,7 +145,7 @@ class Achievable:
 
     @property
     def num_degenerate(self) -> int:
-        """How many of ``met`` are degenerate."""
+        """The number of offers in ``met`` that are degenerate."""
         return sum(bool(offer.point.degenerate) for offer in self.met)
 
 
@@ -173,7 +173,7 @@ class Transfer:
 class FrontierTransfer:
     """The value of a whole frontier on another data set, as hypervolumes there.
 
-    ``volume_transferred`` is that of the source's members, of which ``num_missing`` were not run on the target;
+    ``volume_transferred`` is that of the source's members, without the ``num_missing`` that were not run on the target;
     ``volume_best`` is that of all the target's points.
     """
 
@@ -197,7 +197,7 @@ def offer(point: Point, demand: Demand) -> Offer:
 
 
 def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, float]:
-    """The value of whatever has a limit, for one seed or over all; NaN for a gap that leaves out some group."""
+    """The value behind each limit, for one seed or over all; NaN for a gap that leaves out some group."""
     values: dict[str, float] = {}
     for name in demand.limits:
         seen = point
@@ -206,6 +206,7 @@ def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, 
         objective = _OBJECTIVE_OF.get(name, "disparity")
         value = float((seen.mean_O if seed is None else seen.values_SO[seed])[OBJECTIVES.index(objective)])
         values[name] = 1 - value if name in _LEAST else value
+        # A gap among fewer groups is smaller for that alone, so it meets no limit.
         if objective == "disparity" and point.groups.unmeasured:
             values[name] = math.nan
     return values
@@ -228,7 +229,7 @@ def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
 
 
 def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3) -> Achievable:
-    """What one panel's points offer for ``demand``.
+    """Compare one panel's points with ``demand``.
 
     The nearest are those that no other point dominates in epsilon, error, refusals and every notion of the demand: by
     distance, then by the sum of all excesses, then by accuracy.
@@ -315,7 +316,7 @@ class Transferred:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecifyAnswer:
-    """What each data set and privacy class of ``table`` offers for ``demand``, and what choices are worth elsewhere."""
+    """The offers of each data set and privacy class of ``table`` for ``demand``, and the choices applied elsewhere."""
 
     demand: Demand
     table: Path
@@ -376,6 +377,7 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
     if offer is None:
         return None
     point = offer.point
+    # Objectives of a point are minimised; a user reads accuracy and coverage, whose spread is the same.
     disparity = OBJECTIVES.index("disparity")
     seen = {name: point.seen_by(name) for name in NAMES}
     spread = zip(("disparity", "accuracy", "coverage"), seen[DEFAULT].spread_O[1:].tolist(), strict=True)
@@ -509,7 +511,7 @@ def describe_answer(answer: SpecifyAnswer) -> Group:
 
 
 def _panel_parts(found: Achievable, notions: Sequence[NotionName]) -> list[Any]:
-    """How many configurations meet the demand, a table of the best or the nearest, and the command of the first."""
+    """The number of configurations that meet the demand, a table of the best, and the command of the first."""
     undefined = ""
     if found.num_undefined:
         undefined = f" Undefined in what is asked, or not known for every group: {found.num_undefined}."
@@ -608,7 +610,7 @@ def _missed_words(offer: Offer) -> str:
 
 
 def _limit_name(name: str) -> str:
-    """What a limit is called: a notion of fairness by its measure."""
+    """The name of a limit: for a notion of fairness that of its measure."""
     if name in _OBJECTIVE_OF:
         return name
     return NOTIONS[DEFAULT if name == "disparity" else notion_named(name)].measure

@@ -1,20 +1,7 @@
 """A sweep: its configuration, its cells, its folder, and the table of results that is published.
 
-Rows of a comparison as Parquet: one row per cell, in the fields of RunRecord and what belongs to the cell.
-
-``config`` is strict JSON, in which an infinite number is null; ``command`` holds it exactly. A price that depends on
-private votes is flagged and belongs into tables of its own: :func:`write_rows` writes rows that may be published, and
-takes the others only where it is told that the table is private.
-
-From a sweep's configuration to its cells: each the whole configuration of a method, checked before anything runs.
-
-All faults of all cells are reported at once, each under the place in the sweep that set the field. A cell holds what
-its method reads and nothing else, so that an axis it does not read makes no second one: two that compute the same are
-one.
-
-From a sweep's file, or its values, to its configuration; where its form is wrong, with the faults of its cells.
-
-The folder of a sweep: one part file per finished cell, and what is assembled from them.
+A cell is the whole configuration of one method, checked before anything runs. It holds what its method reads and
+nothing else, so an axis that the method does not read makes no second cell: two that compute the same are one.
 
     results.parquet, report.html,
     figures/                       assembled from the parts; may be published
@@ -25,7 +12,6 @@ The folder of a sweep: one part file per finished cell, and what is assembled fr
 
 What is published of a cell is what its statement covers, its metrics and its settings. How long a run took and what an
 error said depend on private records: they stay under ``private/``, and so does every trace of a cell whose results do.
-A cell is finished when its part is there, found by the digest in its name; no table has to be read for that.
 """
 
 from __future__ import annotations
@@ -91,7 +77,11 @@ from fairpate.report.frontier import FAILED, Row
 from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker, write_text
 from fairpate.types import RunRecord, UserError, strict
 
-# Every notion of fairness, and the ends of its interval.
+Values = dict[str, Any]
+Faults = dict[str, None]
+"""Each once, in the order in which they were found."""
+
+# The columns of every notion of fairness: its value and the ends of its interval.
 _FAIRNESS = {
     name if end == "value" else f"{name}_{end}": (name, end) for name in NOTIONS for end in ("value", "low", "high")
 }
@@ -123,10 +113,9 @@ SCHEMA = pa.schema(
         *(pa.field(column, pa.float64()) for column in _FAIRNESS),
     ]
 )
-# Columns that tables of earlier versions lack; null there.
+# Columns that tables of earlier versions lack: read as null.
 _ADDED = frozenset({"has_guarantee", "majority_accuracy", *_WORDS, "answered", "answered_by_group", *_FAIRNESS})
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
-_MAKE_AGAIN = "if it is a damaged table of a sweep, delete it and compare again"
 _CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
 _OWN = {"method", "data", "seed", "config", "fairness"}
 _MEASURED = tuple(field.name for field in fields(RunRecord) if field.name not in _OWN)
@@ -137,15 +126,15 @@ class RecordsTableError(UserError, ValueError):
 
 
 def write_rows(rows: Sequence[Row], path: Path, *, private: bool = False) -> None:
-    """Write ``rows`` in their order, atomically. A private table is for its owner only.
+    """Write ``rows`` in their order, atomically. Only its owner may read a private table.
 
-    ValueError for a row with a price that depends on private votes in a table that is not private.
+    ValueError for a row whose epsilon depends on private votes in a table that is not private.
     """
     write_table(pa.Table.from_pylist([_plain(row) for row in rows], schema=SCHEMA), path, private=private)
 
 
 def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
-    """As :func:`write_rows`, for rows that are a table of ``SCHEMA`` already."""
+    """Write rows that are a table of ``SCHEMA`` already, as :func:`write_rows`."""
     secret = table.filter(pc.fill_null(table["epsilon_is_data_dependent"], False))["digest"].to_pylist()
     if secret and not private:
         raise ValueError(f"Expected rows that may be published, got data-dependent prices of {', '.join(secret)}.")
@@ -153,12 +142,12 @@ def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows that :func:`write_rows` wrote. RecordsTableError for another or a damaged file."""
+    """The rows of a table of results, such as ``results.parquet``. RecordsTableError for another or a damaged file."""
     return [_row(values) for values in read_table(path).to_pylist()]
 
 
 def read_table(path: Path) -> pa.Table:
-    """The same as a table of ``SCHEMA``."""
+    """The rows as a table of ``SCHEMA``; as :func:`read_rows`."""
     try:
         with pq.ParquetFile(path) as file:
             table = file.read()
@@ -166,22 +155,26 @@ def read_table(path: Path) -> pa.Table:
     except FileNotFoundError:
         raise RecordsTableError(f"{path}: no such file; {_GIVE_ONE}.") from None
     except (OSError, pa.ArrowInvalid) as error:
-        raise RecordsTableError(f"{path}: cannot be read ({error}); {_GIVE_ONE}, or {_MAKE_AGAIN}.") from error
+        raise RecordsTableError(
+            f"{path}: cannot be read ({error}); {_GIVE_ONE}, or if it is a damaged table of a sweep, delete it and "
+            "compare again."
+        ) from error
     if missing:
-        raise RecordsTableError(f"{path}: no table of a comparison, it lacks {', '.join(missing)}; {_GIVE_ONE}.")
+        raise RecordsTableError(f"{path}: not a table of a comparison, it lacks {', '.join(missing)}; {_GIVE_ONE}.")
     for name in _ADDED.difference(table.column_names):
         table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
     return table.select(SCHEMA.names).cast(SCHEMA)
 
 
 def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
-    """What may be published of ``table``, a table of ``SCHEMA``.
+    """The rows of ``table`` (of ``SCHEMA``) that may be published.
 
-    Prices that depend on votes are left out, and without ``unprotected`` every row of a run without privacy guarantee,
-    failed ones included. Rows that are left tell neither how long a run took nor why it failed.
+    Rows whose epsilon depends on votes are left out, and so is, without ``unprotected``, every row of a run without
+    privacy guarantee, failed ones included. The other rows lose how long a run took and why it failed.
     """
-    # Tables of earlier versions do not say it, but for an epsilon that is infinite.
-    has_guarantee = pc.and_(pc.fill_null(table["has_guarantee"], True), _is_finite(table["epsilon"]))
+    # Tables of earlier versions lack the column: there an infinite epsilon means no guarantee. A failed run has none.
+    is_infinite = pc.fill_null(pc.is_inf(table["epsilon"]), False)
+    has_guarantee = pc.and_not(pc.fill_null(table["has_guarantee"], True), is_infinite)
     may_be_seen = pc.or_(has_guarantee, unprotected)
     kept = table.filter(pc.and_not(may_be_seen, pc.fill_null(table["epsilon_is_data_dependent"], False)))
     replaced = {
@@ -191,11 +184,6 @@ def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
     for name, values in replaced.items():
         kept = kept.set_column(SCHEMA.names.index(name), SCHEMA.field(name), values)
     return kept
-
-
-def _is_finite(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """False for infinity; a failed run has no value, and passes."""
-    return pc.invert(pc.fill_null(pc.is_inf(column), False))
 
 
 def _plain(row: Row) -> dict[str, Any]:
@@ -209,16 +197,8 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def _defined(value: Any) -> Any:
-    """Null for an undefined number; an infinite one is a number of the table."""
+    """Null for an undefined number; an infinite one stays."""
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _fairness(values: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """What is defined of every notion."""
-    found: dict[str, dict[str, float | None]] = {}
-    for column, (name, end) in _FAIRNESS.items():
-        found.setdefault(name, {})[end] = values[column]
-    return {name: ends for name, ends in found.items() if ends["value"] is not None}
 
 
 def _row(values: dict[str, Any]) -> Row:
@@ -227,7 +207,11 @@ def _row(values: dict[str, Any]) -> Row:
     record = None
     if values["status"] == "ok":
         found = {name: values[name] for name in _MEASURED}
-        found |= {name: tuple(values[name] or ()) for name in _WORDS} | {"fairness": _fairness(values)}
+        found |= {name: tuple(values[name] or ()) for name in _WORDS}
+        fairness: dict[str, dict[str, float | None]] = {}
+        for column, (name, end) in _FAIRNESS.items():
+            fairness.setdefault(name, {})[end] = values[column]
+        found["fairness"] = {name: ends for name, ends in fairness.items() if ends["value"] is not None}
         if found["answered_by_group"] is not None:
             found["answered_by_group"] = tuple(found["answered_by_group"])
         record = RunRecord(**identity, **found)
@@ -244,16 +228,12 @@ def _row(values: dict[str, Any]) -> Row:
 
 
 _FILES = (".weights.path", "data.declaration.path")
-_SAID_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --out", "ray": "ray"}
-
-Values = dict[str, Any]
-Faults = dict[str, None]
-"""Each once, in the order in which they were found."""
+_SET_ELSEWHERE = {"seed": "seeds", "method": "methods", "out": "out, or give --out", "ray": "ray"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One configuration of a sweep. ``data`` is the name that results carry, ``digest`` that of what is computed."""
+    """One configuration of a sweep. Results carry the name ``data``; ``digest`` identifies what is computed."""
 
     data: str
     config: Method
@@ -261,33 +241,31 @@ class Cell:
 
     @property
     def method(self) -> str:
-        """The method's name."""
         return self.config.method
 
     @cached_property
     def command(self) -> str:
-        """A shell command that computes the same: only what differs from where `fairpate run` starts is named.
+        """A shell command that computes the same; it names only what differs from the start of `fairpate run`.
 
         It is published, so it names files of weights without their folders; the checksum says which file is meant.
         """
         data = self.config.data
-        # Without what this cell leaves unread, which where it starts may read, and the other way about.
+        # The start may read what this cell leaves unread, and the other way about: both without that.
         start = flattened(determining(_start(self.method, data.model_dump_json()).model_dump(), self.config))
-        # A default that follows from other fields is unlike the same value, said: it would follow from others there.
-        said = flattened(self.config.model_dump())
+        # A default that is derived from other fields is not the same as that value when set.
+        dumped = flattened(self.config.model_dump())
         now = flattened(determining_values(self.config))
         every = flattened(self.config.model_dump(mode="json"))
         now |= {path: Path(value).name for path, value in every.items() if path.endswith(_FILES) and value}
-        overrides = [
-            f"--set {shlex.quote(f'{path}={_yaml(value)}')}"
-            for path, value in now.items()
-            if (path not in start or start[path] != said[path])
-            and path not in ("method", "data.name")
-            and unread_because_of(path, every) is None
-        ]
-        return " ".join(
-            ["fairpate run --method", shlex.quote(self.method), "--data", shlex.quote(data.name), *overrides]
-        )
+        words = ["fairpate run --method", shlex.quote(self.method), "--data", shlex.quote(data.name)]
+        for path, value in now.items():
+            if path in ("method", "data.name") or unread_because_of(path, every) is not None:
+                continue
+            if path not in start or start[path] != dumped[path]:
+                text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
+                text = text.removesuffix("\n").removesuffix("\n...")
+                words.append(f"--set {shlex.quote(f'{path}={text}')}")
+        return " ".join(words)
 
 
 def cells_of(
@@ -296,11 +274,21 @@ def cells_of(
     """Every cell once, in the order of data sets, seeds, methods and grids.
 
     ``folder`` is where the sweep's file lies; ``left_out`` names data sets that methods may list and that are not here.
-    ConfigError lists all faults of all cells.
+    ConfigError lists all faults of all cells, each under the place in the sweep that set the field.
     """
     faults: Faults = {}
-    schemas = _schemas(sweep, faults)
-    faults |= dict.fromkeys([*_unknown_data_sets(sweep, left_out), *_misplaced(sweep, schemas)])
+    schemas: dict[str, type[Method]] = {}
+    for method in sweep.methods:
+        try:
+            schemas[method] = find_method(method)
+        except ConfigError as error:
+            faults[f"methods.{method}: {str(error).removeprefix('method: ')}"] = None
+    known = [*sweep.data_sets, *left_out]
+    for method, listing in sweep.methods.items():
+        for name in listing.data_sets or ():
+            if name not in known:
+                faults[f"methods.{method}.data_sets: unknown data set {name}{nearest(name, known)}."] = None
+    faults |= dict.fromkeys(_misplaced(sweep, schemas))
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
         here = {name: schemas[name] for name in _methods_on(sweep, data) if name in schemas}
@@ -311,47 +299,32 @@ def cells_of(
             continue
         unread = unread_by(list(here.values()), start or {})
         faults |= {f"data_sets.{data}: {fault}": None for path, value in unread for fault in refused(path, value)}
-        configs = [
+        tried = [
             _config(data, method, schema, start, layers, data_dir, faults)
             for method, schema in here.items()
             for layers in _layers(sweep, data, method)
         ]
-        faults |= dict.fromkeys(_misnamed(data, configs))
-        over_seeds = [_over_seeds(data, config, sweep) for config in configs if config is not None]
-        cells |= {cell.digest: cell for of_seed in zip(*over_seeds, strict=True) for cell in of_seed}
+        configs = [config for config in tried if config is not None]
+        # Results must not carry the name of a data set that they are not of.
+        for name in {config.data.name for config in configs} - {data}:
+            if data in REGISTRY:
+                words = f"names another data set than data.name={name}; give the results another name."
+                faults[f"data_sets.{data}: {words}"] = None
+        for seed in sweep.seeds:
+            for config in configs:
+                # The seed alone changes, so one validation serves all.
+                split = config.data.model_copy(update={"seed": seed}) if sweep.split_by_seed else config.data
+                of_seed = config.model_copy(update={"seed": seed, "data": split})
+                # A data set that the sweep calls by two names has a cell, and rows, under each.
+                digest = config_digest(of_seed) + ("" if config.data.name == data else f"-{data}")
+                cells[digest] = Cell(data=data, config=of_seed, digest=digest)
     if faults:
         raise ConfigError("\n".join(faults))
     return list(cells.values())
 
 
-def _schemas(sweep: SweepConfig, faults: Faults) -> dict[str, type[Method]]:
-    """The class of every method that there is."""
-    schemas = {}
-    for method in sweep.methods:
-        try:
-            schemas[method] = find_method(method)
-        except ConfigError as error:
-            faults[f"methods.{method}: {str(error).removeprefix('method: ')}"] = None
-    return schemas
-
-
 def _methods_on(sweep: SweepConfig, data: str) -> list[str]:
     return [name for name, part in sweep.methods.items() if part.data_sets is None or data in part.data_sets]
-
-
-def _misnamed(data: str, configs: Iterable[Method | None]) -> Iterator[str]:
-    """Results must not carry the name of a data set that they are not of."""
-    for name in {config.data.name for config in configs if config is not None} - {data}:
-        if data in REGISTRY:
-            yield f"data_sets.{data}: names another data set than data.name={name}; give the results another name."
-
-
-def _unknown_data_sets(sweep: SweepConfig, left_out: Sequence[str]) -> Iterator[str]:
-    data_sets = [*sweep.data_sets, *left_out]
-    for method, part in sweep.methods.items():
-        for name in part.data_sets or ():
-            if name not in data_sets:
-                yield f"methods.{method}.data_sets: unknown data set {name}{nearest(name, data_sets)}."
 
 
 @dataclass(frozen=True)
@@ -362,28 +335,26 @@ class _Layer:
     values: Mapping[str, Any]
 
 
-def _settings(part: SweepPart | SweepConfig, place: str) -> _Layer:
-    return _Layer(f"{place}settings", part.settings)
-
-
-def _axes(part: SweepPart | SweepConfig, place: str) -> dict[str, list[_Layer]]:
-    """A layer for each value of each axis."""
-    return {
+def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[str, list[_Layer]]]:
+    """The settings of one part of the sweep, and a layer for each value of each of its axes."""
+    axes = {
         axis: [_Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value)) for value in values]
         for axis, values in part.grid.items()
     }
+    return _Layer(f"{place}settings", part.settings), axes
 
 
 def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Iterator[str]:
-    """Fields for which the sweep has words of its own, and what is wrong with those that no cell there reads."""
-    words = _SAID_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
+    """Fields that the sweep sets in a place of its own, and fields that no cell of their part reads."""
+    words = _SET_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
     parts: list[tuple[str, SweepPart | SweepConfig, Iterable[str]]] = [("", sweep, sweep.methods)]
     parts += [(f"data_sets.{name}.", part, _methods_on(sweep, name)) for name, part in sweep.data_sets.items()]
     parts += [(f"methods.{name}.", part, [name]) for name, part in sweep.methods.items()]
     for place, part, methods in parts:
         reading = [schemas[name] for name in methods if name in schemas]
         alone = place.removeprefix("methods.").removesuffix(".") if place.startswith("methods.") and reading else ""
-        for layer in [_settings(part, place), *itertools.chain(*_axes(part, place).values())]:
+        settings, axes = _layers_of(part, place)
+        for layer in [settings, *itertools.chain(*axes.values())]:
             for field in flattened(layer.values):
                 word = words.get(field) or words.get(field.partition(".")[0])
                 if word is not None:
@@ -397,22 +368,12 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
                 yield from (f"{layer.place}.{fault}" for fault in refused(path, value) or faults)
 
 
-def _over_seeds(data: str, config: Method, sweep: SweepConfig) -> list[Cell]:
-    """The cell of every seed. The seed alone changes, so one validation serves all."""
-    # A data set that the sweep calls by two names has a cell, and rows, under each.
-    suffix, cells = "" if config.data.name == data else f"-{data}", []
-    for seed in sweep.seeds:
-        split = config.data.model_copy(update={"seed": seed}) if sweep.split_by_seed else config.data
-        of_seed = config.model_copy(update={"seed": seed, "data": split})
-        cells.append(Cell(data=data, config=of_seed, digest=config_digest(of_seed) + suffix))
-    return cells
-
-
 def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]]:
-    """What the sweep lays over the start, for every combination of the method's axes.
+    """The layers over the start, for every combination of the method's axes; a later layer replaces an earlier one.
 
-    The method's own axes replace those of the data set, and these the sweep's, that share a field.
+    Of axes that share a field, the method's replace the data set's, and these replace the sweep's.
     """
+    # A cell runs in a Ray task: actors of its own would wait for the CPUs that it holds.
     in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, torch_threads=sweep.tasks.torch_threads)
     settings, axes = [_Layer("tasks", {"ray": in_task.model_dump()})], dict[str, list[_Layer]]()
     for place, part in (
@@ -420,8 +381,8 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
         (f"data_sets.{data}.", sweep.data_sets[data]),
         (f"methods.{method}.", sweep.methods[method]),
     ):
-        settings.append(_settings(part, place))
-        own = _axes(part, place)
+        settings_here, own = _layers_of(part, place)
+        settings.append(settings_here)
         axes = {axis: kept for axis, kept in axes.items() if not any(overlapping(axis, other) for other in own)} | own
     for chosen in itertools.product(*axes.values()):
         yield [*settings, *chosen]
@@ -453,9 +414,14 @@ def _config(
             laid.append(layer)
             values = merge(values, read_of(schema, _nested(layer)))
         config = parse_config(values | {"method": method}, schema)
-        # Where the command of the cell starts, whatever file the cell itself started from.
-        kept = _without_unread(config, values, _start(method, config.data.model_dump_json()).model_dump())
-        if kept is not values:
+        # What other settings leave unread is set as where the cell's command starts: it makes no other cell.
+        settings = flattened(config.model_dump(mode="json"))
+        beneath = flattened(_start(method, config.data.model_dump_json()).model_dump())
+        unread = [
+            path for path in flattened(values).keys() & beneath.keys() if unread_because_of(path, settings) is not None
+        ]
+        if unread:
+            kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
             config = parse_config(kept | {"method": method}, schema)
         config.require_trainable()
     except (ConfigError, DataError) as error:
@@ -475,20 +441,11 @@ def _config(
     return config.model_copy(update={"data": read.model_copy(update={"data_dir": data_dir})})
 
 
-def _without_unread(config: Method, values: Values, beneath: Values) -> Values:
-    """``values`` with what other settings leave unread as it is ``beneath``: it makes no other cell."""
-    settings, start = flattened(config.model_dump(mode="json")), flattened(beneath)
-    for path in flattened(values).keys() & start.keys():
-        if unread_because_of(path, settings) is not None:
-            values = merge(values, _nested(_Layer("", {path: start[path]})))
-    return values
-
-
 def _nested(layer: _Layer) -> dict[str, Any]:
+    """The layer as nested sections. ConfigError for a path that leads through a value."""
     nested: dict[str, Any] = {}
-    for path, value in copy.deepcopy(
-        dict(layer.values)
-    ).items():  # written into below: a caller's section stays its own
+    # A copy, because sections are written into: a caller's section stays its own.
+    for path, value in copy.deepcopy(dict(layer.values)).items():
         section, parts = nested, path.split(".")
         for part in parts[:-1]:
             section = section.setdefault(part, {})
@@ -510,15 +467,15 @@ def _placed(fault: str, data: str, layers: Sequence[_Layer]) -> str:
 
 
 def _fitted_start(data: str, method: str, layers: Sequence[_Layer]) -> Values:
-    """What `fairpate run --method METHOD --data NAME` starts from, where the layers say the same of the data."""
-    said: Values = {"data": {"name": data}}
+    """The start of `fairpate run --method METHOD --data NAME` with the layers' settings of the data."""
+    given: Values = {"data": {"name": data}}
     for layer in layers:
         if isinstance(own := _nested(layer).get("data", {}), dict):
-            said = merge(said, {"data": own})
+            given = merge(given, {"data": own})
     try:
-        config = parse_config(said["data"], DataConfig)
-    except ConfigError:  # told with the rest of the configuration
-        return said
+        config = parse_config(given["data"], DataConfig)
+    except ConfigError:  # reported with the rest of the configuration
+        return given
     return merge(_fitted_values(method, config.model_dump_json()), {"data": {"name": config.name}})
 
 
@@ -529,7 +486,7 @@ def _fitted_values(method: str, data_json: str) -> Values:
 
 @lru_cache
 def _start(method: str, data_json: str) -> Method:
-    """Where `fairpate run --method METHOD --data NAME` starts."""
+    """The configuration that `fairpate run --method METHOD --data NAME` starts from."""
     name = DataConfig.model_validate_json(data_json).name
     return configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
 
@@ -542,15 +499,12 @@ def _check_data(config_json: str) -> None:
         locate(file, data_dir_of(config))
 
 
-def _yaml(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...")
-
-
 def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | None = None) -> SweepConfig:
     """Read a sweep's YAML file and apply overrides such as ``seeds=[0,1]``; as :func:`parse_sweep`."""
     values = read_yaml(path)
     for override in overrides:
         apply_override(values, override)
+    # Before the values are checked, because that imports the class of a method of another package.
     methods = values.get("methods")
     for method in methods if isinstance(methods, dict | list) else ():
         require_trusted(method, path)
@@ -558,8 +512,14 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | No
 
 
 def parse_sweep(values: Values, *, folder: Path, data_dir: Path | None = None) -> SweepConfig:
-    """The sweep that ``values`` write down. Where its form is wrong, ConfigError lists the faults of its cells too."""
-    _require_sweep(values)
+    """The sweep of ``values``. Where its form is wrong, ConfigError lists the faults of its cells too."""
+    fields_of_a_run = {name for schema in all_methods().values() for name in schema.model_fields}
+    of_a_run = [name for name in values if name in fields_of_a_run - SweepConfig.model_fields.keys()]
+    if of_a_run and not {"methods", "data_sets"} & values.keys():
+        raise ConfigError(
+            f"This configures one run, not a sweep: it has {', '.join(of_a_run)} and neither methods nor data_sets; "
+            "use `fairpate run`."
+        )
     try:
         return parse_config(values, SweepConfig)
     except ConfigError as error:
@@ -567,24 +527,13 @@ def parse_sweep(values: Values, *, folder: Path, data_dir: Path | None = None) -
         raise ConfigError("\n".join([str(error), *in_cells])) from error
 
 
-def _require_sweep(values: Values) -> None:
-    """ConfigError, in one line, for the configuration of a run."""
-    if {"methods", "data_sets"} & values.keys():
-        return
-    fields = {name for schema in all_methods().values() for name in schema.model_fields}
-    if of_a_run := [name for name in values if name in fields - SweepConfig.model_fields.keys()]:
-        raise ConfigError(
-            f"no sweep: it has {', '.join(of_a_run)} and neither methods nor data_sets; a configuration of one run is "
-            "for `fairpate run`."
-        )
-
-
 def _faults_of_the_rest(values: Values, form: ConfigError, folder: Path, data_dir: Path | None) -> list[str]:
-    """The faults of the cells that are left without the parts whose form is wrong; none where too little is left."""
+    """The faults of the cells that remain without the parts whose form is wrong; none where too little remains."""
     assert isinstance(form.__cause__, ValidationError)
     rest = copy.deepcopy(values)
-    for part in [rest, *_sections(rest.get("data_sets")), *_sections(rest.get("methods"))]:
-        if "grid" in part:
+    sections = [parts for name in ("data_sets", "methods") if isinstance(parts := rest.get(name), dict)]
+    for part in (rest, *(part for parts in sections for part in parts.values())):
+        if isinstance(part, dict) and "grid" in part:
             part["grid"] = flat_grid(part["grid"])
     left_out: list[str] = []
     for fault in form.__cause__.errors():
@@ -604,12 +553,8 @@ def _faults_of_the_rest(values: Values, form: ConfigError, folder: Path, data_di
     return []
 
 
-def _sections(parts: Any) -> list[Values]:
-    return [part for part in parts.values() if isinstance(part, dict)] if isinstance(parts, dict) else []
-
-
 def _leave_out(section: Values, place: Sequence[str]) -> None:
-    """Remove what stands at ``place``, or the part that holds it; of axes that overlap, all but the first."""
+    """Remove the value at ``place``, or the part that holds it; of axes that overlap, all but the first."""
     name, *inner = place
     if inner and isinstance(section.get(name), dict):
         _leave_out(section[name], inner)
@@ -625,14 +570,13 @@ def _leave_out(section: Values, place: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SweepFolder:
-    """Paths of one sweep, and its rows. ``publish_unprotected``: results without privacy count as public."""
+    """Paths of one sweep, and its rows. With ``publish_unprotected`` results without privacy are public."""
 
     root: Path
     publish_unprotected: bool = False
 
     @property
     def private(self) -> Path:
-        """What only the operator may see."""
         return self.root / "private"
 
     teachers = PathIn("private", "teachers")
@@ -648,16 +592,15 @@ class SweepFolder:
     private_results = PathIn("private", "results.parquet")
     """The operator's table: every row, with its run time and with the cause of a failure."""
     report = PathIn("root", "report.html")
-    """The page for everybody."""
+    """The page that may be published."""
     figures = PathIn("root", "figures")
     """The page's figures as pictures."""
     private_report = PathIn("private", "report.html")
     """The operator's page."""
     config = PathIn("root", "sweep.yaml")
-    """The sweep as it was asked for last."""
+    """The sweep as it was last requested."""
 
     def run(self, cell: Cell) -> Path:
-        """The run directory of one cell."""
         return self.root / "runs" / f"{cell.method}-{cell.data}-{cell.digest}"
 
     def release(self, name: str) -> RunDirectory:
@@ -665,7 +608,7 @@ class SweepFolder:
         return RunDirectory(root=self.root / "runs" / f"release-{name}")
 
     def finished(self, cells: Iterable[Cell]) -> set[str]:
-        """The digests of finished cells."""
+        """The digests of finished cells: those that have a part. No table has to be read for that."""
         there = _stems(self.parts)
         return {cell.digest for cell in cells if cell.digest in there}
 
@@ -680,26 +623,23 @@ class SweepFolder:
         write_rows([row], self.failed / f"{cell.digest}.parquet", private=True)
 
     def holds(self, cells: Sequence[Cell]) -> bool:
-        """Whether the tables are those of exactly these cells, all finished; no row is read for that."""
-        public = [cell.digest for cell in cells if self._is_public(cell)]
+        """True if the tables hold exactly these cells, all finished; only their digests are read."""
+        public = [cell.digest for cell in cells if cell.config.is_private or self.publish_unprotected]
         return _digests(self.results) == public and set(_digests(self.private_results)) == {c.digest for c in cells}
 
     def assemble(self, cells: Sequence[Cell]) -> None:
-        """Write both tables for these cells: of those that have no result, that they failed.
+        """Write both tables for these cells: their results, or that they failed.
 
         Rows that the operator's table holds already are taken from there, so that only new parts are read.
         """
         digests = [cell.digest for cell in cells]
-        # Results first: a crash may have left a failure beside the result that came later.
+        # Results first: a crash may have left both a failure and the result that came later.
         done = _gathered(digests, self.parts, known=self.private_results)
         finished = set(done["digest"].to_pylist())
         failed = _gathered([digest for digest in digests if digest not in finished], self.failed)
         rows = _in_order(digests, pa.concat_tables([done, failed]))
         write_table(rows, self.private_results, private=True)
         write_table(publishable(rows, unprotected=self.publish_unprotected), self.results)
-
-    def _is_public(self, cell: Cell) -> bool:
-        return cell.config.is_private or self.publish_unprotected
 
 
 def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
@@ -709,7 +649,7 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     """
     folder = SweepFolder(root=root, publish_unprotected=sweep.publish_unprotected)
     if root.exists() and any(root.iterdir()) and not (folder.parts.is_dir() or (root / "parts").is_dir()):
-        raise RunDirectoryError(f"{root}: not empty and no sweep; give another folder with --out.")
+        raise RunDirectoryError(f"{root}: not empty and not a sweep; give another folder with --out.")
     (root / "runs").mkdir(parents=True, exist_ok=True)
     private_folder(folder.private)
     for path in (folder.votes, folder.parts, folder.failed):
@@ -719,15 +659,15 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
 
 
 def _take_back_parts(folder: SweepFolder) -> None:
-    """Move what earlier versions kept in the open, run times and causes of failures, to where it is private.
+    """Move run times and causes of failures, which earlier versions published, to the private folder.
 
-    Tables and pages that show it are deleted, and assembled anew. An interrupted move is simply done again.
+    Tables and pages that show them are deleted, and assembled anew. An interrupted move is simply done again.
     """
     for name, target in (("parts", folder.parts), ("failed", folder.failed)):
         source = folder.root / name
         if not source.is_dir():
             continue
-        # Before the move: once the old folder is gone, nothing tells that these show what was in it.
+        # Before the move: once the old folder is gone, nothing shows that these hold what was in it.
         for path in (folder.results, folder.report, folder.private_results, folder.private_report):
             path.unlink(missing_ok=True)
         for path in source.glob("*.parquet"):
@@ -740,7 +680,7 @@ def _take_back_parts(folder: SweepFolder) -> None:
 
 @contextmanager
 def sole_driver(folder: SweepFolder, sweep: SweepConfig) -> Iterator[None]:
-    """Keep a second driver out of the folder, and leave the sweep in it. RunDirectoryError where one is at work."""
+    """Keep a second driver out of the folder, and write the sweep to it. RunDirectoryError where one is at work."""
     with sole_worker(folder.root, "fairpate compare"):
         write_text(folder.config, yaml.safe_dump(sweep.model_dump(mode="json"), sort_keys=False))
         yield
@@ -761,28 +701,24 @@ def _digests(table: Path) -> list[str]:
 
 
 def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
-    """The rows of the parts that are there, in the order of ``digests``; read from ``known`` as far as it has them."""
+    """The rows of the parts that exist, in the order of ``digests``; read from ``known`` as far as it has them."""
     there = _stems(parts)
     wanted = [digest for digest in digests if digest in there]
-    found = _finished_rows(known)
+    found = SCHEMA.empty_table()
+    if known is not None and known.exists():
+        with suppress(RecordsTableError):  # damaged: it is assembled anew from the parts
+            found = read_table(known)
+            found = found.filter(pc.equal(found["status"], "ok"))
     read = set(found["digest"].to_pylist())
     new = [read_table(parts / f"{digest}.parquet") for digest in wanted if digest not in read]
     return _in_order(wanted, pa.concat_tables([found, *new]))
 
 
-def _finished_rows(path: Path | None) -> pa.Table:
-    """The rows of a table that are results; none where there is no readable table."""
-    try:
-        table = SCHEMA.empty_table() if path is None or not path.exists() else read_table(path)
-    except RecordsTableError:
-        return SCHEMA.empty_table()
-    return table.filter(pc.equal(table["status"], "ok"))
-
-
 def _in_order(digests: Sequence[str], table: pa.Table) -> pa.Table:
-    """The rows of ``digests``, each with all that the table has of it."""
+    """The rows of ``digests`` in their order; a digest may have several."""
     rows_of: dict[str, list[int]] = {}
     for row, digest in enumerate(table["digest"].to_pylist()):
         rows_of.setdefault(digest, []).append(row)
+    # An operator's table has two rows for a cell whose epsilon also has a value that depends on votes.
     order = [row for digest in digests for row in rows_of.get(digest, [])]
     return table.take(pa.array(order, pa.int64()))

@@ -18,7 +18,7 @@ from fairpate.data import load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import configured
-from fairpate.methods.f_ld import CovarianceConfig, coefficients, covariances, logistic_loss, train
+from fairpate.methods.f_ld import CovarianceConfig, coefficients, covariances, logistic_loss, train_covariance
 from fairpate.nn.fit import predict_probabilities
 from fairpate.nn.models import build_model
 from fairpate.run.context import read_json, read_statement
@@ -157,7 +157,7 @@ def test_the_model_says_what_the_coefficients_do() -> None:
     features, labels, groups = records(2)
     x = torch.from_numpy(features[:, :-1]).float()
     model = build_model(ModelConfig(name="logistic"), input_shape=(5,), num_classes=2, generator_seed=0)
-    trained = train(model, x, torch.from_numpy(labels), torch.from_numpy(groups), config(0.02), num_groups=2)
+    trained = train_covariance(model, x, torch.from_numpy(labels), torch.from_numpy(groups), config(0.02), num_groups=2)
     exact = np.hstack([x.double().numpy(), np.ones((len(x), 1))])
     theta = coefficients(exact, labels, groups, config(0.02), num_groups=2)
     np.testing.assert_allclose(

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 
 from fairpate.report.metrics import RejectOptionSpread, evaluate, reject_option_spread
-from fairpate.report.records import AnsweredQueries, GroupOutcomes, Guarantee, PrivateReport, PublicReport
+from fairpate.report.records import AnsweredQueries, Guarantee, PrivateReport, PublicReport
 from fairpate.report.run_page import private_report, public_report
 from fairpate.types import GateRule
 
@@ -52,10 +52,7 @@ VOTING = AnsweredQueries(
     rejected_fairness=1,
     refused_free=1,
     epsilon_course_Q=[1.0, 2.0, 3.0, 4.0, 5.0, 6.1234],
-    outcomes=[
-        GroupOutcomes(name="red", answered=2, rejected_confidence=0, rejected_fairness=1, refused_free=1),
-        GroupOutcomes(name="green", answered=1, rejected_confidence=1, rejected_fairness=0, refused_free=0),
-    ],
+    outcomes_GO=[[2, 1, 0, 1], [1, 0, 1, 0]],
     answered_GC=[[1, 1, 0], [0, 0, 1]],
 )
 
@@ -63,7 +60,7 @@ VOTING = AnsweredQueries(
 def published(**changes) -> PublicReport:
     """A report; what changes of the guarantee or of the votes is named as a field of theirs."""
     parts = {"guarantee": GUARANTEE, "voting": VOTING}
-    own = {"title": "Colour digits", "method": "fairpate", "num_private_records": 1200} | parts
+    own = {"title": "Colour digits", "method": "fairpate"} | parts
     for name, value in changes.items():
         part = next((part for part, record in parts.items() if name in record.__dict__ and name not in own), None)
         if part is None:

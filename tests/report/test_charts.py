@@ -34,9 +34,7 @@ def test_histogram_blocks_are_as_high_as_their_counts() -> None:
 
 
 def test_a_curve_goes_through_its_points() -> None:
-    drawing = run_page.curves(
-        [run_page.Curve(name="ε", points=[(0, 0), (50, 5), (100, 10)])], x_label="x", y_label="y", title="t"
-    )
+    drawing = run_page.curves({"ε": [(0, 0), (50, 5), (100, 10)]}, x_label="x", y_label="y", title="t")
     (line,) = re.findall(r'<path d="M([^"]*)" stroke="var\(--answered\)"', drawing)
     first, middle, last = (tuple(map(float, corner.split(","))) for corner in line.split("L"))
     assert middle == pytest.approx(np.add(first, last) / 2)

@@ -224,7 +224,7 @@ def test_what_is_degenerate_is_named_with_its_point_and_crossed_out(comparison):
         is_named = model_of(page)["series"][point["series"]]["name"] == "dp_sgd"
         assert point["degenerate"] == ([sentence] if is_named else [])
         assert not (is_named and point["front"])
-    assert "what is degenerate is crossed out" in Nesting(page).words
+    assert "a degenerate one is crossed out" in Nesting(page).words
     assert "is crossed out" not in Nesting(written(rows)).words
 
 

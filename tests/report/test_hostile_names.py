@@ -18,7 +18,6 @@ from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import evaluate
 from fairpate.report.records import (
     AnsweredQueries,
-    GroupOutcomes,
     Guarantee,
     PrivatePopulation,
     PrivateReport,
@@ -105,7 +104,7 @@ def report(name: str, *, votes: bool) -> PublicReport:
         queries_submitted=2,
         **counts,
         epsilon_course_Q=[1.0, 2.0],
-        outcomes=[GroupOutcomes(name=name, **counts)],
+        outcomes_GO=[[1, 1, 0, 0], [0, 0, 0, 0]],
         answered_GC=[[1, 0], [0, 0]],
     )
     return PublicReport(

@@ -47,8 +47,7 @@ def test_every_drawing_is_xml_with_a_name_and_finite_coordinates(kind: str) -> N
 def test_names_from_outside_are_escaped(kind: str) -> None:
     hostile = '<script>alert(1)</script> & "co"'
     named = measured(group_names=(hostile, "green"))
-    outcomes = [replace(outcome, name=hostile) for outcome in VOTING.outcomes]
-    page = Page(PAGES[kind](title=hostile, outcomes=outcomes, evaluations={hostile: named}))
+    page = Page(PAGES[kind](title=hostile, evaluations={hostile: named}))
     assert "script" not in page.tags
     assert hostile in page.words
 
@@ -73,7 +72,7 @@ def test_the_public_page_tells_the_run() -> None:
 
 def test_a_run_without_votes_tells_its_training_and_no_queries() -> None:
     events = ["5 Gaussian sums over Poisson samples"]
-    own = {"voting": None, "method": "dp_<sgd>", "num_private_records": None, "events": events}
+    own = {"voting": None, "method": "dp_<sgd>", "events": events}
     words = Page(public_report(published(**own, not_protected="features"))).words
     for expected in (
         "The model was trained by dp_<sgd>, which cost ε\u00a0=\u00a06.13.",
@@ -171,8 +170,8 @@ def test_the_ledgers_are_compared_by_their_numbers(
     ("trained", "words"),
     [
         (3, "The student was trained on these labels."),
-        (2, "The student was trained on 2 of these labels: the other 1 answer queries beside the run’s own."),
-        (None, "The student was trained on released labels, of which the number was not recorded."),
+        (2, "The student was trained on 2 of these labels: the other 1 answer queries from outside the run."),
+        (None, "The student was trained on an unrecorded number of released labels."),
     ],
 )
 def test_what_the_student_was_trained_on_stands_apart_from_what_the_ledger_released(
@@ -223,14 +222,13 @@ def test_what_queries_cost_is_told_by_their_costs() -> None:
 
 def test_sentences_about_steps_and_sizes_follow_from_the_settings() -> None:
     counts = {"rejected_fairness": 0, "refused_free": 0, "answered": 5}
-    page = public_report(published(mechanism="Label noise of 15 votes", num_private_records=None, **counts))
+    page = public_report(published(mechanism="Label noise of 15 votes", **counts))
     words = Page(page).words
     assert "Label noise of 15 votes. Fairness margin" in words
     for absent in ("rejected: charged", "before the vote used no votes", "declared"):
         assert absent not in words
     words = Page(public_report(published())).words
     assert "1 query that the fairness gate rejected: charged in full" in words
-    assert "nor is the declared number of private records" in words
     assert "which step refused the others, is covered too" in words
     assert "is covered too" not in Page(public_report(published(remarks=(STOPPED_BY_VOTES,)))).words
 
@@ -298,7 +296,7 @@ def test_undefined_numbers_are_called_undefined() -> None:
 
 def test_nothing_asked_and_no_noise_still_make_a_page() -> None:
     none = replace(VOTING, queries_submitted=0, answered=0, epsilon_course_Q=[])
-    public = published(voting=none, epsilon=0.0, num_private_records=None)
+    public = published(voting=none, epsilon=0.0)
     empty = {name: [] for name in operated().__dict__ if name.endswith("_Q")}
     assert "undisclosed" in Page(public_report(public)).words
     Page(private_report(PrivateReport(public=public, rdp_order=8.0, **empty)))

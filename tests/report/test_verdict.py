@@ -221,7 +221,7 @@ def with_interval(found: Evaluation, low: float, high: float) -> Evaluation:
     [
         (measured(of=19), f"It is of the 5.3{NB}% of the test records that the model answers."),
         (measured(of=3), f"It is of the 33.4{NB}% of the test records that the model answers."),
-        (measured(size=29), "Fewer than 30 records of a group cannot tell so small a gap."),
+        (measured(size=29), "Fewer than 30 records of a group cannot show so small a gap."),
     ],
 )
 def test_few_answers_are_perhaps_fair_at_best(found: Evaluation, why: str) -> None:

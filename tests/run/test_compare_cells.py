@@ -412,7 +412,7 @@ def test_a_configuration_of_a_run_is_no_sweep_and_is_not_shown(fairpate, tmp_pat
     code, output, errors = fairpate("compare", "run.yaml")
     assert (code, output) == (2, "")
     assert errors.count("\n") == 1
-    assert all(word in errors for word in ("no sweep", "data, teachers", "fairpate run"))
+    assert all(word in errors for word in ("not a sweep", "data, teachers", "fairpate run"))
     assert "200" not in errors
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from sweeps import COLOUR_UNSEEN, counted, epsilons, measured, refused, run, sweep_of
 
 from fairpate.report.frontier import Row
-from fairpate.run.compare import summarise_comparison, write_frontier_reports
+from fairpate.run.compare import comparison_outcome, write_frontier_reports
 from fairpate.run.sweep import Cell, cells_of, open_sweep_folder, read_rows, write_rows
 from fairpate.types import VoteBatch
 
@@ -109,7 +109,7 @@ def test_why_a_run_failed_and_how_long_one_took_are_the_operators(
     assert "2 runs without a result" in private.read_text()
     assert "diverged at record 4711" in private.read_text()
     printed = io.StringIO()
-    Console(file=printed, width=120).print(summarise_comparison(comparison), crop=False)
+    Console(file=printed, width=120).print(comparison_outcome(comparison).words, crop=False)
     assert printed.getvalue().count("diverged at record 4711") == 2
 
 
@@ -158,7 +158,7 @@ def test_what_is_left_out_is_said_and_the_operators_page_is_marked(tmp_path: Pat
     assert "Do not publish" not in public.read_text()
     assert "Left out: 1 row without privacy; for the operator: sgd." in public.read_text()
     printed = io.StringIO()
-    Console(file=printed, width=120).print(summarise_comparison(comparison))
+    Console(file=printed, width=120).print(comparison_outcome(comparison).words)
     assert "1 result without privacy: sgd" in printed.getvalue()
 
 
@@ -189,5 +189,5 @@ def test_pages_that_an_interrupt_left_old_are_written_again(tmp_path: Path, monk
     words = (tmp_path / "report.html").read_text()
     assert words.index(">equalized-odds gap</option>") < words.index(">demographic-parity gap</option>")
     printed = io.StringIO()
-    Console(file=printed, width=80).print(summarise_comparison(by_odds), crop=False)
+    Console(file=printed, width=80).print(comparison_outcome(by_odds).words, crop=False)
     assert "equalized-" in printed.getvalue()

@@ -18,7 +18,7 @@ from sweeps import COLOUR_UNSEEN, SMALL, counted, measured, ran, refused, run, s
 
 from fairpate.methods.base import Method
 from fairpate.report.frontier import Row
-from fairpate.run.compare import Comparison, SweepTable, comparison_outcome, run_cell, summarise_comparison
+from fairpate.run.compare import Comparison, SweepTable, comparison_outcome, run_cell
 from fairpate.run.context import RunDirectoryError
 from fairpate.run.folder import check_run_directory
 from fairpate.run.run import run_method, with_pinned_weights
@@ -53,7 +53,7 @@ def test_the_command_of_a_failed_cell_is_printed_in_one_line(tmp_path: Path) -> 
     (tmp_path / "trouble").touch()
     troubled = run(tmp_path, counted)
     printed = io.StringIO()
-    Console(file=printed, width=80).print(summarise_comparison(troubled), crop=False)
+    Console(file=printed, width=80).print(comparison_outcome(troubled).words, crop=False)
     (failure,) = troubled.failed
     assert len(failure.command) > 80
     assert f"failed: {failure.command}\n" in printed.getvalue()
@@ -194,7 +194,7 @@ def test_two_drivers_do_not_share_a_folder_and_other_folders_are_left_alone(tmp_
         run(tmp_path / "sweep", counted)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(RunDirectoryError, match="not empty and no sweep"):
+    with pytest.raises(RunDirectoryError, match="not empty and not a sweep"):
         run(tmp_path / "other", counted)
 
 

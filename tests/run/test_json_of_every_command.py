@@ -13,6 +13,7 @@ import typer
 from fairpate import __version__
 from fairpate.cli import app
 from fairpate.cli.base import Commands
+from fairpate.report.page import percent
 from fairpate.terminal import Output, show, speaking
 
 DECLARATION = """
@@ -152,8 +153,8 @@ def test_help_for_a_program_is_a_document(fairpate):
 def test_what_a_run_says_in_words_is_in_the_document(given, fairpate):
     words, found = fairpate("report", "run")[1], strictly(fairpate("report", "run", "--json")[1])
     statement, metrics = found["statement"], found["metrics"]
-    assert f"{metrics['accuracy']:.3f} on {metrics['num_answered']} test records" in words
-    assert f"{metrics['coverage']:.3f}" in words
+    assert f"{percent(metrics['accuracy'])} of {metrics['num_answered']} test records" in words
+    assert percent(metrics["coverage"]) in words
     assert statement["delta"] == 1e-5
     assert "at delta 10⁻⁵" in words
     assert f"{statement['queries']['answered']} of {statement['queries']['submitted']} queries" in words

@@ -172,6 +172,7 @@ def test_a_check_counts_what_is_clipped_missing_and_other(declared, fairpate):
         ["test.csv", "age", 1, 0, 0],
     ]
     assert found["refused"] == []
+    assert "learns that about the records" in found["remarks"][0]
     assert "nothing is refused" in fairpate("data", "check", "clinic.yaml")[1]
 
 

@@ -275,7 +275,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
     """A page shows what its record holds, and nothing else reaches it."""
     assert {field.name for field in dataclasses.fields(PublicReport)} == {
         *("title", "method", "guarantee", "voting", "evaluations", "reject_option"),
-        *("num_private_records", "num_training_labels", "private_population", "made"),
+        *("num_training_labels", "private_population", "made"),
     }
     assert {field.name for field in dataclasses.fields(Guarantee)} == {
         *("unit", "relation", "epsilon", "delta", "accounting", "noise", "tuning_accounted", "events"),
@@ -284,7 +284,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
     }
     assert {field.name for field in dataclasses.fields(AnsweredQueries)} == (OUTCOMES - {"submitted"}) | {
         *("mechanism", "gate", "num_teachers", "voters", "num_public_records", "queries_submitted"),
-        *("epsilon_course_Q", "outcomes", "answered_GC"),
+        *("epsilon_course_Q", "outcomes_GO", "answered_GC"),
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {
         *("title", "rows", "for_operator", "publish_unprotected", "rule", "notion")

@@ -116,7 +116,7 @@ def test_what_a_service_asked_of_the_ledger_is_stated_too(finished, tmp_path):
     assert after.epsilon == open_terms(folder).budget.epsilon > after.queries.epsilon_submitted
     assert f"ε = {epsilon_text(after.epsilon)}" in after.remarks[0]
     own = before.queries.answered
-    words = f"trained on {own} of these labels: the other 1 answer queries beside the run’s own."
+    words = f"trained on {own} of these labels: the other 1 answer queries from outside the run."
     for page in (again.public_report, again.private_report):
         assert words in page.read_text(encoding="utf-8")
     assert "was trained on these labels." in folder.public_report.read_text(encoding="utf-8")
