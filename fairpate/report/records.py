@@ -1,7 +1,7 @@
 """Claims about a published model: its guarantee, its measurements, and the one place that words both.
 
-A :class:`Statement` joins the privacy guarantee of a run with the evaluation on test records. Report, card, operator's
-page, terminal and notebook are views of its sentences, figures and rows, so that a verdict is decided here alone.
+A :class:`RunStatement` joins the privacy guarantee of a run with the evaluation on test records. Report, card,
+operator's page, terminal and notebook are views of its sentences, figures and rows: a verdict is decided here alone.
 
 A guarantee is called private by how often an attacker may guess rightly (:mod:`fairpate.words`). A model is called fair
 where the whole interval of its demographic-parity gap lies at or below ``FAIR_GAP``, a convention that is printed with
@@ -238,7 +238,7 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Statement:
+class RunStatement:
     """All that is claimed of one model; ``without_privacy`` is a baseline for the operator's page alone."""
 
     guarantee: Guarantee

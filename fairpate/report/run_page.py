@@ -1,7 +1,7 @@
 """The pages of one run: report, operator's report and card, each one HTML file without scripts.
 
 A page is a function of plain records (:mod:`fairpate.report.records`) and opens with the verdict of their
-:class:`~fairpate.report.records.Statement`. The report may be published: it holds the guarantee, metrics on test
+:class:`~fairpate.report.records.RunStatement`. The report may be published: it holds the guarantee, metrics on test
 records and what was released. The card describes the published model. The operator's page depends on votes, query by
 query, and must not be published. It compares the data-independent epsilon with the data-dependent one and with the
 ledger as FairPATE's authors published theirs, in which a label that the fairness gate rejects costs nothing.
@@ -36,7 +36,7 @@ from fairpate.report.records import (
     PrivateReport,
     PublicReport,
     Rows,
-    Statement,
+    RunStatement,
     interval_words,
     majority_words,
     small_cell_words,
@@ -286,7 +286,9 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
         "noise": f"{exact}{report.guarantee.noise_words}",
         "training_labels": labels,
         "baseline": majority_words,
-        "statement": Statement(guarantee=report.guarantee, measured=report.headline, without_privacy=without_privacy),
+        "statement": RunStatement(
+            guarantee=report.guarantee, measured=report.headline, without_privacy=without_privacy
+        ),
     }
 
 
@@ -558,8 +560,8 @@ class Card:
     private_population: PrivatePopulation | None = None
 
     @property
-    def statement(self) -> Statement:
-        return Statement(guarantee=self.privacy, measured=self.evaluation)
+    def statement(self) -> RunStatement:
+        return RunStatement(guarantee=self.privacy, measured=self.evaluation)
 
     @property
     def description(self) -> str:

@@ -43,7 +43,7 @@ from fairpate.report.records import (
     PrivatePopulation,
     PrivateReport,
     PublicReport,
-    Statement,
+    RunStatement,
 )
 from fairpate.report.run_page import (
     Card,
@@ -83,12 +83,12 @@ def read_evaluation(run: RunDirectory) -> Evaluation:
     )
 
 
-def read_claims(run: RunDirectory, *, for_operator: bool = False) -> Statement:
+def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
     """The guarantee and the metrics of a finished run; the operator also gets the private baseline, where it is."""
     baseline = None
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
-    return Statement(
+    return RunStatement(
         guarantee=Guarantee.of(read_statement(run)), measured=read_evaluation(run), without_privacy=baseline
     )
 

@@ -7,7 +7,7 @@ import pytest
 from report_pages import GUARANTEE
 
 from fairpate.report.metrics import Evaluation, evaluate
-from fairpate.report.records import Statement
+from fairpate.report.records import RunStatement
 from fairpate.report.run_page import prediction_words
 
 LOST = "the model is right about 80.0 % of men, always predicting 'no' about 90.0 %"
@@ -30,7 +30,7 @@ def measured(*, children: int) -> Evaluation:
 
 @pytest.mark.parametrize("children", [0, 40])
 def test_the_terminal_names_them(children: int) -> None:
-    rows = Statement(guarantee=GUARANTEE, measured=measured(children=children)).rows
+    rows = RunStatement(guarantee=GUARANTEE, measured=measured(children=children)).rows
     warnings = [words for name, words in rows if name == "warning"]
     left_out = [] if children else ["gaps leave out children: too few answered test records"]
     assert warnings == [LOST, *left_out]
@@ -40,7 +40,7 @@ def test_metrics_of_an_earlier_version_are_read() -> None:
     plain = measured(children=0).to_json()
     older = {name: value for name, value in plain.items() if name not in ("underserved", "not_measured")}
     found = Evaluation.from_json(older)
-    assert ("warning", LOST) in Statement(guarantee=GUARANTEE, measured=found).rows
+    assert ("warning", LOST) in RunStatement(guarantee=GUARANTEE, measured=found).rows
     assert found.to_json() == plain
 
 

@@ -20,7 +20,7 @@ from report_pages import GUARANTEE
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from fairpate.report.metrics import Evaluation, evaluate, shown_records
-from fairpate.report.records import Statement
+from fairpate.report.records import RunStatement
 from fairpate.run.learn import assess
 from fairpate.types import GateRule
 
@@ -29,8 +29,8 @@ FEWEST = 4
 GROUPS = ("women", "men", "children")
 
 
-def stated(found: Evaluation) -> Statement:
-    return Statement(guarantee=GUARANTEE, measured=found)
+def stated(found: Evaluation) -> RunStatement:
+    return RunStatement(guarantee=GUARANTEE, measured=found)
 
 
 def evaluation(table_GYC: Any, *, least: int = LEAST, **changes: Any) -> Evaluation:

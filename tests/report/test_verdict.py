@@ -12,7 +12,7 @@ import report_pages
 from fairpate.fairness.rates import NOTIONS
 from fairpate.report.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
 from fairpate.report.page import made_words
-from fairpate.report.records import Statement
+from fairpate.report.records import RunStatement
 
 NB = "\u00a0"
 GUARANTEE = replace(report_pages.GUARANTEE, epsilon=1.0, accounting="pld", events=["one table"])
@@ -61,8 +61,8 @@ def nobody() -> Evaluation:
     )
 
 
-def said(evaluation: Evaluation, baseline: WithoutPrivacy | None = None, **changes) -> Statement:
-    return Statement(guarantee=replace(GUARANTEE, **changes), measured=evaluation, without_privacy=baseline)
+def said(evaluation: Evaluation, baseline: WithoutPrivacy | None = None, **changes) -> RunStatement:
+    return RunStatement(guarantee=replace(GUARANTEE, **changes), measured=evaluation, without_privacy=baseline)
 
 
 def fairness_of(evaluation: Evaluation) -> str:
