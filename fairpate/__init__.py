@@ -17,7 +17,7 @@ try:
 except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0+unknown"
 
-# The stub beside this file is the one list of public names, for type checkers and for __getattr__.
+# The stub next to this file is the only list of public names, for type checkers and for __getattr__.
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
 _MODULE_OF = {name.name: node.module for node in _STUB.body if isinstance(node, ast.ImportFrom) for name in node.names}
 __all__ = ["__version__", *_MODULE_OF]

@@ -1,25 +1,17 @@
-"""Every section of a configuration: shared by all methods, of methods whose voters answer queries, and of sweeps.
-
-Which name was meant: the one helper behind every "did you mean".
-
-Code of the user's own, named as ``module:attribute``, and whether a file that names it is trusted to.
-
-What a command or Python names runs: it was typed. What a *file* names (a configuration, a sweep, the folder of a run or
-of an estimator) may come from anybody, and runs only where the user allowed it, or where it runs in this process
-already.
-
-The sections of a configuration: one schema for YAML, the command line and Python.
+"""The sections of a configuration: one schema for YAML, the command line and Python.
 
 Every field documents its unit, range and sentinel; an unknown or impossible value is refused here, before any work
-starts. A configuration is frozen: what ran is what is written beside the results.
+starts. A configuration is frozen: what ran is what is written with the results.
 
-Sections of methods that ask voters: teachers, what is asked and what that may cost, and how answers are drawn.
+First stand the sections that all methods may share, then those of methods whose voters answer queries, then those of
+`fairpate compare`, a sweep of methods, data sets, seeds and grids. A sweep has no settings of its own: everything in
+``settings`` and ``grid`` is a field of some method, checked there. For one cell they are merged, later ones on top: the
+configuration that `fairpate run` starts from, the sweep's, the data set's and the method's; settings that the cell's
+method does not read are left out.
 
-What `fairpate compare` adds to the schema of :mod:`fairpate.config`: methods, data sets, seeds and grids.
-
-A sweep names no setting of its own: everything in ``settings`` and ``grid`` is a field of some method, checked there.
-For one cell they are laid over each other in this order: the configuration that `fairpate run` starts from, the
-sweep's, the data set's and the method's; what the cell's method does not read is left out.
+A configuration may name the user's own code as ``module:attribute``. A name that a command or Python gives was typed
+by the user, and runs. A name in a *file* (a configuration, a sweep, the folder of a run or of an estimator) may come
+from anybody, and runs only where the user allowed it or where the code ran in this process already.
 """
 
 from __future__ import annotations
@@ -34,7 +26,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -53,7 +45,7 @@ from fairpate.types import (
 
 
 def nearest(value: object, known: Iterable[object]) -> str:
-    """A remedy that completes a message: the nearest known name, and all of them."""
+    """Return the end of a message: the nearest known name, and all of them."""
     names = [str(name) for name in known]
     close = difflib.get_close_matches(str(value), names, n=1)
     guess = f"; did you mean {close[0]}?" if close else ";"
@@ -67,30 +59,38 @@ _INSTALLED = ("fairpate", "teachers", "aggregator", "student")
 _imported: set[str] = set()
 
 
-def is_allowed() -> bool:
-    """Whether files may name any code."""
-    return os.environ.get(ALLOWED) == "1"
-
-
 def may_run(place: str) -> bool:
-    """Whether a file may name ``place``."""
-    return place in _imported or is_allowed()
+    """Return whether code that a file names at ``place`` may run: it ran already, or the user allows any code."""
+    return place in _imported or os.environ.get(ALLOWED) == "1"
 
 
 def named_object(place: str) -> Any:
-    """What ``place`` names, looked for where Python looks and then in the working directory.
+    """Import what ``place`` names, from where Python looks and then from the working directory.
 
-    Whatever its module raises goes on to the caller.
+    Any error that its module raises is raised.
     """
     module, _, attribute = place.partition(":")
-    found = getattr(_import(module), attribute)
+    try:
+        imported = import_module(module)
+    except ModuleNotFoundError as error:
+        # Another module is missing than the one that is named: looking elsewhere would hide which.
+        if error.name != module.partition(".")[0]:
+            raise
+        here = str(Path.cwd())
+        # A command does not search the working directory by itself. Last, so that no file in it replaces a library.
+        sys.path.append(here)
+        try:
+            imported = import_module(module)
+        finally:
+            sys.path.remove(here)
+    found = getattr(imported, attribute)
     # Its code has run in this process, so that a file that names it changes nothing.
     _imported.add(place)
     return found
 
 
 def is_own_file(module: ModuleType) -> bool:
-    """Whether the module lies in the working directory, where another machine would not find it."""
+    """Return whether the module is in the working directory, where another machine would not find it."""
     file, name = getattr(module, "__file__", None), module.__name__.partition(".")[0]
     if file is None or name in _INSTALLED:
         return False
@@ -98,25 +98,8 @@ def is_own_file(module: ModuleType) -> bool:
     return place.is_relative_to(Path.cwd().resolve()) and "site-packages" not in place.parts
 
 
-def _import(module: str) -> ModuleType:
-    """A command does not search the working directory by itself."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        # Its package is there, and something else is missing: to look elsewhere would hide what.
-        if error.name != module.partition(".")[0]:
-            raise
-    here = str(Path.cwd())
-    # Behind all other places: no file in the working directory stands in for a library.
-    sys.path.append(here)
-    try:
-        return import_module(module)
-    finally:
-        sys.path.remove(here)
-
-
 LARGEST = 1e12
-"""No real setting is as large; what is would overflow far from the field that caused it."""
+"""No real setting is as large; a larger value would overflow far from the field that caused it."""
 _LARGEST_INT, _LARGEST_SEED = 2**31 - 1, 2**63 - 1
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
@@ -138,46 +121,67 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
-class DeclarationConfig(Section):
-    """The file that declares a table of one's own; a plain path stands for it in YAML."""
+class PinnedFile(Section):
+    """A file that is known by its path and its checksum; YAML may give the path alone."""
 
-    path: Path = Field(description="YAML, as docs/data.md describes it.")
-    sha256: str | None = Field(
-        None, pattern="^[0-9a-f]{64}$", description="Of the file; null: as it is when the configuration is read."
-    )
+    remedy: ClassVar[str]
 
     @model_validator(mode="before")
     @classmethod
     def _is_pinned(cls, values: Any) -> Any:
         values = {"path": values} if isinstance(values, (str, Path)) else values
-        if not isinstance(values, dict) or values.get("path") is None:
+        if not isinstance(values, dict) or values.get("path") in (None, IMAGENET, Path(IMAGENET)):
             return values
-        path = Path(values["path"]).expanduser().absolute()
-        pinned = values.get("sha256") or _sha256_of(path, "give a declaration in YAML")
-        # As text: what comes from JSON may be no Path.
-        return {"path": str(path), "sha256": pinned}
+        path, digest = Path(values["path"]).expanduser().absolute(), values.get("sha256")
+        if not digest:
+            # Computed when the configuration is read: a file that is edited later is another configuration.
+            try:
+                with path.open("rb") as stream:
+                    digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            except OSError as error:
+                raise ValueError(f"{path} cannot be read ({error.strerror}); {cls.remedy}") from error
+        # As text, as JSON has it.
+        return {"path": str(path), "sha256": digest}
+
+
+Sha256 = Annotated[
+    str | None,
+    Field(
+        pattern="^[0-9a-f]{64}$",
+        description="Checksum of the file; null: that of the file when the configuration is read.",
+    ),
+]
+
+
+class DeclarationConfig(PinnedFile):
+    """The file that declares your own records; YAML may give its path alone."""
+
+    remedy = "give a declaration in YAML"
+    path: Path = Field(description="YAML, as docs/data.md describes it.")
+    sha256: Sha256 = None
 
 
 class EmbeddingConfig(Section):
-    """Principal components of what public records look like."""
+    """Principal components of public records, which every method reads in place of a record."""
 
-    num_components: Count = Field(200, description="Fewer where public records have fewer.")
+    num_components: Count = Field(200, description="Number of components; fewer where public records have fewer.")
     steps: CountOrZero = Field(
-        10, description="Tables: quantiles of public records that a column of more values is compared with."
+        10, description="Tables: a column with more values is compared with this many quantiles of public records."
     )
-    pixels: Count | None = Field(16, description="Pictures: also shrunk to so many pixels a side; null: edges alone.")
-    mirrored: bool = Field(False, description="Pictures: averaged with the mirror image's.")
+    pixels: Count | None = Field(16, description="Pictures: also read at this many pixels a side; null: edges alone.")
+    mirrored: bool = Field(False, description="Pictures: average each embedding with that of the mirror image.")
     graph_share: Fraction = Field(
-        0.2, description="Pictures: how much of the squared norm tells the place in the pool's graph of neighbours."
+        0.2, description="Pictures: share of the squared norm for the position in the pool's graph of neighbours."
     )
 
 
 class DataConfig(Section):
-    """Which records, and how they are divided."""
+    """The records, and how they are split."""
 
     name: str = Field("color_digits", description="A name from `fairpate data list`, or of the declaration.")
     declaration: DeclarationConfig | None = Field(
-        None, description="A table of one's own, whose files lie beside it or in data_dir; null: a known data set."
+        None,
+        description="Your own records, whose files are next to the declaration or in data_dir; null: a known data set.",
     )
     data_dir: Path | None = Field(
         None,
@@ -196,7 +200,7 @@ class DataConfig(Section):
         "set names persons.",
     )
     embedding: EmbeddingConfig | None = Field(
-        None, description="What every method sees of a record, fitted to public ones; null: the record as it is."
+        None, description="What every method reads of a record, fitted to public records; null: the record itself."
     )
 
 
@@ -208,7 +212,10 @@ class AugmentConfig(Section):
     scale_fraction: float = Field(0.0, ge=0, lt=1, description="Zoom uniform in [1 - s, 1 + s].")
     shear_degrees: float = Field(0.0, ge=0, lt=90, description="Uniform in [-s, s].")
     elastic_fraction: float = Field(
-        0.0, ge=0, lt=1, description="Largest shift of a point of a coarse grid that bends the image, in sides."
+        0.0,
+        ge=0,
+        lt=1,
+        description="Bends the image by a coarse grid whose points shift by at most this share of a side.",
     )
     channel_swap: Fraction = Field(0.0, description="Probability of a random permutation of the channels.")
     horizontal_flip: Fraction = Field(0.0, description="Probability of a mirror image.")
@@ -216,39 +223,29 @@ class AugmentConfig(Section):
 
     @property
     def is_identity(self) -> bool:
-        """Whether no change is asked for."""
+        """True if nothing is changed."""
         return not any(self.model_dump().values())
 
 
-class WeightsConfig(Section):
-    """A file of weights that were learned on public pictures; a plain path stands for it in YAML."""
+class WeightsConfig(PinnedFile):
+    """A file of weights that were learned on public pictures; YAML may give its path alone."""
 
+    remedy = "give a .pth or .safetensors file"
     path: Path | None = Field(
         None,
-        description="torchvision's state dict, .pth or .safetensors, at this path of every node; `imagenet`: its "
-        "published file. null in a published model.",
+        description="State dict of torchvision, .pth or .safetensors, at this path of every node; `imagenet`: the file "
+        "that torchvision publishes. null in a published model.",
     )
-    sha256: str | None = Field(
-        None, pattern="^[0-9a-f]{64}$", description="Of the file; null: as it is when the configuration is read."
-    )
+    sha256: Sha256 = None
 
     @property
     def is_imagenet(self) -> bool:
-        """Whether torchvision's published file is meant, and has not been looked for yet."""
+        """True if torchvision's published file is named, and was not looked for yet."""
         return self.path == Path(IMAGENET)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _is_pinned(cls, values: Any) -> Any:
-        values = {"path": values} if isinstance(values, (str, Path)) else values
-        if not isinstance(values, dict) or values.get("path") in (None, IMAGENET, Path(IMAGENET)):
-            return values
-        path = Path(values["path"]).expanduser().absolute()
-        return {"path": path, "sha256": values.get("sha256") or _sha256_of(path, "give a .pth or .safetensors file")}
 
 
 class ModelConfig(Section):
-    """The architecture, and where it starts; its name alone stands for it."""
+    """The architecture and its initial weights; YAML may give its name alone."""
 
     name: Literal[
         "logistic", "hog_logistic", "mlp", "lenet", "tanh_cnn", "cnn", "resnet18", "resnet50", "densenet121"
@@ -257,10 +254,11 @@ class ModelConfig(Section):
     width: Count = Field(32, description="Channels of the first block of `cnn`.")
     dropout: float = Field(0.0, ge=0, lt=1)
     weights: WeightsConfig | None = Field(
-        None, description="Of resnet18, resnet50 or densenet121: what to start from; null: random weights."
+        None, description="Initial weights of resnet18, resnet50 or densenet121; null: random weights."
     )
     norm: Literal["group", "frozen_batch"] | None = Field(
-        None, description="`frozen_batch`: BatchNorm with the file's statistics, for good. null: that with a file."
+        None,
+        description="`frozen_batch`: BatchNorm that keeps the file's statistics. null: `frozen_batch` with a file.",
     )
     trainable: Literal["all", "head"] = Field("all", description="`head`: the last layer only; needs weights.")
 
@@ -271,7 +269,7 @@ class ModelConfig(Section):
 
     @property
     def keeps_batch_statistics(self) -> bool:
-        """Whether BatchNorm stays as the weights file has it."""
+        """True if BatchNorm keeps the statistics of the weights file."""
         return self.weights is not None and self.norm != "group"
 
     @model_validator(mode="after")
@@ -293,22 +291,22 @@ class FitConfig(Section):
     batch_size: Count = 32
     optimizer: Literal["sgd", "adam"] = "adam"
     learning_rate: Positive = 1e-3
-    momentum: float = Field(0.9, ge=0, lt=1, description="Of SGD.")
+    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD; Adam does not read it.")
     weight_decay: NotNegative = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     augment: AugmentConfig = AugmentConfig()
     precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Of the forward and backward pass; weights and their updates stay float32."
+        "float32", description="Precision of the forward and backward pass; weights and updates are float32."
     )
 
 
 class LearningConfig(Section):
-    """How a model learns from released labels and from the public records that have none."""
+    """Settings for learning from released labels and from public records without a label."""
 
     fit: FitConfig = FitConfig()
     method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
-    confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels below it are left out.")
+    confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels with a smaller probability are left out.")
     unlabelled_weight: NotNegative = Field(1.0, description="Weight of the loss on unanswered records.")
     unlabelled_ratio: Count = Field(
         4,
@@ -331,35 +329,37 @@ class StudentConfig(LearningConfig, PublishedConfig):
 
 
 class RayConfig(Section):
-    """The cluster: a bounded pool of actors, each with a block of teachers."""
+    """The cluster: a pool of actors, each with a block of teachers."""
 
     num_actors: CountOrZero | None = Field(
         None,
-        description="null: one per CPU. 0: none, and no Ray: teachers train and vote in this process. A service needs "
-        "actors, and takes 0 as null.",
+        description="null: one per CPU. 0: no Ray; teachers train and vote in this process. A service needs actors, "
+        "and reads 0 as null.",
     )
     num_cpus: Positive = Field(1.0, description="CPUs that one actor reserves.")
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly fractional, that one actor reserves.")
     torch_threads: Count = Field(1, description="Threads of one actor, or of this process where it is its own pool.")
     read_shards: bool = Field(
         False,
-        description="Workers read the shards that they train on from the data set's files, which every node must have, "
-        "instead of getting them from this process.",
+        description="Workers read their shards from the data set's files, which every node must have, instead of "
+        "receiving them from this process.",
     )
-    max_restarts: CountOrZero = Field(3, description="Times one block may be lost with its actor before the run fails.")
+    max_restarts: CountOrZero = Field(
+        3, description="Times that a block may be lost with its actor before the run fails."
+    )
     wait_for_nodes_s: NotNegative = Field(
-        0.0, description="Seconds to wait for a first node that an autoscaler adds; 0: the cluster is what it is."
+        0.0, description="Seconds to wait for a first node that an autoscaler adds; 0: none will be added."
     )
 
 
 class Terms(Section):
-    """What an epsilon is stated at, for methods without any privacy too."""
+    """The delta at which epsilon is stated, for methods without any privacy too."""
 
     delta: float = Field(1e-5, gt=0, lt=1)
 
 
 class RecordTerms(Terms):
-    """The same for one record."""
+    """The delta and the relation at which epsilon is stated for one record."""
 
     relation: Relation = "add or remove one"
 
@@ -370,8 +370,8 @@ class PrivacyTarget(Terms):
     epsilon: float = Field(3.0, gt=0, description="inf: no noise, where a method can do without.")
     relation: Relation | None = Field(
         None,
-        description="null: the method's own, which is `add or remove one` record or `replace one` sensitive attribute. "
-        "Of a record, `replace one` is priced by `pld` only.",
+        description="null: the method's own, `add or remove one` record or `replace one` sensitive attribute. `replace "
+        "one` record is priced by `pld` only.",
     )
     accounting: Literal["rdp", "pld"] = Field(
         "pld", description="Renyi curves, or privacy loss distributions: tighter."
@@ -393,13 +393,15 @@ class DpfrConfig(Section):
     """The demographic-parity regulariser on public records."""
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches it off.")
-    maximum: Literal["hardmax", "softmax"] = Field("hardmax", description="The largest gap, or a soft maximum of all.")
-    temperature: Positive = Field(1.0, description="Of the predictions whose gaps are taken.")
-    max_temperature: Positive = Field(0.1, description="Of the soft maximum.")
+    maximum: Literal["hardmax", "softmax"] = Field(
+        "hardmax", description="The largest gap, or a soft maximum of all gaps."
+    )
+    temperature: Positive = Field(1.0, description="Temperature of the predictions whose gaps are measured.")
+    max_temperature: Positive = Field(0.1, description="Temperature of the soft maximum.")
 
 
 class PenaltyConfig(DpfrConfig):
-    """The regulariser in a student's loss, of a public batch of its own at each step."""
+    """The regulariser in a student's loss, on a separate public batch at each step."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     batch_size: Count = Field(256, description="Public records drawn for each step.")
@@ -408,50 +410,44 @@ class PenaltyConfig(DpfrConfig):
 class CalibrationConfig(DpfrConfig):
     """Fine-tuning of a trained model on public records."""
 
-    epochs: CountOrZero = Field(20, description="At most; 0 leaves the model as it is.")
+    epochs: CountOrZero = Field(20, description="Largest number of epochs; 0 leaves the model unchanged.")
     max_disparity: Fraction = Field(0.0, description="Stop once the held-out disparity is no larger.")
-    anchor: NotNegative = Field(1.0, description="Weight of staying with what the model predicted before.")
+    anchor: NotNegative = Field(1.0, description="Weight of the distance from the model's earlier predictions.")
     held_out: float = Field(0.25, gt=0, lt=1, description="Share of the public records that decides when to stop.")
     batch_size: Count = 256
     learning_rate: Positive = 1e-3
 
 
 class SelfLabelConfig(LearningConfig):
-    """How the student of self-labelling learns, and what it is."""
+    """The student of self-labelling, and how it learns."""
 
-    model: ModelConfig | None = Field(None, description="The model that is then published; null: as student.model.")
+    model: ModelConfig | None = Field(None, description="The model that is published instead; null: as student.model.")
 
 
 class PublicDataConfig(Section):
-    """What public records are used for besides queries; open to every method, and free of privacy cost."""
+    """Further uses of public records, for every method, at no privacy cost."""
 
-    pretrain: FitConfig | None = Field(None, description="Start from weights that tell how public images are turned.")
+    pretrain: FitConfig | None = Field(
+        None, description="Pretrain on public images, by predicting how each one was rotated."
+    )
     self_label: SelfLabelConfig | None = Field(
-        None, description="Publish a student that learned from labels the trained model gives the pool."
+        None, description="Publish a student that learned from the trained model's labels of the pool."
     )
     calibration: CalibrationConfig | None = Field(None, description="Fine-tune towards parity at the end.")
 
 
 class EvaluationConfig(Section):
-    """What may be said of test records."""
+    """Limits on what is published of test records."""
 
     least_cell: Count = Field(
         10,
-        description="No public number rests on fewer test records (persons, where the data set names them) of a group, "
-        "or of a group and class, and no total shows such a cell; 1 shows all.",
+        description="Fewest test records of a group, or of a group and class, that a public number may rest on; no "
+        "total shows a smaller cell. Persons count where the data set names them; 1 shows all.",
     )
 
 
 Noise = Literal["os_entropy", "seeded"]
-"""Where the noise of a run comes from. ``seeded`` reproduces a run and gives no privacy."""
-
-
-def _sha256_of(path: Path, remedy: str) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
+"""The source of a run's noise. ``seeded`` reproduces a run and gives no privacy."""
 
 
 class TeachersConfig(Section):
@@ -462,7 +458,8 @@ class TeachersConfig(Section):
     fit: FitConfig = FitConfig()
     standardize: bool = Field(False, description="Scale features by each teacher's own shard.")
     max_shard_size: Count | None = Field(
-        None, description="Most records of a teacher; of a larger shard a keyed choice stays. null: all stay."
+        None,
+        description="Largest number of records of a teacher, chosen by a keyed hash from a larger shard. null: all.",
     )
     engine: Literal["auto", "loop", "stacked"] = "auto"
     block_size: Count | None = Field(None, description="Teachers per Ray task; null chooses.")
@@ -479,53 +476,54 @@ class TeachersConfig(Section):
 
 
 class BudgetConfig(Section):
-    """What may ever be spent, by a run and by the service that goes on after it; fixed when the ledger is made."""
+    """The total budget of a run and of the service after it; fixed when the ledger is made."""
 
-    kind: BudgetKind = Field("data_independent", description="What is limited; see fairpate.types.Budget.")
+    kind: BudgetKind = Field("data_independent", description="The quantity that is limited; see fairpate.types.Budget.")
     epsilon: Positive | None = Field(None, description="Limit at `target.delta`; not for query_count.")
     max_queries: Count | None = Field(None, description="Limit of query_count.")
     accept_leak: bool = Field(False, description="data_dependent needs true: when it stops depends on private votes.")
 
     @model_validator(mode="after")
     def _is_a_budget(self) -> BudgetConfig:
-        # Any delta would do: the other fields are checked.
-        self.at(0.5)
+        self.at(0.5)  # checks the other fields, at any delta
         if self.kind == "data_dependent" and not self.accept_leak:
             raise ValueError(
-                "Expected accept_leak: true with kind data_dependent, got false: it stops where private votes say so, "
-                "which leaks; set it, or use data_independent."
+                "Expected accept_leak: true with kind data_dependent, got false: when it stops depends on private "
+                "votes, which leaks; set it, or use data_independent."
             )
         return self
 
     def at(self, target_delta: float) -> Budget:
-        """The budget, with the delta that its epsilon belongs to."""
+        """Return the budget, with the delta at which its epsilon is stated."""
         return Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
 
 
 class AdmissionConfig(Section):
     """Queries in rounds, each chosen by a student of the labels released before it; see aggregator.admission."""
 
-    rounds: Count = Field(10, ge=2, description="The first one takes public records in their order.")
-    uncertain_first: bool = Field(False, description="Of those admitted, submit those the student doubts most first.")
+    rounds: Count = Field(10, ge=2, description="Number of rounds; the first takes public records in their order.")
+    uncertain_first: bool = Field(
+        False, description="Submit the admitted queries that the student is least sure of first."
+    )
     fit: FitConfig | None = Field(None, description="Training between rounds; null: as student.fit.")
 
 
 class QueriesConfig(Section):
-    """Which public records are asked about, and what that may cost."""
+    """The public records that are queries, and what they may cost."""
 
     num_queries: Count | None = Field(None, description="Queries submitted; null submits the whole public split.")
     budget: BudgetConfig | None = Field(
         None,
-        description="null: the target; without one data_independent, room for the run's queries and for one block that "
-        "a crash may waste.",
+        description="null: the target; without one, data_independent with room for the run's queries and for one block "
+        "that a crash may waste.",
     )
     admission: AdmissionConfig | None = Field(
         None, description="null: Algorithm 1, public records in their order. Needs num_queries."
     )
     release: ReleaseKind = Field(
         "label",
-        description="`counts`: every answer comes with all noisy counts, which say how sure the voters were, and the "
-        "student learns from them. At the same price, as long as no price depends on votes.",
+        description="`counts`: every answer has all noisy counts, which show how sure the voters were, and the student "
+        "learns from them. The price is the same, as long as no price depends on votes.",
     )
 
     @model_validator(mode="after")
@@ -536,7 +534,7 @@ class QueriesConfig(Section):
 
 
 class AggregatorConfig(QueriesConfig):
-    """Confident-GNMax and what it may cost."""
+    """Confident-GNMax, its queries and their budget."""
 
     mechanism: MechanismParameters = Field(
         MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
@@ -562,28 +560,28 @@ class AggregatorConfig(QueriesConfig):
 
 
 class GatedAggregatorConfig(AggregatorConfig):
-    """Confident&Fair-GNMax: a demographic-parity gate beside it."""
+    """Confident&Fair-GNMax: Confident-GNMax with a demographic-parity gate."""
 
     gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
 
 
 class GatedQueriesConfig(QueriesConfig):
-    """With a demographic-parity gate before an answer leaves."""
+    """Queries with a demographic-parity gate before an answer is released."""
 
     gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
 
 
 class QueriesTarget(Terms):
-    """What released labels may cost together: one record added or removed."""
+    """The guarantee of all released labels together, for one record added or removed."""
 
-    epsilon: Positive | None = Field(None, description="To publish. null: the noise is as configured.")
+    epsilon: Positive | None = Field(None, description="Epsilon that is published. null: the noise is as configured.")
 
 
 Settings = dict[str, Any]
 
 
 def flat_grid(values: Any, prefix: str = "") -> Any:
-    """Dotted names for nested ones; what stands later wins."""
+    """Return nested names as dotted ones; a later value wins."""
     if not isinstance(values, dict):
         return values
     flat: dict[str, Any] = {}
@@ -594,12 +592,12 @@ def flat_grid(values: Any, prefix: str = "") -> Any:
 
 
 def axis_fields(axis: str) -> list[str]:
-    """The fields that move together along one axis."""
+    """Return the fields that change together along one axis."""
     return [field.strip() for field in axis.split(",")]
 
 
 def overlapping(one: str, other: str) -> bool:
-    """Whether two axes, or two fields, set the same field or a part of it."""
+    """Return whether two axes, or two fields, set the same field or a part of it."""
     pairs = itertools.product(axis_fields(one), axis_fields(other))
     return any(f"{a}.".startswith(f"{b}.") or f"{b}.".startswith(f"{a}.") for a, b in pairs)
 
@@ -614,47 +612,47 @@ def _apart(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
 Grid = Annotated[
     dict[str, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(flat_grid), AfterValidator(_apart)
 ]
-"""Dotted fields, each with the values that it takes; a cell for every combination. ``first, second`` move together."""
+"""Dotted fields and their values, with a cell for every combination. ``first, second`` change together."""
 
 
 class SweepPart(Section):
-    """What one method or one data set adds."""
+    """Settings that one method or one data set adds."""
 
     settings: Settings = Field(default_factory=dict, description="Sections, or dotted fields, with one value.")
     grid: Grid = Field(default_factory=dict, description="Dotted fields with a list of values each.")
 
 
 class DataSetPart(SweepPart):
-    """What one data set adds; its name is that of the data set unless ``settings`` name another."""
+    """Settings that one data set adds; its name is the data set's unless ``settings`` name another."""
 
     file: Path | None = Field(
         None,
-        description="Configuration to start from, seen from the sweep's file; null: what fits the data set, as in "
-        "`fairpate run` without a configuration.",
+        description="Configuration to start from, relative to the sweep's file; null: settings chosen for the data "
+        "set, as in `fairpate run` without a configuration.",
     )
 
 
 class MethodPart(SweepPart):
-    """What one method adds, and where it runs."""
+    """Settings that one method adds, and its data sets."""
 
     data_sets: tuple[str, ...] | None = Field(None, description="Names of data sets to run it on; null: all.")
 
 
 class TasksConfig(Section):
-    """What one cell reserves of a node. Where no node has that, ``ray.wait_for_nodes_s`` says how long to wait."""
+    """Resources that one cell reserves on a node. ``ray.wait_for_nodes_s`` limits the wait for a node that has it."""
 
     num_cpus: Positive = Field(1.0, description="CPUs, possibly a fraction.")
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly a fraction.")
-    max_retries: CountOrZero = Field(2, description="Times a cell is tried again whose worker died.")
-    max_minutes: Positive | None = Field(None, description="After which a cell counts as failed; null: never.")
+    max_retries: CountOrZero = Field(2, description="Times that a cell whose worker died is tried again.")
+    max_minutes: Positive | None = Field(None, description="Minutes after which a cell counts as failed; null: never.")
     torch_threads: Count = Field(1, description="Threads of one cell.")
 
 
 class SweepConfig(Section):
     """Methods x data sets x seeds x grids.
 
-    Where several grids name the same field, the method's is taken, then the data set's. A field of the sweep or of a
-    data set varies for the methods that read it.
+    Where several grids name the same field, the method's wins, then the data set's. A field of the sweep or of a data
+    set varies for the methods that read it.
     """
 
     out: Path | None = Field(None, description="Folder of the sweep; null: named after the file.")
@@ -662,10 +660,13 @@ class SweepConfig(Section):
     split_by_seed: bool = Field(True, description="Divide the records anew for each seed; false: as data.seed says.")
     settings: Settings = Field(default_factory=dict, description="For every cell.")
     grid: Grid = Field(default_factory=dict, description="For every cell.")
-    data_sets: dict[str, DataSetPart] = Field(min_length=1, description="By the name that results carry.")
-    methods: dict[str, MethodPart] = Field(min_length=1, description="By name; a list where none has settings.")
+    data_sets: dict[str, DataSetPart] = Field(
+        min_length=1, description="Data sets by the name that they have in results."
+    )
+    methods: dict[str, MethodPart] = Field(min_length=1, description="Methods by name; a list where none has settings.")
     notion: NotionName = Field(
-        DEFAULT_NOTION, description="Of fairness: what page, figures and tables show first; every cell records all."
+        DEFAULT_NOTION,
+        description="Notion of fairness that pages, figures and tables show first; every cell records all.",
     )
     ray: RayConfig = Field(RayConfig(), description="The cluster that the sweep runs on.")
     tasks: TasksConfig = TasksConfig()

@@ -1,16 +1,10 @@
-"""From YAML and ``section.field=value`` to values; errors in the user's words; the digest of the settings that count.
+"""From YAML, `--set` and Python to a checked section of a configuration, and the digest of what it computes.
 
-What pydantic found wrong with a value, in this project's words: what was expected, which is the remedy too.
-
-From YAML, `--set` and Python to a checked section of a configuration; a message for every fault in them.
-
-What a configuration computes, whatever the places where that happens: its values, their digest, a folder's name.
-
-Which settings of a configuration its run read, and what left the others unread.
-
-Sections mean the same in every method. Left out are what is switched off (nothing is given), and what another setting
-makes irrelevant: widths of an architecture that is not used, momentum of another optimiser, weights of unlabelled
-records where none are learned from. What a method's own settings leave unread it says itself (``Method.unread``).
+:func:`parse_config` reports every fault in the user's words: field, value and what was expected, which is the remedy
+too. :func:`config_digest` identifies what a configuration computes, without the places where that happens and without
+what it does not read. Sections mean the same in every method: a setting is unread where another one makes it
+irrelevant (:func:`unread_because_of`), such as the widths of an architecture that is not used or the momentum of
+another optimiser. What the settings of one method leave unread is in ``Method.unread``.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -59,19 +53,20 @@ _FORMS = {
 
 
 def expected(fault: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors asks for, such as ``expected > 0``; another kind of error in pydantic's words."""
-    kind, context = str(fault["type"]), fault.get("ctx", {})
-    if kind == "value_error":  # ours, which says what was wrong
-        said = str(fault["msg"]).removeprefix("Value error, ").rstrip(".")
-        # Behind the field's name: by itself it is a sentence.
+    """Return what one of pydantic's errors asks for, such as ``expected > 0``; other kinds in pydantic's words."""
+    kind, context, message = str(fault["type"]), fault.get("ctx", {}), str(fault["msg"])
+    if kind == "value_error":  # raised by a check of ours
+        said = message.removeprefix("Value error, ").rstrip(".")
+        # It follows the field's name, not the start of a sentence.
         return said.replace("Expected", "expected", 1) if said.startswith("Expected ") else said
     if kind in _BOUNDS:
         sign, name = _BOUNDS[kind]
         return f"expected {sign} {exact_text(context[name])}"
-    if kind in ("too_short", "string_too_short"):
-        return f"expected at least {_counted(context['min_length'], kind)}"
-    if kind in ("too_long", "string_too_long"):
-        return f"expected at most {_counted(context['max_length'], kind)}"
+    for ending, words in (("too_short", "at least"), ("too_long", "at most")):
+        if kind in (ending, f"string_{ending}"):
+            number = context["min_length" if ending == "too_short" else "max_length"]
+            noun = "character" if kind.startswith("string") else "item"
+            return f"expected {words} {number} {noun}{'' if number == 1 else 's'}"
     if kind in ("literal_error", "enum"):
         return f"expected {context['expected']}"
     if kind == "string_pattern_mismatch":
@@ -80,18 +75,12 @@ def expected(fault: Mapping[str, Any]) -> str:
     known = next((words for name, words in _KINDS.items() if kind == name or kind.startswith(f"{name}_")), None)
     if known is not None:
         return f"expected {known}"
-    message = str(fault["msg"])
     return message.replace("Input should be", "expected", 1).replace("Input should have", "expected", 1)
 
 
-def _counted(number: int, kind: str) -> str:
-    noun = "character" if kind.startswith("string") else "item"
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 _ECHO_LENGTH = 120
-_MOST_VALUES = 100_000
-_SHORT = 2**16  # a longer text is not kept
+_MOST_VALUES = 100_000  # a few nested anchors expand to billions
+_SHORT = 2**16  # longer texts are not cached
 AnySection = TypeVar("AnySection", bound=Section)
 
 
@@ -100,13 +89,43 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
     try:
         return schema.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("\n".join(_describe(fault, schema) for fault in error.errors())) from error
+        faults = []
+        for fault in error.errors():
+            path = ".".join(str(part) for part in fault["loc"]) or "config"
+            if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+                names = _names_beside(fault["loc"], schema)
+                faults.append(f"{path}: unknown field{nearest(fault['loc'][-1], names) if names else ''}.")
+            elif fault["type"] in ("missing", "missing_keyword_only_argument"):
+                faults.append(f"{path}: missing; add it.")
+            elif fault["type"] == "value_error":  # ours name the value themselves
+                faults.append(f"{path}: {expected(fault)}.")
+            else:
+                got = repr(fault["input"])
+                got = got if len(got) <= _ECHO_LENGTH else f"{got[:_ECHO_LENGTH]}..."
+                faults.append(f"{path}: {expected(fault)}, got {got}.")
+        raise ConfigError("\n".join(faults)) from error
+
+
+def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[str]:
+    """Return the field names of the section that ``location`` points into; none where any name may stand there."""
+    section: Any = schema
+    for name in location[:-1]:
+        field = getattr(section, "model_fields", {}).get(name)
+        if field is None:
+            # A mapping of named sections, or a list of them: the name is free, its section is known.
+            section = next(reversed([part for part in get_args(section) if part is not ...]), None)
+            continue
+        section = field.annotation
+        parts = [part for part in get_args(section) if part is not type(None)]
+        if len(parts) == 1 and type(None) in get_args(section):  # a section that may be null
+            (section,) = parts
+    return getattr(section, "model_fields", None) or getattr(section, "__dataclass_fields__", {})
 
 
 def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
-    """The mapping of sections in a YAML file; :class:`ConfigError` for anything else.
+    """Return the mapping of sections in a YAML file; :class:`ConfigError` for anything else.
 
-    ``as_text`` leaves every value as it is written: `no`, `1.0` and `007` are text then.
+    ``as_text`` reads every value as text: `no`, `1.0` and `007` too.
     """
     try:
         values = _load_yaml(Path(path).read_text(encoding="utf-8"), as_text=as_text)
@@ -124,36 +143,35 @@ def read_yaml(path: Path | str, *, as_text: bool = False) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a name that one mapping has twice, of which YAML would take the last without a word.
+    """Refuses names that occur twice in a mapping: YAML would silently take the last one.
 
-    And anchors that contain themselves, or that stand for more values than anybody writes.
+    Anchors that contain themselves, or that expand to too many values, are refused too.
     """
 
     def get_single_node(self) -> yaml.Node | None:
-        """The parent's, before any of it becomes a value."""
         node: yaml.Node | None = super().get_single_node()
+        # Before any of it becomes a value, which might fill the memory.
         if node is not None and _written_out(node, {}) > _MOST_VALUES:
-            raise yaml.YAMLError(f"its anchors stand for more than {_MOST_VALUES} values; write them out")
+            raise yaml.YAMLError(f"its anchors expand to more than {_MOST_VALUES} values; write them out")
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The parent's, after a look at the names as they are written."""
         names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode) and name.value != "<<"]
         for name in names:
             if names.count(name) > 1:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{name} stands there twice; leave one out", node.start_mark
+                    None, None, f"{name} is given twice; leave one out", node.start_mark
                 )
         return super().construct_mapping(node, deep=deep)
 
 
 def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
-    """How many values ``node`` stands for with every alias in it replaced; ``counted`` knows those of its parts."""
+    """Return how many values ``node`` has with every alias replaced; ``counted`` holds the counts of nodes by id."""
     if id(node) in counted:
         if not counted[id(node)]:
             raise yaml.YAMLError("an anchor contains itself; write it out")
         return counted[id(node)]
-    # Nought while its parts are counted: who meets it meanwhile is inside of it.
+    # 0 while its parts are counted, so that an alias of it among them is found.
     counted[id(node)] = 0
     parts: list[Any] = [] if isinstance(node, yaml.ScalarNode) else node.value
     if isinstance(node, yaml.MappingNode):
@@ -163,15 +181,15 @@ def _written_out(node: yaml.Node, counted: dict[int, int]) -> int:
 
 
 class _TextLoader(_Loader):
-    """Reads no value as a number, a flag or a date: a published `no` or `007` stays what it is."""
+    """Reads no value as a number, a flag or a date, so that a published `no` or `007` stays text."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the parent has it
 
 
 def _load_yaml(text: str, *, as_text: bool = False) -> Any:
-    """What ``text`` says. yaml.YAMLError or ValueError where it is no YAML, or says a name twice."""
+    """Return the value of ``text``. yaml.YAMLError or ValueError where it is not YAML, or gives a name twice."""
     try:
-        # A copy, for `--set` writes into what was read, and the kept one must stay as the file has it.
+        # A copy, because `--set` writes into what was read, and the cached value must stay as the file has it.
         return deepcopy(_parsed(text, as_text)) if len(text) < _SHORT else _parsed.__wrapped__(text, as_text)
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
@@ -184,7 +202,7 @@ def _parsed(text: str, as_text: bool) -> Any:
 
 
 def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """``values`` over ``defaults``, section by section."""
+    """Return ``values`` over ``defaults``, section by section."""
     merged = dict(defaults)
     for name, value in values.items():
         both_sections = isinstance(value, dict) and isinstance(merged.get(name), dict)
@@ -192,11 +210,22 @@ def merge(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def apply_override(values: dict[str, Any], override: str) -> None:
-    """Set ``section.field=value`` in ``values``; the value is read as YAML."""
-    dotted, separator, text = override.partition("=")
-    if not separator or not dotted:
-        raise ConfigError(f"--set {override}: expected section.field=value.")
+Override = str | tuple[str, Any]
+"""``section.field=value``, as `--set` takes it, or a dotted field and its value."""
+
+
+def apply_override(values: dict[str, Any], override: Override) -> None:
+    """Set one field in ``values``; the value in a text is read as YAML."""
+    if isinstance(override, str):
+        dotted, separator, text = override.partition("=")
+        if not separator or not dotted:
+            raise ConfigError(f"--set {override}: expected section.field=value.")
+        try:
+            value = _load_yaml(text)
+        except (yaml.YAMLError, ValueError) as error:
+            raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
+    else:
+        dotted, value = override
     *parents, field = dotted.split(".")
     section = values
     for name in parents:
@@ -205,47 +234,10 @@ def apply_override(values: dict[str, Any], override: str) -> None:
         section = section[name]
         if not isinstance(section, dict):
             raise ConfigError(f"--set {override}: {name} is a value, not a section.")
-    try:
-        section[field] = _load_yaml(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"--set {override}: cannot be read as a YAML value: {error}") from error
+    section[field] = value
 
 
-def _describe(fault: Any, schema: type[Section]) -> str:
-    path = ".".join(str(part) for part in fault["loc"]) or "config"
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{path}: unknown field{_suggestion(fault['loc'], schema)}."
-    if fault["type"] in ("missing", "missing_keyword_only_argument"):
-        return f"{path}: missing; add it."
-    got = "" if fault["type"] == "value_error" else f", got {_echo(fault['input'])}"  # ours say it themselves
-    return f"{path}: {expected(fault)}{got}."
-
-
-def _echo(value: Any) -> str:
-    """The value as it was given, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= _ECHO_LENGTH else f"{text[:_ECHO_LENGTH]}..."
-
-
-def _suggestion(location: tuple[Any, ...], schema: type[Section]) -> str:
-    """The nearest field name of the section that ``location`` points into."""
-    section: Any = schema
-    for name in location[:-1]:
-        field = getattr(section, "model_fields", {}).get(name)
-        # A mapping of named sections, or a list of them: the name is free, its section is known.
-        inner = [part for part in get_args(section) if part is not ...]
-        section = _section_in(field.annotation) if field is not None else next(reversed(inner), None)
-    names = getattr(section, "model_fields", None) or getattr(section, "__dataclass_fields__", {})
-    return nearest(location[-1], names) if names else ""
-
-
-def _section_in(annotation: Any) -> Any:
-    """The section that may also be left out, or what stands there."""
-    parts = [part for part in get_args(annotation) if part is not type(None)]
-    return parts[0] if len(parts) == 1 and type(None) in get_args(annotation) else annotation
-
-
-# Where a run happens, and what its pages name, does not change what it computes; a file of weights is known by its
+# Where a run happens, and what its pages name, does not change what it computes; a file of weights is identified by its
 # checksum.
 _PLACES = (
     "out",
@@ -278,33 +270,32 @@ class Configuration(Protocol):
 
 
 def config_digest(config: Configuration) -> str:
-    """Twelve hexadecimal digits that identify what ``config`` computes, wherever and on however many CPUs."""
+    """Return twelve hexadecimal digits that identify what ``config`` computes, on any machine."""
     return values_digest(determining_values(config))
 
 
 def determining_values(config: Configuration) -> dict[str, Any]:
-    """What ``config`` computes, as plain values: without the places where it happens, and what it does not read."""
+    """Return the plain values that decide what ``config`` computes: without places, and without unread settings."""
     return determining(config.model_dump(mode="json"), config)
 
 
 def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]:
-    """``values`` of the method of ``config`` without what decides nothing there."""
+    """Return ``values`` without those that do not change what ``config`` computes."""
     kept = _without(values, (*_PLACES, *config.unread))
-    if "teachers" in kept:  # a field of earlier versions, with which their digests were computed
-        kept["teachers"]["model"]["python"] = None
-    # At its default it is left out: digests of runs from before it could be set stay.
+    # Left out at its default, so that runs from before it could be set keep their digests.
     if kept.get("evaluation") == EvaluationConfig().model_dump():
         del kept["evaluation"]
     return kept
 
 
 def placeless_values(config: Configuration) -> dict[str, Any]:
-    """All that ``config`` says but places, what it does not read too: as settings to start from elsewhere."""
+    """Return all values of ``config`` but places, unread ones too, as settings to start from elsewhere."""
     return _without(config.model_dump(mode="json"), _PLACES)
 
 
 def _without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
     kept = copy.deepcopy(values)
+    # A field that the method does not have is no error: the same list of places serves all methods.
     for place in fields:
         *parents, field = place.split(".")
         section: Any = kept
@@ -316,18 +307,18 @@ def _without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
 
 
 def values_digest(values: dict[str, Any]) -> str:
-    """The digest of :func:`determining_values`."""
+    """Return the digest of :func:`determining_values`."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def default_folder(config: Configuration) -> Path:
-    """``runs/METHOD-DATA-DIGEST``."""
+    """Return the folder of a run without `--out`: ``runs/METHOD-DATA-DIGEST``."""
     words = (re.sub("[^A-Za-z0-9_.-]+", "-", word) for word in (config.method, config.data.name))
     return Path("runs") / f"{'-'.join(words)}-{config_digest(config)}"
 
 
 def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted paths of the leaves; an empty section is a leaf."""
+    """Return the leaves by dotted paths; an empty section is a leaf."""
     if not isinstance(values, dict) or not values:
         return {prefix: values}
     return {
@@ -338,7 +329,7 @@ def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def flat_values(values: Any) -> dict[str, Any]:
-    """The same without empty sections, which earlier versions may not have written down."""
+    """Return the leaves without empty sections, which earlier versions may not have written."""
     return {path: leaf for path, leaf in flattened(values).items() if leaf != {}}
 
 
@@ -359,49 +350,40 @@ _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "threshold_stddev_votes": ("threshold", (None,)),
     "failure_probability": ("slack", (False,)),
 }
-"""A field, the one beside it, and the values of that under which nothing reads the first."""
-
-
-def settings_read(settings: Settings) -> dict[str, Any]:
-    """Those of dotted names that were read."""
-    return {name: value for name, value in settings.items() if not _is_unread(name, value, settings)}
+"""A field, another one of its section, and the values of that other one under which nothing reads the first."""
 
 
 def shared_settings(of_points: Sequence[Settings]) -> dict[str, Any]:
-    """Settings that all have in common."""
+    """Return the settings that all have in common."""
     first, *others = of_points
     return {name: first[name] for name in first if all(name in o and o[name] == first[name] for o in others)}
 
 
+def is_read(name: str, value: Any, settings: Settings) -> bool:
+    """Return whether a setting is switched on and something may read it."""
+    is_off = value is None or value == {} or ("augment." in name and not value)
+    return not is_off and unread_because_of(name, settings) is None
+
+
 def unread_because_of(name: str, settings: Settings) -> str | None:
-    """The field for whose value nothing reads ``name``; None where something may."""
+    """Return the field for whose value nothing reads ``name``; None where something may."""
     section, _, field = name.rpartition(".")
-    if section.endswith("model") and (cause := _of_architecture(section, field, settings)):
-        return cause
+    if section.endswith("model"):
+        architecture = settings.get(f"{section}.name")
+        if (
+            (field == "hidden" and architecture != "mlp")
+            or (field == "width" and architecture != "cnn")
+            or (field == "dropout" and architecture in ("logistic", "hog_logistic"))
+        ):
+            return f"{section}.name"
+        has_weights = any(other.startswith(f"{section}.weights.") for other in settings)
+        if field in ("norm", "trainable") and not has_weights:
+            return f"{section}.weights"
     other, values = _UNREAD_BESIDE.get(field, ("", ()))
     if settings.get(beside := f"{section}.{other}", ...) in values:
         return beside
-    rounds = "dp_oracle_learner.num_rounds"  # of which the probability is only the paper's choice
+    rounds = "dp_oracle_learner.num_rounds"  # the paper derives it from the failure probability
     if name == "dp_oracle_learner.failure_probability" and settings.get(rounds) is not None:
         return rounds
     unread = _UNREAD_BY_LEARNING.get(settings.get("student.method"), ())
-    if name.startswith(tuple(f"student.{part}" for part in unread)):
-        return "student.method"
-    return None
-
-
-def _is_unread(name: str, value: Any, settings: Settings) -> bool:
-    is_off = value is None or value == {} or ("augment." in name and not value)
-    return is_off or unread_because_of(name, settings) is not None
-
-
-def _of_architecture(section: str, field: str, settings: Settings) -> str | None:
-    architecture = settings.get(f"{section}.name")
-    if (
-        (field == "hidden" and architecture != "mlp")
-        or (field == "width" and architecture != "cnn")
-        or (field == "dropout" and architecture in ("logistic", "hog_logistic"))
-    ):
-        return f"{section}.name"
-    has_weights = any(other.startswith(f"{section}.weights.") for other in settings)
-    return f"{section}.weights" if field in ("norm", "trainable") and not has_weights else None
+    return "student.method" if name.startswith(tuple(f"student.{part}" for part in unread)) else None

@@ -1,9 +1,9 @@
 """Arrays and frames as the data set that a run reads, checked as scikit-learn's own estimators check theirs.
 
-Features of tables become floats, pictures stay bytes; missing values, sparse matrices and columns that ``fit`` did not
-see are refused. A column of ``X`` may hold the groups: it is taken out before anything is learned, and ages or other
+Features of tables become floats, pictures stay bytes. Missing values, sparse matrices and columns that ``fit`` did not
+see are refused. A column of ``X`` may hold the groups: it is removed before anything is learned, and ages or other
 numbers become groups between public edges. Public records have the columns of private ones, by name where there are
-names: a transformer that one of them went through and not the other would make them incomparable.
+names: if only one of them went through a transformer, they could not be compared.
 
 Shapes: N private records, M public ones, F features.
 """
@@ -44,7 +44,7 @@ class SensitiveFeature(Section):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records:
+class CheckedRecords:
     """Records that were checked: features ``x``, and groups (N,) where they are known."""
 
     x: Values
@@ -52,7 +52,7 @@ class Records:
 
 
 def sensitive_column(said: Any) -> SensitiveFeature | None:
-    """What the parameter ``sensitive_feature`` says: a name, a place, or both keys of :class:`SensitiveFeature`."""
+    """Return the parameter ``sensitive_feature``, a name, a position or a mapping, as :class:`SensitiveFeature`."""
     if said is None or isinstance(said, SensitiveFeature):
         return said
     column = said.item() if isinstance(said, np.integer) else said
@@ -67,13 +67,14 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
     return found
 
 
-def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Records, Values]:
-    """What ``fit`` is given, and labels (N,); the columns become the estimator's. ValueError for what is not."""
+def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[CheckedRecords, Values]:
+    """Return the checked records that ``fit`` is given and labels (N,), and set the estimator's columns."""
     column, found = sensitive_column(estimator.sensitive_feature), None
     if _are_pictures(X):
         x, labels = check_X_y(_pictures(X, column), y, allow_nd=True, dtype=None, estimator=estimator)
+        # validate_data, which would set it, takes tables only.
         estimator.n_features_in_ = int(np.prod(x.shape[1:]))
-        # Of an earlier fit on a frame: public pictures, which have no names of columns, would be refused for them.
+        # An earlier fit on a frame left them, and public pictures, which have no names of columns, would be refused.
         vars(estimator).pop("feature_names_in_", None)
     elif column is None:
         x, labels = validate_data(estimator, X, y, dtype=np.float32)
@@ -84,11 +85,11 @@ def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[Record
     if len(np.unique(labels)) < 2:
         # In words that scikit-learn's own checks look for.
         raise ValueError("y: a classifier learns two classes or more, got 1 class.")
-    return Records(x=x, groups=_either(found, groups, len(x), "sensitive_features")), labels
+    return CheckedRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features")), labels
 
 
-def records_like(estimator: Any, X: Any, groups: Any) -> Records:
-    """Features as ``fit`` saw them, and groups. ValueError for other columns."""
+def records_like(estimator: Any, X: Any, groups: Any) -> CheckedRecords:
+    """Return features with the columns that ``fit`` saw, and groups. ValueError for other columns."""
     column, found = sensitive_column(estimator.sensitive_feature), None
     if _are_pictures(X):
         x = check_array(_pictures(X, column), allow_nd=True, dtype=None, estimator=estimator)
@@ -97,47 +98,36 @@ def records_like(estimator: Any, X: Any, groups: Any) -> Records:
     else:
         rest, found = _without_groups(estimator, X, column, reset=False)
         x = check_array(rest, dtype=np.float32, estimator=estimator)
-    return Records(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
+    return CheckedRecords(x=x, groups=_either(found, groups, len(x), "sensitive_features"))
 
 
-def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> Records:
-    """Public records; a number of them is drawn, of features that are independent and standard normal."""
-    if isinstance(X, int | np.integer) and not isinstance(X, bool):
-        return _drawn(estimator, int(X), groups, np.random.default_rng(seed))
-    _require_same_names(estimator, X)
-    try:
-        return records_like(estimator, X, groups)
-    except ValueError as error:
-        raise ValueError(f"public_X: {error}") from error
-
-
-def _drawn(estimator: Any, count: int, groups: Any, generator: np.random.Generator) -> Records:
-    """They depend on no record: on the number of columns alone."""
-    if not 2 <= count <= _MOST_DRAWN:
-        raise ValueError(f"public_X: expected records, or a number from 2 to {_MOST_DRAWN} to draw, got {count}.")
-    x = generator.standard_normal((count, estimator.n_features_in_)).astype(np.float32)
+def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> CheckedRecords:
+    """Return public records; for a number ``X``, that many of independent standard normal features."""
+    names = getattr(estimator, "feature_names_in_", None)
+    if not isinstance(X, int | np.integer) or isinstance(X, bool):
+        columns = getattr(X, "columns", None)
+        is_named = columns is not None and all(isinstance(column, str) for column in columns)
+        if is_named != (names is not None):
+            named, bare = ("X", "public_X") if names is not None else ("public_X", "X")
+            raise ValueError(
+                f"public_X: {named} has named columns and {bare} has none, so one of them may have gone through a "
+                "transformer that the other did not; give both in one form (docs/python.md, A scaler in front)."
+            )
+        try:
+            return records_like(estimator, X, groups)
+        except ValueError as error:
+            raise ValueError(f"public_X: {error}") from error
+    if not 2 <= X <= _MOST_DRAWN:
+        raise ValueError(f"public_X: expected records, or a number from 2 to {_MOST_DRAWN} to draw, got {X}.")
+    # They depend on no record: on the number of columns alone.
+    x = np.random.default_rng(seed).standard_normal((int(X), estimator.n_features_in_)).astype(np.float32)
     column, found = sensitive_column(estimator.sensitive_feature), None
     if column is not None:
-        names = getattr(estimator, "feature_names_in_", None)
         place = _place(None if names is None else list(names), column, x.shape[1])
         if not column.edges:
-            raise ValueError("sensitive_feature.edges: needed to tell the groups of public records that are drawn.")
+            raise ValueError("sensitive_feature.edges: needed for the groups of public records that are drawn.")
         x, found = np.delete(x, place, axis=1), _groups_of(x[:, place], column)
-    return Records(x=x, groups=_either(found, groups, count, "public_sensitive_features"))
-
-
-def _require_same_names(estimator: Any, public: Any) -> None:
-    """ValueError where names of columns show that one side went through a transformer and the other did not."""
-    columns = getattr(public, "columns", None)
-    named = columns is not None and all(isinstance(column, str) for column in columns)
-    names = getattr(estimator, "feature_names_in_", None)
-    if named == (names is not None):
-        return
-    with_names, without = ("X", "public_X") if names is not None else ("public_X", "X")
-    raise ValueError(
-        f"public_X: {with_names} has named columns and {without} has none, so one of them may have gone through a "
-        "transformer that the other did not; give both in one form (docs/python.md, A scaler in front)."
-    )
+    return CheckedRecords(x=x, groups=_either(found, groups, len(x), "public_sensitive_features"))
 
 
 def _are_pictures(X: Any) -> bool:
@@ -152,15 +142,16 @@ def _pictures(X: Any, column: SensitiveFeature | None) -> Values:
 
 
 def _without_groups(estimator: Any, X: Any, column: SensitiveFeature, **checks: Any) -> tuple[Any, Values]:
-    """The other columns of ``X``, and the groups that its sensitive one holds."""
+    """Return the other columns of ``X``, and the groups in its sensitive column."""
     names = None if getattr(X, "columns", None) is None else list(X.columns)
     table = X if names is not None else check_array(X, dtype=None, ensure_all_finite=False, estimator=estimator)
-    # Columns alone are checked: the one that is taken out may hold words.
+    # Only names and number of columns are checked: the one that is removed may hold words.
     validate_data(estimator, table, skip_check_array=True, **checks)
     width = table.shape[1]
     if width == 1:
         # In words that scikit-learn's own checks look for.
-        raise ValueError("X: expected other features beside the sensitive one, got 1 feature(s).")
+        raise ValueError("X: expected other features than the sensitive one, got 1 feature(s).")
+    # By position: scikit-learn indexes frames and arrays alike.
     place = _place(names, column, width)
     values = np.asarray(_safe_indexing(table, place, axis=1))
     rest = _safe_indexing(table, [other for other in range(width) if other != place], axis=1)
@@ -182,25 +173,20 @@ def _place(names: Sequence[Any] | None, column: SensitiveFeature, width: int) ->
 
 
 def _groups_of(values: Values, column: SensitiveFeature) -> Values:
-    """The values themselves, or between which edges they lie: a fixed list of names, whatever the values."""
+    """Return the values themselves, or with edges the name of the interval of each value."""
     _require_known(values, "sensitive_feature")
     if not column.edges:
         return values
-    # By the edges alone: groups that nobody is in keep their names, and no name tells who is there.
-    numbers, names = values.astype(np.float64), edge_names(column)
+    # By the edges alone: groups without members keep their names, so that no name shows who is there.
+    edges = [f"{edge:g}" for edge in column.edges]
+    names = [f"below {edges[0]}", *(f"{low} to {high}" for low, high in pairwise(edges)), f"from {edges[-1]}"]
+    numbers = values.astype(np.float64)
     assert_all_finite(numbers, input_name="sensitive_feature")
     return np.array(names)[np.searchsorted(column.edges, numbers, side="right")]
 
 
-def edge_names(column: SensitiveFeature) -> list[str]:
-    """Groups in rising order, in words."""
-    edges = [f"{edge:g}" for edge in column.edges]
-    between = [f"{low} to {high}" for low, high in pairwise(edges)]
-    return [f"below {edges[0]}", *between, f"from {edges[-1]}"]
-
-
 def _either(found: Values | None, given: Any, count: int, name: str) -> Values | None:
-    """The groups of a column, or those that were given, (N,)."""
+    """Return the groups of a column, or those that were given, (N,)."""
     if given is None:
         return found
     if found is not None:
@@ -213,19 +199,20 @@ def _either(found: Values | None, given: Any, count: int, name: str) -> Values |
 
 
 def _require_known(groups: Values, name: str) -> None:
-    unknown = sum(type(value).__name__ in _TYPES_OF_NOTHING or bool(value != value) for value in groups.tolist())
-    if unknown:
+    if any(map(_is_nothing, groups.tolist())):
         raise ValueError(f"{name}: some records have no group (None or NaN); name a group for what is not known.")
 
 
 def person_names(persons: Any, count: int) -> Names:
-    """The person behind each record, as text: 7, 7.0 and " 7" are one; no name where persons do not count."""
+    """Return the person of each record as text: 7, 7.0 and " 7" are one. No names without ``persons``."""
     if persons is None:
         return Names()
     values = column_or_1d(np.asarray(persons)).tolist()
     if len(values) != count:
         raise ValueError(f"persons: expected one per record, got {len(values)} for {count} records.")
-    names = [_in_words(value) for value in values]
+    # Columns with gaps hold floats: 7 and 7.0 are one person.
+    whole = [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
+    names = ["" if _is_nothing(value) else str(value).strip() for value in whole]
     if unknown := sum(not name for name in names):
         raise ValueError(
             f"persons: expected one for every record, got {unknown} without (None, NaN or empty); complete them."
@@ -239,11 +226,8 @@ def person_names(persons: Any, count: int) -> Names:
     return Names(f"person-{name}" for name in names)
 
 
-def _in_words(value: Any) -> str:
-    if type(value).__name__ in _TYPES_OF_NOTHING or value != value:
-        return ""
-    whole = isinstance(value, float) and value.is_integer()
-    return str(int(value) if whole else value).strip()
+def _is_nothing(value: Any) -> bool:
+    return type(value).__name__ in _TYPES_OF_NOTHING or bool(value != value)
 
 
 def dataset_of(
@@ -255,25 +239,38 @@ def dataset_of(
     public_X: npt.ArrayLike | None = None,
     public_sensitive_features: npt.ArrayLike | None = None,
 ) -> tuple[Dataset, Values, Values]:
-    """Arrays as the data set ``records`` that a run reads, with the names of classes and of groups in order of code.
+    """Return arrays as the data set ``records`` that a run reads, and the names of classes and groups in order of code.
 
-    Without ``sensitive_features`` all private records are in one group, and so are public records without theirs. A
-    record's teacher follows from its content, or its person. Labels of public records are unknown, -1; there are no
-    test records.
+    Without ``sensitive_features`` all private records are in one group, and so are public records without theirs. The
+    teacher of a record is chosen by its content, or by its person. Labels of public records are unknown, -1; there are
+    no test records.
     """
     x, labels = features(X), np.asarray(y)
     public_x = x[:0] if public_X is None else features(public_X)
-    _require_shapes(x, labels, public_x)
+    if labels.ndim != 1 or len(x) != len(labels):
+        raise ValueError(f"Expected one label per record, got {len(x)} records, labels of shape {labels.shape}.")
+    if x.ndim not in (2, 4) or not len(x) or public_x.shape[1:] != x.shape[1:]:
+        raise ValueError(
+            "Expected records as (N, features) or (N, channels, height, width), public ones of the same shape, "
+            f"got {tuple(x.shape)} and {tuple(public_x.shape)}."
+        )
     classes, codes = np.unique(labels, return_inverse=True)
     private_z = None if sensitive_features is None else np.asarray(sensitive_features)
     public_z = None if public_sensitive_features is None else np.asarray(public_sensitive_features)
-    groups = _names([values for values in (private_z, public_z) if values is not None])
+    given = [values for values in (private_z, public_z) if values is not None and len(values)]
+    if len({np.issubdtype(values.dtype, np.number) for values in given}) > 1:
+        raise ValueError("sensitive_features: private and public ones differ, the one are numbers and the other words.")
+    groups: Values = np.unique(np.concatenate(given)) if given else np.array([])
+
+    def codes_of(values: Values | None, count: int) -> Values:
+        return np.zeros(count, dtype=np.int64) if values is None or not len(values) else np.searchsorted(groups, values)
+
     nothing = Split(x=x[:0], y=_int64(codes[:0]), z=_int64(codes[:0]), record_id=())
     dataset = Dataset(
         name="records",
         kind="image" if x.ndim == 4 else "tabular",
-        private=replace(_split(x, codes, _codes(private_z, groups, len(x))), person_id=persons or ()),
-        public=_split(public_x, np.full(len(public_x), -1), _codes(public_z, groups, len(public_x))),
+        private=replace(_split(x, codes, codes_of(private_z, len(x))), person_id=persons or ()),
+        public=_split(public_x, np.full(len(public_x), -1), codes_of(public_z, len(public_x))),
         validation=nothing,
         test=nothing,
         label_names=tuple(str(name) for name in classes),
@@ -283,31 +280,8 @@ def dataset_of(
     return dataset, classes, groups
 
 
-def _require_shapes(x: Tensor, labels: Values, public_x: Tensor) -> None:
-    if labels.ndim != 1 or len(x) != len(labels):
-        raise ValueError(f"Expected one label per record, got {len(x)} records, labels of shape {labels.shape}.")
-    if x.ndim not in (2, 4) or not len(x) or public_x.shape[1:] != x.shape[1:]:
-        raise ValueError(
-            "Expected records as (N, features) or (N, channels, height, width), public ones of the same shape, "
-            f"got {tuple(x.shape)} and {tuple(public_x.shape)}."
-        )
-
-
-def _names(of_groups: Sequence[Values]) -> Values:
-    """Names of groups in order of code. ValueError for numbers beside words."""
-    kinds = {np.issubdtype(values.dtype, np.number) for values in of_groups if len(values)}
-    if len(kinds) > 1:
-        raise ValueError("sensitive_features: private and public ones differ, the one are numbers and the other words.")
-    found = [values for values in of_groups if len(values)]
-    return np.unique(np.concatenate(found)) if found else np.array([])
-
-
-def _codes(values: Values | None, groups: Values, count: int) -> Values:
-    return np.zeros(count, dtype=np.int64) if values is None or not len(values) else np.searchsorted(groups, values)
-
-
 def _split(x: Tensor, labels: Values, groups: Values) -> Split:
-    """Records that are equal but for the group are one unit: what a name shows must not tell of groups."""
+    """Return records named by content alone: records that differ only in the group share a name."""
     codes = _int64(labels)
     units = tuple(
         hashlib.sha256(row.tobytes() + code.to_bytes(8, "little", signed=True)).hexdigest()
@@ -321,7 +295,7 @@ def _int64(codes: Values) -> Tensor:
 
 
 def features(values: npt.ArrayLike) -> Tensor:
-    """Bytes as they are, other numbers as floats."""
+    """Return bytes as they are, other numbers as floats."""
     array = np.asarray(values)
     kept = np.ascontiguousarray(array, dtype=None if array.dtype == np.uint8 else np.float32)
     # torch warns of memory that it might write to.

@@ -1,52 +1,18 @@
-"""scikit-learn's interface: ``FairClassifier`` fits any method on arrays, pipelines included.
+"""scikit-learn's interface: :class:`FairClassifier` fits any method on arrays and frames, inside pipelines too.
 
-What an estimator is given: parameters by name, and the configuration that they say of one method.
+Its parameters are the sections of the method's configuration, so that they cannot differ from those of the command
+line, and the same seed on the same records gives the same weights. What is given stands; what is left out is chosen
+from public facts, as for a command without a configuration (:mod:`fairpate.methods.base`): the number of records, the
+number of public ones, and whether they are pictures.
 
-What is said stands. What is left out follows from public facts, as for a command without a configuration
-(:mod:`fairpate.methods.base`): how many records there are, how many are public, and whether they are pictures. Of a
-section that is given as an object only the fields that were set are said.
-
-What stands in front of a fit: the steps of the scikit-learn pipelines that call it.
-
-A step that is fitted to private records, such as a scaler, touches them without an event, so no epsilon counts it; and
-public records that do not go through it are incomparable with private ones. A pipeline does not tell its last step of
-the others, so the callers are looked at. What happens in another process, or by hand before a fit, is not seen.
-
-What ``fit`` of an estimator refuses before anything is trained, and so before anything is spent.
-
-A fitted estimator in a folder, without pickle.
+A saved estimator is a folder without pickle, with no record in it (an embedding of pictures holds some public ones):
 
     student.safetensors      the published model, and
     config.yaml              its method and configuration, as in the folder of a run
-    embedding.safetensors    what it reads, where that is an embedding: public numbers
+    embedding.safetensors    public numbers that place a record, where the model reads an embedding
     estimator.json           names of columns, classes and groups, the statement, and the sha256 of the other files
 
-No record is in it, but for what an embedding of pictures holds of public ones.
-
-What a fitted estimator says of itself: remarks of its statement, its card on test records, and a plot.
-
-A classifier of any method: what it is given, what it learns, what it predicts.
-
 Shapes: N private records, M public ones, C classes.
-
-Every method behind scikit-learn's interface: ``fit``, ``predict``, ``predict_proba``.
-
-:class:`FairClassifier` takes the method by name. Its parameters are the sections that the method's configuration has,
-so that they cannot differ from those of the command line, and the same seed on the same records gives the same weights.
-
-    classifier    :class:`FairClassifier`
-    parameters    its parameters, and the configuration that they say
-    records       arrays and frames as the data set that a run reads
-    pipelines     what stands in front of a fit
-    kept          the folder of a fitted estimator, without pickle
-    told          statement, card and plot
-    checks        which of scikit-learn's own checks fail, and why
-
-Which of scikit-learn's own checks an estimator does not pass, and why.
-
-``sklearn.utils.estimator_checks.check_estimator`` takes them as ``expected_failed_checks``. The checks fit small tables
-without groups and without public records, so an estimator that needs either is made with ``sensitive_feature`` and with
-a number for ``public_X``.
 """
 
 from __future__ import annotations
@@ -55,8 +21,8 @@ import inspect
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -79,7 +45,7 @@ from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.data.embedding import embedded, save_embedding
 from fairpate.estimator_records import (
-    Records,
+    CheckedRecords,
     dataset_of,
     features,
     person_names,
@@ -97,11 +63,9 @@ from fairpate.methods.base import (
     configured_exactly,
     find_method,
     fitted_to,
-    read_of,
     stream_seed,
 )
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.report.metrics import Evaluation
 from fairpate.report.page import epsilon_text
 from fairpate.run.context import write_json
 from fairpate.run.folder import create_run_directory
@@ -142,74 +106,68 @@ class Sizes:
     num_public: int
 
 
+_NO_SIZES = Sizes(num_records=1, num_public=1)
+
+
 @cache
 def parameters_of(method: str) -> dict[str, Any]:
-    """Name and default of every parameter of a classifier of ``method``."""
+    """Return the name and default of every parameter of a classifier of ``method``."""
     schema = find_method(method)
     own = {name: value for name, value in schema() if name not in _NO_PARAMETERS}
+    # A short name exists only where the method has the field: sgd has no epsilon.
     short = [name for name, (section, field) in _SHORT.items() if field in type(own[section]).model_fields]
+    # A section defaults to None, not to its values: only what is given overrides the choice from public facts.
     sections = {name: None if isinstance(value, BaseModel) else value for name, value in own.items()}
     folder = {"folder": None} if schema.asks_teachers else {}
     return dict.fromkeys(short) | sections | folder | _OF_ESTIMATORS
 
 
-def configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, seed: int) -> Method:
-    """What the parameters ``given`` say. ConfigError, a ValueError, for every fault with its field."""
-    schema = find_method(method)
-    base = read_of(schema, fitted_to(method, count=sizes.num_records, num_public=sizes.num_public))
-    values = merge(base, _said(schema, given))
+def _configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, seed: int) -> Method:
+    """Return the configuration that the parameters ``given`` set. ConfigError lists every fault with its field."""
+    fields = find_method(method).model_fields
+    said = {name: _plain(value) for name, value in given.items() if name in fields and value is not None}
+    for name, (section, field) in _SHORT.items():
+        value = _plain(given.get(name))
+        if name not in said and value is not None and isinstance(said.get(section, {}), dict):
+            said[section] = said.get(section, {}) | {field: value}
+    start = fitted_to(method, count=sizes.num_records, num_public=sizes.num_public)
+    values = merge(start, said)
+    # The records are those of `fit`, so no other setting of the section `data` applies.
     if given["embedding"] == "auto":
-        values["data"] = base.get("data", {}) if sizes.num_public else {}
+        values["data"] = start.get("data", {}) if sizes.num_public else {}
     else:
-        values["data"] = {"embedding": plain(given["embedding"])}
+        values["data"] = {"embedding": _plain(given["embedding"])}
     declared = values.get("dp_sgd")
     if given["num_records"] is not None and isinstance(declared, dict):
-        # What the section says itself stands above.
-        values["dp_sgd"] = {"num_records": plain(given["num_records"])} | declared
+        # A number that the section itself has wins.
+        values["dp_sgd"] = {"num_records": _plain(given["num_records"])} | declared
     return configured_exactly(values | {"seed": seed}, method=method)
 
 
-def follows_from_size(method: str, given: Mapping[str, Any], sizes: Sizes) -> bool:
-    """Whether the number of private records decides any setting."""
-    # Each setting moves one way with the size: where both ends agree, nothing follows from it.
-    ends = (Sizes(num_records=size, num_public=sizes.num_public) for size in (_FEWEST, _MOST))
-    few, many = (configuration_of(method, given, end, seed=0) for end in ends)
-    return few != many
-
-
-def _said(schema: type[Method], given: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: plain(given[name]) for name in given if name in schema.model_fields and given[name] is not None}
-    for name, (section, field) in _SHORT.items():
-        said = plain(given.get(name))
-        if name not in values and said is not None and isinstance(values.get(section, {}), dict):
-            values[section] = values.get(section, {}) | {field: said}
-    return values
-
-
-def settings_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """What is in sections and mappings, by ``section__setting``."""
+def _settings_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings in sections and mappings as (``section__setting``, value)."""
     for name, value in sections.items():
         if prefix:
             yield f"{prefix}{name}", value
         if isinstance(value, dict | BaseModel) or (is_dataclass(value) and not isinstance(value, type)):
-            yield from settings_in(value if isinstance(value, dict) else vars(value), f"{prefix}{name}__")
+            yield from _settings_in(value if isinstance(value, dict) else vars(value), f"{prefix}{name}__")
 
 
-def with_setting(section: Any, path: list[str], value: Any) -> Any:
-    """``section`` with the setting at ``path``, as a mapping; it is checked where it is used."""
+def _with_setting(section: Any, path: list[str], value: Any) -> Any:
+    """Return ``section`` as a mapping with the setting at ``path``; it is checked where it is used."""
     if not path:
         return value
-    values = plain(section)
+    values = _plain(section)
     if isinstance(values, str):  # the short form of an architecture
         values = {"name": values}
     values = values if isinstance(values, dict) else {}
-    return values | {path[0]: with_setting(values.get(path[0]), path[1:], value)}
+    return values | {path[0]: _with_setting(values.get(path[0]), path[1:], value)}
 
 
-def plain(value: Any) -> Any:
-    """What is said in sections, mappings and numpy's scalars, as plain values."""
+def _plain(value: Any) -> Any:
+    """Return sections, mappings and numpy's scalars as plain values; of a section the fields that were set."""
     if isinstance(value, dict):
-        return {name: plain(inner) for name, inner in value.items()}
+        return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, BaseModel):
@@ -217,46 +175,77 @@ def plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def seed_of(random_state: Any) -> int:
-    """The seed of a configuration. ConfigError comes later, for one that is out of range."""
+def _seed_of(random_state: Any) -> int:
+    """Return the seed of a configuration, which refuses one out of range."""
     if isinstance(random_state, int | np.integer):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31 - 1))
 
 
-def steps_in_front() -> tuple[Pipeline, ...]:
-    """The pipelines with steps before their last one that are being fitted by the callers, innermost first."""
-    return tuple(pipeline for pipeline in _fitting() if _transformers(pipeline))
+def _pipelines_in_front() -> list[tuple[Pipeline, list[tuple[str, object]]]]:
+    """Return the pipelines that are being fitted by the callers, innermost first, with the steps before their last one.
 
-
-def fitted_steps(pipelines: tuple[Pipeline, ...]) -> tuple[str, ...]:
-    """Names of steps that learn from what they are fitted to."""
-    return tuple(
-        name for pipeline in pipelines for name, step in _transformers(pipeline) if get_tags(step).requires_fit
-    )
-
-
-def passes_public_on(pipeline: Pipeline) -> bool:
-    """Whether ``public_X`` goes through the same steps as ``X``."""
-    return "public_X" in (getattr(pipeline, "transform_input", None) or ())
-
-
-def _fitting() -> Iterator[Pipeline]:
+    A step that is fitted to private records, such as a scaler, touches them without an event, so no epsilon counts it;
+    and public records that do not pass through it cannot be compared with private ones. A pipeline does not hand its
+    other steps to the last one, so the callers' frames are searched. What happens in another process, or by hand before
+    a fit, is not seen.
+    """
+    found = []
     frame = inspect.currentframe()
     while frame is not None:
         # Of `fit`, `fit_transform` and `fit_predict`, which all fit.
         owner = frame.f_locals.get("self") if frame.f_code.co_name.startswith("fit") else None
         if isinstance(owner, Pipeline):
-            yield owner
+            steps = [(name, step) for name, step in owner.steps[:-1] if step not in (None, "passthrough")]
+            found += [(owner, steps)] if steps else []
         frame = frame.f_back
+    return found
 
 
-def _transformers(pipeline: Pipeline) -> list[tuple[str, object]]:
-    return [(name, step) for name, step in pipeline.steps[:-1] if step not in (None, "passthrough")]
+_FORMAT = "fairpate.estimator/1"
+_STUDENT, _CONFIG, _EMBEDDING = "student.safetensors", "config.yaml", "embedding.safetensors"
+_ESTIMATOR = "estimator.json"
+_KINDS = "biufU"
 
 
-def require_inputs(config: Method, private: Records, public: Records | None) -> None:
-    """ValueError for records or groups that the configuration reads and nobody gave."""
+def _write_student(student: Student, folder: Path) -> None:
+    """Write the model, and with it the embedding that it reads, which its card knows by checksum."""
+    if student.embedding is not None:
+        save_embedding(student.embedding, folder / _EMBEDDING)
+        student = replace(student, card=replace(student.card, embedding=sha256_of(folder / _EMBEDDING)))
+    save_student(student, folder / _STUDENT)
+
+
+def _typed(names: npt.NDArray[Any]) -> dict[str, Any]:
+    """Return an array of names as JSON with its type: numbers, truth values or words. ValueError for other objects."""
+    words = names.astype(str) if names.dtype == object else names
+    # An array of objects may hold what its text does not give back.
+    if words.dtype.kind not in _KINDS or not np.array_equal(words, names):
+        raise ValueError(f"classes_, groups_: expected words or numbers, which JSON can hold, got {names.tolist()}.")
+    return {"type": str(names.dtype), "values": words.tolist()}
+
+
+_UNACCOUNTED = (
+    "Preprocessing outside is not accounted: what was fitted to private records before, such as a scaler, is no event "
+    "here, and ε does not cover what it shows."
+)
+_FOLLOWS_FROM_SIZE = (
+    "Settings were chosen by the real number of private {}, which counts as public here: ε covers no change of "
+    "it. A declared number (num_records) tells nothing."
+)
+_NOT_COUNTED = "Fitted from Python: the operator's odometer did not count it, nor other fits on the same records."
+Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
+
+
+def _require_inputs(
+    config: Method,
+    private: CheckedRecords,
+    labels: npt.NDArray[Any],
+    public: CheckedRecords | None,
+    *,
+    has_persons: bool,
+) -> None:
+    """ValueError for groups, public records, classes or persons that are missing or do not fit the method."""
     if config.reads_groups and private.groups is None:
         raise ValueError(
             f"{config.method} reads groups: give sensitive_features to fit, or name their column: sensitive_feature."
@@ -273,306 +262,49 @@ def require_inputs(config: Method, private: Records, public: Records | None) -> 
         raise ValueError(
             f"{config.method} reads groups of public records: give public_X and public_sensitive_features together."
         )
-
-
-def require_classes(config: Method, labels: npt.NDArray[Any]) -> None:
-    """ValueError for more classes than the method can tell apart."""
-    kind = type_of_target(labels)
-    if config.learns_two_classes and kind != "binary":
+    if config.learns_two_classes and (kind := type_of_target(labels)) != "binary":
         # In words that scikit-learn's own checks look for.
         raise ValueError(
             f"Only binary classification is supported. The type of the target is {kind}; choose another method "
             f"than {config.method}."
         )
-
-
-def require_persons_protected(config: Method, *, given: bool) -> None:
-    """ValueError where persons are ``given`` and nothing bounds what their records do together."""
-    if given and config.is_private and not config.protects_persons:
+    if has_persons and config.is_private and not config.protects_persons:
         raise ValueError(
             f"persons: {config.method} does not bound what all records of a person do together; leave persons out, "
             "which protects each record by itself, or choose another method (docs/python.md)."
         )
 
 
-FORMAT = "fairpate.estimator/1"
-_STUDENT, _CONFIG, _EMBEDDING = "student.safetensors", "config.yaml", "embedding.safetensors"
-_ESTIMATOR = "estimator.json"
-_KINDS = "biufU"
-
-
-def save(estimator: FairClassifier, folder: Path) -> Path:
-    """Write the folder at once, or not at all."""
-    if folder.exists():
-        raise FileExistsError(f"{folder}: exists already; give a new folder.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    try:
-        write_student(estimator.student_, temporary)
-        config = placeless_values(estimator.config_)
-        (temporary / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        files = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
-        text = json.dumps(_described(estimator) | {"files": files}, indent=2, allow_nan=False)
-        (temporary / _ESTIMATOR).write_text(text + "\n", encoding="utf-8")
-        # A temporary folder is its owner's alone; a saved model is there to be handed on.
-        temporary.chmod(0o755)
-        temporary.rename(folder)
-    # After an interrupt too, or half a model would stay under a hidden name.
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    return folder
-
-
-def load(kind: type[FairClassifier], folder: Path) -> Any:
-    """The estimator of ``folder``, of the class that it was or of the one that names its method."""
-    if not (folder / _ESTIMATOR).is_file():
-        if not folder.exists():
-            raise StudentFileError(f"{folder}: no such folder; give one that `save` wrote.")
-        raise StudentFileError(
-            f"{folder}: holds no estimator (no {_ESTIMATOR}); give one that `save` wrote, or restore it from a copy."
-        )
-    try:
-        values = json.loads((folder / _ESTIMATOR).read_text(encoding="utf-8"))
-        _require_whole(folder, values)
-        return _fitted(kind, folder, values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StudentFileError(f"{folder}: not a readable estimator ({error}); restore it from a copy.") from error
-
-
-def write_student(student: Student, folder: Path) -> None:
-    """With the embedding that it reads beside it, which its card knows by checksum."""
-    if student.embedding is not None:
-        save_embedding(student.embedding, folder / _EMBEDDING)
-        student = replace(student, card=replace(student.card, embedding=sha256_of(folder / _EMBEDDING)))
-    save_student(student, folder / _STUDENT)
-
-
-def _require_whole(folder: Path, values: dict[str, Any]) -> None:
-    if values["format"] != FORMAT:
-        raise ValueError(f"expected format {FORMAT}, found {values['format']}")
-    for name, digest in values["files"].items():
-        if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
-            raise ValueError(f"{name} is not that of its checksum")
-
-
-def _described(estimator: FairClassifier) -> dict[str, Any]:
-    names = getattr(estimator, "feature_names_in_", None)
-    column = sensitive_column(estimator.sensitive_feature)
-    values: dict[str, Any] = strict(
-        {
-            "format": FORMAT,
-            "classes": _names(estimator.classes_),
-            "groups": _names(estimator.groups_),
-            "feature_names": None if names is None else names.tolist(),
-            "num_features": estimator.n_features_in_,
-            "sensitive_feature": None if column is None else column.model_dump(mode="json"),
-            "statement": estimator.statement_.to_json(),
-        }
-    )
-    return values
-
-
-def _names(values: npt.NDArray[Any]) -> dict[str, Any]:
-    """An array of names with its type: numbers, truth values or words."""
-    words = values.astype(str) if values.dtype == object else values
-    # An array of objects may hold what its text does not give back.
-    if words.dtype.kind not in _KINDS or not np.array_equal(words, values):
-        raise ValueError(f"classes_, groups_: expected words or numbers, which JSON can hold, got {values.tolist()}.")
-    return {"type": str(values.dtype), "values": words.tolist()}
-
-
-def _array(values: dict[str, Any]) -> npt.NDArray[Any]:
-    return np.array(values["values"], dtype=values["type"])
-
-
-def _fitted(kind: type[FairClassifier], folder: Path, values: dict[str, Any]) -> FairClassifier:
-    config = configured(folder / _CONFIG)
-    estimator = kind(config.method)
-    known = parameters_of(config.method).keys() & type(config).model_fields.keys()
-    sections = {name: getattr(config, name) for name in known}
-    estimator.set_params(
-        **sections,
-        embedding=plain(config.data.embedding),
-        sensitive_feature=values["sensitive_feature"],
-        random_state=config.seed,
-    )
-    statement = PrivacyStatement.from_json(values["statement"])
-    estimator.student_ = load_student(folder / _STUDENT)
-    estimator.network_, estimator.config_, estimator.statement_ = estimator.student_.network, config, statement
-    estimator.classes_, estimator.groups_ = _array(values["classes"]), _array(values["groups"])
-    estimator.n_features_in_ = values["num_features"]
-    if values["feature_names"] is not None:
-        estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
-    estimator.events_ = tuple(event_from(event, statement.unit) for event in statement.events)
-    estimator.noise_, estimator.privacy_ = statement.noise, _price(statement)
-    return estimator
-
-
-def _price(statement: PrivacyStatement) -> Price:
-    epsilon = float("inf") if statement.epsilon is None else statement.epsilon
-    return Price(
-        epsilon=epsilon,
-        delta=statement.delta,
-        unit=statement.unit,
-        relation=statement.relation,
-        accounting=statement.accounting,  # type: ignore[arg-type]
-    )
-
-
-_UNACCOUNTED = (
-    "Preprocessing outside is not accounted: what was fitted to private records before, such as a scaler, is no event "
-    "here, and ε does not cover what it shows."
-)
-_FOLLOWS_FROM_SIZE = (
-    "Settings were chosen by the real number of private {}, which counts as public here: ε covers no change of "
-    "it. A declared number (num_records) tells nothing."
-)
-_NOT_COUNTED = "Fitted from Python: the operator's odometer did not count it, nor other fits on the same records."
-
-
-def remarks(steps: Sequence[str], *, size_of: str | None) -> tuple[str, ...]:
-    """What qualifies the claim: ``steps`` of a pipeline were fitted to the private records before.
-
-    ``size_of``: records or persons, whose real number chose settings.
-    """
-    unaccounted = _UNACCOUNTED
-    if steps:
-        unaccounted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. {_UNACCOUNTED}"
-    return (*([_FOLLOWS_FROM_SIZE.format(size_of)] if size_of else []), unaccounted, _NOT_COUNTED)
-
-
-def student_for(estimator: FairClassifier, groups: npt.NDArray[Any] | None) -> Student:
-    """The published model; where ``fit`` saw no groups, it names those that are given."""
-    student = estimator.student_
-    if groups is None or len(estimator.groups_):
-        return student
-    names = tuple(str(name) for name in np.unique(groups))
-    return replace(student, card=replace(student.card, group_names=names))
-
-
-def in_notebook(estimator: FairClassifier) -> str:
-    """HTML of what a fitted model guarantees; nothing before ``fit``."""
-    if not hasattr(estimator, "statement_"):
-        return ""
-    return fitted_html(estimator.statement_, name=f"{type(estimator).__name__}: {estimator.method}")
-
-
-def write_card_of(
-    estimator: FairClassifier, folder: Path, X: Any, y: Any, groups: Any, use: Mapping[str, str | None]
-) -> tuple[Path, Path]:
-    """A run folder of the published part alone, with metrics on test records, and its card."""
-    config = estimator.config_
-    if not config.is_private:
-        raise ValueError(f"method: {config.method} guarantees nothing, so nothing of it is published, and no card.")
-    student, dataset = _tested(estimator, X, y, groups)
-    run = create_run_directory(config.model_copy(update={"out": folder}))
-    record_data(run, dataset, given_from_python=True)
-    write_student(student, run.public)
-    write_json(run.statement, strict(estimator.statement_.to_json()))
-    write_json(run.metrics, _assessed(estimator, student, dataset).to_json())
-    return write_card(folder, **use)
-
-
-def plot(estimator: FairClassifier, X: Any, y: Any, groups: Any, ax: Any) -> Any:
-    """Bars of accuracy, a line for the most common label, and the cost in the title."""
-    student, dataset = _tested(estimator, X, y, groups)
-    measured = _assessed(estimator, student, dataset).headline
-    if ax is None:
-        from matplotlib import pyplot as plt
-
-        _, ax = plt.subplots(layout="constrained")
-    bars = {"all": measured.accuracy} | {group.name: group.accuracy for group in measured.groups}
-    ax.bar(range(len(bars)), list(bars.values()), color=["C0", *["C1"] * len(measured.groups)])
-    ax.set_xticks(range(len(bars)), list(bars))
-    ax.set(ylim=(0, 1), ylabel="accuracy on test records", title=_title(estimator, measured))
-    if measured.majority_class is not None:
-        always = f"always {measured.majority_class}: {measured.majority_accuracy:.1%}"
-        ax.axhline(measured.majority_accuracy, color="black", linestyle="--", label=always)
-        ax.legend(loc="lower right")
-    return ax
-
-
-def _assessed(estimator: FairClassifier, student: Student, dataset: Dataset) -> Assessment:
-    """Of test records that were embedded already."""
-    config = estimator.config_
-    return assess(replace(student, embedding=None), dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
-
-
-def _title(estimator: FairClassifier, measured: Evaluation) -> str:
-    statement = estimator.statement_
-    cost = "not private" if statement.epsilon is None else f"ε = {epsilon_text(statement.epsilon)}"
-    if not statement.noise.startswith("os_entropy"):
-        cost = f"{cost}, {statement.noise}"
-    gap = measured.disparity
-    disparity = "" if gap != gap else f", demographic-parity gap {gap:.3f}"
-    degenerate = "".join(f"\n{words}" for words in measured.degenerate)
-    coverage = "" if measured.coverage == 1 else f", coverage {measured.coverage:.0%}"
-    return f"{statement.method}: accuracy {measured.accuracy:.1%}, {cost}{disparity}{coverage}{degenerate}"
-
-
-def _tested(estimator: FairClassifier, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset]:
-    """The published model, and a data set of test records alone, as its network sees them."""
-    records, labels = records_like(estimator, X, groups), column_or_1d(y, warn=True)
-    unknown = set(np.unique(labels).tolist()) - set(estimator.classes_.tolist())
-    if unknown or len(labels) != len(records.x):
-        raise ValueError(f"y: expected {len(records.x)} labels among {estimator.classes_.tolist()}, got others.")
-    student = student_for(estimator, records.groups)
-    x, card = features(records.x), student.card
-    x = x if student.embedding is None else student.embedding(x)
-    z = np.zeros(len(x), dtype=np.int64)
-    if records.groups is not None:
-        names = estimator.groups_ if len(estimator.groups_) else np.unique(records.groups)
-        z = np.searchsorted(names, records.groups)
-    codes = torch.from_numpy(np.searchsorted(estimator.classes_, labels))
-    test = Split(x=x, y=codes, z=torch.from_numpy(z), record_id=tuple(map(str, range(len(x)))))
-    nothing = test.take([])
-    return student, Dataset(
-        name="records",
-        kind="image" if x.ndim == 4 else "tabular",
-        private=nothing,
-        public=nothing,
-        validation=nothing,
-        test=test,
-        label_names=card.label_names,
-        group_names=card.group_names,
-        sensitive_attribute=card.sensitive_attribute,
-    )
-
-
-Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
-_NO_SIZES = Sizes(num_records=1, num_public=1)
-
-
 class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Any method as a classifier.
 
-    ``method`` is a name of `fairpate methods`, or ``module:Class`` of one's own. Every section of its configuration is
-    a parameter, given as the section or as a mapping of what is said: ``target``, ``student``, ``public_data``,
-    ``noise``, and those of the method itself, such as ``dp_fermi``. What is not said follows from public facts, as for
-    a command without a configuration: from the number of private records, the number of public ones, and whether they
-    are pictures. Single settings are reached as ``dp_fermi__weight``, in ``set_params`` and in searches. Besides:
+    ``method`` is a name of `fairpate methods`, or ``module:Class`` of your own. Every section of its configuration is
+    a parameter, given as the section or as a mapping: ``target``, ``student``, ``public_data``, ``noise``, and those of
+    the method itself, such as ``dp_fermi``. What is not given is chosen from public facts: the number of private
+    records, the number of public ones, and whether they are pictures. Single settings are reached as
+    ``dp_fermi__weight``, in ``set_params`` and in searches. More parameters:
 
     - ``epsilon``, ``delta``, ``model``, ``idp3``, ``calibration``: short for ``target.epsilon``, ``target.delta``,
-      ``student.model``, ``student.idp3`` and ``public_data.calibration``, and stand above them; None says nothing.
-    - ``public_X``, ``public_sensitive_features``: public records, where ``fit`` is not given them; a number draws so
-      many of independent standard normal features, where there is no public record.
-    - ``sensitive_feature``: the column of ``X`` that holds the groups, by name or place; it is no feature then. A
+      ``student.model``, ``student.idp3`` and ``public_data.calibration``, which they override; None: not given.
+    - ``public_X``, ``public_sensitive_features``: public records, where ``fit`` is not given them; a number draws that
+      many records of independent standard normal features, for when there is no public record.
+    - ``sensitive_feature``: the column of ``X`` that holds the groups, by name or position; it is no feature then. A
       mapping of ``column`` and ``edges`` divides numbers, such as ages, between public edges.
-    - ``embedding``: what is seen of a record, as ``data.embedding``: a mapping; None, the record as it is; "auto", an
+    - ``embedding``: what is seen of a record, as ``data.embedding``: a mapping; None: the record itself; "auto": an
       embedding of public records where there are some and whole records are protected.
-    - ``num_records``: a public number of private records, or of persons where ``fit`` is told them, by which settings
-      are chosen; None takes the real one, which then counts as public, and the statement says so.
-    - ``folder``, of methods that ask teachers: where teachers, votes and the ledger stay. None: a temporary folder.
-    - ``progress``: whether ``fit`` shows how far it is.
-    - ``random_state``: an integer is the ``seed`` of the configuration. It is no seed of secret samples and noise,
+    - ``num_records``: a public number of private records, or of persons where ``fit`` is given them, by which settings
+      are chosen; None: the real one, which then counts as public, and the statement says so.
+    - ``folder``, of methods that ask teachers: where teachers, votes and the ledger stay; None: a temporary folder.
+    - ``progress``: whether ``fit`` shows its progress.
+    - ``random_state``: an integer is the ``seed`` of the configuration. It does not seed secret samples and noise,
       which come from the operating system unless ``noise`` is ``seeded``.
 
     After ``fit``: ``classes_``; ``groups_``, the names of groups that were seen; ``n_features_in_`` and
     ``feature_names_in_``; ``network_`` and ``student_``, the published model, with the embedding that it reads;
     ``trained_``, all that the method released; ``events_``, what touched private records; ``privacy_``, what they cost
-    together; ``noise_``, where the noise came from; ``config_``, what ran. A search over settings trains on the same
-    records many times: each training costs ``privacy_`` again, and none is counted in the operator's odometer.
+    together; ``noise_``, where the noise came from; ``config_``, the configuration that ran. A search over settings
+    trains on the same records many times: each training costs ``privacy_`` again, and none is counted in the operator's
+    odometer.
 
     >>> FairClassifier("dp_fermi", epsilon=1.0, dp_fermi={"weight": 2.0}, random_state=0)
     FairClassifier(method='dp_fermi', epsilon=1.0, dp_fermi={'weight': 2.0}, random_state=0)
@@ -593,7 +325,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Parameters by name; with ``deep`` also the settings in sections, as ``section__setting``."""
         defaults = parameters_of(self.method).items()
         own = {"method": self.method} | {name: getattr(self, name, default) for name, default in defaults}
-        return own | (dict(settings_in(own)) if deep else {})
+        return own | (dict(_settings_in(own)) if deep else {})
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters, and settings in sections as ``section__setting``. ValueError for a name there is not."""
@@ -603,11 +335,12 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             parameters_of(params["method"])  # a method that there is not changes nothing
             self.method = params["method"]
         known = self.get_params(deep=False)
-        for path in sorted(params, key=lambda path: path.count("__")):  # a section before what is in it
+        # A section before the settings in it, which would be lost otherwise.
+        for path in sorted(params, key=lambda path: path.count("__")):
             name, *inner = path.split("__")
             if name not in known:
                 raise ValueError(f"Invalid parameter {name!r} for {self.method}; it has {', '.join(known)}.")
-            setattr(self, name, with_setting(getattr(self, name, known[name]), inner, params[path]))
+            setattr(self, name, _with_setting(getattr(self, name, known[name]), inner, params[path]))
         return self
 
     def fit(
@@ -623,35 +356,42 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train on private ``X``, ``y`` (N,) and, where the method reads them, ``sensitive_features`` (N,).
 
         ``X``: tables (N, F), or images (N, channels, height, width), bytes or floats. ``public_X`` (M, ...) and
-        ``public_sensitive_features`` (M,) have no labels. ``persons`` (N,) says whose each record is: all records of a
-        person are protected together then. The sets of classes and groups count as public. ValueError
-        for settings out of range, naming the field; for records that are needed and absent, of other lengths or
-        columns, missing, or not finite; for public records that did not go through the steps of a pipeline that ``X``
-        went through; and where a method that protects the group alone is given it, or an encoding of it, as a column
-        of ``X``.
+        ``public_sensitive_features`` (M,) have no labels. ``persons`` (N,) names the person of each record: all records
+        of a person are then protected together. The sets of classes and groups count as public.
+
+        Raises:
+            ValueError: Settings out of range, with the field; records that are needed and not given, of other lengths
+                or columns, missing, or not finite; public records that did not pass through the steps of a pipeline as
+                ``X`` did; a method that protects the group alone and gets it, or an encoding of it, as a column of
+                ``X``.
         """
-        seed = seed_of(self.random_state)
+        seed = _seed_of(self.random_state)
         private, labels = private_records(self, X, y, sensitive_features)
         public = self._public(public_X, public_sensitive_features, seed)
-        whose = person_names(persons, len(private.x))
-        protected = whose.num_distinct if whose else len(private.x)
-        sizes = Sizes(num_records=self._declared(protected), num_public=0 if public is None else len(public.x))
+        names = person_names(persons, len(private.x))
+        if self.num_records is not None and self.num_records < 1:
+            raise ValueError(f"num_records: expected a positive number or None, got {self.num_records}.")
+        count = names.num_distinct if names else len(private.x)
+        sizes = Sizes(
+            num_records=count if self.num_records is None else int(self.num_records),
+            num_public=0 if public is None else len(public.x),
+        )
         config = self._configuration(sizes, seed=seed)
-        # All refusals before training: what it releases is spent, whatever fails afterwards.
-        require_inputs(config, private, public)
-        require_classes(config, labels)
-        require_persons_protected(config, given=bool(whose))
+        # All refusals before training, because what it releases stays spent when something fails afterwards.
+        _require_inputs(config, private, labels, public, has_persons=bool(names))
         dataset, classes, group_names = dataset_of(
             private.x,
             labels,
+            # Groups that the method does not read are not handed over, so that nothing can depend on them.
             private.groups if config.reads_groups else None,
-            persons=whose,
+            persons=names,
             public_X=None if public is None else public.x,
             public_sensitive_features=None if public is None else public.groups,
         )
         dataset = embedded(dataset, config.data.embedding)
-        with _folder(getattr(self, "folder", None)) as folder:
-            trained, student = train_model(config, dataset, Reporter(quiet=not self.progress), folder=folder)
+        folder = getattr(self, "folder", None)
+        with tempfile.TemporaryDirectory(prefix="fairpate-") if folder is None else nullcontext(folder) as root:
+            trained, student = train_model(config, dataset, Reporter(quiet=not self.progress), folder=Path(root))
         self.classes_, self.groups_ = classes, group_names
         # The data set of the configuration is the records that were given, not the one that commands have by default.
         self.config_ = config.model_copy(update={"data": config.data.model_copy(update={"name": dataset.name})})
@@ -663,7 +403,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict_proba(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None
     ) -> npt.NDArray[np.float32]:
-        """Probabilities (N, C), columns as ``classes_``; of a randomised classifier, how often it says each label.
+        """Return probabilities (N, C), columns as ``classes_``; a randomised classifier draws each label that often.
 
         ``sensitive_features`` (N,) are needed where predictions are mixed by group. NotFittedError before ``fit``.
         """
@@ -674,16 +414,16 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def predict(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None, random_state: Any = None
     ) -> Labels:
-        """Labels (N,); with ``idp3`` a masked array, masked where the gate refuses.
+        """Return labels (N,); with ``idp3`` a masked array, masked where the gate refuses.
 
         ``idp3`` and predictions mixed by group need ``sensitive_features`` (N,), or their column. A randomised
-        classifier draws, the same at every call unless ``random_state`` says otherwise. NotFittedError before ``fit``.
+        classifier draws labels, the same ones at every call unless ``random_state`` differs. NotFittedError before
+        ``fit``.
         """
         check_is_fitted(self, "student_")
-        seed = stream_seed(self.config_.seed, Stream.PREDICTION) if random_state is None else seed_of(random_state)
+        seed = stream_seed(self.config_.seed, Stream.PREDICTION) if random_state is None else _seed_of(random_state)
         records = records_like(self, X, sensitive_features)
-        student = student_for(self, records.groups)
-        predicted = student.predict(
+        predicted = self._student_for(records.groups).predict(
             features(records.x), self._codes(records.groups), generator=np.random.default_rng(seed)
         )
         labels: npt.NDArray[Any] = self.classes_[predicted.labels]
@@ -697,7 +437,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         sensitive_features: npt.ArrayLike | None = None,
     ) -> float:
-        """The share of right labels among those that are answered; NaN where none is."""
+        """Return the share of right labels among those that are answered; NaN where none is."""
         labels = self.predict(X, sensitive_features=sensitive_features)
         answered = ~np.ma.getmaskarray(labels)
         if not answered.any():
@@ -706,7 +446,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(accuracy_score(np.asarray(y)[answered], np.asarray(labels)[answered], sample_weight=weights))
 
     def statement(self) -> PrivacyStatement:
-        """What may be claimed of the fitted model: as a run publishes it. NotFittedError before ``fit``."""
+        """Return what may be claimed of the fitted model, as a run publishes it. NotFittedError before ``fit``."""
         check_is_fitted(self, "student_")
         return self.statement_
 
@@ -717,13 +457,93 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         before ``fit``; FileExistsError where something is at ``path``.
         """
         check_is_fitted(self, "student_")
-        return save(self, Path(path))
+        folder = Path(path)
+        if folder.exists():
+            raise FileExistsError(f"{folder}: exists already; give a new folder.")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder, so that the rename at the end is one step on one disk.
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            _write_student(self.student_, temporary)
+            config = placeless_values(self.config_)
+            (temporary / _CONFIG).write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+            names, column = getattr(self, "feature_names_in_", None), sensitive_column(self.sensitive_feature)
+            described = {
+                "format": _FORMAT,
+                "classes": _typed(self.classes_),
+                "groups": _typed(self.groups_),
+                "feature_names": None if names is None else names.tolist(),
+                "num_features": self.n_features_in_,
+                "sensitive_feature": None if column is None else column.model_dump(mode="json"),
+                "statement": self.statement_.to_json(),
+                "files": {file.name: sha256_of(file) for file in sorted(temporary.iterdir())},
+            }
+            text = json.dumps(strict(described), indent=2, allow_nan=False)
+            (temporary / _ESTIMATOR).write_text(text + "\n", encoding="utf-8")
+            # A temporary folder is its owner's alone; a saved model is there to be handed on.
+            temporary.chmod(0o755)
+            temporary.rename(folder)
+        except BaseException:  # an interrupt too, or half a model would stay under a hidden name
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return folder
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
-        """The model that :meth:`save` wrote: the same predictions. StudentFileError for a damaged or other folder."""
-        loaded: Self = load(cls, Path(path))
-        return loaded
+        """Return the model that :meth:`save` wrote: the same predictions.
+
+        StudentFileError for a folder that is damaged or holds something else.
+        """
+        folder = Path(path)
+        if not folder.exists():
+            raise StudentFileError(f"{folder}: no such folder; give one that `save` wrote.")
+        if not (folder / _ESTIMATOR).is_file():
+            raise StudentFileError(
+                f"{folder}: holds no estimator (no {_ESTIMATOR}); give one that `save` wrote, or restore it from a "
+                "copy."
+            )
+        try:
+            return cls._from_files(folder)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StudentFileError(f"{folder}: not a readable estimator ({error}); restore it from a copy.") from error
+
+    @classmethod
+    def _from_files(cls, folder: Path) -> Self:
+        values = json.loads((folder / _ESTIMATOR).read_text(encoding="utf-8"))
+        if values["format"] != _FORMAT:
+            raise ValueError(f"expected format {_FORMAT}, found {values['format']}")
+        for name, digest in values["files"].items():
+            if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
+                raise ValueError(f"{name} is not that of its checksum")
+        config = configured(folder / _CONFIG)
+        estimator = cls(config.method)
+        known = parameters_of(config.method).keys() & type(config).model_fields.keys()
+        estimator.set_params(
+            **{name: getattr(config, name) for name in known},
+            embedding=_plain(config.data.embedding),
+            sensitive_feature=values["sensitive_feature"],
+            random_state=config.seed,
+        )
+        statement = PrivacyStatement.from_json(values["statement"])
+        student = load_student(folder / _STUDENT)
+        estimator.student_, estimator.network_ = student, student.network
+        estimator.config_, estimator.statement_ = config, statement
+        estimator.classes_, estimator.groups_ = (
+            np.array(values[each]["values"], dtype=values[each]["type"]) for each in ("classes", "groups")
+        )
+        estimator.n_features_in_ = values["num_features"]
+        if values["feature_names"] is not None:
+            estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
+        estimator.events_ = tuple(event_from(event, statement.unit) for event in statement.events)
+        estimator.noise_ = statement.noise
+        estimator.privacy_ = Price(
+            epsilon=float("inf") if statement.epsilon is None else statement.epsilon,
+            delta=statement.delta,
+            unit=statement.unit,
+            relation=statement.relation,
+            accounting=statement.accounting,  # type: ignore[arg-type]
+        )
+        return estimator
 
     def card(
         self, folder: Path | str, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None, **use: Any
@@ -733,57 +553,126 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``use``: ``intended_use``, ``out_of_scope`` and ``contact``, in your words. Returns the paths of both.
         """
         check_is_fitted(self, "student_")
-        return write_card_of(self, Path(folder), X, y, sensitive_features, use)
+        config = self.config_
+        if not config.is_private:
+            raise ValueError(f"method: {config.method} guarantees nothing, so nothing of it is published, and no card.")
+        student, dataset, assessed = self._tested(X, y, sensitive_features)
+        run = create_run_directory(config.model_copy(update={"out": Path(folder)}))
+        record_data(run, dataset, given_from_python=True)
+        _write_student(student, run.public)
+        write_json(run.statement, strict(self.statement_.to_json()))
+        write_json(run.metrics, assessed.to_json())
+        return write_card(Path(folder), **use)
 
     def plot(self, X: npt.ArrayLike, y: npt.ArrayLike, *, sensitive_features: Any = None, ax: Any = None) -> Any:
-        """Accuracy on test records, overall and by group, beside always saying the most common label.
+        """Draw accuracy on test records, overall and by group, with that of always predicting the most common label.
 
-        The title says what it costs: epsilon, disparity and coverage. Returns matplotlib's axes, ``ax`` or new ones.
+        The title names accuracy, epsilon, disparity and coverage. Returns matplotlib's axes, ``ax`` or new ones.
         """
         check_is_fitted(self, "student_")
-        return plot(self, X, y, sensitive_features, ax)
+        *_, assessed = self._tested(X, y, sensitive_features)
+        measured, statement = assessed.headline, self.statement_
+        if ax is None:
+            from matplotlib import pyplot as plt
+
+            _, ax = plt.subplots(layout="constrained")
+        cost = "not private" if statement.epsilon is None else f"ε = {epsilon_text(statement.epsilon)}"
+        cost += "" if statement.noise.startswith("os_entropy") else f", {statement.noise}"
+        title = f"{statement.method}: accuracy {measured.accuracy:.1%}, {cost}"
+        title += "" if np.isnan(measured.disparity) else f", demographic-parity gap {measured.disparity:.3f}"
+        title += "" if measured.coverage == 1 else f", coverage {measured.coverage:.0%}"
+        title = "\n".join([title, *measured.degenerate])
+        bars = {"all": measured.accuracy} | {group.name: group.accuracy for group in measured.groups}
+        ax.bar(range(len(bars)), list(bars.values()), color=["C0", *["C1"] * len(measured.groups)])
+        ax.set_xticks(range(len(bars)), list(bars))
+        ax.set(ylim=(0, 1), ylabel="accuracy on test records", title=title)
+        if measured.majority_class is not None:
+            always = f"always {measured.majority_class}: {measured.majority_accuracy:.1%}"
+            ax.axhline(measured.majority_accuracy, color="black", linestyle="--", label=always)
+            ax.legend(loc="lower right")
+        return ax
+
+    def _tested(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset, Assessment]:
+        """Return the published model, test records alone as its network sees them, and what they measure."""
+        records, labels = records_like(self, X, groups), column_or_1d(y, warn=True)
+        unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
+        if unknown or len(labels) != len(records.x):
+            raise ValueError(f"y: expected {len(records.x)} labels among {self.classes_.tolist()}, got others.")
+        student = self._student_for(records.groups)
+        x, card = features(records.x), student.card
+        x = x if student.embedding is None else student.embedding(x)
+        z = np.zeros(len(x), dtype=np.int64)
+        if records.groups is not None:
+            names = self.groups_ if len(self.groups_) else np.unique(records.groups)
+            z = np.searchsorted(names, records.groups)
+        codes = torch.from_numpy(np.searchsorted(self.classes_, labels))
+        test = Split(x=x, y=codes, z=torch.from_numpy(z), record_id=tuple(map(str, range(len(x)))))
+        nothing = test.take([])
+        dataset = Dataset(
+            name="records",
+            kind="image" if x.ndim == 4 else "tabular",
+            private=nothing,
+            public=nothing,
+            validation=nothing,
+            test=test,
+            label_names=card.label_names,
+            group_names=card.group_names,
+            sensitive_attribute=card.sensitive_attribute,
+        )
+        config = self.config_
+        # The records are embedded already.
+        bare = replace(student, embedding=None)
+        return student, dataset, assess(bare, dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
+
+    def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
+        """Return the published model; where ``fit`` saw no groups, it names those that are given."""
+        if groups is None or len(self.groups_):
+            return self.student_
+        names = tuple(str(name) for name in np.unique(groups))
+        return replace(self.student_, card=replace(self.student_.card, group_names=names))
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        def short(value: Any) -> str:  # of records, their shape alone
+            shape = getattr(value, "shape", None)
+            return f"<{type(value).__name__} {'x'.join(map(str, shape))}>" if shape else repr(value)
+
         defaults = {"method": None} | parameters_of(self.method)
-        said = (f"{k}={_short(v)}" for k, v in self.get_params(deep=False).items() if _short(v) != _short(defaults[k]))
+        given = self.get_params(deep=False).items()
+        said = (f"{name}={short(value)}" for name, value in given if short(value) != short(defaults[name]))
         text = f"{type(self).__name__}({', '.join(said)})"
         return text if len(text) <= N_CHAR_MAX else f"{text[:N_CHAR_MAX]}..."
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
-        """For notebooks: scikit-learn's diagram, and above it what may be claimed of a fitted model."""
+        """Return scikit-learn's diagram for notebooks, and above it what may be claimed of a fitted model."""
         bundle: dict[str, str] = super()._repr_mimebundle_(**kwargs)
-        return {kind: in_notebook(self) * (kind == "text/html") + text for kind, text in bundle.items()}
+        return {kind: self._guarantee_html() * (kind == "text/html") + text for kind, text in bundle.items()}
 
     def _repr_html_inner(self) -> str:
-        return in_notebook(self) + str(super()._repr_html_inner())
+        return self._guarantee_html() + str(super()._repr_html_inner())
+
+    def _guarantee_html(self) -> str:
+        if not hasattr(self, "statement_"):
+            return ""
+        return fitted_html(self.statement_, name=f"{type(self).__name__}: {self.method}")
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = getattr(self, "noise", "seeded") != "seeded"
         # Voters of a drawn pool, and features without the sensitive one, are not held to a score on 300 records.
         tags.classifier_tags.poor_score = isinstance(self.public_X, int) or self.sensitive_feature is not None
-        tags.classifier_tags.multi_class = not self._learns_two_classes
+        try:
+            tags.classifier_tags.multi_class = not self._configuration(seed=0).learns_two_classes
+        except ValueError:  # reported by fit, and tags are read before
+            tags.classifier_tags.multi_class = True
         return tags
 
-    @property
-    def _learns_two_classes(self) -> bool:
-        try:
-            return self._configuration(seed=0).learns_two_classes
-        except ValueError:  # told by fit
-            return False
-
     def _configuration(self, sizes: Sizes = _NO_SIZES, *, seed: int | None = None) -> Method:
-        """What the parameters say for so many records. ConfigError, a ValueError, for every fault with its field."""
+        """Return what the parameters set for these sizes. ConfigError, a ValueError, lists every fault."""
         given = self.get_params(deep=False)
-        return configuration_of(self.method, given, sizes, seed=seed_of(self.random_state) if seed is None else seed)
+        return _configuration_of(self.method, given, sizes, seed=_seed_of(self.random_state) if seed is None else seed)
 
-    def _declared(self, real: int) -> int:
-        if self.num_records is not None and self.num_records < 1:
-            raise ValueError(f"num_records: expected a positive number or None, got {self.num_records}.")
-        return real if self.num_records is None else int(self.num_records)
-
-    def _public(self, x: Any, groups: Any, seed: int) -> Records | None:
-        """Public records as they were given to ``fit``, or else to the constructor."""
+    def _public(self, x: Any, groups: Any, seed: int) -> CheckedRecords | None:
+        """Return public records as they were given to ``fit``, or else to the constructor."""
         in_fit = x is not None
         if not in_fit:
             x, groups = self.public_X, self.public_sensitive_features if groups is None else groups
@@ -792,8 +681,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError("Expected public_X with public_sensitive_features, got the groups alone.")
             return None
         if not isinstance(x, int | np.integer):
-            missed = [each for each in steps_in_front() if not (in_fit and passes_public_on(each))]
-            if missed:
+            passed_on = [getattr(each, "transform_input", None) or () for each, _ in _pipelines_in_front()]
+            if not all(in_fit and "public_X" in names for names in passed_on):
                 raise ValueError(
                     "public_X: the pipeline's steps change X and not public_X, which would make them incomparable; "
                     "make it Pipeline(..., transform_input=['public_X']) with sklearn's metadata routing "
@@ -802,34 +691,25 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return public_records(self, x, groups, seed=stream_seed(seed, Stream.PUBLIC_POOL))
 
     def _remarks(self, sizes: Sizes, unit: Unit) -> tuple[str, ...]:
-        """What qualifies the claim of an estimator beside that of a run."""
-        is_private = self.privacy_.relation == "add or remove one" and self.num_records is None
-        follows = is_private and follows_from_size(self.method, self.get_params(deep=False), sizes)
-        return remarks(fitted_steps(steps_in_front()), size_of=f"{unit}s" if follows else None)
+        """Return what qualifies the claim of an estimator, in addition to the remarks of a run."""
+        found = []
+        if self.privacy_.relation == "add or remove one" and self.num_records is None:
+            # Each setting moves one way with the size: where both ends agree, nothing follows from it.
+            ends = (Sizes(num_records=size, num_public=sizes.num_public) for size in (_FEWEST, _MOST))
+            few, many = (self._configuration(end, seed=0) for end in ends)
+            found += [_FOLLOWS_FROM_SIZE.format(f"{unit}s")] if few != many else []
+        steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
+        fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
+        return (*found, f"{fitted}{_UNACCOUNTED}", _NOT_COUNTED)
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
-        """Codes of groups, where predictions need them; where ``fit`` saw none, those of the groups that are given."""
+        """Return codes of groups where predictions need them; where ``fit`` saw none, of those that are given."""
         if groups is None or not self.student_.card.needs_group:
             return None
         names = self.groups_ if len(self.groups_) else np.unique(groups)
         if not np.isin(groups, names).all():
             raise ValueError(f"Expected sensitive_features among {names.tolist()}, got {np.unique(groups).tolist()}.")
         return np.searchsorted(names, groups)
-
-
-def _short(value: Any) -> str:
-    """A parameter in a representation: of records, their shape alone."""
-    shape = getattr(value, "shape", None)
-    return f"<{type(value).__name__} {'x'.join(map(str, shape))}>" if shape else repr(value)
-
-
-@contextmanager
-def _folder(folder: Path | str | None) -> Iterator[Path]:
-    if folder is not None:
-        yield Path(folder)
-        return
-    with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
-        yield Path(root)
 
 
 _ORDER, _SUBSET = "check_methods_sample_order_invariance", "check_methods_subset_invariance"
@@ -862,7 +742,12 @@ _BY_NAME = {
 
 
 def expected_failed_checks(estimator: FairClassifier) -> dict[str, str]:
-    """Names of checks that ``estimator`` does not pass, each with the reason."""
+    """Return the names of scikit-learn's checks that ``estimator`` does not pass, each with the reason.
+
+    ``sklearn.utils.estimator_checks.check_estimator`` takes them as ``expected_failed_checks``. The checks fit small
+    tables without groups and without public records, so an estimator that needs either is made with
+    ``sensitive_feature`` and with a number for ``public_X``.
+    """
     named = _BY_NAME if type(estimator) is FairClassifier else {}
     embedded = {} if estimator.public_X is None else {_ORDER: _PLACE_IN_BATCH}
     return named | embedded | _OF_METHOD.get(estimator.method, {})

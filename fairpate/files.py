@@ -1,15 +1,9 @@
-"""Files that are complete or absent: written to a temporary name and renamed, in a local folder or an object store.
+"""Files that are complete or absent, also after a crash or a loss of power, in a local folder or an object store.
 
-Files that are whole or absent, also after a crash or a loss of power; and whether a place can be written at all.
-
-A file is written under a temporary name in its own folder, brought to the disk, and renamed; then the folder is
-brought to the disk too. Knows nothing of what is written.
-
-Objects in a folder that may lie anywhere pyarrow.fs reaches: a local or network folder, S3, Google Cloud Storage.
-
-A location is a local path or a URI. Whatever is written is whole or absent: a file is renamed into place and belongs to
-its owner alone, an object of a store appears when its upload is complete. Knows nothing of what is written, and holds
-no credentials: those come from the environment or from the role of the node.
+A local file is written under a temporary name in its own folder, flushed to the disk and renamed; then the folder is
+flushed. A :class:`Storage` is a folder wherever pyarrow.fs reaches: a local or network folder, S3, Google Cloud
+Storage. There a file belongs to its owner alone, and an object appears when its upload is complete. Credentials come
+from the environment or from the role of the node.
 """
 
 from __future__ import annotations
@@ -32,13 +26,13 @@ CACHE_VARIABLE = "FAIRPATE_CACHE"
 
 
 class PathIn:
-    """A path in a folder of folders: of an object that has the folder ``of``, the entry ``name`` in that."""
+    """A path as an attribute: the entry ``name`` in the folder that the object has as its attribute ``of``."""
 
     def __init__(self, of: str, name: str) -> None:
         self._of, self._name = of, name
 
     def __get__(self, holder: Any, _: type | None = None) -> Path:
-        # Asked of the object: another kind of it may have that folder elsewhere.
+        # Read from the object: a subclass may have that folder elsewhere.
         folder: Path = getattr(holder, self._of)
         return folder / self._name
 
@@ -48,7 +42,7 @@ class PlaceError(UsageError, OSError):
 
 
 def cache_dir() -> Path:
-    """FAIRPATE_CACHE, or ~/.cache/fairpate: what lies there can be made again."""
+    """Return FAIRPATE_CACHE, or ~/.cache/fairpate, for files that can be recomputed."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "fairpate")
 
 
@@ -69,11 +63,11 @@ def check_output_file(path: Path, option: str, *, suffixes: tuple[str, ...] = ()
     if path.exists() and not path.is_file():  # a device would be replaced
         raise PlaceError(f"{option}: {path} is a device, expected a file; give another path.")
     if not path.parent.is_dir():
-        raise PlaceError(f"{option}: {path.parent} is no folder; make it, or give another path.")
+        raise PlaceError(f"{option}: {path.parent} is not a folder; make it, or give another path.")
 
 
 def _check_place(path: Path, option: str) -> None:
-    """Writes a file without a name into the nearest folder that exists: permissions alone do not tell."""
+    """Write a file without a name into the nearest folder that exists: permissions alone do not show that."""
     try:
         with suppress(FileNotFoundError):
             path.lstat()  # a name that is too long, or no name at all
@@ -87,15 +81,15 @@ def _check_place(path: Path, option: str) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then rename it to ``path``; ``private``: for its owner only.
+    """Let ``write`` fill a temporary file next to ``path``, then rename it to ``path``.
 
-    Whatever ``write`` raises passes through, with ``path`` as it was before and nothing left behind; a full disk, of
-    which the system names no file, with ``path``.
+    ``private``: only its owner can read the file. An error in ``write`` leaves ``path`` as it was and is raised; that
+    of a full disk, in which the system names no file, gets the name of ``path``.
     """
-    # Processes on several nodes may write the same name at once: a process id would not tell them apart.
+    # Processes on several nodes may write the same name at once: a process id would not be unique.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        if private:  # rights before content: nobody may open it in between
+        if private:  # rights before content: no one may open it in between
             temporary.touch(mode=0o600)
         write(temporary)
         # Before the rename: no loss of power leaves the name with half of the content.
@@ -112,14 +106,14 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, private: bo
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder for its owner alone, or make one that is there such a folder."""
+    """Make a folder for its owner alone, or restrict one that exists to its owner."""
     path.mkdir(mode=0o700, exist_ok=True)
-    # The mode says nothing of a folder that was there already.
+    # mkdir sets no mode on a folder that exists already.
     path.chmod(0o700)
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -139,7 +133,7 @@ class StorageError(UserError, OSError):
 class Storage:
     """A folder that every node of a cluster reaches by the same URI; made by :func:`open_storage`.
 
-    ``identity`` is what the folder's marker says; another folder of the same name on another node says something else.
+    ``identity`` is the content of the folder's marker, which another folder of the same name on another node lacks.
     """
 
     uri: str
@@ -155,8 +149,8 @@ class Storage:
 
 
 def open_storage(uri: str) -> Storage:
-    """The storage at ``uri``, after writing and reading there. StorageError where that fails."""
-    # Kept where it is there, and written again all the same: writing is what is tried.
+    """Return the storage at ``uri``, after writing and reading there. StorageError where that fails."""
+    # An identity that exists is kept and still written again, because writing is what is tried.
     identity = _identity(uri) or secrets.token_hex(16)
     marker = join(uri, _MARKER)
     try:
@@ -168,16 +162,16 @@ def open_storage(uri: str) -> Storage:
 
 
 def join(folder: Location, name: str) -> str:
-    """The location of ``name`` inside ``folder``; a URI keeps its options (``?region=...``)."""
+    """Return the location of ``name`` inside ``folder``; a URI keeps its options (``?region=...``)."""
     text = os.fspath(folder)
-    if not _is_uri(text):
+    if "://" not in text:
         return str(Path(text) / name)
     base, question, options = text.partition("?")
     return f"{base.rstrip('/')}/{name}{question}{options}"
 
 
 def write(location: Location, content: bytes) -> None:
-    """Put ``content`` there, whole or not at all; a new local folder gets mode 0700, a file 0600.
+    """Write ``content`` there, whole or not at all; a new local folder gets mode 0700, a file 0600.
 
     OSError where that fails, ValueError for a URI that pyarrow.fs does not know.
     """
@@ -192,7 +186,7 @@ def write(location: Location, content: bytes) -> None:
 
 
 def read(location: Location) -> bytes:
-    """What is there. FileNotFoundError or another OSError, ValueError as :func:`write`."""
+    """Return the content there. FileNotFoundError or another OSError, ValueError as :func:`write`."""
     place = _local(location)
     if place is not None:
         return place.read_bytes()
@@ -203,7 +197,7 @@ def read(location: Location) -> bytes:
 
 
 def exists(location: Location) -> bool:
-    """Whether something is there, without reading it. Errors as :func:`read`, but not for a missing one."""
+    """Return whether something is there, without reading it. Errors as :func:`read`, but none if nothing is there."""
     place = _local(location)
     if place is not None:
         return place.is_file()
@@ -227,17 +221,13 @@ def _unusable(uri: str, error: Exception) -> str:
     )
 
 
-def _is_uri(text: str) -> bool:
-    return "://" in text
-
-
 def _local(location: Location) -> Path | None:
     text = os.fspath(location)
-    if not _is_uri(text):
+    if "://" not in text:
         return Path(text)
     if not text.startswith("file://"):
         return None
-    # Written without pyarrow, which writes a local file in place and under the umask.
+    # Not left to pyarrow, which writes a local file in place and under the umask.
     _, path = _remote(text)
     return Path(path)
 
@@ -250,7 +240,7 @@ def _remote(location: Location) -> tuple[FileSystem, str]:
 
 
 def file_version(path: Path) -> tuple[int, ...]:
-    """What changes when a file is replaced, edited or opened to others; empty: it cannot be seen."""
+    """Return numbers that change when a file is replaced, edited or opened to others; empty: it cannot be read."""
     try:
         found = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Histograms of oriented gradients: what a picture's edges look like, cell by cell, with nothing learned.
+"""Histograms of oriented gradients: directions of a picture's edges, cell by cell, with nothing learned.
 
 After Dalal and Triggs 2005 ("Histograms of Oriented Gradients for Human Detection", CVPR): the direction of every
 brightness gradient without its sign, counted in proportion to its strength, per cell of a 10 x 10 grid and relative to
@@ -6,8 +6,8 @@ the energy of the neighbouring cells. A fixed public function of one record: no 
 it costs no privacy. From it a linear model learns what a network cannot learn from a few hundred pictures, or under
 much noise.
 
-A picture's values do not depend on those beside it, to the last digit: directions come from operations that have one
-right rounding. ``torch.atan2`` has not, which rounds a number by its place among the others and by the threads.
+A picture's values do not depend on the other pictures of a batch, to the last digit: directions come from operations
+with one correct rounding. ``torch.atan2`` rounds a number by its position among the others and by the threads.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _ARCTANGENT = (
     *(1.0, -0.3333314528, 0.1999355085, -0.1420889944, 0.1065626393),
     *(-0.0752896400, 0.0429096138, -0.0161657367, 0.0028662257),
 )
-"""Of odd powers, to 2e-8 on [0, 1] (Abramowitz and Stegun 1964, 4.4.49)."""
+"""Coefficients of odd powers, exact to 2e-8 on [0, 1] (Abramowitz and Stegun 1964, 4.4.49)."""
 
 
 def oriented_gradients(pixels: Tensor) -> Tensor:
-    """Bytes (N, channels, H, W) to ``float32`` (N, directions * rows * columns), each at least 0."""
+    """Return features (N, directions * rows * columns), ``float32`` and at least 0, of bytes (N, channels, H, W)."""
     parts = [gradient_histograms(part.float().div_(255)) for part in torch.split(pixels, _PICTURES_AT_ONCE)]
     return torch.cat(parts) if parts else torch.empty(0, NUM_VALUES)
 
 
 def gradient_histograms(pictures: Tensor) -> Tensor:
-    """The same of floats (N, channels, H, W) in [0, 1], all at once."""
+    """Return the same features of floats (N, channels, H, W) in [0, 1], all at once."""
     brightness = pictures.mean(dim=1, keepdim=True)
     across = functional.pad(brightness[..., 2:] - brightness[..., :-2], (1, 1))
     down = functional.pad(brightness[..., 2:, :] - brightness[..., :-2, :], (0, 0, 1, 1))
@@ -58,9 +58,9 @@ def gradient_histograms(pictures: Tensor) -> Tensor:
 
 
 def angles(across: Tensor, down: Tensor) -> Tensor:
-    """Directions without sign, in radians from 0 to pi, each a function of its own two numbers to the last digit."""
+    """Return directions without sign, radians in [0, pi], each computed exactly from its own two numbers."""
     wide, high = across.abs(), down.abs()
-    # 0 / 0 where the picture is flat: any direction serves, for its strength is 0.
+    # 0 / 0 where the picture is flat: any direction will do, because its strength is 0.
     ratio = torch.minimum(wide, high) / torch.maximum(wide, high).clamp(min=torch.finfo(wide.dtype).tiny)
     square, series = ratio.square(), torch.zeros_like(ratio)
     for coefficient in reversed(_ARCTANGENT):

@@ -1,15 +1,11 @@
-"""What a command prints: text or JSON, progress bars or plain lines, and which optional extras are installed.
+"""Output of commands as text or one JSON document, their progress, and the optional packages that can be imported.
 
-What a command prints on: lines that are never cut where nobody sees them, and signals that end a command cleanly.
+A command returns an :class:`Output`: its facts, in words for a person or, with `--json`, as one document of strict
+JSON. Standard output then holds the document alone; remarks go to standard error, and no progress is shown. An error is
+a document too, ``{"error": {"message": ..., "exit_code": ...}}``, unless one is printed already.
 
-What a command puts out: its facts in words, or for a program (`--json`) as one document of strict JSON.
-
-The document is all that standard output then holds; remarks go to standard error, and progress nowhere. An error is a
-document too, ``{"error": {"message": ..., "exit_code": ...}}``, unless the answer is out already.
-
-What a person sees while a command works: bars on a terminal, plain lines in a job's log, nothing with `--json`.
-
-Optional packages, by the extra of `pip install 'fairpate[EXTRA]'` that installs them.
+A person sees progress bars on a terminal and plain lines in a job's log, where no line is cut or wrapped. Signals end a
+command cleanly.
 """
 
 from __future__ import annotations
@@ -39,9 +35,9 @@ from rich.text import Text
 
 from fairpate.types import Advance, UsageError, heard_by, strict, tell
 
-_UNLIMITED = 100_000  # columns; a line is only as long as what stands on it
+_UNLIMITED = 100_000  # columns; no line is that long
 _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal obeys and does not show, but for ends of lines and tabs: controls, and turns of direction."""
+"""What a terminal obeys and does not show, except ends of lines and tabs: controls, and changes of direction."""
 
 
 class Ending:
@@ -50,30 +46,25 @@ class Ending:
     number: int | None = None
 
     def begin(self, number: int, _: FrameType | None) -> None:
-        """The handler. Work may turn what is raised here into other errors, so the signal is kept beside it."""
+        # Code that is interrupted may turn the SystemExit into another error, so the signal is kept here too.
         self.number = number
         raise SystemExit(128 + number)
 
 
 class _Console(Console):
-    """Shows names and messages of others, and obeys nothing in them. BrokenPipeError where its reader left."""
+    """Shows names and messages of others without obeying them. BrokenPipeError where its reader left."""
 
     def on_broken_pipe(self) -> None:
-        """The parent would exit with 1, as if the command had failed."""
-        raise
+        raise  # rich would exit with 1, as if the command had failed
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The parent's, with a mark in the place of whatever steers a terminal."""
         for segment in super().render(renderable, options):
-            yield (
-                segment
-                if segment.control
-                else Segment(_STEERS.sub("\N{REPLACEMENT CHARACTER}", segment.text), segment.style)
-            )
+            text = segment.text if segment.control else _STEERS.sub("\N{REPLACEMENT CHARACTER}", segment.text)
+            yield Segment(text, segment.style, segment.control)
 
 
 def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
-    """A console for text as it is: no markup, no emoji; into a pipe or a file, no line is wrapped or cut."""
+    """Return a console that prints plain text, without markup; into a pipe or a file, no line is wrapped or cut."""
     console = _Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         console.width = _UNLIMITED
@@ -81,7 +72,7 @@ def terminal(*, stderr: bool = False, quiet: bool = False) -> Console:
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names and values, one pair a line; on a narrow terminal a long value goes on in the next line."""
+    """Return names and values, one pair a line; on a narrow terminal a long value is wrapped."""
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
@@ -91,7 +82,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def listing(*headers: str | Column) -> Table:
-    """A table whose first column is never broken; on a narrow terminal the others go on in the next line, uncut."""
+    """Return a table whose first column is never wrapped; on a narrow terminal the others are, and never cut."""
     first, *others = (Column(header) if isinstance(header, str) else header for header in headers)
     folded = (replace(column, overflow="fold") for column in others)
     # Without edges, which are blank lines: `| head -1` shows the names.
@@ -102,6 +93,7 @@ def listing(*headers: str | Column) -> Table:
 def ended_by_signals() -> Iterator[Ending]:
     """Inside, SIGTERM and SIGHUP raise SystemExit, unless the process was started to ignore them."""
     ending, before = Ending(), {}
+    # Their default ends a process without `finally`, and would leave actors and temporary files.
     for number in (signal.SIGTERM, signal.SIGHUP):
         # `nohup` ignores SIGHUP for what it starts, and that stays so.
         if signal.getsignal(number) == signal.SIG_DFL:
@@ -114,15 +106,16 @@ def ended_by_signals() -> Iterator[Ending]:
 
 
 def discard_output() -> None:
-    """After the reader of a pipe left: what is still to be flushed goes nowhere."""
+    """Discard what is still to be flushed, after the reader of a pipe left."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """The same facts twice. ``words`` None: a line for each fact; an iterator: line by line, as they come.
+    """The result of a command: ``facts`` for a program, ``words`` for a person.
 
-    ``code`` is the exit code; ``failure`` says on standard error why it is not 0.
+    ``words`` None: a line for each fact; an iterator: line by line, as they come. ``code`` is the exit code, and
+    ``failure`` explains on standard error why it is not 0.
     """
 
     facts: Mapping[str, Any]
@@ -133,7 +126,7 @@ class Output:
 
 @dataclass
 class _Document:
-    """Where the one document goes, and whether it is there."""
+    """The stream of the one document, and whether it is written."""
 
     stream: TextIO
     is_written: bool = False
@@ -143,13 +136,13 @@ _document: ContextVar[_Document | None] = ContextVar("document", default=None)
 
 
 def is_for_program() -> bool:
-    """Whether the command that runs was given `--json`."""
+    """Return whether the running command was given `--json`."""
     return _document.get() is not None
 
 
 @contextmanager
 def speaking(*, to_program: bool) -> Iterator[None]:
-    """Inside, :func:`show` prints words, or the document; whatever else is printed then goes to standard error."""
+    """Inside, :func:`show` prints words or, to a program, the document; all other prints then go to standard error."""
     document = (_document.get() or _Document(stream=sys.stdout)) if to_program else None
     token = _document.set(document)
     try:
@@ -160,31 +153,44 @@ def speaking(*, to_program: bool) -> Iterator[None]:
 
 
 def show(output: Output) -> int:
-    """Print it; its exit code comes back. A second document is never written."""
-    failed = {} if output.failure is None else _error(output.failure, output.code)
+    """Print ``output`` and return its exit code."""
+    words = output.words
     if is_for_program():
-        _write({**output.facts, **failed})
+        _write({**output.facts, **({} if output.failure is None else _error(output.failure, output.code))})
+    elif isinstance(words, Iterator):
+        for line in words:
+            terminal().print(line, soft_wrap=True)
+    elif words is None:
+        rows = ((name.replace("_", " "), str(value)) for name, value in output.facts.items())
+        terminal().print(facts(rows), crop=False)
+    elif isinstance(words, str):
+        if words:
+            terminal().print(words, soft_wrap=True)
     else:
-        _print(output)
-    return fail(output.failure, code=output.code) if output.failure is not None else output.code
+        terminal().print(words, crop=False)  # a command to copy stays in one line
+    return output.code if output.failure is None else fail(output.failure, code=output.code)
 
 
 def fail(message: str, *, code: int = 1) -> int:
-    """Say what went wrong, to a person and, where nothing is out yet, to a program; ``code`` comes back."""
+    """Report an error to a person and, where no document is written yet, to a program; return ``code``."""
     tell_program(message, code=code)
     terminal(stderr=True).print(Text.assemble(("error", "bold red"), " ", message), soft_wrap=True)
     return code
 
 
 def tell_program(error: str, *, code: int = 1) -> None:
-    """The error as the document, where a program asked and nothing is out yet."""
+    """Write the error as the document, where a program asked and no document is written yet."""
     if is_for_program():
         _write(_error(error, code))
 
 
 def say(text: str) -> None:
-    """A word to the user, beside the output."""
+    """Print a remark on standard error."""
     terminal(stderr=True).print(text, soft_wrap=True)
+
+
+def _error(message: str, code: int) -> dict[str, Any]:
+    return {"error": {"message": message, "exit_code": code}}
 
 
 def _write(values: Mapping[str, Any]) -> None:
@@ -192,58 +198,41 @@ def _write(values: Mapping[str, Any]) -> None:
     # A second document would make neither of them readable.
     if document is None or document.is_written:
         return
-    text = json.dumps(strict(values), indent=2, allow_nan=False, default=_plain)
+
+    def plain(value: Any) -> Any:  # numbers of arrays as numbers, all else by its name
+        return value.item() if hasattr(value, "item") else str(value)
+
+    text = json.dumps(strict(values), indent=2, allow_nan=False, default=plain)
+    # Before the write: half a document on a full disk is not followed by another one.
     document.is_written = True
     document.stream.write(text + "\n")
     document.stream.flush()
 
 
-def _error(message: str, code: int) -> dict[str, Any]:
-    return {"error": {"message": message, "exit_code": code}}
-
-
-def _plain(value: Any) -> Any:
-    """Numbers of arrays as numbers; all else by its name."""
-    return value.item() if hasattr(value, "item") else str(value)
-
-
-def _print(output: Output) -> None:
-    console, words = terminal(), output.words
-    if words is None:
-        words = facts((name.replace("_", " "), str(value)) for name, value in output.facts.items())
-    if isinstance(words, str):
-        if words:
-            console.print(words, soft_wrap=True)
-    elif isinstance(words, Iterator):
-        for line in words:
-            console.print(line, soft_wrap=True)
-    else:
-        console.print(words, crop=False)  # commands to copy stay in one line
-
-
 _NAME_WIDTH = 12
 _PATIENCE_S = 2.0
+# In a log: a line after 10 seconds, each next one after half as long again, and at least every 5 minutes.
 _FIRST_LINE_S, _NEXT_LINE, _RAREST_S = 10.0, 1.5, 300.0
 _LEAST_S = 1.0  # of a pace that says anything
 
 
 @dataclass
 class Pace:
-    """How fast steps go on, from the first report on: what was found done then was not done now."""
+    """The pace of steps since the first report: steps that were done before it do not count."""
 
     clock: Callable[[], float] = lambda: time.monotonic()
     _first: tuple[float, int] | None = field(default=None, init=False)
     _last: tuple[float, int, int] | None = field(default=None, init=False)
 
     def advance(self, done: int, total: int) -> None:
-        """So many of all are done now. Fewer than before, or others, begin anew."""
+        """Report ``done`` of ``total`` steps. Fewer than before, or another total, begin anew."""
         now = self.clock()
         if self._first is None or self._last is None or done < self._last[1] or total != self._last[2]:
             self._first = (now, done)
         self._last = (now, done, total)
 
     def left_s(self) -> float | None:
-        """Seconds until all are done, if they go on like this; None as long as nothing tells."""
+        """Return the seconds until all steps are done at this pace; None while it is not known."""
         if self._first is None or self._last is None:
             return None
         took_s, steps = self._last[0] - self._first[0], self._last[1] - self._first[1]
@@ -252,7 +241,7 @@ class Pace:
         return max(0.0, took_s / steps * (self._last[2] - self._last[1]) - (self.clock() - self._last[0]))
 
     def words(self) -> str:
-        """Empty as long as nothing tells."""
+        """Return the time left in words; empty while it is not known."""
         left_s = self.left_s()
         return "" if left_s is None else f"about {duration(left_s)} left"
 
@@ -267,7 +256,7 @@ def duration(seconds: float) -> str:
 
 
 def is_live(console: Console) -> bool:
-    """Whether what stands there can be drawn over."""
+    """Return whether lines that were printed can be drawn over."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
@@ -279,25 +268,25 @@ class Reporter:
 
     @contextmanager
     def stage(self, name: str, *, patience_s: float = 0.0) -> Iterator[Advance]:
-        """A stage that reports how far it is, also what is told to :mod:`fairpate.types`.
+        """Show a stage and its progress, including steps that loops report (:mod:`fairpate.types`).
 
-        With ``patience_s``, nothing is shown of one that takes less. A quiet one hands its steps on to its listener.
+        With ``patience_s``, a stage that takes less is not shown. A quiet reporter passes steps on to its listener.
         """
         if self.console.quiet:
             yield tell
             return
         shown = _bar if is_live(self.console) else _lines
-        with shown(self.console, name, patience_s) as advance, heard_by(advance):
+        with shown(self.console, f"{name:<{_NAME_WIDTH}}", patience_s) as advance, heard_by(advance):
             yield advance
 
     def note(self, name: str, text: str) -> None:
-        """One line under a stage."""
+        """Print one line under a stage."""
         self.console.print(f"{name:<{_NAME_WIDTH}} {text}", soft_wrap=True)
 
 
 @contextmanager
 def waiting(name: str) -> Iterator[Advance]:
-    """A stage of a command that is mostly quick: shown once it has taken two seconds."""
+    """Show a stage of a command that is mostly quick once it has taken two seconds."""
     with Reporter().stage(name, patience_s=_PATIENCE_S) as advance:
         yield advance
 
@@ -307,38 +296,35 @@ def _bar(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     words = (TextColumn("{task.fields[count]}"), TextColumn("{task.fields[left]}"))
     bars = Progress(*columns, *words, console=console, transient=patience_s > 0)
-    task, pace = bars.add_task(f"{name:<{_NAME_WIDTH}}", total=None, count="", left=""), Pace()
+    task, pace = bars.add_task(name, total=None, count="", left=""), Pace()
+    timer = Timer(patience_s, bars.start)
+    timer.daemon = True
 
     def advance(done: int, total: int) -> None:
         pace.advance(done, total)
         bars.update(task, completed=done, total=total, count=f"{done}/{total}", left=pace.words())
 
-    with _later(bars, patience_s) if patience_s else bars:
+    try:
+        if patience_s:
+            timer.start()
+        else:
+            bars.start()
         yield advance
         bars.update(task, completed=1, total=1, left="")
-
-
-@contextmanager
-def _later(bars: Progress, patience_s: float) -> Iterator[None]:
-    """Start ``bars`` after a while, unless all is over by then."""
-    timer = Timer(patience_s, bars.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
     finally:
-        timer.cancel()
-        # One that had just begun would start the bars after they were stopped.
-        timer.join()
+        if patience_s:
+            timer.cancel()
+            # A timer that just began would start the bars after they were stopped.
+            timer.join()
         bars.stop()
 
 
 @contextmanager
 def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
-    """Beginning and end; in between lines that become rarer, each with the time left."""
+    """Print beginning and end, and in between lines that become rarer, each with the time left."""
     started, pace, next_line_s, is_shown = time.monotonic(), Pace(), _FIRST_LINE_S, patience_s == 0
     if is_shown:
-        console.print(f"{name:<{_NAME_WIDTH}} started")
+        console.print(f"{name} started")
 
     def advance(done: int, total: int) -> None:
         nonlocal next_line_s, is_shown
@@ -348,11 +334,11 @@ def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
             return
         next_line_s, is_shown = min(took_s * _NEXT_LINE, took_s + _RAREST_S), True
         words = ", ".join(filter(None, (f"{done}/{total}", f"{duration(took_s)} so far", pace.words())))
-        console.print(f"{name:<{_NAME_WIDTH}} {words}")
+        console.print(f"{name} {words}")
 
     yield advance
     if is_shown:
-        console.print(f"{name:<{_NAME_WIDTH}} done in {time.monotonic() - started:.1f} s")
+        console.print(f"{name} done in {time.monotonic() - started:.1f} s")
 
 
 MODULES = {
@@ -361,45 +347,43 @@ MODULES = {
     "serve": ("ray.serve",),
     "traces": ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http.trace_exporter"),
 }
-"""Modules that this project imports from each extra. All of them are imported only where they are needed."""
+"""Modules that each extra of `pip install 'fairpate[EXTRA]'` brings, imported only where they are needed."""
 
 
 class MissingExtraError(UsageError):
     """An option that needs an extra which cannot be imported; the message says how to install it."""
 
 
-def import_error(extra: str) -> Exception | None:
-    """Import the modules of ``extra``; return the error of the first that cannot be imported, or None.
+@dataclass(frozen=True, kw_only=True)
+class ExtraFault:
+    """Why an extra cannot be imported, with the command that installs it; not ``is_broken``: it is not installed."""
+
+    is_broken: bool
+    words: str
+
+
+def extra_fault(extra: str) -> ExtraFault | None:
+    """Import the modules of ``extra``; return what is wrong with the first that cannot be imported, or None.
 
     A module that is found may still not work: `ray.serve` comes with Ray and needs packages that only the extra
-    installs, and psycopg needs libpq. ModuleNotFoundError is an extra that is not installed; any other error is one
-    that is broken.
+    installs, and psycopg needs libpq.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the packages themselves
             for module in MODULES[extra]:
                 importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        words = f"not installed ({error.name} is missing): pip install 'fairpate[{extra}]'"
+        return ExtraFault(is_broken=False, words=words)
     except Exception as error:  # noqa: BLE001 - a broken package may raise anything
-        return error
+        cause = (str(error).splitlines() or [type(error).__name__])[0]
+        words = f"installed and broken ({cause}): pip install --force-reinstall 'fairpate[{extra}]'"
+        return ExtraFault(is_broken=True, words=words)
     return None
 
 
 def require_extra(extra: str, option: str) -> None:
     """MissingExtraError, which names ``option`` as what needs the extra, unless it can be imported."""
-    error = import_error(extra)
-    if error is not None:
-        raise MissingExtraError(f"{option}: needs the extra {extra}, which is {install_words(extra, error)}")
-
-
-def install_words(extra: str, error: Exception) -> str:
-    """What is wrong with ``extra``, and the command that installs it."""
-    if is_missing(error):
-        return f"not installed ({getattr(error, 'name', None)} is missing): pip install 'fairpate[{extra}]'"
-    cause = (str(error).splitlines() or [type(error).__name__])[0]
-    return f"installed and broken ({cause}): pip install --force-reinstall 'fairpate[{extra}]'"
-
-
-def is_missing(error: Exception) -> bool:
-    """Whether a package is missing, which a machine may well do without; all else is a broken installation."""
-    return isinstance(error, ModuleNotFoundError)
+    if fault := extra_fault(extra):
+        raise MissingExtraError(f"{option}: needs the extra {extra}, which is {fault.words}")

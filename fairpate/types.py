@@ -1,13 +1,10 @@
 """Frozen records that pass from one stage to the next, errors of users, strict JSON values and the progress hook.
 
-Frozen records that cross from one stage to the next.
+Records carry results and parameters, never behaviour. The meaning, unit and range of a value are stated here once, and
+every package may import this module. Long loops report their progress here (:func:`tell`), and a command that listens
+shows it.
 
-They carry results and parameters, never behaviour: what a value means, its unit and its range stand here once,
-and every package may import this module. Shapes: Q queries, C classes, G groups.
-
-Values that strict JSON can hold.
-
-How far long work is: loops report it here, and a command that listens shows it.
+Shapes: Q queries, C classes, G groups.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ STOPPED_BY_VOTES = (
     "Queries stop where the price of private votes reaches its limit: how many were submitted, and the epsilon that "
     "prices so many, depend on those votes and leak."
 )
-"""What a statement remarks where ``accept_leak`` allowed that."""
+"""Remark of a statement where ``accept_leak`` allowed that."""
 # Chances may be float32, whose sums over many classes are off by their rounding.
 _SUM_TOLERANCE = 1e-4
 
@@ -63,11 +60,11 @@ TELLS_SIZE: Mapping[Unit, str] = {
     "counts as public here: ε covers no change of it. A declared size (dp_sgd.num_records) tells nothing."
     for unit in ("record", "person")
 }
-"""What a statement about so many units remarks where no size was declared."""
+"""Remark of a statement about these units where no size was declared."""
 
 
 RECORDS_ALONE = "Each record is protected by itself: what several records of one person tell together is not covered."
-"""What a statement remarks where records have persons behind them."""
+"""Remark of a statement where persons have records and each record is protected by itself."""
 
 READING_TELLS = (
     "Whether the records could be read is not covered: a value that was not declared, a class or group without a "
@@ -78,11 +75,11 @@ READING_TELLS = (
 
 
 class UserError(Exception):
-    """What its user can fix: the message names the field or file, the value and the remedy."""
+    """An error that the user can fix: the message names the field or file, the value and the remedy."""
 
 
 class UsageError(UserError):
-    """A request that no machine could carry out as it is written: an option, a name, a configuration.
+    """A request that is wrong on any machine: an option, a name, a configuration.
 
     A command ends with exit code 2 for it, and with 1 where the request is sound and something else failed.
     """
@@ -135,12 +132,12 @@ class MechanismParameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What a ledger may spend; fixed when the ledger is made.
+    """The limit of what a ledger may spend; fixed when the ledger is made.
 
     ``data_independent`` stops before the data-independent price of the queries submitted passes (``epsilon``,
     ``delta``), ``query_count`` after ``max_queries``. ``data_dependent`` stops on the price that depends on votes, as
-    the paper does: when it stops leaks, for that is a function of private votes. ``delta`` is also what prices are
-    stated at.
+    the paper does: the moment at which it stops is a function of private votes, and leaks. ``delta`` is also the delta
+    at which prices are stated.
     """
 
     kind: BudgetKind
@@ -165,7 +162,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class VoteBatch:
-    """Teachers' votes on public queries, private to the operator.
+    """Votes of teachers on public queries, private to the operator.
 
     ``votes_QC[i, k]`` counts the teachers that chose class k for ``record_ids[i]``, a member of public group
     ``groups_Q[i]``; every row sums to the number of teachers. ``ensemble`` names the teachers that voted: a digest of
@@ -186,12 +183,12 @@ class VoteBatch:
             )
 
     def counts(self, rows: Sequence[int]) -> IntArray:
-        """The votes on the queries in ``rows``."""
+        """Return the votes on the queries in ``rows``."""
         votes_QC: IntArray = self.votes_QC[list(rows)]
         return votes_QC
 
     def take(self, rows: Sequence[int]) -> VoteBatch:
-        """The queries in ``rows``, in their order."""
+        """Return the queries in ``rows``, in their order."""
         return VoteBatch(
             record_ids=[self.record_ids[row] for row in rows],
             groups_Q=self.groups_Q[list(rows)],
@@ -202,7 +199,7 @@ class VoteBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A released label."""
+    """The label that was released for a public record."""
 
     record_id: str
     label: int
@@ -219,11 +216,10 @@ class Refusal:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSet:
-    """What the mechanism released, in the order it was asked: the answered public records and their labels.
+    """The public records that were answered, in the order of their queries, and their released labels.
 
-    ``counts`` (Q, C) are the noisy votes that were released with every label, where they were. ``chances`` (Q, C),
-    where there are any, are the probabilities of every class given what was released: a student learns from them
-    instead of ``labels``.
+    ``counts`` (Q, C) are the noisy votes, if they were released with every label. ``chances`` (Q, C), if any, are the
+    probabilities of all classes given the release: a student learns from them instead of ``labels``.
     """
 
     record_ids: tuple[str, ...]
@@ -238,10 +234,16 @@ class LabelledSet:
         if self.counts is not None and (self.counts.ndim != 2 or len(self.counts) != len(self.record_ids)):
             raise ValueError(f"Expected counts of shape ({len(self.record_ids)}, classes), got {self.counts.shape}.")
         if self.chances is not None:
-            _require_distributions(self.chances, len(self.record_ids))
+            chances = self.chances
+            if chances.ndim != 2 or len(chances) != len(self.record_ids):
+                raise ValueError(f"Expected chances of shape ({len(self.record_ids)}, classes), got {chances.shape}.")
+            wrong = ~((chances >= 0).all(axis=1) & (np.abs(chances.sum(axis=1) - 1) < _SUM_TOLERANCE))
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise ValueError(f"Expected chances >= 0 that sum to one, got {chances[row].tolist()} in row {row}.")
 
     def take(self, kept_N: npt.NDArray[np.bool_]) -> LabelledSet:
-        """Those of ``kept_N``, in their order."""
+        """Return the records of ``kept_N``, in their order."""
         (rows,) = kept_N.nonzero()
         return LabelledSet(
             record_ids=tuple(self.record_ids[row] for row in rows.tolist()),
@@ -252,22 +254,12 @@ class LabelledSet:
         )
 
 
-def _require_distributions(chances: FloatArray, num_records: int) -> None:
-    """ValueError unless every record has one probability per class, and they sum to one."""
-    if chances.ndim != 2 or len(chances) != num_records:
-        raise ValueError(f"Expected chances of shape ({num_records}, classes), got {chances.shape}.")
-    wrong = ~((chances >= 0).all(axis=1) & (np.abs(chances.sum(axis=1) - 1) < _SUM_TOLERANCE))
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise ValueError(f"Expected chances >= 0 that sum to one, got {chances[row].tolist()} in row {row}.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class QueryOutcomes:
-    """How the queries of a release ended: post-processing of what the mechanism released.
+    """Numbers of queries by outcome: post-processing of what the mechanism released.
 
-    ``epsilon_submitted`` prices every reservation the ledger holds at its full cost, those refused for free and those a
-    crash left open included, because how many refusals are free depends on the labels released.
+    ``epsilon_submitted`` prices every reservation in the ledger at its full cost, including those that were refused for
+    free or left open by a crash, because the number of free refusals depends on the labels released.
     """
 
     submitted: int
@@ -280,7 +272,7 @@ class QueryOutcomes:
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """The claim that is published with a run, whatever its method.
+    """The claim that is published with a run of any method.
 
     ``epsilon`` is what may be published, at ``delta`` and for the stated unit and relation; null where nothing is
     guaranteed. ``events`` are what was priced, by ``accounting``. With ``queries`` it is the bound that was fixed
@@ -312,12 +304,12 @@ class PrivacyStatement:
     remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The statement as JSON values, field for field."""
+        """Return the statement as JSON values, field for field."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> PrivacyStatement:
-        """What :meth:`to_json` gave. TypeError for other fields."""
+        """Return the statement that :meth:`to_json` wrote. TypeError for other fields."""
         queries = None if values["queries"] is None else QueryOutcomes(**values["queries"])
         sequences = {name: tuple(values[name]) for name in ("events", "remarks")}
         return cls(**(values | sequences | {"queries": queries}))
@@ -331,12 +323,12 @@ class RunRecord:
     must not be published. Metrics that are undefined are null.
 
     ``fairness`` holds ``value``, ``low`` and ``high`` of every notion (:mod:`fairpate.fairness.rates`) by its name,
-    over answered test records; one that is null, or not there as in files of earlier versions, is undefined.
+    over answered test records; a notion that is null, or absent as in files of earlier versions, is undefined.
     ``disparity`` is the value of demographic parity.
-    ``majority_accuracy`` stands beside ``accuracy``: that of always predicting the most common class of the same test
-    records. ``degenerate`` says in words what makes the other metrics worth nothing; empty where nothing does.
-    ``underserved_groups`` are those that always their own most common class would serve better, by more than chance;
-    ``unmeasured_groups`` have too few answered test records, and are in no gap. Files of earlier versions name none.
+    ``majority_accuracy`` is the accuracy of always predicting the most common class of the same test records.
+    ``degenerate`` says in words why the other metrics mean nothing; empty where they do. ``underserved_groups`` would
+    be served better by always predicting their own most common class, by more than chance; ``unmeasured_groups`` have
+    too few answered test records, and are in no gap. Files of earlier versions name none.
     ``answered`` counts the released labels of a method that answers queries, ``answered_by_group`` those of each public
     group in the order of its codes; null for other methods.
     """
@@ -363,9 +355,9 @@ class RunRecord:
 
 
 def strict(value: Any) -> Any:
-    """A copy of nested values that strict JSON can hold: no number is undefined or infinite, None stands there.
+    """Return a copy of nested values that strict JSON can hold: None for numbers that are undefined or infinite.
 
-    Tuples and iterators are lists, records (dataclasses) are mappings, paths and keys are text.
+    Tuples and iterators become lists, records (dataclasses) become mappings, paths and keys become text.
     """
     if isinstance(value, Mapping):
         return {str(key): strict(item) for key, item in value.items()}
@@ -384,14 +376,14 @@ _listener: ContextVar[Advance | None] = ContextVar("listener", default=None)
 
 
 def tell(done: int, total: int) -> None:
-    """So many steps of all are done."""
+    """Report that ``done`` of ``total`` steps are done."""
     listener = _listener.get()
     if listener is not None:
         listener(done, total)
 
 
 def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
-    """The items, of which each is told when the next one is asked for."""
+    """Yield the items, and report each one as done when the next is asked for."""
     for number, item in enumerate(items, 1):
         yield item
         tell(number, len(items))
@@ -399,7 +391,7 @@ def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
 
 @contextmanager
 def heard_by(advance: Advance) -> Iterator[None]:
-    """Inside, ``advance(done, total)`` is told every step."""
+    """Inside, ``advance(done, total)`` is called for every reported step."""
     token = _listener.set(advance)
     try:
         yield

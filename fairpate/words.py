@@ -1,24 +1,17 @@
-"""Sentences about epsilon, the glossary's terms, and what single queries cost, as pages and terminals show them.
+"""Words that pages and terminals share: the glossary, what an (epsilon, delta) means, and what queries cost.
 
-The words of this project, each with its meaning in a sentence or two: ``glossary.yaml``, and what is made of it.
+Pages show the meaning of a word where it stands (:mod:`fairpate.pages`); ``python -m fairpate.words`` writes
+``docs/glossary.md`` from ``glossary.yaml``.
 
-Pages show a meaning where a word stands (:mod:`fairpate.pages`); ``python -m fairpate.words`` writes
-``docs/glossary.md``.
+The meaning of an epsilon is how often an attacker can be right (:func:`least_wrong`). The attacker knows all private
+data but one unit, and of that unit that one of two equally likely cases holds: present or absent ("add or remove one"),
+or one of two contents ("replace one"). From what was published it chooses one. Let S be the outputs for which it
+chooses the first case, a = P[S] in the first case and b = P[S] in the second. It is right with probability
+(1 + a - b) / 2. Differential privacy gives a <= e^eps b + delta and 1 - b <= e^eps (1 - a) + delta, whose sum is
+a - b <= (e^eps - 1 + 2 delta) / (e^eps + 1). Hence it is right with probability at most (e^eps + delta) / (e^eps + 1),
+which randomised response that leaks with probability delta reaches (Kairouz, Oh and Viswanath, arXiv 1311.0776).
 
-What (epsilon, delta) means for one unit, in one sentence: how often an attacker who guesses can be right.
-
-The attacker knows all of the private data but one unit, and that one up to two possibilities, both equally likely:
-there or not ("add or remove one"), or one content or another ("replace one"). From what was published it decides for
-one of them. Let S be the outputs for which it decides for the first, a = P[S] under the first and b = P[S] under the
-second. It is right with probability (1 + a - b) / 2. Differential privacy says a <= e^eps b + delta and
-1 - b <= e^eps (1 - a) + delta, whose sum is a - b <= (e^eps - 1 + 2 delta) / (e^eps + 1). Hence it is right with
-probability at most (e^eps + delta) / (e^eps + 1), which randomised response with a leak of probability delta reaches
-(Kairouz, Oh and Viswanath, arXiv 1311.0776).
-
-What single queries cost as a share of their worst case, in words and numbers for the operator alone.
-
-The published epsilon counts every query at its worst case; what votes made of it depends on votes. Shapes: Q charges,
-in the order in which they came; costs are Renyi divergences of one order, which add up.
+Shapes: Q charges, in the order in which they came; costs are Renyi divergences of one order, which add up.
 """
 
 from __future__ import annotations
@@ -44,7 +37,7 @@ _LEAD = "The words of FairPATE's pages. Each page shows the same meanings where 
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """A word, its other names, what pages write where it explains that, and what it means."""
+    """A word, its other names, the labels of pages that it explains, and its meaning."""
 
     name: str
     also: tuple[str, ...]
@@ -53,13 +46,13 @@ class Term:
 
     @property
     def key(self) -> str:
-        """Fit for the id of an element."""
+        """The id of the HTML element that holds the meaning."""
         return "term-" + "".join(letter if letter.isalnum() else "-" for letter in self.name.lower())
 
 
 @cache
 def glossary() -> Mapping[str, tuple[Term, ...]]:
-    """All words by chapter, in the order of the file."""
+    """Return all words by chapter, in the order of the file."""
     text = files("fairpate").joinpath("glossary.yaml").read_text(encoding="utf-8")
     return {
         chapter: tuple(
@@ -77,28 +70,24 @@ def glossary() -> Mapping[str, tuple[Term, ...]]:
 
 @cache
 def _by_name() -> Mapping[str, Term]:
-    """All that is looked up, in small letters."""
+    """Return all names and labels that are looked up, in lower case."""
     terms = [term for chapter in glossary().values() for term in chapter]
     return {name.lower(): term for term in terms for name in (term.name, *term.also, *term.labels)}
 
 
 def term_of(word: str) -> Term | None:
-    """What explains ``word``, whatever its capital letters; None for a word that is not in the glossary."""
+    """Return the term that explains ``word`` in upper or lower case; None for a word that is not in the glossary."""
     return _by_name().get(word.lower())
 
 
-@cache
-def _by_key() -> Mapping[str, Term]:
-    return {term.key: term for term in _by_name().values()}
-
-
 def term_by_key(key: str) -> Term:
-    """The word whose element has this id. KeyError for another."""
-    return _by_key()[key]
+    """Return the term whose HTML element has this id. KeyError for another."""
+    terms = {term.key: term for term in _by_name().values()}
+    return terms[key]
 
 
 def markdown() -> str:
-    """``docs/glossary.md``."""
+    """Return the text of ``docs/glossary.md``."""
     lines = [f"# {_TITLE}", "", _LEAD]
     for chapter, terms in glossary().items():
         lines += ["", f"## {chapter}"]
@@ -113,7 +102,7 @@ if __name__ == "__main__":
 
 
 Strength = Literal["bounded", "weak", "void"]
-_WEAK, _VOID = 0.05, 0.001  # how often the attacker is wrong, at least
+_WEAK, _VOID = 0.05, 0.001  # least share of wrong guesses
 _NEVER = 1e-8
 
 _WHETHER: dict[Unit, str] = {
@@ -129,76 +118,63 @@ _WHICH: dict[Unit, str] = {
 
 
 def least_wrong(epsilon: float, delta: float) -> float:
-    """How often the attacker guesses wrongly at least: 1/2 would be a coin, 0 certainty."""
+    """Return the least share of guesses in which the attacker is wrong: 1/2 is a coin, 0 is certainty."""
     if math.isinf(epsilon):
         return 0.0
-    # Not e^eps, which overflows.
+    # By e^-eps, because e^eps overflows.
     return max(0.0, 1 - delta) * math.exp(-epsilon) / (1 + math.exp(-epsilon))
 
 
 def strength(epsilon: float, delta: float) -> Strength:
-    """``weak`` where the attacker may be right 95 % of the time, ``void`` where it may be 99.9 %."""
+    """Return ``weak`` if the attacker may be right 95 % of the time, ``void`` if 99.9 %."""
     wrong = least_wrong(epsilon, delta)
     return "void" if wrong <= _VOID else "weak" if wrong <= _WEAK else "bounded"
 
 
 def most_often_right(epsilon: float, delta: float) -> str:
-    """The largest share of right guesses in per cent, rounded up; close to all, with more digits."""
+    """Return the largest share of right guesses in per cent, rounded up; near 100 % with more digits."""
     wrong = 100 * Decimal(least_wrong(epsilon, delta))
     if wrong < 100 * _NEVER:
         return "practically 100\u00a0%"
+    # The wrong share is rounded down, so that the right share is rounded up and stays a bound.
     digits = Decimal("0.1") if wrong >= 1 else Decimal(1).scaleb(wrong.adjusted())
     return f"{100 - wrong.quantize(digits, rounding=ROUND_FLOOR)}\u00a0%"
 
 
-def one_unit(unit: Unit) -> str:
-    """``one record``."""
-    return f"one {unit}"
-
-
 def exact_text(value: float) -> str:
-    """A number in as few digits as say it exactly: what is typed in a command must mean the same again."""
+    """Return a number in as few digits as are exact: what is typed in a command must mean the same again."""
     short = f"{value:g}"
     return short if float(short) == value else str(value)
 
 
 def delta_text(value: float) -> str:
-    """A delta in powers of ten, as people write it; on pages, in remarks and on a terminal alike."""
+    """Return a delta in powers of ten, as people write it; on pages, in remarks and on a terminal alike."""
     rounded = f"{value:.0e}"
     if value == 0 or float(rounded) != value:
         return f"{value:g}"
     mantissa, _, exponent = rounded.partition("e")
-    return _power_of_ten(int(exponent)) if mantissa == "1" else f"{mantissa}·{_power_of_ten(int(exponent))}"
+    raised = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{raised}" if mantissa == "1" else f"{mantissa}·10{raised}"
 
 
 def meaning(epsilon: float, delta: float, *, unit: Unit, relation: Relation, seen: str) -> str:
-    """One sentence, or two, of what an attacker who sees ``seen`` can learn about one unit."""
+    """Return one or two sentences on what an attacker who sees ``seen`` can learn about one unit."""
     if math.isinf(epsilon):
-        return f"No ε is finite: there is no bound on what can be learned about {one_unit(unit)}."
-    who = f"Somebody who sees {seen}, knows all other private data and, at even odds, has to guess"
-    guess = f"{who} {_guess(unit, relation)}"
+        return f"No ε is finite: there is no bound on what can be learned about one {unit}."
+    if unit in UNITS:
+        guess = (_WHETHER if relation == "add or remove one" else _WHICH)[unit]
+    else:
+        question = "was behind the votes" if relation == "add or remove one" else "had one of two contents"
+        guess = f"whether one given {unit} {question}"
+    guess = f"Somebody who sees {seen}, knows all other private data and, at even odds, has to guess {guess}"
     share = most_often_right(epsilon, delta)
     if strength(epsilon, delta) == "void":
         return (
             f"{guess} may be right nearly always (up to {share} of the time; a coin would be 50\u00a0%): "
-            f"this ε says next to nothing about {one_unit(unit)}."
+            f"this ε says next to nothing about one {unit}."
         )
     weak = " This is a weak bound." if strength(epsilon, delta) == "weak" else ""
     return f"{guess} is right at most {share} of the time; a coin would be 50\u00a0%.{weak}"
-
-
-def _guess(unit: Unit, relation: Relation) -> str:
-    """What the attacker cannot tell, as a question."""
-    if unit not in UNITS:
-        return f"whether one given {unit} " + (
-            "was behind the votes" if relation == "add or remove one" else "had one of two contents"
-        )
-    return (_WHETHER if relation == "add or remove one" else _WHICH)[unit]
-
-
-def _power_of_ten(exponent: int) -> str:
-    """10 with a raised exponent."""
-    return f"10{str(exponent).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
 
 
 FloatArray = npt.NDArray[np.float64]
@@ -207,7 +183,7 @@ _NEARLY = 0.99  # of the worst case
 
 
 def shares_of_worst(cost_Q: FloatArray, worst_Q: FloatArray) -> FloatArray:
-    """Between 0 and 1; NaN where the worst case is not finite, as without noise."""
+    """Return costs as shares of the worst case, 0 to 1; NaN where that is not finite, as without noise."""
     known_Q = np.isfinite(worst_Q) & (worst_Q > 0)
     share_Q = np.full(len(cost_Q), math.nan)
     share_Q[known_Q] = np.clip(cost_Q[known_Q] / worst_Q[known_Q], 0, 1)
@@ -215,25 +191,25 @@ def shares_of_worst(cost_Q: FloatArray, worst_Q: FloatArray) -> FloatArray:
 
 
 def votes_matter(of_worst_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]) -> bool:
-    """Whether votes make a difference to the cost of a query that was voted on."""
+    """Return whether votes change the cost of a query that was voted on."""
     charged_Q = of_worst_Q[voted_Q]
     return len(charged_Q) > 0 and not np.isnan(charged_Q).any() and float(charged_Q.min()) < 1 - 1e-9
 
 
 def dearest(cost_Q: FloatArray) -> list[int]:
-    """Those that cost most, the dearest first; none that cost nothing."""
+    """Return the queries that cost most, the dearest first, and none without a cost."""
     order: list[int] = np.argsort(-cost_Q, kind="stable")[:_MOST_SHOWN].tolist()
     return [query for query in order if cost_Q[query] > 0]
 
 
 def cost_words(cost_Q: FloatArray, of_worst_Q: FloatArray, *, varies: bool) -> str:
-    """What queries cost against their worst case, and how much of it the dearest made up."""
+    """Return what queries cost compared with their worst case, and the share of the dearest; for the operator alone."""
     if not len(cost_Q) or not cost_Q.sum():
         return "No query has cost anything."
     if not math.isfinite(cost_Q.sum()):
         return "Some query has no finite cost."
     if not varies:
-        # What was refused before the vote costs nothing by votes.
+        # A query that was refused before the vote has no cost that depends on votes.
         which = "Every query" if (of_worst_Q > 0).all() else "Every query that was voted on"
         return f"{which} costs its worst case: here the price does not depend on votes."
     number = max(1, len(cost_Q) // 10)

@@ -59,22 +59,21 @@ def ray_session() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_graphs() -> Iterator[None]:
+def missing_packages() -> Iterator[Callable[[], tuple[str, ...]]]:
     """Commands leave out model.onnx, which takes seconds, as where its packages are missing; see ``with_graphs``."""
     import student.portable
 
+    real = student.portable.missing_packages
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fairpate.run.publication.missing_packages", lambda: student.portable.PACKAGES)
-        yield
+        patched.setattr("student.portable.missing_packages", lambda: student.portable.PACKAGES)
+        yield real
 
 
 @pytest.fixture
-def with_graphs(quick_graphs: None) -> Iterator[None]:
+def with_graphs(quick_graphs: None, missing_packages: Callable[[], tuple[str, ...]]) -> Iterator[None]:
     """Commands write model.onnx."""
-    import student.portable
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fairpate.run.publication.missing_packages", student.portable.missing_packages)
+        patched.setattr("student.portable.missing_packages", missing_packages)
         yield
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: `--json`, modes, fields that are given twice, errors and exit codes, common options.
+"""Parts that all commands share: `--json`, modes, fields that are given twice, errors, exit codes and common options.
 
 Every command is a function that returns an :class:`Output`; `--json` prints its facts as one document. A command with
 several modes is made of one function for each (:func:`in_modes`): the options of the command are the parameters of
@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import inspect
 import io
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from typing import Annotated, Any
 import typer
 
 from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import apply_override, expected, flattened, parse_config
+from fairpate.config_reader import Override, apply_override, expected, flattened, parse_config
 from fairpate.terminal import (
     Output,
     discard_output,
@@ -60,31 +59,26 @@ class Commands(typer.Typer):
         declare = super().command(name, **settings)
 
         def declared(function: Function) -> Function:
-            declare(_as_command(function))
+            signature = inspect.signature(function, eval_str=True)
+            own = signature.parameters
+            context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+            option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+            parameters = [*own.values(), option, *([] if "ctx" in own else [context])]
+
+            @wraps(function)
+            def command(*, ctx: typer.Context, as_json: bool, **arguments: Any) -> int:
+                with speaking(to_program=as_json):
+                    _refuse_fields_given_twice(ctx, own, arguments.get("overrides") or ())
+                    output = function(**arguments | ({"ctx": ctx} if "ctx" in own else {}))
+                    return 0 if output is None else show(output)
+
+            # Earlier releases of typer read the annotations, later ones the signature.
+            command.__signature__ = signature.replace(parameters=parameters, return_annotation=int)  # type: ignore[attr-defined]
+            command.__annotations__ = {each.name: each.annotation for each in parameters}
+            declare(command)
             return function
 
         return declared
-
-
-def _as_command(function: Function) -> Callable[..., int]:
-    """Return ``function`` with `--json`, fields given twice refused, and its exit code as result."""
-    signature = inspect.signature(function, eval_str=True)
-    own = signature.parameters
-    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-    parameters = [*own.values(), option, *([] if "ctx" in own else [context])]
-
-    @wraps(function)
-    def command(*, ctx: typer.Context, as_json: bool, **arguments: Any) -> int:
-        with speaking(to_program=as_json):
-            _refuse_fields_given_twice(ctx, own, arguments.get("overrides") or ())
-            output = function(**arguments | ({"ctx": ctx} if "ctx" in own else {}))
-            return 0 if output is None else show(output)
-
-    # Earlier releases of typer read the annotations, later ones the signature.
-    command.__signature__ = signature.replace(parameters=parameters, return_annotation=int)  # type: ignore[attr-defined]
-    command.__annotations__ = {each.name: each.annotation for each in parameters}
-    return command
 
 
 def _refuse_fields_given_twice(
@@ -96,7 +90,7 @@ def _refuse_fields_given_twice(
         apply_override(values, override)
         for name, parameter in parameters.items():
             marks = [mark for mark in getattr(parameter.annotation, "__metadata__", ()) if isinstance(mark, Sets)]
-            # With a dot behind both: a section is not any field whose name begins alike.
+            # With a dot at both ends: `target.epsilon` and `target` overlap, `noise` and `noise_stddev` do not.
             fields = [f"{field}." for mark in marks for field in mark.fields]
             said = [f"{field}." for field in flattened(values)]
             if any(a.startswith(b) or b.startswith(a) for a in fields for b in said) and _is_given(ctx, name):
@@ -104,8 +98,15 @@ def _refuse_fields_given_twice(
 
 
 def _written(ctx: typer.Context) -> dict[str, str]:
-    """How each parameter of the command is written on a command line."""
+    """Return how each parameter of the command is written on a command line."""
+    # The long form where there is a short one too.
     return {each.name: max(each.opts, key=len) for each in ctx.command.params if each.name}
+
+
+def _is_given(ctx: typer.Context, option: str) -> bool:
+    """Return whether the option was given on the command line or in the environment."""
+    source = ctx.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,10 +150,18 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
         given = [name for name in declared if _is_given(ctx, name)]
         chosen = next((mode for mode in modes if mode.option in given), without_option)
         written = _written(ctx)
-        for option in given:
-            if option not in reads[chosen]:
-                readers = [written[mode.option] for mode in modes if mode.option and option in reads[mode]]
-                raise UsageError(_not_read(option, chosen, readers, written))
+        for name in (name for name in given if name not in reads[chosen]):
+            option = written[name]
+            if chosen.option is None:
+                others = [written[mode.option] for mode in modes if mode.option and name in reads[mode]]
+                raise UsageError(
+                    f"{option}: read only together with {' or '.join(others)}; add that, or leave {option} out."
+                )
+            rest = [written[each] for each in reads[chosen] if each != chosen.option and written[each][0] == "-"]
+            reads_only = f"only {', '.join(rest)}" if rest else "no other option"
+            raise UsageError(
+                f"{option}: not read with {written[chosen.option]}, which reads {reads_only}; leave {option} out."
+            )
         return chosen.function(**{each: values[each] for each in inspect.signature(chosen.function).parameters})
 
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -162,29 +171,13 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
     return command
 
 
-def _is_given(ctx: typer.Context, option: str) -> bool:
-    """Whether the option was given on the command line or in the environment."""
-    source = ctx.get_parameter_source(option)
-    return source is not None and source.name != "DEFAULT"
-
-
-def _not_read(name: str, chosen: Mode, readers: Sequence[str], written: Mapping[str, str]) -> str:
-    """Return the message that refuses the option ``name``; ``readers``: options of the modes that would read it."""
-    option = written[name]
-    if chosen.option is None:
-        return f"{option}: read only together with {' or '.join(readers)}; add that, or leave {option} out."
-    rest = [written[name] for name in chosen.parameters if name != chosen.option and written[name].startswith("-")]
-    reads = f"reads only {', '.join(rest)}" if rest else "reads no other option"
-    return f"{option}: not read with {written[chosen.option]}, which {reads}; leave {option} out."
-
-
 def _asks_for(*options: str) -> bool:
-    """Whether the command line has one of ``options``, also where it cannot be parsed."""
+    """Return whether the command line has one of ``options``, also where it cannot be parsed."""
     words = sys.argv[1:]
     return not {*options}.isdisjoint(words[: words.index("--")] if "--" in words else words)
 
 
-_INTERRUPTED, _BROKEN_PIPE = 130, 141
+_INTERRUPTED, _BROKEN_PIPE = 130, 141  # 128 + SIGINT and SIGPIPE, as shells report them
 _REMEDIES = {
     errno.ENOSPC: "free space there",
     errno.EDQUOT: "free space there",
@@ -195,11 +188,13 @@ _REMEDIES = {
 def exit_with_code(app: typer.Typer) -> None:
     """Run the command that was given; exit with its code if that is not 0."""
     code = 0
+    # Also around the parser, whose errors are for the program too.
     with speaking(to_program=_asks_for("--json")):
         with ended_by_signals() as ending:
             try:
                 code = _exit_code(app)
             except BaseException:
+                # After a signal any error is a consequence of it.
                 if ending.number is None:
                     raise
         if ending.number is not None:
@@ -209,6 +204,7 @@ def exit_with_code(app: typer.Typer) -> None:
 
 
 def _exit_code(app: typer.Typer) -> int:
+    # Click prints its help itself: for a program it is caught and becomes a fact.
     is_help = is_for_program() and _asks_for("-h", "--help")
     try:
         with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:
@@ -227,10 +223,12 @@ def _exit_code(app: typer.Typer) -> int:
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help was the message
             return 2
-        if not _is_the_users(error):
+        # By the name of the module: some releases of typer bring a Click of their own.
+        is_bad_usage = isinstance(error, UsageError) or type(error).__module__.startswith(("click", "typer"))
+        if not is_bad_usage and not isinstance(error, (UserError, ValueError, OSError)):  # a defect of this package
             tell_program(f"{type(error).__name__}: {error}")
             raise
-        return fail(_message(error), code=2 if _is_bad_usage(error) else 1)
+        return fail(_message(error), code=2 if is_bad_usage else 1)
     return _interrupted(code) if code == _INTERRUPTED else code
 
 
@@ -238,35 +236,24 @@ def _interrupted(code: int) -> int:
     return fail("Interrupted; finished stages are kept, and the same command resumes from them.", code=code)
 
 
-def _is_the_users(error: Exception) -> bool:
-    """Whether the error is something the user can fix: bad input, a missing file, a cluster that is not there."""
-    return isinstance(error, (UserError, ValueError, OSError)) or _is_bad_usage(error)
-
-
-def _is_bad_usage(error: Exception) -> bool:
-    return isinstance(error, UsageError) or type(error).__module__.startswith(("click", "typer"))
-
-
-def _message(error: Exception) -> str:
+def _message(error: Any) -> str:
+    """Return the message of an error that the user can fix; of one of Click's, with the names that are known."""
     if isinstance(error, OSError) and not isinstance(error, UserError) and error.filename is not None:
         remedy = f"; {_REMEDIES[error.errno]}, and run the same command again" if error.errno in _REMEDIES else ""
         return f"{error.filename}: {error.strerror}{remedy}."
-    if type(error).__name__ == "BadParameter" and type(error.__cause__).__name__ == "ValidationError":
-        return _refused_value(error)
+    kind = type(error).__name__
+    if kind == "BadParameter" and type(error.__cause__).__name__ == "ValidationError":
+        # What typer's check of an option found, in the words that errors of a configuration have.
+        name, fault = error.param.get_error_hint().replace("'", ""), error.__cause__.errors()[0]
+        got = "" if fault["type"] == "value_error" else f", got {fault['input']!r}"  # a choice names it already
+        return f"{name}: {expected(fault)}{got}."
     format_message = getattr(error, "format_message", None)
-    message = str(format_message() if callable(format_message) else error) or type(error).__name__
-    if type(error).__name__ == "NoSuchOption" and message.endswith(" --json"):
-        return f"--json: goes after a command; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
+    message = str(format_message() if callable(format_message) else error) or kind
+    if kind == "NoSuchOption" and message.endswith(" --json"):
+        return f"--json: goes after a command; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."
     if message.startswith("No such command") and message.endswith("."):  # no similar name was found
-        return f"{message[:-1]}; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."  # type: ignore[attr-defined]
+        return f"{message[:-1]}; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."
     return message
-
-
-def _refused_value(error: Any) -> str:
-    """Return what typer's check of an option found, in the words in which a configuration's errors are reported."""
-    name, fault = error.param.get_error_hint().replace("'", ""), error.__cause__.errors()[0]
-    got = "" if fault["type"] == "value_error" else f", got {fault['input']!r}"  # a choice names it already
-    return f"{name}: {expected(fault)}{got}."
 
 
 @contextmanager
@@ -361,9 +348,9 @@ def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> 
     return with_data_dir(parse_config(values, DataConfig), data_dir)
 
 
-def as_overrides(fields: Mapping[str, Any]) -> list[str]:
-    """Return the fields that are not None as `--set` takes them."""
-    return [f"{field}={json.dumps(value)}" for field, value in fields.items() if value is not None]
+def as_overrides(fields: Mapping[str, Any]) -> list[Override]:
+    """Return the fields that are not None, as :func:`fairpate.methods.base.configured` takes them."""
+    return [(field, value) for field, value in fields.items() if value is not None]
 
 
 def with_data_dir(config: DataConfig, data_dir: Path | None) -> DataConfig:

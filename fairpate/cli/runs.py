@@ -7,7 +7,6 @@ commands, so that `fairpate --help` does not wait for the libraries that train.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,14 +35,13 @@ from fairpate.cli.base import (
     with_data_dir,
 )
 from fairpate.config import BACKBONES, ConfigError
-from fairpate.config_reader import read_yaml
+from fairpate.config_reader import Override, read_yaml
 from fairpate.files import check_output_folder
 from fairpate.terminal import Output, facts, waiting
 from fairpate.types import UsageError
 
 if TYPE_CHECKING:
     from fairpate.methods.base import Method
-    from fairpate.run.context import RunDirectory
 
 _DEMO = Path(__file__).parents[1] / "color_digits.yaml"
 
@@ -103,24 +101,36 @@ def run(
     if config is not None and {"files", "label", "features"} <= read_yaml(config).keys():
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
-    options = [*(overrides or []), *as_overrides(given)]
+    options: list[Override] = [*(overrides or []), *as_overrides(given)]
     if release_of is not None and config is None:
         config = open_run_directory(release_of)[0].config
-        options = ["out=null", *options]
+        options = ["out=null", *options]  # not the folder of the run whose release is used
+    # Any of the three starts from what fits the data set; with none, from the embedded example.
     path = config or (_DEMO if (method, data, epsilon) == (None, None, None) else None)
     start = start_values(options, method) if path is None else read_yaml(path)
     if weights is not None:
-        options += _weights_of(merged(start, options, method=method), weights)
+        values = merged(start, options, method=method)
+        models = {
+            name: values[name].get("model") for name in ("teachers", "student") if isinstance(values.get(name), dict)
+        }
+        named = {name: str(model.get("name")) if isinstance(model, dict) else "none" for name, model in models.items()}
+        starting = [section for section, name in named.items() if name in BACKBONES]
+        if not starting:
+            raise ConfigError(
+                f"--weights: expected a model.name among {', '.join(BACKBONES)}, got {' and '.join(named.values())}; "
+                f"set {' or '.join(f'{section}.model.name' for section in named)}."
+            )
+        options += as_overrides({f"{section}.model.weights": weights for section in starting})
     found = configured(start if path is None else path, options, method=method)
     placed = found.model_copy(update={"out": out or found.out, "data": with_data_dir(found.data, data_dir)})
     if dry_run:
-        is_named = method is not None or any(option.startswith("method=") for option in options)
-        options += as_overrides({"data.data_dir": data_dir and str(data_dir)})
+        is_named = method is not None or any(each.startswith("method=") for each in overrides or [])
+        options += as_overrides({"data.data_dir": data_dir})
         return _dry_run(placed, release_of, None if path is not None or is_named else options)
     return outcome(run_method(placed, Reporter(), release_of=release_of, with_graph=True))
 
 
-def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[str] | None) -> Output:
+def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
     """Print what a run of ``config`` would spend; with ``overrides``, also what other voters would do under them."""
     from fairpate.methods.base import check_release_of
     from fairpate.run import plan
@@ -148,19 +158,6 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[str] |
         facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found},
         words=plan.describe(dataset.name, cost, spent, found),
     )
-
-
-def _weights_of(values: dict[str, Any], weights: str) -> list[str]:
-    """Return the overrides that give ``weights`` to all models of a configuration that can start from a file."""
-    models = {name: values[name].get("model") for name in ("teachers", "student") if isinstance(values.get(name), dict)}
-    named = {name: str(model.get("name")) if isinstance(model, dict) else "none" for name, model in models.items()}
-    starting = [section for section, name in named.items() if name in BACKBONES]
-    if not starting:
-        raise ConfigError(
-            f"--weights: expected a model.name among {', '.join(BACKBONES)}, got {' and '.join(named.values())}; "
-            f"set {' or '.join(f'{section}.model.name' for section in named)}."
-        )
-    return [f"{section}.model.weights={json.dumps(weights)}" for section in starting]
 
 
 Sweep = Annotated[
@@ -232,6 +229,7 @@ def _compare_and_draw(
             formats=tuple(formats or ["pdf"]),
         )
         chosen = None if notion is None else notion_named(notion)
+    # Finished results are drawn, and nothing runs.
     if config.is_dir() or config.suffix == ".parquet":
         given = {"--set": overrides, "--out": out, "--data-dir": data_dir}
         for option in (option for option, value in given.items() if value):
@@ -345,6 +343,9 @@ def aggregate(
     out: Out = None,
 ) -> Output:
     """Release labels from votes made elsewhere; with features, also train a student on the labels."""
+    from fairpate.report.records import Guarantee
+    from fairpate.run.context import read_statement
+    from fairpate.run.publication import read_claims
     from fairpate.run.run import aggregate as run_aggregator
     from fairpate.terminal import Reporter
 
@@ -356,17 +357,9 @@ def aggregate(
     voting = {"path": str(votes), "unit": unit, "classes": _listed(classes), "num_voters": voters}
     tested = {"test": None if test is None else str(test), "label": label or "label"}
     given = {"votes": voting | columns | tested | {"are_counts": voters is not None}}
-    options = as_overrides({"target.epsilon": epsilon, "target.delta": delta, "out": out and str(out)})
+    options: list[Override] = as_overrides({"target.epsilon": epsilon, "target.delta": delta, "out": out})
     options += [] if mechanism is None else [f"aggregator.mechanism={mechanism}"]
-    return _outcome(run_aggregator(given, [*(overrides or []), *options], Reporter()))
-
-
-def _outcome(run: RunDirectory) -> Output:
-    """Summarise a run of `aggregate`: released labels, their price, and the student's metrics."""
-    from fairpate.report.records import Guarantee
-    from fairpate.run.context import read_statement
-    from fairpate.run.publication import read_claims
-
+    run = run_aggregator(given, [*(overrides or []), *options], Reporter())
     statement = read_statement(run)
     queries = statement.queries
     assert queries is not None

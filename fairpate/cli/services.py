@@ -93,7 +93,7 @@ def declare_data(
     public: Annotated[Path, typer.Option(help="Table of public records: the same columns, the label may be missing.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML file to write; default: none.")] = None,
 ) -> Output:
-    """Draft a declaration of your own records, with questions where public records cannot tell."""
+    """Draft a declaration of your own records, with questions where public records do not suffice."""
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
     for name, table in (("file", file), ("--public", public)):
@@ -167,6 +167,7 @@ def audit_ledger(
         raise UsageError("Give a run folder or a ledger file, or --check LOG --head HASH.")
     if out is not None:
         check_output_file(out, "--out")
+    # JSON lines are read line by line; one document of an endless log would never be complete.
     if follow and is_for_program():
         raise UsageError("--follow: never ends, and --json prints one document; leave out --json, each line is JSON.")
     from fairpate.run.ledger_commands import audit_lines
@@ -278,6 +279,7 @@ def limit_releases(
     odometer = Odometer()
     released = dict.fromkeys(total.unit for total in odometer.totals(delta=delta) if total.data == data)
     units = dict.fromkeys((*UNITS, *released))  # also declared ones, of votes made elsewhere
+    # Persons are protected with their records, so a limit on records includes releases by person.
     if unit is None:
         unit = "record" if len(released) != 1 or "person" in released else next(iter(released))
     if unit not in units:
@@ -394,7 +396,7 @@ serve = in_modes(
     Mode(
         function=_serve_student,
         option="student",
-        flag=typer.Option("--student", help="Serve the published model; without tokens it is open to everybody."),
+        flag=typer.Option("--student", help="Serve the published model; without tokens it is open to all users."),
     ),
 )
 
@@ -530,7 +532,7 @@ def version() -> Output:
     from fairpate import __version__
     from fairpate.cli.summaries import findings
 
-    found, marks = findings(), {"ok": "", "fix": "fix: "}
+    found, marks = list(findings()), {"ok": "", "fix": "fix: "}
     return Output(
         facts={"version": __version__, "findings": found},
         words=facts((finding.name, marks[finding.level] + finding.value) for finding in found),

@@ -1,8 +1,8 @@
-"""What commands print at length: methods and their settings, outcomes of runs, data sets, this installation, projects.
+"""Long outputs of commands: methods and their settings, finished runs, data sets, this installation, new projects.
 
-Example records of a new project are drawn from a fixed seed, so they are about nobody. Their three parts share no
-record, public ones have no label, and groups differ a little in how often the label is yes, so that there is something
-to measure.
+The example records of a new project are drawn from a fixed seed, so they are about no real person. Their three parts
+share no record, public ones have no label, and groups differ a little in how often the label is yes, so that there is
+something to measure.
 """
 
 from __future__ import annotations
@@ -30,51 +30,41 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fairpate.config import ConfigError, Section
-from fairpate.data import DatasetDescription, DatasetListing
+from fairpate.data import REGISTRY, DatasetDescription, DatasetListing
 from fairpate.data.registry import Check
-from fairpate.fairness.rates import FloatArray
 from fairpate.files import PlaceError, check_output_folder
 from fairpate.methods.base import find_method, method_names
 from fairpate.report.page import counted
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
 from fairpate.run.release_log import state_folder
-from fairpate.terminal import MODULES, Output, facts, import_error, install_words, is_missing, listing
+from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import READING_TELLS, UsageError
 from student.card import read_card
 
-_PICTURES = ("color_digits", "color_mnist", "utkface", "fairface", "celeba", "chexpert")
-_CODEBOOKS = Path(__file__).parents[1] / "data/codebooks"
 _WIDTH = 100  # of prose in columns, which would else be as wide as its longest sentence
 
 
-def data_set_names() -> list[str]:
-    """As :data:`fairpate.data.REGISTRY` knows them, which takes seconds to load."""
-    return [*_PICTURES, *(path.stem for path in sorted(_CODEBOOKS.glob("*.yaml")))]
-
-
 def list_methods() -> Output:
-    """One line per registered method, under its default configuration."""
-    found = [_method_facts(name) for name in method_names()]
-    table = listing("name", "method", "protects", "source")
-    for each in found:
-        if "broken" in each:
-            table.add_row(each["name"], "broken", "", Text(each["broken"]))
-        else:
-            table.add_row(*each.values())
+    """Return one line per registered method, under its default configuration."""
+    found, table = [], listing("name", "method", "protects", "source")
+    for name in method_names():
+        try:
+            found.append(_method_facts(name))
+            table.add_row(*found[-1].values())
+        except ConfigError as error:  # a method of another package, no reason to hide the others
+            found.append({"name": name, "broken": str(error)})
+            table.add_row(name, "broken", "", Text(str(error)))
     return Output(facts={"methods": found}, words=Constrain(table, _WIDTH))
 
 
 def _method_facts(name: str) -> dict[str, str]:
-    try:
-        method = find_method(name)
-    except ConfigError as error:  # of another package, and no reason to hide the others
-        return {"name": name, "broken": str(error)}
+    method = find_method(name)
     return {"name": name, "title": method.title, "protects": method().unit, "source": method.paper}
 
 
 def describe_method(name: str) -> Output:
-    """Every field with its default, as ``--set`` takes it, and its meaning. ConfigError for an unknown name."""
+    """Return every field with its default, as ``--set`` takes it, and its meaning. ConfigError for an unknown name."""
     method = find_method(name)
     found = list(fields_of(method()))
     heading = Text(f"{method.title}: {method.paper}\n{(method.__doc__ or '').strip().splitlines()[0]}\n")
@@ -87,9 +77,9 @@ def describe_method(name: str) -> Output:
 
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Section by section, each ``field`` (dotted), its ``default``, the two as ``set`` takes them, and its ``meaning``.
+    """Yield the fields of all sections: ``field`` (dotted), ``default``, both as ``set`` takes them, and ``meaning``.
 
-    A section that is described has a line of its own, without a default.
+    A section with a description has an entry of its own, without a default.
     """
     described = getattr(type(section), "model_fields", {})
     for name in described or [field.name for field in fields(section)]:
@@ -104,12 +94,12 @@ def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
 
 
 def as_yaml(value: Any) -> str:
-    """A value as it is given with ``--set``."""
+    """Return a value as ``--set`` takes it."""
     return value if isinstance(value, str) else json.dumps(value, default=str).replace("Infinity", "inf")
 
 
 def outcome(run: RunDirectory) -> Output:
-    """The published numbers of a finished run, in words and as the files hold them."""
+    """Return the published numbers of a finished run, in words and as its files hold them."""
     files = {
         "model": run.student,
         "without_this_package": run.graph,
@@ -131,7 +121,7 @@ def outcome(run: RunDirectory) -> Output:
 
 
 def summarise(run: RunDirectory) -> Group:
-    """The published numbers of a finished run, and where its files are."""
+    """Return the published numbers of a finished run, and where its files are."""
     from fairpate.run.publication import read_claims
 
     record, queries = read_json(run.record), read_statement(run).queries
@@ -156,7 +146,7 @@ def summarise(run: RunDirectory) -> Group:
 
 
 def check_table(check: Check) -> Group:
-    """What the check itself reveals, then rows by file, what was made of their columns, and what is refused."""
+    """Return what the check itself reveals, then rows by file, counts by column, and what is refused."""
     table = listing("file", "column", "rows", "clipped", "missing", "other")
     for file, rows in check.rows.items():
         table.add_row(file, "", f"{rows:,}", "", "", "")
@@ -170,7 +160,7 @@ def check_table(check: Check) -> Group:
 
 
 def listing_table(listings: Sequence[DatasetListing]) -> Table:
-    """Every data set on one line."""
+    """Return every data set on one line."""
     table = listing("name", "task", "sensitive attribute", "records", "licence", "here")
     for each in listings:
         entry, here = each.entry, "yes" if each.present else "no"
@@ -180,7 +170,7 @@ def listing_table(listings: Sequence[DatasetListing]) -> Table:
 
 
 def describe_table(description: DatasetDescription) -> Group:
-    """Records of each split by group and label."""
+    """Return the records of each split by group and label."""
     heading = Text(
         f"{description.name}: {description.kind} records of shape {description.record_shape}, "
         f"sensitive attribute {description.sensitive_attribute}"
@@ -201,68 +191,50 @@ _LITTLE_DISK = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line: ``level`` ``fix`` says that something does not work as it is, and ``value`` what to do."""
+    """One line about this installation. ``level`` ``fix``: it does not work yet, and ``value`` says what to do."""
 
     name: str
     value: str
     level: Literal["ok", "fix"] = "ok"
 
 
-def findings() -> list[Finding]:
-    """All lines, in the order they are printed."""
-    return [*_versions(), *_processors(), *_places(), *_extras()]
+def findings() -> Iterator[Finding]:
+    """Yield versions, processors, folders and optional extras, in the order they are printed."""
+    import torch
 
-
-def _versions() -> Iterator[Finding]:
     found = environment()
     yield Finding(name="fairpate", value=" ".join(filter(None, (found["fairpate"], found["revision"]))))
     yield Finding(name="python", value=found["python"])
     yield Finding(name="platform", value=found["platform"])
     yield from (Finding(name=name, value=version) for name, version in found["libraries"].items())
-
-
-def _processors() -> Iterator[Finding]:
-    import torch
-
     yield Finding(name="cpus", value=str(os.cpu_count()))
     yield Finding(name="torch threads", value=str(torch.get_num_threads()))
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     yield Finding(name="gpus", value=", ".join(gpus) or "none")
     address = os.environ.get("RAY_ADDRESS")
     yield Finding(name="ray cluster", value=address or "this machine alone (RAY_ADDRESS is not set)")
-
-
-def _places() -> Iterator[Finding]:
     free = shutil.disk_usage(Path.cwd()).free
     room = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
     if free < _LITTLE_DISK:
         yield Finding(name="disk", value=f"{room}: make room, or give --out elsewhere", level="fix")
     else:
         yield Finding(name="disk", value=room)
-    yield _data_folder(os.environ.get("FAIRPATE_DATA"))
-    state = state_folder()
+    folder = os.environ.get("FAIRPATE_DATA")
+    if not folder:
+        yield Finding(name="data folder", value="FAIRPATE_DATA is not set; data sets with files need --data-dir")
+    elif Path(folder).is_dir():
+        yield Finding(name="data folder", value=folder)
+    else:
+        yield Finding(name="data folder", value=f"FAIRPATE_DATA: {folder} is not a folder; create it", level="fix")
     try:
-        check_output_folder(state, "FAIRPATE_STATE")
+        check_output_folder(state_folder(), "FAIRPATE_STATE")
+        yield Finding(name="state folder", value=str(state_folder()))
     except PlaceError as error:
         yield Finding(name="state folder", value=str(error), level="fix")
-    else:
-        yield Finding(name="state folder", value=str(state))
-
-
-def _data_folder(folder: str | None) -> Finding:
-    if not folder:
-        return Finding(name="data folder", value="FAIRPATE_DATA is not set; data sets with files need --data-dir")
-    if not Path(folder).is_dir():
-        return Finding(name="data folder", value=f"FAIRPATE_DATA: {folder} is not a folder; create it", level="fix")
-    return Finding(name="data folder", value=folder)
-
-
-def _extras() -> Iterator[Finding]:
     for extra in MODULES:
-        error = import_error(extra)
-        value = "installed" if error is None else install_words(extra, error)
-        level: Literal["ok", "fix"] = "ok" if error is None or is_missing(error) else "fix"
-        yield Finding(name=f"extra {extra}", value=value, level=level)
+        fault = extra_fault(extra)
+        value = "installed" if fault is None else fault.words
+        yield Finding(name=f"extra {extra}", value=value, level="fix" if fault and fault.is_broken else "ok")
 
 
 Kind = Literal["table", "images", "embeddings"]
@@ -273,11 +245,6 @@ _WARDS = ("surgery", "medicine", "other")
 _SEED = 20260101
 _SIDE, _SPOT = 16, 5
 _EXAMPLE_WIDTH = 32
-
-
-def example_files(kind: Kind) -> Files:
-    """Every file of the examples by its path in the project."""
-    return _MAKERS[kind](np.random.default_rng(_SEED), _SIZES[kind])
 
 
 def _visits(generator: np.random.Generator, sizes: Sequence[int]) -> Files:
@@ -309,24 +276,27 @@ def _scans(generator: np.random.Generator, sizes: Sequence[int]) -> Files:
         if has_spot_N[n]:
             top, left = corners_N2[n]
             pixels_NHW[n, top : top + _SPOT, left : left + _SPOT] += 70
-        path = f"pictures/scan{n:04d}.png"
-        files[path] = _png(pixels_NHW[n])
+        path, content = f"pictures/scan{n:04d}.png", io.BytesIO()
+        Image.fromarray(np.clip(pixels_NHW[n], 0, 255).astype(np.uint8)).save(content, "PNG")
+        files[path] = content.getvalue()
         rows.append((path, _sex(is_woman_N[n]), _yes(has_spot_N[n])))
     return files | _tables(("path", "sex", "spot"), rows, sizes)
 
 
 def _notes(generator: np.random.Generator, sizes: Sequence[int]) -> Files:
-    """Vectors as a language model gives them for letters; some directions say what is urgent, and one the sex."""
+    """Vectors as a language model makes them of letters; some directions show what is urgent, and one the sex."""
     count = sum(sizes)
     is_woman_N = generator.random(count) < 0.5
     vectors_NF = generator.normal(size=(count, _EXAMPLE_WIDTH))
     vectors_NF[:, 0] += np.where(is_woman_N, 0.6, -0.6)
     score_N = vectors_NF[:, :4].sum(axis=1) + generator.logistic(scale=0.4, size=count)
     rows = [(f"n{n:05d}", _sex(is_woman_N[n]), _yes(score_N[n] > 0)) for n in range(count)]
-    arrays = dict(zip(_PARTS, np.split(vectors_NF.astype(np.float32), np.cumsum(sizes)[:-1]), strict=True))
-    return {f"example_{part}.npy": _npy(array) for part, array in arrays.items()} | _tables(
-        ("note", "sex", "urgent"), rows, sizes
-    )
+    files = _tables(("note", "sex", "urgent"), rows, sizes)
+    for part, array in zip(_PARTS, np.split(vectors_NF.astype(np.float32), np.cumsum(sizes)[:-1]), strict=True):
+        content = io.BytesIO()
+        np.save(content, array)
+        files[f"example_{part}.npy"] = content.getvalue()
+    return files
 
 
 _MAKERS: Mapping[Kind, Callable[[np.random.Generator, Sequence[int]], Files]] = {
@@ -337,7 +307,7 @@ _MAKERS: Mapping[Kind, Callable[[np.random.Generator, Sequence[int]], Files]] = 
 
 
 def _tables(header: Sequence[str], rows: Iterable[Sequence[object]], sizes: Sequence[int]) -> Files:
-    """A CSV file for each part; the last column is the label."""
+    """Return a CSV file for each part; the last column is the label, which public records lack."""
     found, left = {}, iter(rows)
     for part, size in zip(_PARTS, sizes, strict=True):
         text, width = io.StringIO(), len(header) - (part == "public")
@@ -346,18 +316,6 @@ def _tables(header: Sequence[str], rows: Iterable[Sequence[object]], sizes: Sequ
         writer.writerows([next(left)[:width] for _ in range(size)])
         found[f"example_{part}.csv"] = text.getvalue().encode()
     return found
-
-
-def _png(pixels_HW: FloatArray) -> bytes:
-    content = io.BytesIO()
-    Image.fromarray(np.clip(pixels_HW, 0, 255).astype(np.uint8)).save(content, "PNG")
-    return content.getvalue()
-
-
-def _npy(array: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> bytes:
-    content = io.BytesIO()
-    np.save(content, array)
-    return content.getvalue()
 
 
 def _sex(is_woman: bool) -> str:
@@ -378,7 +336,7 @@ _FILES = {
 _LONGEST = 64
 _BESIDE: Mapping[Kind, str] = {
     "table": "",
-    "images": "| `pictures/` | what the tables name by path |\n",
+    "images": "| `pictures/` | the pictures that the tables name by path |\n",
     "embeddings": "| `example_*.npy` | a vector for each row of the table of that name |\n",
 }
 _FIRST_STEP: Mapping[Kind, str] = {
@@ -399,51 +357,36 @@ class ProjectError(UsageError, ValueError):
 
 
 def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
-    """Write a project of ``kind`` at ``folder``, whole or not at all; the name of its data set, and its files.
+    """Write a project of ``kind`` at ``folder``, whole or not at all; return the name of its data set, and its files.
 
     ProjectError for a name without a letter or with a control character, or that of a known data set; PlaceError where
-    something is already, or nothing can be written.
+    something exists already, or nothing can be written.
     """
-    name = data_set_name(folder)
-    try:
-        _require_nothing_at(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # On the same disk: there a rename is one step.
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
-            made = Path(scratch) / "project"
-            made.mkdir()
-            for file, content in _contents(name, kind).items():
-                (made / file).parent.mkdir(exist_ok=True)
-                (made / file).write_bytes(content)
-            made.rename(folder)
-    except PlaceError:
-        raise
-    except OSError as error:
-        raise PlaceError(f"NAME: {folder} cannot be written ({error.strerror}); give another place.") from error
-    return name, sorted(folder.iterdir())
-
-
-def _require_nothing_at(folder: Path) -> None:
-    if folder.is_symlink() or folder.exists():
-        raise PlaceError(f"NAME: {folder} exists already; give another name, or remove it.")
-
-
-def data_set_name(folder: Path) -> str:
-    """What the data set of a project in ``folder`` is called: lower case, digits and underscores."""
     if not folder.name.isprintable():
         raise ProjectError(f"NAME: {str(folder)!r} holds a character that cannot be shown; leave it out.")
     name = re.sub(r"[^a-z0-9]+", "_", folder.name.lower()).strip("_")[:_LONGEST]
     if not re.match("[a-z]", name):
         raise ProjectError(f"NAME: {str(folder)!r} has no letter a-z to begin with; give a name such as hospital.")
-    if name in data_set_names():
+    if name in [*REGISTRY]:  # without loading entries
         raise ProjectError(f"NAME: {name} is the name of a known data set; give another, such as my_{name}.")
-    return name
-
-
-def _contents(name: str, kind: Kind) -> dict[str, bytes]:
+    if os.path.lexists(folder):
+        raise PlaceError(f"NAME: {folder} exists already; give another name, or remove it.")
     words = {"name": name, "beside": _BESIDE[kind], "first_step": _FIRST_STEP[kind]}
-    texts = {
-        target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words)
+    contents = {
+        target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words).encode()
         for source, target in _FILES.items()
     }
-    return {file: text.encode() for file, text in (texts | {".gitignore": "runs/\n"}).items()} | example_files(kind)
+    contents |= {".gitignore": b"runs/\n"} | _MAKERS[kind](np.random.default_rng(_SEED), _SIZES[kind])
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # On the same disk: there a rename is one step.
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".new-") as scratch:
+            made = Path(scratch) / "project"
+            made.mkdir()
+            for file, content in contents.items():
+                (made / file).parent.mkdir(exist_ok=True)
+                (made / file).write_bytes(content)
+            made.rename(folder)
+    except OSError as error:
+        raise PlaceError(f"NAME: {folder} cannot be written ({error.strerror}); give another place.") from error
+    return name, sorted(folder.iterdir())

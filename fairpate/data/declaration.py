@@ -140,7 +140,7 @@ class Identity(Section):
     prefix: str = Field("", description="Start of every name; empty: the name of the data set.")
     key: Texts = Field((), description="Columns that name a record together; empty: its features and label do.")
     text: Texts = Field((), description="Columns whose text is hashed instead of features and label.")
-    as_written: bool = Field(
+    by_text: bool = Field(
         False,
         description="Hash the text of all declared columns instead, without those of groups and those computed from "
         "groups: `30` and `30.0` are then two records.",
@@ -148,9 +148,9 @@ class Identity(Section):
 
     @model_validator(mode="after")
     def _is_one_of_them(self) -> Identity:
-        given = [name for name in ("key", "text", "as_written") if getattr(self, name)]
+        given = [name for name in ("key", "text", "by_text") if getattr(self, name)]
         if len(given) > 1:
-            raise ValueError(f"Expected one of key, text and as_written, got {' and '.join(given)}")
+            raise ValueError(f"Expected one of key, text and by_text, got {' and '.join(given)}")
         return self
 
 
@@ -536,7 +536,7 @@ def rows_of(
                 columns=table.header or None,
                 separator=table.separator,
                 comment=table.comment,
-                wanted=None if table.identity.as_written else table.used(request.options),
+                wanted=None if table.identity.by_text else table.used(request.options),
             )
             for rows in with_vectors(batches, path, choice.path, arrays):
                 yield part, choice.path, _used_columns(table, part, rows, choice.path, request)
@@ -555,7 +555,7 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
     require_columns(rows, required, name)
     if is_unlabelled:
         rows = rows.append_column(label, pa.array([""] * len(rows), pa.string()))
-    if not table.identity.as_written:  # otherwise columns of other options are part of a name too
+    if not table.identity.by_text:  # otherwise columns of other options are part of a name too
         rows = rows.select(used)
     for trim, column in ((each, column) for each in table.trim for column in each.columns):
         text = text_of(rows[column])
@@ -710,7 +710,7 @@ def _unit_names(
         return pc.binary_join_element_wise(prefix, *key, "-").cast(pa.large_string())
     # Undeclared columns are left out: they might reveal the group, and so would the names.
     chosen = {group.column for group in table.chosen_groups(options).values()}
-    declared = set(table.used()) - set(table.attribute_columns) if identity.as_written else ()
+    declared = set(table.used()) - set(table.attribute_columns) if identity.by_text else ()
     named = identity.text or [column for column in rows.column_names if column in declared]
     columns = tuple(column for column in named if column not in chosen)
     if columns:
@@ -725,7 +725,7 @@ def _unit_names(
     for column in columns:
         _require_no_list(rows, column, file)
     texts = [text_of(rows[column]) for column in columns]
-    if not (identity.text or identity.as_written):
+    if not (identity.text or identity.by_text):
         features = [each for each in table.visible(options) if each[0] not in table.attribute_columns]
         content: Iterable[str] = [""] * len(rows)
         if table.pictures:

@@ -64,6 +64,7 @@ from fairpate.config import (
     nearest,
 )
 from fairpate.config_reader import (
+    Override,
     apply_override,
     determining_values,
     flattened,
@@ -468,10 +469,9 @@ class Method(Section):
             "protects each record by itself, or choose another method."
         )
 
-    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """The votes to expect of ``num_records`` private records, a public number; reads public records of
-        ``dataset``."""
-        raise NotImplementedError
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:  # noqa: ARG002
+        """How ``num_records`` private records, a public number, vote on public ones; None: nobody votes."""
+        return None
 
     def own_dataset(self) -> Dataset | None:
         """The data set that comes with the configuration itself; None: the one that ``data`` names."""
@@ -660,15 +660,15 @@ def require_trusted(method: Any, path: Path) -> None:
 
 
 def configured(
-    source: Values | Path | str | None, overrides: Sequence[str] = (), *, method: str | None = None
+    source: Values | Path | str | None, overrides: Sequence[Override] = (), *, method: str | None = None
 ) -> Method:
     """The checked configuration of one method.
 
     Args:
         source: A mapping of sections, the path of a YAML file, or None for the method's defaults. A file may serve
             several methods: sections of other methods are checked and left out.
-        overrides: ``section.field=value``, read as YAML, on top of ``source``. One that the method does not read is an
-            error.
+        overrides: ``section.field=value``, read as YAML, or a field and its value, on top of ``source``. One that the
+            method does not read is an error.
         method: The method's name, or ``module:Class``; None: the one that ``overrides`` or ``source`` name, or
             ``fairpate``.
 
@@ -686,7 +686,8 @@ def configured(
     name = _name(values, said, method)
     schema = find_method(name)
     faults = [fault for path, value in unread_by([schema], values) for fault in refused(path, value)]
-    faults += _unread_faults(schema, said, [override.partition("=")[0] for override in overrides], method=name)
+    fields = [each.partition("=")[0] if isinstance(each, str) else each[0] for each in overrides]
+    faults += _unread_faults(schema, said, fields, method=name)
     try:
         config = parse_config(merged(values, overrides, method=name) | {"method": name}, schema)
     except ConfigError as error:
@@ -723,7 +724,7 @@ def _unread_faults(schema: type[Method], said: Values, options: Sequence[str] = 
     return faults
 
 
-def merged(values: Values, overrides: Sequence[str], *, method: str | None) -> Values:
+def merged(values: Values, overrides: Sequence[Override], *, method: str | None) -> Values:
     """The values that the method reads: its defaults, a file's ``values``, and ``overrides`` on top; nothing is
     checked."""
     schema = find_method(_name(values, _said(overrides), method))
@@ -733,7 +734,7 @@ def merged(values: Values, overrides: Sequence[str], *, method: str | None) -> V
     return read_of(schema, full)
 
 
-def _said(overrides: Sequence[str]) -> Values:
+def _said(overrides: Sequence[Override]) -> Values:
     said: Values = {}
     for override in overrides:
         apply_override(said, override)
@@ -780,20 +781,28 @@ def unread_by(schemas: Sequence[Any], values: Mapping[str, Any], *sections: str)
 
 
 def refused(path: Names, value: Any) -> list[str]:
-    """The reasons why no method takes ``value`` as its field ``path``; none if one does."""
+    """The reasons why no method takes ``value`` as its field ``path``; none if one does.
+
+    Methods are imported one by one until one takes it, the method that the section is named after first: a file with
+    sections of several methods is read without importing them all.
+    """
     *sections, last = path
-    known = {}
-    for other in all_methods().values():
-        schema: Any = other
-        for name in sections:
-            schema = _fields(schema).get(name)
-        known[other] = _fields(schema)
-    names = dict.fromkeys(name for fields in known.values() for name in fields)
-    faults = [f"{'.'.join(path)}: unknown field{nearest(last, names)}."]
     for name in reversed(path):
         value = {name: value}
-    closest = 0
-    for other in (other for other, fields in known.items() if last in fields):
+    faults, names, closest = [], dict[str, None](), 0
+    for method in sorted(method_names(), key=lambda method: method != path[0]):
+        try:
+            other = find_method(method)
+        except ConfigError:  # another package's that cannot be imported
+            if method in _OURS:
+                raise
+            continue
+        fields = _fields(other)
+        for section in sections:
+            fields = _fields(fields.get(section))
+        names |= dict.fromkeys(fields)
+        if last not in fields:
+            continue
         try:
             parse_config(merge(start_of(other), value), other)
         except ConfigError as error:
@@ -803,7 +812,7 @@ def refused(path: Names, value: Any) -> list[str]:
                 faults, closest = found, depth
         else:
             return []
-    return faults
+    return faults or [f"{'.'.join(path)}: unknown field{nearest(last, names)}."]
 
 
 def _fields(annotation: Any) -> Values:
@@ -825,7 +834,7 @@ _FOLLOW_FROM_COUNT = frozenset({"teachers", "private_knn", "record_votes", "dp_s
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 
-def resolved(overrides: Sequence[str], method: str | None = None) -> Method:
+def resolved(overrides: Sequence[Override], method: str | None = None) -> Method:
     """The configuration of a run that starts from no file: settings that fit the data set, under ``overrides``.
 
     `fairpate run` without a configuration computes this, so every command that is printed means it.
@@ -833,7 +842,7 @@ def resolved(overrides: Sequence[str], method: str | None = None) -> Method:
     return configured(start_values(overrides, method), overrides, method=method)
 
 
-def start_values(overrides: Sequence[str], method: str | None = None) -> Values:
+def start_values(overrides: Sequence[Override], method: str | None = None) -> Values:
     """The values under ``overrides`` in :func:`resolved`."""
     said = _said(overrides)
     name = said.get("method") if method is None else method
@@ -843,7 +852,7 @@ def start_values(overrides: Sequence[str], method: str | None = None) -> Values:
 
 
 def fitted(data: DataConfig, method: str | None = None) -> Values:
-    """Values of a configuration of ``method`` for ``data``, with sections of others; None is :func:`method_for`."""
+    """Values of a configuration of ``method`` for ``data``; None is :func:`method_for`."""
     name = method_for(data) if method is None else method
     # A declaration need not say how many records there are, unless a setting is computed from it.
     follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()
@@ -864,7 +873,6 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
     many = count > _MANY_RECORDS
     rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
     num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
-    # Sections of other methods too: the caller keeps what the method reads.
     values: Values = {
         "method": name,
         "student": linear,
@@ -891,7 +899,8 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
         values["data"] = {"embedding": {}}
-    return merge(values, {section: value.model_dump(exclude_unset=True) for section, value in own.items()})
+    own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}
+    return read_of(type(method), merge(values, own_values))
 
 
 def count_protected(data: DataConfig) -> int:

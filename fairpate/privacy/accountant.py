@@ -28,7 +28,6 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from fairpate.later import dp_accounting
 from fairpate.privacy import gnmax, loss_distributions
 from fairpate.privacy.events import (
     ConfidentGnmaxQueries,
@@ -74,7 +73,9 @@ def epsilon_of_curve(
     least = epsilon_A.min()
     # Far wider than the rounding between two ways to write the formula, so that dp_accounting's best order is kept.
     near_A = epsilon_A <= least + 1e-9 * max(1.0, abs(least))
-    value, order = dp_accounting.rdp.compute_epsilon(orders[near_A].tolist(), costs[near_A].tolist(), target_delta)
+    from dp_accounting import rdp  # a second to import, for a price alone
+
+    value, order = rdp.compute_epsilon(orders[near_A].tolist(), costs[near_A].tolist(), target_delta)
     return float(value), float(order)
 
 

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config_reader import settings_read, shared_settings
+from fairpate.config_reader import is_read, shared_settings
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.report.frontier import (
     OBJECTIVES,
@@ -394,7 +394,10 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
     """
     series = looks(points)
     names = {name: number for number, name in enumerate(series)}
-    read = {id(point): settings_read(point.settings) for point in points}
+    read = {
+        id(point): {name: value for name, value in point.settings.items() if is_read(name, value, point.settings)}
+        for point in points
+    }
     shared = {name: shared_settings([read[id(p)] for p in found]) for name, found in by_series(points).items()}
     seen = [[point.seen_by(notion) for point in points] for notion in notions] or [list(points)]
     members = on_frontier(points)

@@ -37,7 +37,6 @@ from fairpate.run.publication import card_of, card_values, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
 from fairpate.words import delta_text
-from student.student import load_student
 
 FORMAT = "fairpate.bundle/1"
 HEAD, README, EVENTS, VERSIONS = "head.json", "README.txt", "events.json", "versions.json"
@@ -373,6 +372,8 @@ class _Check:
 
     def student(self) -> str:
         """The student is readable, whole, and the one that card and graph were made from."""
+        from student.student import load_student  # of torch, which writing a bundle does without
+
         card = load_student(self.bundle.student).card
         digest = sha256_of(self.bundle.student)
         carded = _json(self.bundle, "card.json")["model"]["sha256"]

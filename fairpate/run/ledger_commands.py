@@ -1,11 +1,11 @@
 """Carry out ``fairpate ledger`` and ``fairpate tokens``: show, verify, copy, restore, audit; tokens of callers.
 
-A copy of a ledger is a ledger in files, its head beside it, whatever store it is of; it may be taken while a service
-writes. It is put back only if it holds the last entry of the ledger there, of its head and of its anchor, and as many
-queries as were stated: no charge may be forgotten by it. What was there is set aside, never removed. Put back into
-another place, a copy is how a ledger moves between stores.
+A copy of a ledger in any store is a ledger in files, with its head; it may be made while a service writes. It is
+restored only if it holds the last entry that the present ledger, its head and its anchor are known to have, and as many
+queries as were stated: no charge may be forgotten. The files of the ledger that it replaces are renamed, never removed.
+Restored to another place, a copy moves a ledger between stores.
 
-Whatever an operator does here to a run is noted in the run's journal of actions before it is done.
+Every action of an operator on a run is noted in the run's journal of actions before it is done.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aggregator import audit
 from aggregator.chain import Head, Header, LedgerError, Place, Row, Stored, shown
 from aggregator.ledger import NO_LIMIT, LedgerState, OwnLimit, noted_at, open_store, read_ledger, reading, write_store
-from aggregator.mechanism import Outcome
 from aggregator.service import auth
 from aggregator.service.auth import TokenStore
 from aggregator.sqlite import beside, head_path, ledger_files, lock, noted_head
@@ -50,16 +49,18 @@ from fairpate.terminal import Output, listing, say
 from fairpate.types import UsageError, UserError
 from fairpate.words import delta_text
 
-_KEY_SHOWN = 12  # of 64 digits, all of which `--json` and an export have
+T = TypeVar("T")
+_KEY_SHOWN = 12  # of 64 digits; `--json` and an export have all
 _SQLITE = b"SQLite format 3"
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def back_up(run: RunDirectory | None, source: LedgerPlace, out: Path) -> int:
+def back_up_run(path: Path, out: Path) -> int:
     """Write a verified copy of a ledger to ``out``; return the number of its entries. A service may write meanwhile.
 
     ConfigError where ``out`` exists, LedgerError for a ledger that cannot be trusted.
     """
+    run, source = ledger_of(path)
     if ledger_files(out):
         raise ConfigError(f"{out}: already exists; choose another name.")
     header, rows, _ = verified(source.ledger, source.anchor)
@@ -72,7 +73,7 @@ def back_up(run: RunDirectory | None, source: LedgerPlace, out: Path) -> int:
 
 
 def last_backup_s(run: RunDirectory) -> float | None:
-    """Return when the ledger of ``run`` was last copied by :func:`back_up`, in seconds since 1970; None: never."""
+    """Return when :func:`back_up_run` last copied the ledger of ``run``, in seconds since 1970; None: never."""
     with suppress(OSError):
         return run.ledger_backup.stat().st_mtime
     return None
@@ -89,13 +90,35 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
     target = LedgerPlace(ledger=before.ledger if to is None else parsed(to), anchor=before.anchor)
     with _held(run, before):
         # Under the lock: a service that ended a moment ago may have charged after a look without it.
-        _require_newest(run, before, copy, rows, num_outcomes)
+        heads, known = {Head(number, digest) for number, _, _, digest in rows}, []
+        with suppress(LedgerError):
+            known.append(noted_head(run.ledger))
+        with suppress(LedgerError):
+            # Without the anchor: what a ledger holds was charged, even if it lacks its anchor's entry.
+            present = verified(before.ledger, None)[1]
+            known += [Head(present[-1][0], present[-1][3])] if present else []
+        for head in known:
+            if head.number and head not in heads:
+                raise LedgerError(
+                    f"{shown(copy)}: holds {len(rows)} entries, and not the number {head.number} of the ledger it "
+                    "would replace: charges would be forgotten. Give a copy made later."
+                )
+        stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
+        if num_outcomes < stated:
+            raise RunDirectoryError(
+                f"{shown(copy)}: holds the outcomes of {num_outcomes} queries, and {stated} were stated; give a later "
+                "copy."
+            )
         audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
         if target.is_in_folder:
             _set_aside(Path(target.ledger))
             write_store(target.ledger, header, rows)
-        elif not _is_there(target.ledger, rows):
-            write_store(target.ledger, header, rows)
+        else:
+            found: list[Row] = []
+            with suppress(LedgerError):
+                found = verified(target.ledger, None)[1]
+            if found != rows:  # otherwise a crash came before the place was noted
+                write_store(target.ledger, header, rows)
         # Before the old files are set aside: a crash in between leaves them there unused.
         note_place(run, target)
         if not target.is_in_folder:
@@ -112,36 +135,6 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
         return found.header, rows, len(state.outcome_of)
 
 
-def labels_held(run: RunDirectory, config: VotingMethod, outcome: Callable[[str], Outcome | None]) -> str:
-    """Return a sentence that a ledger holds every label that the run released. RunDirectoryError if it does not."""
-    try:
-        if isinstance(config, OwnVotes):
-            dataset = read_votes_file(config.votes).dataset
-        else:
-            dataset = config.queried(as_trained(run, config, load_for(run, config.data)))
-    except UserError as error:
-        return f"not compared, because the data set cannot be read ({error})"
-    total, lost = missing_labels(run, choose_queries(dataset, config.plan(dataset).settings), outcome)
-    if lost:
-        raise RunDirectoryError(f"{run.labels}: {lost} of {total} released labels are not in the ledger; restore it.")
-    return f"all {total} are in it"
-
-
-def _require_newest(run: RunDirectory, before: LedgerPlace, copy: Place, rows: list[Row], num_outcomes: int) -> None:
-    heads = {Head(number, digest) for number, _, _, digest in rows}
-    for head in _known_heads(run, before):
-        if head.number and head not in heads:
-            raise LedgerError(
-                f"{shown(copy)}: holds {len(rows)} entries, and not the number {head.number} of the ledger it would "
-                "replace: charges would be forgotten. Give a copy made later."
-            )
-    stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
-    if num_outcomes < stated:
-        raise RunDirectoryError(
-            f"{shown(copy)}: holds the outcomes of {num_outcomes} queries, and {stated} were stated; give a later copy."
-        )
-
-
 @contextmanager
 def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
     """Keep writers out of the ledger that is to be replaced. LedgerError where another process writes it."""
@@ -150,37 +143,14 @@ def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
         if head_path(run.ledger).exists():
             stack.callback(os.close, lock(head_path(run.ledger)))
         # A database that is lost or damaged has no writer to keep out; that is when a copy is put back.
-        if not before.is_in_folder and _can_be_read(before.ledger):
+        is_readable = False
+        if not before.is_in_folder:
+            with suppress(LedgerError):
+                is_readable = bool(verified(before.ledger, None))
+        if is_readable:
             store = open_store(before.ledger, "", create=False, take_over=False)
             stack.callback(store.close)
         yield
-
-
-def _can_be_read(place: Place) -> bool:
-    try:
-        verified(place, None)
-    except LedgerError:
-        return False
-    return True
-
-
-def _known_heads(run: RunDirectory, before: LedgerPlace) -> list[Head]:
-    """Return the entries that the present ledger is known to end with, as far as it can be read."""
-    known = []
-    with suppress(LedgerError):
-        known.append(noted_head(run.ledger))
-    with suppress(LedgerError):
-        # Without the anchor: what a ledger holds was charged, even if it lacks its anchor's entry.
-        rows = verified(before.ledger, None)[1]
-        known += [Head(rows[-1][0], rows[-1][3])] if rows else []
-    return known
-
-
-def _is_there(place: Place, rows: list[Row]) -> bool:
-    """Return whether the ledger at ``place`` has these entries already: a crash came before the place was noted."""
-    with suppress(LedgerError):
-        return verified(place, None)[1] == rows
-    return False
 
 
 def _set_aside(path: Path) -> None:
@@ -205,29 +175,44 @@ def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
     run = RunDirectory(root=path) if path.is_dir() else None
     if run is not None and has_ledger(run):
         return run, place_of(run)
-    if run is None and ledger_files(path) and not _is_other_file(path):
-        return None, LedgerPlace(ledger=path)
+    if run is None and ledger_files(path):
+        # A file without a head that is not of SQLite is no ledger, not even a damaged one.
+        is_ledger = head_path(path).exists() or not path.is_file()
+        if not is_ledger:
+            with path.open("rb") as file:
+                is_ledger = file.read(len(_SQLITE)) == _SQLITE
+        if is_ledger:
+            return None, LedgerPlace(ledger=path)
     found = "no ledger" if path.exists() else "no such file or folder"
     raise RunFolderError(f"{path}: {found}; give a ledger file, or a run of a method that asks teachers.")
 
 
-def _is_other_file(path: Path) -> bool:
-    """Return whether a file cannot be a ledger, not even a damaged one: it has no head and is not a SQLite file."""
-    if head_path(path).exists() or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_SQLITE)) != _SQLITE
-
-
 def verified_facts(path: Path) -> dict[str, Any]:
-    """Verify a ledger and what its run released; return the summary. LedgerError where something fails."""
+    """Verify a ledger and that it holds the labels that its run released; return the summary.
+
+    LedgerError where the ledger cannot be trusted, RunDirectoryError where it lacks a released label.
+    """
     run, place = ledger_of(path)
     summary = dataclasses.asdict(audit.verify(place.ledger, anchor=place.anchor))
-    if run is not None and run.config.exists():
-        config = open_run_directory(run.root)[1]
-        if isinstance(config, VotingMethod):
-            outcome = read_ledger(place.ledger).outcome
-            summary["released_labels"] = labels_held(run, config, outcome)
+    config = open_run_directory(run.root)[1] if run is not None and run.config.exists() else None
+    if run is not None and isinstance(config, VotingMethod):
+        outcome = read_ledger(place.ledger).outcome
+        try:
+            if isinstance(config, OwnVotes):
+                dataset = read_votes_file(config.votes).dataset
+            else:
+                dataset = config.queried(as_trained(run, config, load_for(run, config.data)))
+        except UserError as error:
+            held = f"not compared, because the data set cannot be read ({error})"
+        else:
+            queries = choose_queries(dataset, config.plan(dataset).settings)
+            total, lost = missing_labels(run, queries, outcome)
+            if lost:
+                raise RunDirectoryError(
+                    f"{run.labels}: {lost} of {total} released labels are not in the ledger; restore it."
+                )
+            held = f"all {total} are in it"
+        summary["released_labels"] = held
     if place.anchor is not None:
         summary["anchor"] = shown(place.anchor)
     return summary
@@ -238,11 +223,6 @@ def export(path: Path, out: Path) -> None:
     run, place = ledger_of(path)
     _note_reading(run, "export", out=str(out))
     audit.export(place.ledger, out)
-
-
-def back_up_run(path: Path, out: Path) -> int:
-    """Copy a ledger, verified, to a file; return how many entries it has."""
-    return back_up(*ledger_of(path), out)
 
 
 def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
@@ -273,7 +253,7 @@ def check_audit_log(log: Path, head: str) -> Output:
 
 
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
-    """Note that an operator reads private entries; where the folder cannot be written, say so and go on."""
+    """Note that an operator reads private entries; where the folder cannot be written, print a remark instead."""
     try:
         # Who can read the files needs no command for it: refusing here would protect nothing.
         audit.note_action(None if run is None else run.actions, event, **facts)
@@ -289,16 +269,10 @@ def last_charges(path: Path, count: int) -> Output:
     names = [field.name for field in dataclasses.fields(audit.ChargeRow)]
     table = listing(*("charged (UTC)" if name == "at_s" else name for name in names))
     for row in rows:
-        shown_row = dataclasses.replace(row, key=row.key[:_KEY_SHOWN])
-        table.add_row(*(_cell(name, getattr(shown_row, name)) for name in names))
+        values = vars(dataclasses.replace(row, key=row.key[:_KEY_SHOWN]))
+        values = values | {"at_s": f"{datetime.fromtimestamp(row.at_s, UTC):%Y-%m-%d %H:%M:%S}" if row.at_s else None}
+        table.add_row(*("" if values[name] is None else str(values[name]) for name in names))
     return Output(facts={"charges": rows}, words=table)
-
-
-def _cell(name: str, value: Any) -> str:
-    """Return a value as text: a time as a date, None as nothing."""
-    if name == "at_s":
-        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}" if value else ""
-    return "" if value is None else str(value)
 
 
 def describe_totals(*, data: str | None, delta: float) -> Output:
@@ -346,17 +320,23 @@ def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | No
         )
     # The ledger is asked only where a limit is given: without one, a token can be made while its database is down.
     before = NO_LIMIT if limit == NO_LIMIT else _ledger_limits(root).get(name, NO_LIMIT)
-    _note_tokens(root, "add", name, role=role)
-    return auth.change(
-        run_at(root).tokens,
+    return _changed(
+        root,
+        "add",
+        name,
         lambda store: auth.added(
             store, name, role=role, limit=limit, before=before, expires_s=expires_s, now_s=time.time()
         ),
+        role=role,
     )
 
 
-def _note_tokens(root: Path, change: str, name: str, **facts: object) -> None:
+def _changed(
+    root: Path, change: str, name: str, made: Callable[[TokenStore], tuple[TokenStore, T]], **facts: object
+) -> T:
+    """Note a change of tokens in the journal, then make it; return the token where there is a new one."""
     audit.note_action(run_at(root).actions, "tokens", change=change, name=name, **facts)
+    return auth.change(run_at(root).tokens, made)
 
 
 def _ledger_limits(root: Path) -> Mapping[str, OwnLimit]:
@@ -373,35 +353,31 @@ def _require_no_quota(own: OwnLimit) -> None:
 def rotate(root: Path, name: str, *, keep_old: str) -> str:
     """Make another token for a name and return it. Earlier ones end after ``keep_old``."""
     ends_s = moment(keep_old)
-    _note_tokens(root, "rotate", name)
-    return auth.change(
-        run_at(root).tokens, lambda store: auth.rotated(store, name, old_expires_s=ends_s, now_s=time.time())
+    return _changed(
+        root, "rotate", name, lambda store: auth.rotated(store, name, old_expires_s=ends_s, now_s=time.time())
     )
 
 
 def expire(root: Path, name: str, when: str) -> None:
     """Let the tokens of a name end at a moment, or never."""
     expires_s = None if when == "never" else moment(when)
-    _note_tokens(root, "expire", name, when=when)
-    _change(root, lambda store: auth.expired(store, name, expires_s=expires_s))
+    _changed(root, "expire", name, lambda store: (auth.expired(store, name, expires_s=expires_s), None), when=when)
 
 
 def limit(root: Path, name: str, own: OwnLimit) -> None:
     """Give a name this limit instead of the one it has."""
 
-    def limited(store: TokenStore) -> TokenStore:
+    def limited(store: TokenStore) -> tuple[TokenStore, None]:
         if any(token.name == name and token.role == "operator" for token in store.tokens):
             _require_no_quota(own)
-        return auth.limited(store, name, own)
+        return auth.limited(store, name, own), None
 
-    _note_tokens(root, "limit", name, limit=dataclasses.asdict(own))
-    _change(root, limited)
+    _changed(root, "limit", name, limited, limit=dataclasses.asdict(own))
 
 
 def revoke(root: Path, name: str) -> None:
     """Remove all tokens of a name; its charges and its limit stay."""
-    _note_tokens(root, "revoke", name)
-    _change(root, lambda store: auth.revoked(store, name))
+    _changed(root, "revoke", name, lambda store: (auth.revoked(store, name), None))
 
 
 def describe(root: Path) -> Output:
@@ -418,24 +394,23 @@ def describe(root: Path) -> Output:
     others = sorted({name for name, own in limits.items() if own != NO_LIMIT} - {token.name for token in store.tokens})
     if not store.tokens and not others:
         return Output(facts={"tokens": []}, words="No token yet; `fairpate tokens add` makes one.")
-    table = listing("name", "role", "made", "ends", "epsilon", "queries", "per day")
-    found = []
+    table, found = listing("name", "role", "made", "ends", "epsilon", "queries", "per day"), []
+
+    def add_row(name: str, role: str, made: str, ends: str) -> None:
+        own = limits.get(name, NO_LIMIT)
+        numbers = ("" if value is None else f"{value:g}" for value in (own.epsilon, own.max_queries, own.per_day))
+        table.add_row(name, role, made, ends, *numbers)
+
     for token in store.tokens:
-        own, is_good = limits.get(token.name, NO_LIMIT), token.is_good(now_s)
-        made, ends = _text(token.created_s), None if token.expires_s is None else _text(token.expires_s)
-        table.add_row(
-            token.name, token.role, made, (ends or "never") + ("" if is_good else " (ended)"), *_limit_words(own)
-        )
+        made, is_good = _text(token.created_s), token.is_good(now_s)
+        ends = None if token.expires_s is None else _text(token.expires_s)
+        add_row(token.name, token.role, made, (ends or "never") + ("" if is_good else " (ended)"))
         known = {"name": token.name, "role": token.role, "made": made, "ends": ends, "ended": not is_good}
-        found.append(known | {"limit": own})
+        found.append(known | {"limit": limits.get(token.name, NO_LIMIT)})
     for name in others:
-        table.add_row(name, "no token", "", "", *_limit_words(limits[name]))
+        add_row(name, "no token", "", "")
         found.append({"name": name, "role": None, "made": None, "ends": None, "ended": False, "limit": limits[name]})
     return Output(facts={"tokens": found}, words=table)
-
-
-def _limit_words(own: OwnLimit) -> list[str]:
-    return ["" if value is None else f"{value:g}" for value in (own.epsilon, own.max_queries, own.per_day)]
 
 
 def moment(text: str) -> float:
@@ -448,10 +423,6 @@ def moment(text: str) -> float:
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError) as error:  # beyond year 9999 no list of tokens could show it
         raise ConfigError(f"{text}: expected a time from now such as 30d or 12h, or a date as 2027-01-31.") from error
-
-
-def _change(root: Path, function: Callable[[TokenStore], TokenStore]) -> None:
-    auth.change(run_at(root).tokens, lambda store: (function(store), None))
 
 
 def _text(at_s: float) -> str:

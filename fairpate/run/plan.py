@@ -1,30 +1,28 @@
-"""What a run would spend and what its noise would leave of the labels, from public facts alone.
+"""The cost of a run and the effect of its noise on labels, forecast from public facts alone.
 
-`fairpate run --dry-run` prints a :class:`Forecast` of the run and, where no method was named, one of each other kind of
-voters. No private record is looked at and nothing is assumed about the voters. The noise on the votes tells how far
+`fairpate run --dry-run` prints a :class:`RunForecast` of the run and, where no method was named, one of each other kind
+of voters. No private record is read and nothing is assumed about the voters. The noise on the votes decides by how much
 the winning class has to lead: two Gaussian noises of standard deviation sigma differ by at most 1.645 sqrt(2) sigma
 19 times in 20.
 
-A run also warns before it spends where it cannot beat the most common class (:func:`cautions`). Two facts say so:
+A run warns before it spends anything where it cannot beat the most common class (:func:`cautions`), for two reasons:
 
 * The labels carry too little information even if all voters are right. Q labels that are right with probability p among
-  C classes are worth W = Q ((p - 1/C) / (1 - 1/C))^2 noiseless labels (uniform label noise, to first order), of which
-  W (1 - m) are of another class than the most common one, whose share is m. Fewer than one teach nothing.
+  C classes are worth W = Q ((p - 1/C) / (1 - 1/C))^2 noiseless labels (uniform label noise, to first order). If the
+  most common class has the share m, W (1 - m) of them are of another class. Fewer than one teach nothing.
 * A published run of the same method on the same data, at no smaller epsilon, did not beat m.
 
-m is what the declaration says (``label.shares``), what labels of public records say, or what published runs measured;
-where none of them does, it is taken to be as small as it can be.
+m is the declaration's (``label.shares``), or that of labels of public records, or what published runs measured. Where
+none of them is known, m is taken as small as it can be.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from rich.console import Group
@@ -33,6 +31,7 @@ from rich.text import Text
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ConfigError, DataConfig
+from fairpate.config_reader import Override
 from fairpate.data import Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, DataSettingsError
 from fairpate.methods.base import ExpectedVotes, Method, Price, PrivateMethod, count_protected, price, resolved
@@ -55,8 +54,8 @@ _OFTEN = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
-    """What a run of ``method`` would spend, and under how much noise its labels would be released.
+class RunForecast:
+    """The cost of a run of ``method``, and the noise on its labels.
 
     ``epsilon`` is what the run would publish; None: no guarantee. ``votes`` decide a label, ``noise_stddev_votes`` is
     the standard deviation of the noise on each count, ``labels`` public records get a label, and noise leaves a label
@@ -75,27 +74,38 @@ class Forecast:
     refused: str | None = None
 
 
-def forecast(config: Method, dataset: Dataset, cost: Price | None) -> Forecast:
-    """The forecast of a run of ``config`` that costs ``cost``; of ``dataset`` public records and sizes are read."""
-    known: dict[str, Any] = {"method": config.method, "epsilon": None if cost is None else cost.epsilon}
-    try:
-        voting = config.voting(dataset, public_size(config.data, dataset))
-    except (NotImplementedError, ConfigError):  # nobody votes, or the number of records is not public
-        return Forecast(**known)
-    lead = NormalDist().inv_cdf(_OFTEN) * math.sqrt(2) * voting.noise_stddev_votes / voting.votes
-    caution = None
+def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecast:
+    """Return the forecast of a run of ``config`` that costs ``cost``, from public records and sizes of ``dataset``."""
+    epsilon = None if cost is None else cost.epsilon
+    voting, caution = _voting(config, dataset), None
+    if voting is None:
+        return RunForecast(method=config.method, epsilon=epsilon)
     if not config.protects_attribute_only:  # otherwise the votes are about groups, not about classes
         caution = too_little_to_learn(voting, dataset.num_classes, known_majority(config.data, dataset))
-    return Forecast(**known, **vars(voting), lead_needed=lead, caution=caution)
+    lead = NormalDist().inv_cdf(_OFTEN) * math.sqrt(2) * voting.noise_stddev_votes / voting.votes
+    return RunForecast(method=config.method, epsilon=epsilon, **vars(voting), lead_needed=lead, caution=caution)
+
+
+def _voting(config: Method, dataset: Dataset) -> ExpectedVotes | None:
+    """Return how many votes decide a label; None without votes or a public number of private records."""
+    entry = _entry(config.data, dataset)
+    if entry is None or entry.rows is None:
+        return None
+    # The publisher's count of what is protected, records or persons, less those of the other splits.
+    others = [split for name, split in dataset.splits.items() if name != "private"]
+    by_person = dataset.unit == "person" and entry.persons is not None
+    apart = sum(split.num_protected if by_person else len(split) for split in others)
+    return config.voting(dataset, max(1, count_protected(config.data) - apart))
 
 
 def planned_cost(config: Method, dataset: Dataset) -> Price | None:
-    """What a run of ``config`` would publish as its price at most; None without a guarantee.
+    """Return the most that a run of ``config`` would publish as its price; None without a guarantee.
 
-    A target is used up, whatever the data; without one the queries that fit the budget are priced, all of them
-    submitted.
+    A target is used up with any data. Without a target, the queries that fit the budget are priced as if all of
+    them were submitted.
     """
     if isinstance(config, VotingMethod):
+        # Every query that fits is charged in full, with any outcome.
         asked = config.queried(dataset)
         event = config.plan(asked).worst_case(config.num_fitting(dataset))
         return price([event], delta=config.target.delta, relation=event.relation)
@@ -113,11 +123,10 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     )
 
 
-def other_voters(overrides: Sequence[str], chosen: str) -> list[Forecast]:
-    """Forecasts of all kinds of voters but ``chosen``, with what fits the data set under ``overrides``.
+def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
+    """Return forecasts of the other kinds of voters, with the settings that fit the data set under ``overrides``.
 
-    Those that need the smallest lead come first, then those that are refused. DataError as
-    :func:`fairpate.data.load_data`.
+    The smallest lead comes first, refused methods last. DataError as :func:`fairpate.data.load_data`.
     """
     # Several kinds see the pool through the same embedding, and one may take a minute to compute.
     loaded: dict[str, Dataset] = {}
@@ -126,17 +135,17 @@ def other_voters(overrides: Sequence[str], chosen: str) -> list[Forecast]:
         try:
             config = resolved(overrides, method)
             config.require_trainable()
-            key = config.data.model_dump_json()
+            key = config.data.model_dump_json()  # same records, options and embedding
             dataset = loaded[key] = loaded[key] if key in loaded else load_data(config.data)
             config.check_data(dataset)
             found.append(forecast(config, dataset, planned_cost(config, dataset)))
         except ConfigError as error:
-            found.append(Forecast(method=method, refused=str(error)))
+            found.append(RunForecast(method=method, refused=str(error)))
     return sorted(found, key=lambda each: math.inf if each.lead_needed is None else each.lead_needed)
 
 
-def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[Forecast]) -> Group:
-    """One sentence and one table; the first of ``found`` is the run. ``spent``: where nothing more would be spent."""
+def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast]) -> Group:
+    """Return one sentence and one table; the first of ``found`` is the run. ``spent``: why nothing more is spent."""
     run = found[0]
     if spent is not None:
         sentence = f"{run.method} on {data} would spend nothing more: {spent}."
@@ -151,7 +160,13 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[F
     table = listing("method", "who votes", *right)
     for each in found:
         voters = VOTERS.get(each.method, "teachers") if each.votes is not None or each.refused else "nobody"
-        table.add_row(each.method, voters, *_numbers(each))
+        numbers = [""] * 5
+        if each.refused is None:
+            numbers[0] = "none" if each.epsilon is None else epsilon_text(each.epsilon)
+        if each.votes is not None and each.lead_needed is not None:
+            lead = percent(each.lead_needed) if each.lead_needed <= 1 else "never"
+            numbers[1:] = [f"{each.votes:,}", f"{each.noise_stddev_votes:.3g}", lead, f"{each.labels:,}"]
+        table.add_row(each.method, voters, *numbers)
     notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
     notes.append("Nothing was trained, charged or written.")
     if any(each.votes is not None for each in found):
@@ -161,47 +176,51 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[F
     return Group(Text(f"{sentence}\n"), table, Text("\n" + "\n".join(notes)))
 
 
-def _numbers(each: Forecast) -> list[str]:
-    if each.refused is not None:
-        return [""] * 5
-    epsilon = "none" if each.epsilon is None else epsilon_text(each.epsilon)
-    if each.votes is None or each.lead_needed is None:
-        return [epsilon, *[""] * 4]
-    lead = percent(each.lead_needed) if each.lead_needed <= 1 else "never"
-    return [epsilon, f"{each.votes:,}", f"{each.noise_stddev_votes:.3g}", lead, f"{each.labels:,}"]
-
-
 _FEWEST_LABELS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Majority:
-    """The share of the most common class, and who says so."""
+    """The share of the most common class, and the source that gives it."""
 
     share: float
     source: str
 
 
 def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, ...]:
-    """Why a run of ``config`` in the folder ``run`` cannot beat the most common class; empty where nothing says so."""
-    earlier = list(_earlier(config, run))
-    majority = known_majority(config.data, dataset) or next((each for each, _ in earlier), None)
-    found = [words for _, words in earlier if words]
-    try:
-        # Voters where the attribute alone is protected name no class; of other data no public size is known.
-        if not config.protects_attribute_only and _entry(config.data, dataset) is not None:
-            voting = config.voting(dataset, public_size(config.data, dataset))
-            found.append(too_little_to_learn(voting, dataset.num_classes, majority) or "")
-    except (NotImplementedError, ConfigError):  # nobody votes; or the run itself says what is wrong
-        pass
-    return tuple(filter(None, found))
+    """Return why a run of ``config`` in the folder ``run`` cannot beat the most common class; empty if it may."""
+    majority, found = known_majority(config.data, dataset), []
+    epsilon = getattr(config.target, "epsilon", None)
+    for path in sorted(run.root.parent.glob("*/public/record.json")):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # damaged, or of another program
+            continue
+        if path == run.record or not isinstance(record, dict) or record.get("data") != config.data.name:
+            continue
+        name, share, accuracy = path.parent.parent.name, record.get("majority_accuracy"), record.get("accuracy")
+        if share is None or accuracy is None:
+            continue
+        majority = majority or Majority(share=share, source=f"the test records of {name}")
+        is_dearer = epsilon is not None and (record.get("epsilon") or math.inf) >= epsilon
+        if record.get("method") == config.method and is_dearer and accuracy <= share:
+            found.append(
+                f"an earlier run of {config.method}, {name}, did not beat the most common class at epsilon "
+                f"{epsilon_text(record['epsilon'])}: {percent(accuracy)} of {percent(share)}"
+            )
+    # Voters where the attribute alone is protected name no class.
+    voting = None if config.protects_attribute_only else _voting(config, dataset)
+    if voting is not None and (words := too_little_to_learn(voting, dataset.num_classes, majority)):
+        found.append(words)
+    return tuple(found)
 
 
 def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
-    """Why labels under this noise teach no class but the most common, even if all voters are right; None if they may.
+    """Return why labels under this noise teach only the most common class even if all voters are right; None: they may.
 
-    Without a known ``majority`` classes are taken to be equally common.
+    Without a known ``majority`` all classes are taken to be equally common.
     """
+    # All voters agree: no other votes survive the noise more often.
     agreed_1C = np.array([[voting.votes, *[0] * (num_classes - 1)]])
     noisy = ConfidentGnmax(
         threshold=-math.inf, threshold_stddev_votes=1.0, noise_stddev_votes=voting.noise_stddev_votes
@@ -220,13 +239,13 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
 
 
 def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """How many noiseless labels ``labels`` are worth of which a share of ``right`` is right."""
+    """Return the number of noiseless labels that are worth ``labels`` with a share ``right`` of right ones."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 
 
 def known_majority(data: DataConfig, dataset: Dataset) -> Majority | None:
-    """By the declaration, or by labels of public records; None where neither knows."""
+    """Return the share by the declaration, or by labels of public records; None if neither gives it."""
     entry = _entry(data, dataset)
     if entry is not None and entry.class_shares:
         return Majority(share=max(entry.class_shares), source="the declaration")
@@ -237,44 +256,10 @@ def known_majority(data: DataConfig, dataset: Dataset) -> Majority | None:
     return Majority(share=float(np.bincount(known).max() / len(known)), source="labels of public records")
 
 
-def public_size(data: DataConfig, dataset: Dataset) -> int:
-    """The publisher's count of what is protected, records or persons, less those of the other splits."""
-    others = [split for name, split in dataset.splits.items() if name != "private"]
-    by_person = dataset.unit == "person" and entry_for(data).persons is not None
-    return max(1, count_protected(data) - sum(split.num_protected if by_person else len(split) for split in others))
-
-
 def _entry(data: DataConfig, dataset: Dataset) -> DatasetEntry | None:
-    """What is public of the data set; None for one that was given from Python or comes with votes."""
+    """Return the public facts of the data set; None for one that was given from Python or comes with votes."""
     try:
         entry = entry_for(data)
     except DataSettingsError:
         return None
     return entry if entry.name == dataset.name else None
-
-
-def _earlier(config: Method, run: RunDirectory) -> Iterator[tuple[Majority, str]]:
-    """Of published runs on the same data beside this one: the majority that they measured, and who did not beat it."""
-    epsilon = getattr(config.target, "epsilon", None)
-    for path in sorted(run.root.parent.glob("*/public/record.json")):
-        record = _record(path)
-        majority, accuracy = record.get("majority_accuracy"), record.get("accuracy")
-        if record.get("data") != config.data.name or majority is None or accuracy is None or path == run.record:
-            continue
-        words = ""
-        is_dearer = epsilon is not None and (record.get("epsilon") or math.inf) >= epsilon
-        if record.get("method") == config.method and is_dearer and accuracy <= majority:
-            words = (
-                f"an earlier run of {config.method}, {path.parent.parent.name}, did not beat the most common class at "
-                f"epsilon {epsilon_text(record['epsilon'])}: {percent(accuracy)} of {percent(majority)}"
-            )
-        yield Majority(share=majority, source=f"the test records of {path.parent.parent.name}"), words
-
-
-def _record(path: Path) -> dict[str, Any]:
-    """What an earlier run published; nothing of a damaged file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -68,11 +68,10 @@ from fairpate.run.learn import Assessment, require_data, require_student_of
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, stepwise, strict, tell
 from student.card import read_card as read_student_card
-from student.portable import PortableError, missing_packages, portable
-from student.student import Student
 
 if TYPE_CHECKING:
     from fairpate.run.compare import Comparison
+    from student.student import Student
 
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
@@ -454,6 +453,8 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
     Where packages are missing or torch cannot write the model, a note says why: the run is whole without it.
     """
+    from student.portable import PortableError, missing_packages, portable  # of torch, which a card does without
+
     if run.graph.is_file() and run.graph_description.is_file():
         found = {"sha256": sha256_of(run.graph), "student_sha256": sha256_of(run.student)}
         if found.items() <= read_json(run.graph_description).items():

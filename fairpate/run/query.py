@@ -1,4 +1,4 @@
-"""What `fairpate query` does: a shell, one command, or a batch of pool records into a table."""
+"""Carry out `fairpate query`: a shell, one command, or a batch of records of the pool, written to a table."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WRITERS: Mapping[str, Callable[[pa.Table, Path], None]] = {".parquet": pq.write
 
 
 def query_words(words: Sequence[str], *, token_file: Path | None) -> Output | None:
-    """Run the one command in ``words``, or else a shell. A first word with :// is the URL.
+    """Run the command in ``words``, or a shell if there is none. A first word that contains :// is the URL.
 
     UsageError, before anything is asked, for a URL or a token that cannot be read.
     """
@@ -49,7 +49,7 @@ def query_words(words: Sequence[str], *, token_file: Path | None) -> Output | No
         if command:
             shell.run_once(" ".join(command))
             return Output(facts=heard, words="")
-        client.budget()  # a wrong URL or token is said before the prompt
+        client.budget()  # reports a wrong URL or token before the prompt
         shell.run(interactive=sys.stdin.isatty())
     return None
 
@@ -57,9 +57,12 @@ def query_words(words: Sequence[str], *, token_file: Path | None) -> Output | No
 def query_batch(
     words: Sequence[str], ids: str, *, out: Path | None, batch_size: int, token_file: Path | None
 ) -> Output:
-    """Ask the pool records ``ids`` of the service at the URL in ``words``, if one is there.
+    """Ask the pool records ``ids`` of the service at the URL in ``words``; write ``out``, or return a line for each.
 
-    UsageError, before anything is asked, for another word, and for numbers and places that are none.
+    ``out`` has the columns id, key, status and label. Replies from before a budget or an error ended the batch are
+    kept; then the error is raised. The service stores every reply, so the same command asks again for free. UsageError,
+    before anything is asked, for another word, for ``ids`` that are no numbers, and for an ``out`` that cannot be
+    written.
     """
     url, command = split_url(words)
     if command:
@@ -67,39 +70,32 @@ def query_batch(
     numbers = parse_range(ids)
     if out is not None:
         check_output_file(out, "--out", suffixes=tuple(_WRITERS))
-    with AggregatorClient(url, token=read_token(token_file)) as client:
-        return label_pool(client, numbers, out=out, batch_size=batch_size)
-
-
-def label_pool(client: AggregatorClient, ids: Sequence[int], *, out: Path | None, batch_size: int) -> Output:
-    """Ask pool records by number and write ``out`` (id, key, status, label), or put out a line for each.
-
-    What was answered before a budget or an error ends the batch is kept all the same, and then the error raised. The
-    service stores every reply, so the same command asks again for free.
-    """
     reporter, replies, failure = Reporter(), list[Reply](), None
-    statement = client.statement()
-    if max(ids) >= statement.pool_size:
-        raise CommandError(
-            f"--ids: expected record numbers below {statement.pool_size}, the size of this pool, got {max(ids)}."
-        )
-    try:
-        with reporter.stage("queries") as advance:
-            for batch in client.ask_many(ids, batch_size=batch_size):
-                # Kept batch by batch: what ends the loop must not lose what was answered, and charged.
-                replies += batch.replies
-                advance(len(replies), len(ids))
-        if len(replies) < len(ids):
-            reporter.note("queries", f"not asked, because the budget has no room: {len(ids) - len(replies)}")
-    except UserError as error:
-        failure = str(error)
-        if not replies:
+    with AggregatorClient(url, token=read_token(token_file)) as client:
+        statement = client.statement()
+        if max(numbers) >= statement.pool_size:
+            raise CommandError(
+                f"--ids: expected record numbers below {statement.pool_size}, the size of this pool, got "
+                f"{max(numbers)}."
+            )
+        try:
+            with reporter.stage("queries") as advance:
+                for batch in client.ask_many(numbers, batch_size=batch_size):
+                    # Kept batch by batch: what ends the loop must not lose what was answered, and charged.
+                    replies += batch.replies
+                    advance(len(replies), len(numbers))
+            if len(replies) < len(numbers):
+                left = len(numbers) - len(replies)
+                reporter.note("queries", f"not asked, because the budget has no room: {left}")
+        except UserError as error:
+            failure = str(error)
+            if not replies:
+                raise
+        except BaseException:
+            if replies:
+                show(_kept(numbers, replies, out, statement.label_names))
             raise
-    except BaseException:
-        if replies:
-            show(_kept(ids, replies, out, statement.label_names))
-        raise
-    return _kept(ids, replies, out, statement.label_names, failure)
+    return _kept(numbers, replies, out, statement.label_names, failure)
 
 
 def _kept(
@@ -109,50 +105,50 @@ def _kept(
     label_names: Sequence[str],
     failure: str | None = None,
 ) -> Output:
-    """The replies, which are in the file from here on, if one is named."""
-    code = int(failure is not None)
-    counts = Counter(reply.status for reply in replies)
+    """Write the replies to ``out`` if it is given, and return what is printed of them."""
+    code, counts = int(failure is not None), Counter(reply.status for reply in replies)
     counted = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     if out is not None:
-        _write(ids, replies, out)
+        table = pa.table(
+            {
+                "id": pa.array(ids[: len(replies)], pa.int64()),
+                "key": [reply.key for reply in replies],
+                "status": [reply.status for reply in replies],
+                "label": pa.array([reply.label for reply in replies], pa.int64()),
+            }
+        )
+        try:
+            write_atomically(out, lambda path: _WRITERS[out.suffix](table, path))
+        except OSError as error:
+            raise QueryError(
+                f"--out: {out} cannot be written ({error.strerror}). No reply is lost: the service stores all "
+                f"{len(replies)}, and the same command with another --out gets them again for free."
+            ) from error
         return Output(facts={"file": out, "counts": counts}, words=counted, code=code, failure=failure)
     say(counted)
-    table = Table("query", "reply", box=None)
+    shown = Table("query", "reply", box=None)
     for number, reply in zip(ids, replies, strict=False):
-        table.add_row(str(number), describe(reply, label_names))
+        shown.add_row(str(number), describe(reply, label_names))
     found = [{"id": id_} | reply_facts(reply, label_names) for id_, reply in zip(ids, replies, strict=False)]
-    return Output(facts={"replies": found, "counts": counts}, words=table, code=code, failure=failure)
-
-
-def _write(ids: Sequence[int], replies: Sequence[Reply], out: Path) -> None:
-    try:
-        write_atomically(out, lambda path: _WRITERS[out.suffix](_table(ids, replies), path))
-    except OSError as error:
-        raise QueryError(
-            f"--out: {out} cannot be written ({error.strerror}). No reply is lost: the service stores all "
-            f"{len(replies)}, and the same command with another --out gets them again for free."
-        ) from error
+    return Output(facts={"replies": found, "counts": counts}, words=shown, code=code, failure=failure)
 
 
 def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
-    """(URL, command): the URL given, that of FAIRPATE_URL, or this machine's. CommandError for another scheme."""
+    """Return the URL given, that of FAIRPATE_URL, or this machine's, and the command."""
     given = bool(words) and "://" in words[0]
     url = words[0] if given else os.environ.get("FAIRPATE_URL") or DEFAULT_URL
-    if not _is_a_service(url):
+    try:
+        parts = urlsplit(url)
+        is_known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port, or no address, has that form
+        is_known = False
+    if not is_known:
         raise CommandError(f"{url}: expected a URL of a service, such as {DEFAULT_URL}.")
     return url, list(words[1:] if given else words)
 
 
-def _is_a_service(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no port, or no address, has that form
-        return False
-
-
 def read_token(path: Path | None) -> str | None:
-    """The token in ``path``, or that of FAIRPATE_TOKEN; None without either."""
+    """Return the token in ``path``, or that of FAIRPATE_TOKEN; None without either."""
     try:
         text = path.read_text(encoding="utf-8") if path is not None else os.environ.get("FAIRPATE_TOKEN", "")
     except (OSError, UnicodeDecodeError) as error:
@@ -162,14 +158,3 @@ def read_token(path: Path | None) -> str | None:
     if path is not None and not words:
         raise CommandError(f"--token-file: {path} is empty; give the file with your token.")
     return words[-1] if words else None
-
-
-def _table(ids: Sequence[int], replies: Sequence[Reply]) -> pa.Table:
-    return pa.table(
-        {
-            "id": pa.array(ids[: len(replies)], pa.int64()),
-            "key": [reply.key for reply in replies],
-            "status": [reply.status for reply in replies],
-            "label": pa.array([reply.label for reply in replies], pa.int64()),
-        }
-    )

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from aggregator.service.wire import worded
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
-from fairpate.config_reader import determining_values
+from fairpate.config_reader import Override, determining_values
 from fairpate.data import REGISTRY, Dataset, load_data
 from fairpate.data.dataset import Split, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -396,7 +396,7 @@ def make_release(config: ReleasingMethod, reporter: Reporter) -> RunDirectory:
     return run
 
 
-def aggregate(values: dict[str, Any], overrides: Sequence[str], reporter: Reporter) -> RunDirectory:
+def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
     """Release the labels of a file of votes, once, however often it is called; with features, train a student too.
 
     ``values`` and ``overrides`` configure :class:`OwnVotes`. VotesFileError lists all that is wrong with the file,

@@ -1,7 +1,8 @@
 """Serve a finished run over HTTP: its aggregator, with teachers that stay, or its published student.
 
-The run's own ledger continues under the terms it was made with, so that what `fairpate run` asked is answered again for
-free. Votes that the run collected are read from its table; other records, posted ones included, go to the teachers.
+The service writes the run's own ledger under the terms that the ledger was made with, so the queries of `fairpate run`
+are answered again for free. Votes that the run collected are read from its table; teachers vote on other records, such
+as those in requests.
 """
 
 from __future__ import annotations
@@ -40,10 +41,8 @@ from aggregator.session import AggregatorSession
 from fairpate.config import QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.columns import form_of
-from fairpate.data.embedding import Embedding
 from fairpate.http_requests import RequestRate
 from fairpate.http_server import HttpServer, ServiceError, TlsFiles, open_private
-from fairpate.later import torch
 from fairpate.methods.label_queries import choose_queries, ledger_terms, open_ledger, place_of, state_for_service
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import VotingMethod
@@ -54,15 +53,24 @@ from fairpate.run.ledger_commands import last_backup_s
 from fairpate.run.release_log import LedgerMeter, Odometer, ReleaseLog, state_folder
 from fairpate.terminal import require_extra
 from fairpate.types import UsageError
-from teachers.ray_pool import start_ray
 
 
 def public_pool(dataset: Dataset, settings: QueriesConfig, *, takes_posted: bool = True) -> PublicPool:
-    """Every public record, each content once; the run's own queries come first, in the order they were asked.
+    """Return every public record, each content once; the run's own queries come first, in the order of its run.
 
     ``takes_posted``: whether the voters can vote on other records too.
     """
     public = choose_queries(dataset, settings.model_copy(update={"num_queries": None, "admission": None}))
+    embedding = dataset.embedding
+
+    def place(features: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
+        if embedding is None:
+            return features
+        import torch
+
+        # As every record was embedded: the same record gets the same coordinates, bit for bit.
+        return embedding(torch.from_numpy(features)[None])[0].numpy()
+
     return PublicPool(
         features=public.x.numpy(),
         groups_N=public.z.numpy(),
@@ -71,38 +79,26 @@ def public_pool(dataset: Dataset, settings: QueriesConfig, *, takes_posted: bool
         label_names=dataset.label_names,
         takes_posted=takes_posted,
         form=form_of(dataset.feature_codes),
-        place=_placed_by(dataset.embedding),
+        place=place,
     )
 
 
 def public_words(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> Facts:
-    """What the page says of the run, in public words."""
+    """Return what the service's page says of the run, in public words."""
     declared = entry_for(config.data) if config.data.declaration is not None else REGISTRY.get(dataset.name)
-    task = "" if declared is None else declared.task
+    record = ""  # without an embedding, the pool shows the features
+    if dataset.embedding is not None:
+        (coordinates,) = dataset.public.x.shape[1:]
+        features = " × ".join(map(str, dataset.embedding.record_shape))
+        record = f"{features} features, seen as {coordinates} coordinates of the public embedding"
     return Facts(
         run=run.root.name,
         method=config.title,
         data=dataset.name,
-        task=task,
+        task="" if declared is None else declared.task,
         attribute=dataset.sensitive_attribute,
-        record=_record_words(dataset),
+        record=record,
     )
-
-
-def _record_words(dataset: Dataset) -> str:
-    """Of records that are seen as coordinates: how many features each has. Empty where the pool shows the features."""
-    if dataset.embedding is None:
-        return ""
-    (coordinates,) = dataset.public.x.shape[1:]
-    features = " × ".join(map(str, dataset.embedding.record_shape))
-    return f"{features} features, seen as {coordinates} coordinates of the public embedding"
-
-
-def _placed_by(embedding: Embedding | None) -> Callable[[npt.NDArray[np.float32]], npt.NDArray[np.generic]]:
-    """What every record went through; the same record has the same place, bit for bit."""
-    if embedding is None:
-        return lambda features: features
-    return lambda features: embedding(torch.from_numpy(features)[None])[0].numpy()
 
 
 _DAY_S = 86400.0
@@ -120,11 +116,11 @@ def service_settings(
     log_file: Path | None = None,
     traces: bool = False,
 ) -> ServiceSettings:
-    """Check the options of `fairpate serve` before anything starts.
+    """Check the options of `fairpate serve` before anything starts, and return them as settings.
 
     Tokens are those of the files or the environment; an aggregator also takes those of its run's token store.
-    TokenError for a bad token, ValueError for files of TLS that do not belong together, and for a package that is
-    missing.
+    TokenError for a bad token; ValueError for TLS files that do not belong together, a log that cannot be written and
+    a package that is missing.
     """
     if traces:
         require_extra("traces", "--traces")
@@ -132,10 +128,12 @@ def service_settings(
     cert, key = tls
     if (cert is None) != (key is None):
         raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
+    # Absolute: the actor that reads them may run in another working directory.
     tls_files = TlsFiles(cert=cert.absolute(), key=key.absolute()) if cert and key else None
     if log_file is not None:
         log_file = log_file.absolute()
         try:
+            # Opened now, because the actor that writes it could only fail after the start.
             open_private(log_file).close()
         except OSError as error:
             raise ValueError(f"--log-file: {log_file} cannot be written ({error}); give another file.") from error
@@ -156,7 +154,7 @@ _WATCH_INTERVAL_S = 5.0
 _WATCH_TIMEOUT_S = 300.0
 
 Started = Callable[[Sequence[Mapping[str, object]]], object]
-"""Told which runs are served where, once they are."""
+"""Called with the runs that are served and their URLs, once they are."""
 SPENT = (
     "The budget was planned for the run's own queries: they are answered again, and new ones hardly find room. To "
     "leave room for new ones, run without a target and with aggregator.budget."
@@ -164,14 +162,19 @@ SPENT = (
 
 
 def open_backend(root: Path, config: VotingMethod, state: Path | None = None, take_over: bool = False) -> Backend:
-    """Dataset, voters and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
+    """Open dataset, voters and ledger of the run in ``root``, ready to answer; runs in the aggregator's actor.
 
-    ``state`` is the operator's folder, where the odometer lies; None: this process's own. ``take_over`` ends another
-    writer of the ledger, where that can be; a process that Ray starts in the place of one that died does not, for a
-    third may have taken over meanwhile.
+    ``state`` is the operator's folder with the odometer; None: this process's own. ``take_over`` ends another writer of
+    the ledger, where that is possible. An actor that Ray restarts takes nothing over, because a third writer may have
+    done so meanwhile.
     """
     run = RunDirectory(root=root)
-    dataset = _queried(run, config)
+    if isinstance(config, OwnVotes):
+        dataset = read_votes_file(config.votes).dataset
+    else:
+        named = load_for(run, config.data)
+        record_data(run, named, given_from_python=False)
+        dataset = config.queried(as_trained(run, config, named))
     voters, plan = config.standing_voters(dataset, run), config.plan(dataset)
     terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, plan.settings)
 
@@ -186,6 +189,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     try:
         ledger, session = open_books(take_over=take_over and not is_restarted())
     except BaseException:
+        # Their actors would outlive a service that never started.
         voters.close()
         raise
     # Before the service can answer: a crash after an answer must not leave a claim that is too small.
@@ -205,15 +209,6 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     )
 
 
-def _queried(run: RunDirectory, config: VotingMethod) -> Dataset:
-    """What voters are asked about: the data set of the run, or what is in its file of votes."""
-    if isinstance(config, OwnVotes):
-        return read_votes_file(config.votes).dataset
-    named = load_for(run, config.data)
-    record_data(run, named, given_from_python=False)
-    return config.queried(as_trained(run, config, named))
-
-
 def serve_aggregator(
     root: Path,
     settings: ServiceSettings,
@@ -226,8 +221,8 @@ def serve_aggregator(
 ) -> None:
     """Serve the run until interrupted, or leave the service on the cluster at RAY_ADDRESS (``detach``).
 
-    ``data_dir`` is where the data set's files are now, if not where the run found them. ``take_over``: from a service
-    elsewhere whose process hangs, or whose node is lost; of a ledger in a database alone. ServiceError, LedgerError or
+    ``data_dir`` is where the data set's files are now, if not where the run found them. ``take_over``, for a ledger in
+    a database only: end a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
     RunDirectoryError where it cannot start or ends for good.
     """
     settings = replace(settings, tokens=replace(settings.tokens, store=RunDirectory(root=root.absolute()).tokens))
@@ -240,17 +235,32 @@ def serve_aggregator(
         raise UsageError("--take-over: needs a ledger in a database, and here it is in its run's folder; leave it out.")
     if data_dir is not None and isinstance(config, OwnVotes):
         raise UsageError("--data-dir: not read, for the records are in the file of votes; leave it out.")
+    # For a process with another working directory and environment.
+    found = data_dir or config.data.data_dir
+    if found is None and config.data.declaration is None:
+        found = Path(os.environ["FAIRPATE_DATA"]) if os.environ.get("FAIRPATE_DATA") else None
+    data = config.data.model_copy(update={"data_dir": None if found is None else found.absolute()})
     with _ray(config.ray, detach=detach):
+        resources = None
+        if detach and is_in_folder:
+            import ray
+
+            # A ledger in files is on this node's disk, where Ray must start its service again. Of the 1 that a node
+            # has: so little that many services fit.
+            resources = {f"node:{ray.util.get_node_ip_address()}": 0.001}
         service = start_service(
             service_name(run),
             open_backend,
-            (run.root.absolute(), _with_absolute_places(config, data_dir), state_folder(), take_over),
+            (run.root.absolute(), config.model_copy(update={"data": data}), state_folder(), take_over),
             settings,
             detached=detach,
-            # A ledger in files belongs to this node's disk, where Ray must start its service again.
-            resources=_this_node() if detach and is_in_folder else None,
+            resources=resources,
         )
-        _announce(run, config, settings.url, say)
+        say(f"{run.root} is served at {settings.url} (documentation: {settings.url}/docs)")
+        write = f"fairpate report {shlex.quote(str(run.root))}"
+        say(f"Its answers enter {run.statement} with `{write}`: give it before you publish.")
+        if not config.leaves_room:
+            say(SPENT)
         started([{"run": run.root, "url": settings.url, "detached": detach}])
         if detach:
             say(f"It stays on the cluster; end it with `fairpate serve {shlex.quote(str(root))} --stop`.")
@@ -258,12 +268,18 @@ def serve_aggregator(
         _watch(service)
 
 
-def _announce(run: RunDirectory, config: VotingMethod, url: str, say: Callable[[str], None]) -> None:
-    say(f"{run.root} is served at {url} (documentation: {url}/docs)")
-    write = f"fairpate report {shlex.quote(str(run.root))}"
-    say(f"Its answers enter {run.statement} with `{write}`: give it before you publish.")
-    if not config.leaves_room:
-        say(SPENT)
+def _watch(service: Service) -> None:
+    """Wait until Ctrl-C or SIGTERM, through restarts of the service; an end for good is an error."""
+    # SIGTERM as Ctrl-C, so that the service is stopped in order.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
+            time.sleep(_WATCH_INTERVAL_S)
+        raise ServiceError(f"{service.url}: the HTTP server ended by itself; its log says why. Serve the run again.")
+    except KeyboardInterrupt:
+        return
+    finally:
+        service.stop()
 
 
 def serve_student_of(
@@ -276,7 +292,7 @@ def serve_student_of(
 ) -> None:
     """Serve the run's published student until interrupted.
 
-    ``num_replicas`` copies on Ray Serve, which reads host and port of ``settings`` alone; None: one in this process,
+    ``num_replicas`` copies run on Ray Serve, which reads only host and port of ``settings``; None: one in this process,
     with tokens, rate, TLS, log and traces. MissingExtraError if Ray Serve cannot be imported, UsageError for a setting
     that Ray Serve would drop.
     """
@@ -286,7 +302,18 @@ def serve_student_of(
             f"{root}: a run of {config.method}, which has no privacy: its model may not be published; give another run."
         )
     if num_replicas is not None:
-        _require_plain(settings)
+        dropped = {
+            "--tls-cert": settings.tls is not None,
+            "--rate": not math.isinf(settings.rate.per_s),
+            "--log-file": settings.log_file is not None,
+            "--traces": settings.traces,
+            "tokens (a token file, FAIRPATE_ANALYST_TOKEN or FAIRPATE_OPERATOR_TOKEN)": not settings.tokens.is_empty,
+        }
+        for name in (name for name, is_given in dropped.items() if is_given):
+            raise UsageError(
+                f"--replicas: {name} would not be read by Ray Serve; leave it out and put a proxy in front, or serve "
+                "one copy without --replicas."
+            )
     ray = config.ray if isinstance(config, VotingMethod) else RayConfig()
     with (
         _student_here(run, settings) if num_replicas is None else _student_on_ray(run, settings, ray, num_replicas)
@@ -304,26 +331,9 @@ def serve_student_of(
             raise ServiceError(f"{settings.url}: the HTTP server ended by itself. Serve the run again.")
 
 
-def _require_plain(settings: ServiceSettings) -> None:
-    """UsageError for what Ray Serve's own HTTP server would drop."""
-    dropped = {
-        "--tls-cert": settings.tls is not None,
-        "--rate": not math.isinf(settings.rate.per_s),
-        "--log-file": settings.log_file is not None,
-        "--traces": settings.traces,
-        "tokens (a token file, FAIRPATE_ANALYST_TOKEN or FAIRPATE_OPERATOR_TOKEN)": not settings.tokens.is_empty,
-    }
-    for name, is_given in dropped.items():
-        if is_given:
-            raise UsageError(
-                f"--replicas: {name} would not be read by Ray Serve; leave it out and put a proxy in front, or serve "
-                "one copy without --replicas."
-            )
-
-
 @dataclass(frozen=True)
 class _StudentApp:
-    """The published student in ``path`` as what :class:`HttpServer` serves."""
+    """The published student in ``path``, for :class:`HttpServer`."""
 
     path: Path
 
@@ -336,7 +346,7 @@ class _StudentApp:
 
 @contextmanager
 def _student_here(run: RunDirectory, settings: ServiceSettings) -> Iterator[Callable[[], bool]]:
-    """The student behind uvicorn in this process; yields whether it is serving."""
+    """Serve the student with uvicorn in this process; yield whether it is serving."""
     server = HttpServer(_StudentApp(run.student), settings)
     try:
         yield lambda: server.is_alive
@@ -348,11 +358,12 @@ def _student_here(run: RunDirectory, settings: ServiceSettings) -> Iterator[Call
 def _student_on_ray(
     run: RunDirectory, settings: ServiceSettings, config: RayConfig, num_replicas: int
 ) -> Iterator[Callable[[], bool]]:
-    """Copies of the student on Ray Serve, which starts an ended one again; yields that it is serving."""
+    """Serve copies of the student on Ray Serve, which restarts one that ended; yield that they are serving."""
     require_extra("serve", "--replicas")
     from student.server import serve_student, stop_student
 
     with _ray(config, detach=False):
+        # The replicas share what one actor of the run reserved.
         cpus = config.num_cpus / num_replicas
         try:
             serve_student(
@@ -368,7 +379,7 @@ def _student_on_ray(
 
 
 def stop_aggregator(root: Path, *, say: Callable[[str], None]) -> None:
-    """End the service that ``serve_aggregator(detach=True)`` left on the cluster."""
+    """Stop the service that ``serve_aggregator(detach=True)`` left on the cluster."""
     run, config = _run_with_votes(root)
     with _ray(config.ray, detach=True):
         name = service_name(run)
@@ -380,14 +391,15 @@ def stop_aggregator(root: Path, *, say: Callable[[str], None]) -> None:
 
 
 def service_name(run: RunDirectory) -> str:
-    """One name per ledger: a second service for the same run is refused."""
+    """Return the name of the ledger's service: one, so that a second service for the same run is refused."""
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
-    """RunFolderError for a run of a method that asks no teachers, or keeps none."""
+    """Return a run whose teachers can be asked. RunFolderError where the method asks none, or keeps none."""
     run, config = open_run_directory(root)
     if isinstance(config, OwnVotes) and not config.votes.features:
+        # Without features no student was trained, and the votes are in their file.
         run.require_finished(with_ledger=True, with_votes=False, with_student=False)
     else:
         run, config = finished_run(root)
@@ -402,40 +414,12 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
     return run, config
 
 
-def _with_absolute_places(config: VotingMethod, data_dir: Path | None) -> VotingMethod:
-    """The configuration for a process with another working directory and environment."""
-    found = data_dir or config.data.data_dir
-    if found is None and config.data.declaration is None:
-        found = os.environ.get("FAIRPATE_DATA")  # type: ignore[assignment]
-    data = config.data.model_copy(update={"data_dir": None if found is None else Path(found).absolute()})
-    return config.model_copy(update={"data": data})
-
-
-def _watch(service: Service) -> None:
-    """Until Ctrl-C or SIGTERM; a restart is waited out, an end for good is an error."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        while service.is_serving(timeout_s=_WATCH_TIMEOUT_S):
-            time.sleep(_WATCH_INTERVAL_S)
-        raise ServiceError(f"{service.url}: the HTTP server ended by itself; its log says why. Serve the run again.")
-    except KeyboardInterrupt:
-        return
-    finally:
-        service.stop()
-
-
-def _this_node() -> dict[str, float]:
-    """Ray's own resource of this node's address: after a crash the actor waits for the node that has the ledger."""
-    import ray
-
-    # Of the 1 that a node has: so little that many services fit, and none waits for another.
-    return {f"node:{ray.util.get_node_ip_address()}": 0.001}
-
-
 @contextmanager
 def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
-    """Ray for a service; one that stays needs a cluster that stays."""
+    """Start Ray for a service; one that stays needs a cluster that stays."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError("--detach and --stop need a cluster that stays; set RAY_ADDRESS, or leave them out.")
+    from teachers.ray_pool import start_ray  # of torch, which a refusal does without
+
     with start_ray(config):
         yield

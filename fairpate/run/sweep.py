@@ -259,8 +259,7 @@ class Cell:
         now |= {path: Path(value).name for path, value in every.items() if path.endswith(_FILES) and value}
         words = ["fairpate run --method", shlex.quote(self.method), "--data", shlex.quote(data.name)]
         for path, value in now.items():
-            # A digest may hold fields of earlier versions.
-            if path not in dumped or path in ("method", "data.name") or unread_because_of(path, every) is not None:
+            if path in ("method", "data.name") or unread_because_of(path, every) is not None:
                 continue
             if path not in start or start[path] != dumped[path]:
                 text = yaml.safe_dump(value, default_flow_style=True, width=10**6)

@@ -214,7 +214,7 @@ def test_files_whose_rows_would_be_named_differently_are_refused(shop: Path) -> 
     changed(shop, "new.csv", "eve;29;0;f;3;yes", "eve;29;yes;f;3;0")
     changed(shop, "shop.yaml", "  test: new.csv", "  test: new.csv\n  pooled: {together: true}")
     assert read(shop)
-    changed(shop, "shop.yaml", "name: shop", "name: shop\nidentity: {as_written: true}")
+    changed(shop, "shop.yaml", "name: shop", "name: shop\nidentity: {by_text: true}")
     with pytest.raises(DataError, match=r"new\.csv: expected the columns of old\.csv, in their order"):
         read(shop)
 

@@ -34,7 +34,7 @@ AGE = "  age: {bounds: [0, 110]}\n"
 # File, what stands there, what stands there instead, and the words of the message.
 FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     # The declaration as YAML.
-    (YAML, "name: hospital", "name: hospital\nname: other", ("cannot be read as YAML", "name stands there twice")),
+    (YAML, "name: hospital", "name: hospital\nname: other", ("cannot be read as YAML", "name is given twice")),
     (YAML, "name: hospital", "name: [hospital", ("own.yaml", "cannot be read as YAML")),
     (YAML, "name: hospital", "name:\thospital\n\ttab: x", ("own.yaml", "cannot be read as YAML")),
     (YAML, FILES[YAML], "- hospital\n", ("own.yaml", "expected a mapping", "got list")),

@@ -39,7 +39,7 @@ CHOICE = "options: {seen: {default: false, description: x}}\n"
         ),
         ("[city, town]", "[city, age]", r"features: age is declared twice"),
         ("[city, town]", "[city, again]", r"features: again is the label; a model may not see it"),
-        ("rows: 40", "rows: 40\nrows: 50", r"cannot be read as YAML: rows stands there twice"),
+        ("rows: 40", "rows: 40\nrows: 50", r"cannot be read as YAML: rows is given twice"),
         ("rows: 40", "rows: many", r"rows: expected a whole number, got 'many'\."),
         ("[0, 100]", "[zero, 100]", r"features\.age\.bounds\.0: .*got 'zero'\."),
         ("[0, 100]", "[nan, 100]", r"features\.age\.bounds\.0: .*got 'nan'\."),
@@ -123,7 +123,7 @@ CHOICE = "options: {seen: {default: false, description: x}}\n"
         (
             "rows",
             "identity: {text: [age], key: [city]}\nrows",
-            r"expected one of key, text and as_written, got key and text",
+            r"expected one of key, text and by_text, got key and text",
         ),
         ("rows", "person: {column: sex}\nrows", r"person: sex may be the sensitive attribute"),
         ("rows", "header: [age, city, town, again, sx]\nrows", r"header: no column sex; did you mean sx\?"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -51,3 +54,25 @@ def test_a_method_that_protects_the_attribute_alone_refuses_an_embedding(tmp_pat
     config = configured({}, [f"out={tmp_path / 'run'}"], method="dp_postprocessing")
     with pytest.raises(ConfigError, match=r"data\.embedding: dp_postprocessing protects .* set it to null"):
         run_method(config.model_copy(update={"data": data}), Reporter(quiet=True))
+
+
+def test_the_configuration_of_one_method_is_read_without_torch_and_other_methods() -> None:
+    """Also where its settings are chosen for the data set; a section of another method is checked by that one alone."""
+    program = """
+import json, sys
+from fairpate.methods.base import configured, resolved
+
+def loaded():
+    return sorted(name for name in sys.modules if name == "torch" or name.startswith("fairpate.methods."))
+
+configured({"dp_sgd": {"epochs": 3}}, [("target.epsilon", 2.0)], method="dp_sgd")
+resolved(["data.name=color_digits"], "dp_sgd")
+alone = loaded()
+configured({"f_ld": {"epochs": 2}}, method="dp_sgd")
+print(json.dumps([alone, loaded()]))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
+    alone, with_others = json.loads(ended.stdout)
+    assert alone == ["fairpate.methods.base", "fairpate.methods.dp_sgd"]
+    used = {"fairpate.methods.f_ld", "fairpate.methods.parity", "torch"}  # by F-LD itself
+    assert set(with_others) - set(alone) <= used

@@ -141,8 +141,8 @@ def test_what_fails_for_another_reason_than_the_request_ends_in_exit_code_1(fair
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("seed: 1\nseed: 2\n", ["seed stands there twice", "line 1"]),
-        ("teachers: {num_teachers: 5, num_teachers: 6}\n", ["num_teachers stands there twice"]),
+        ("seed: 1\nseed: 2\n", ["seed is given twice", "line 1"]),
+        ("teachers: {num_teachers: 5, num_teachers: 6}\n", ["num_teachers is given twice"]),
         ("- a\n", ["mapping of sections", "list"]),
         ("[" * 1000, ["nested too deeply"]),
         ("\0", ["cannot be read as YAML"]),

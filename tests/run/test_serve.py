@@ -376,7 +376,7 @@ def test_what_protects_nobody_by_design_is_not_served(fairpate, small_config, tm
         (["query", "estimate", "-3"], ["-3", "the number of a record (from 0)"]),
         (["query", "ask", f"0:{10**12}"], ["at most 1000000 records"]),
         (["query", "ask", f"0:{'9' * 40}"], ["expected the number of a record"]),
-        (["query", "--ids", "0:5", "--out", "missing/labels.parquet"], ["--out", "missing is no folder"]),
+        (["query", "--ids", "0:5", "--out", "missing/labels.parquet"], ["--out", "missing is not a folder"]),
         (["query", "--ids", "0:5", "--out", "labels.txt"], ["--out", ".parquet or .csv"]),
         (["query", "--ids", "0:5", "--out", "."], ["--out"]),
         (["query", "budget", "--out", "labels.csv"], ["--out", "--ids"]),

@@ -46,18 +46,18 @@ print(json.dumps({" ".join(words): watched(words) for words in commands}))
 """
 pytestmark = pytest.mark.slow  # a process for each command
 PRICES = {"dp_accounting", "scipy.stats"}
-RUNS = {  # torch where a command reads what a run published, whose module also reads students
+RUNS = {
     "--help": set(),
     "new project": set(),
     "data list": set(),
-    "card RUN": {"torch"},
-    "bundle RUN": {"torch"},
+    "card RUN": set(),
+    "bundle RUN": set(),
     "verify RUN/bundle.zip": {"torch", "scipy.stats", "pandas"},  # builds the model; pyarrow looks for pandas
-    "tokens add RUN ada": {"torch"},
-    "tokens list RUN": {"torch"},
-    "ledger audit RUN": {"torch"},
-    "ledger backup RUN copy.sqlite": {"torch"},
-    "ledger show RUN": PRICES | {"torch"},
+    "tokens add RUN ada": set(),
+    "tokens list RUN": set(),
+    "ledger audit RUN": set(),
+    "ledger backup RUN copy.sqlite": set(),
+    "ledger show RUN": PRICES,
 }
 REFUSED = ("query --ids 0:2 ask 1", "serve nowhere")  # as far as their own modules go
 MODULES = (
@@ -101,4 +101,4 @@ def test_a_command_imports_only_what_it_uses(started, command):
 def test_a_client_a_service_and_a_configuration_start_without_them(started, name):
     code, *libraries = started[0][name]
     assert code == (2 if name in REFUSED else 0), started[1]
-    assert set(libraries) <= ({"torch"} if name.startswith("serve") else set())  # it opens a run
+    assert not libraries
