@@ -164,7 +164,7 @@ class LedgerTerms:
         return cls(**{**values, **typed})
 
     def require_equal(self, stored: Mapping[str, Any]) -> None:
-        """LedgerError unless a ledger's stored terms are these; it names the first field that differs."""
+        """Raise LedgerError unless a ledger's stored terms are these; it names the first field that differs."""
         # Through JSON, as the stored terms went: a tuple becomes a list.
         wanted = json.loads(canonical(self.to_json()))
         for name in (column.name for column in fields(self)):
@@ -506,7 +506,7 @@ class Ledger(LedgerState):
         self._opened.close()
 
     def check(self) -> None:
-        """LedgerError if a write would be refused: it is closed, a write failed, or its store was changed.
+        """Raise LedgerError if a write would be refused: it is closed, a write failed, or its store was changed.
 
         Any thread may ask; nothing is written.
         """
@@ -517,9 +517,10 @@ class Ledger(LedgerState):
             raise LedgerError(f"{self.name}: writing ended ({self._failure or 'closed'}); open the ledger again.")
 
     def look(self) -> None:
-        """LedgerError as :meth:`check`, or if store or anchor, asked on connections of their own, do not answer.
+        """Raise LedgerError as :meth:`check` does, or if the store or the anchor does not answer.
 
-        Any thread may ask; it waits as long as they hang, and no write waits for it.
+        Both are queried on connections of their own. Any thread may call this; it blocks while they hang, and no write
+        waits for it.
         """
         self.check()
         self.store.look()
@@ -622,7 +623,7 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
 
 
 def require_entry(ledger: Ledger, head: Head) -> None:
-    """LedgerError unless a ledger stores the entry ``head``; errors as :func:`verified_slices`."""
+    """Raise LedgerError unless a ledger stores the entry ``head``; errors as :func:`verified_slices`."""
     with closing(open_reader(ledger.place)) as reader:
         if head.number == 0:
             header = reader.header()

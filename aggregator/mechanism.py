@@ -155,7 +155,8 @@ class Mechanism(ABC):
         return {name: f"{value:g}" for name, value in self.parameters.items()}
 
     def is_complete(self, votes_QC: IntArray, *, num_teachers: int) -> bool:
-        """Return whether all voters voted that must. ValueError unless these are counts for at least two classes."""
+        """Return whether every voter that the mechanism requires has voted. ValueError unless the votes are counts for
+        two or more classes."""
         return check_votes(votes_QC, num_teachers=num_teachers)
 
     def chances(self, counts_QC: IntArray, *, num_teachers: int) -> FloatArray:  # noqa: ARG002 - of the subclass

@@ -107,7 +107,7 @@ class Commits:
         return done
 
     def require_waited(self) -> None:
-        """StoreError if a commit did not wait for the standby: such a commit succeeds with a warning."""
+        """Raise StoreError if a commit did not wait for the standby: such a commit succeeds with a warning."""
         if self._warnings:
             raise StoreError("; ".join(self._warnings))
 
@@ -132,7 +132,7 @@ def connect(url: str) -> Connection[Any]:
 
 
 def require_durable(connection: Connection[Any], place: str) -> None:
-    """LedgerError unless this server's commits are on its disk when they return, and it accepts writes."""
+    """Raise LedgerError unless this server's commits are on its disk when they return, and it accepts writes."""
     for name, allowed in _DURABLE.items():
         (found,) = one(connection, "SELECT current_setting(%s)", name)
         if found not in allowed:
@@ -145,7 +145,7 @@ def require_durable(connection: Connection[Any], place: str) -> None:
 
 
 def require_primary(connection: Connection[Any], place: str) -> None:
-    """UnreachableError for a standby: entries that it does not show yet are not missing from the ledger."""
+    """Raise UnreachableError for a standby: entries that it does not show yet are not missing from the ledger."""
     (is_standby,) = one(connection, "SELECT pg_is_in_recovery()")
     if is_standby:
         raise UnreachableError(
@@ -418,7 +418,8 @@ def _end_holder(connection: Connection[Any], name: str) -> None:
 
 
 class DatabaseAnchor:
-    """An anchor in a row of ``fairpate_anchors``; methods as of :class:`aggregator.sqlite.FileAnchor`."""
+    """An anchor in one row of the table ``fairpate_anchors``, with the methods of
+    :class:`aggregator.sqlite.FileAnchor`."""
 
     def __init__(self, place: str) -> None:
         self._place, (self._url, self._name) = shown(place), split_place(place)

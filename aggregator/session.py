@@ -89,7 +89,7 @@ class AggregatorSession:
     """Asks the teachers of one ledger, within its budget. All methods may be called from any thread."""
 
     def __init__(self, ledger: Ledger, *, source: NoiseSource) -> None:
-        """ValueError unless ``source`` is the kind of noise that the ledger's terms declare."""
+        """Raise ValueError unless ``source`` is the kind of noise that the ledger's terms declare."""
         # The terms are what the published statement says about the noise.
         if source.label != ledger.terms.noise:
             raise ValueError(f"Expected a {ledger.terms.noise} source for this ledger, got {source.label}.")

@@ -180,7 +180,7 @@ def _reading_errors(path: Path) -> Iterator[None]:
 
 
 def _require_schema(path: Path) -> None:
-    """LedgerError unless this is a ledger of the known schema."""
+    """Raise LedgerError unless this is a ledger of the known schema."""
     with _reading_errors(path), closing(_open_read_only(path)) as database:
         _read_header(database, path)
 
@@ -333,7 +333,7 @@ class SqliteStore:
         return None
 
     def look(self) -> None:
-        """LedgerError unless the store exists and this is its writer, asked on a new connection; may hang."""
+        """Raise LedgerError unless the store exists and this is its writer, asked on a new connection; may hang."""
         fault = self.fault()
         if fault is not None:
             raise LedgerError(f"{self._path}: {fault}.")
@@ -352,7 +352,7 @@ class SqliteStore:
         return not disk.f_flag & os.ST_RDONLY and disk.f_bavail * disk.f_frsize >= MIN_FREE_BYTES
 
     def require_writable(self) -> None:
-        """LedgerError unless the folder takes as many bytes as a transaction may have, durably."""
+        """Raise LedgerError unless the folder takes as many bytes as a transaction may have, durably."""
         folder = self._path.parent
         trial = folder / ".write-test"
         try:
@@ -450,7 +450,7 @@ class FileAnchor:
         return self._noted(locked=True)
 
     def look(self) -> None:
-        """LedgerError as :meth:`noted`, without a lock that a writer would wait for."""
+        """Raise LedgerError as :meth:`noted` does, without a lock that a writer would wait for."""
         self._noted(locked=False)
 
     def _noted(self, *, locked: bool) -> Head:

@@ -481,7 +481,11 @@ class BudgetConfig(Section):
     kind: BudgetKind = Field("data_independent", description="The quantity that is limited; see fairpate.types.Budget.")
     epsilon: Positive | None = Field(None, description="Limit at `target.delta`; not for query_count.")
     max_queries: Count | None = Field(None, description="Limit of query_count.")
-    accept_leak: bool = Field(False, description="data_dependent needs true: when it stops depends on private votes.")
+    accept_leak: bool = Field(
+        False,
+        description="Must be true for `data_dependent`, because the query at which such a budget ends depends on "
+        "private votes.",
+    )
 
     @model_validator(mode="after")
     def _is_a_budget(self) -> BudgetConfig:

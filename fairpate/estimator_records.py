@@ -102,7 +102,8 @@ def records_like(estimator: Any, X: Any, groups: Any) -> CheckedRecords:
 
 
 def public_records(estimator: Any, X: Any, groups: Any, *, seed: int) -> CheckedRecords:
-    """Return public records; for a number ``X``, that many of independent standard normal features."""
+    """Return public records: ``X`` itself, or, if ``X`` is a number, that many records of independent standard normal
+    features."""
     names = getattr(estimator, "feature_names_in_", None)
     if not isinstance(X, int | np.integer) or isinstance(X, bool):
         columns = getattr(X, "columns", None)
@@ -186,7 +187,8 @@ def _groups_of(values: Values, column: SensitiveFeature) -> Values:
 
 
 def _either(found: Values | None, given: Any, count: int, name: str) -> Values | None:
-    """Return the groups of a column, or those that were given, (N,)."""
+    """Return the groups (N,) from the sensitive column or from the argument, whichever is given. ValueError if both
+    are."""
     if given is None:
         return found
     if found is not None:

@@ -245,7 +245,7 @@ def _require_inputs(
     *,
     has_persons: bool,
 ) -> None:
-    """ValueError for groups, public records, classes or persons that are missing or do not fit the method."""
+    """Raise ValueError for groups, public records, classes or persons that are missing or do not fit the method."""
     if config.reads_groups and private.groups is None:
         raise ValueError(
             f"{config.method} reads groups: give sensitive_features to fit, or name their column: sensitive_feature."

@@ -47,14 +47,15 @@ def cache_dir() -> Path:
 
 
 def check_output_folder(path: Path, option: str) -> None:
-    """PlaceError unless a folder is at ``path`` and takes files, or could be made there. Nothing stays behind."""
+    """Raise PlaceError unless a folder is at ``path`` and takes files, or could be made there. Nothing stays behind."""
     _check_place(path, option)
     if path.exists() and not path.is_dir():
         raise PlaceError(f"{option}: {path} is a file, expected a folder; give another path.")
 
 
 def check_output_file(path: Path, option: str, *, suffixes: tuple[str, ...] = ()) -> None:
-    """PlaceError unless a file can be written at ``path``, whose folder must exist, and ends in one of ``suffixes``."""
+    """Raise PlaceError unless a file can be written at ``path``, whose folder must exist, and ends in one of
+    ``suffixes``."""
     if suffixes and path.suffix not in suffixes:
         raise PlaceError(f"{option}: expected a file name that ends in {' or '.join(suffixes)}, got {path}.")
     _check_place(path, option)
@@ -140,7 +141,7 @@ class Storage:
     identity: str
 
     def require_here(self) -> None:
-        """StorageError unless ``uri`` is this very folder on the node that asks."""
+        """Raise StorageError unless ``uri`` is this very folder on the node that asks."""
         if _identity(self.uri) != self.identity:
             raise StorageError(
                 f"storage: {self.uri}: not the same place on every node of the cluster; "

@@ -126,7 +126,7 @@ class Output:
 
 @dataclass
 class _Document:
-    """The stream of the one document, and whether it is written."""
+    """The stream for the command's one JSON document, and whether the document was written."""
 
     stream: TextIO
     is_written: bool = False
@@ -225,7 +225,7 @@ class Pace:
     _last: tuple[float, int, int] | None = field(default=None, init=False)
 
     def advance(self, done: int, total: int) -> None:
-        """Report ``done`` of ``total`` steps. Fewer than before, or another total, begin anew."""
+        """Report ``done`` of ``total`` steps. If ``done`` falls or ``total`` changes, the measurement starts again."""
         now = self.clock()
         if self._first is None or self._last is None or done < self._last[1] or total != self._last[2]:
             self._first = (now, done)

@@ -338,7 +338,7 @@ def computed(
 
 
 def digest_of(blocks: Sequence[Block]) -> str:
-    """Return sixteen hexadecimal digits of all that determines these blocks; private."""
+    """Return sixteen hexadecimal digits that identify the content of these blocks. The digest is private."""
     names = "\n".join(block.content for block in blocks)
     return hashlib.blake2b(names.encode(), digest_size=8).hexdigest()
 

@@ -99,7 +99,7 @@ def made(factory: Factory, seed: int) -> Any:
 
 
 def require_apart(factory: Factory, teacher: Any, others: Sequence[Any]) -> None:
-    """OwnTeacherError if two teachers are, or hold, the same object: a second fit would change the first."""
+    """Raise OwnTeacherError if two teachers are, or hold, the same object: a second fit would change the first."""
     own = {id(part) for part in _parts(teacher)}
     if any(id(part) in own for other in others for part in _parts(other)):
         raise OwnTeacherError(

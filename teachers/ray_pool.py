@@ -541,7 +541,7 @@ class Voter:
         return counts
 
     def ping(self) -> None:
-        """Give a sign of life."""
+        """Return, to show that the actor is alive."""
 
 
 class _ServingActors:
@@ -689,7 +689,7 @@ class LocalNeighbourhood:
         self._blocks = []
 
     def ping(self) -> None:
-        """Give a sign of life."""
+        """Return, to show that the process is alive."""
 
 
 class RayNeighbourhood(_ServingActors):

@@ -152,7 +152,8 @@ def _parse(text: str, role: Role, source: str) -> list[Entry]:
 
 
 def _check_name(name: str, source: str) -> None:
-    """TokenError for a name that is not one plain word, or the name that callers without a token are charged under."""
+    """Raise TokenError for a name that is not one plain word, or the name that callers without a token are charged
+    under."""
     # One plain word can be shown in the ledger, in logs and on a terminal.
     if not re.fullmatch(_NAME, name):
         raise TokenError(f"{source}: expected a name of at most 64 letters, digits, '.', '_', '@' and '-'.")

@@ -201,7 +201,7 @@ class Writer:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._open_again)
 
     def _open_again(self) -> None:
-        """LedgerError if the ledger failed and cannot be opened again yet."""
+        """Raise LedgerError if the ledger failed and cannot be opened again yet."""
         if not self.failure:
             return
         if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:

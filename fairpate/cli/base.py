@@ -84,7 +84,7 @@ class Commands(typer.Typer):
 def _refuse_fields_given_twice(
     ctx: typer.Context, parameters: Mapping[str, inspect.Parameter], overrides: Sequence[str]
 ) -> None:
-    """UsageError where an option sets a field that `--set` sets too."""
+    """Raise UsageError where an option sets a field that `--set` sets too."""
     for override in overrides:
         values: dict[str, Any] = {}
         apply_override(values, override)

@@ -317,7 +317,7 @@ def aggregate(
     ] = "group",
     test: Annotated[
         Path | None,
-        typer.Option(help="File of test records that measure the student: the same columns, and true labels."),
+        typer.Option(help="File of test records to evaluate the student on: the same columns, and true labels."),
         Sets("votes.test"),
     ] = None,
     label: Annotated[

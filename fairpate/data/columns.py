@@ -119,7 +119,7 @@ class Feature(Section):
         if sum(kinds) != 1:
             raise ValueError("Expected one of: bounds (a number), categories, bands (of a numeric code), vector")
         if self.array and self.vector is None:
-            raise ValueError("Expected array with vector only")
+            raise ValueError("Expected `array` only together with `vector`")
         if self.vector is not None and self.may_be_missing:
             raise ValueError("Expected no missing value of a vector; leave such rows out of the file")
         if self.bounds is not None:

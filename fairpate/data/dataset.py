@@ -203,8 +203,8 @@ class SourceFile(Section):
     member: str | None = Field(None, description="Path of the file in the zip archive at `url`.")
     manual: str = Field("", description="Without `url`: a sentence on how to get the file.")
     note: str = Field("", description="Differences between the pinned file and the published one.")
-    alternatives: tuple[SourceFile, ...] = Field((), description="Files that may be there instead.")
-    extracted: str | None = Field(None, description="For an archive: the extracted folder that may be there instead.")
+    alternatives: tuple[SourceFile, ...] = Field((), description="Other files that are read if this file is missing.")
+    extracted: str | None = Field(None, description="For an archive: the extracted folder that may be used instead.")
     when: dict[str, str] = Field({}, description="Options and the value at which the file is read.")
 
     _from_text = short_for("path")
@@ -465,7 +465,7 @@ def sha256_of(path: Path) -> str:
 
 
 def check_sha256(found: str, file: SourceFile, path: Path) -> None:
-    """:class:`DataError` unless ``found`` is the pinned checksum; a file without one passes."""
+    """Raise :class:`DataError` unless ``found`` is the pinned checksum; a file without one passes."""
     if file.sha256 is not None and found != file.sha256:
         folder = path.parents[len(PurePosixPath(file.path).parts) - 1]
         raise DataError(
@@ -639,7 +639,7 @@ def with_persons(records: LoadedRecords) -> LoadedRecords:
 
 
 def check_persons(splits: Mapping[str, Split]) -> None:
-    """:class:`DataError` where a person of the private split has records in another one."""
+    """Raise :class:`DataError` where a person of the private split has records in another one."""
     private = as_names(splits["private"].person_id)
     for name, split in splits.items():
         if name != "private" and (parted := as_names(split.person_id).num_shared(private)):
@@ -677,7 +677,7 @@ def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int
 
 
 def check_members(dataset: Dataset) -> None:
-    """:class:`DataError` unless each split has every group, and the private split every class.
+    """Raise :class:`DataError` unless each split has every group, and the private split every class.
 
     Validation and test records may be none at all.
     """

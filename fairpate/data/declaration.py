@@ -200,9 +200,9 @@ class Files(Section):
     @model_validator(mode="after")
     def _private_records_come_from_one_place(self) -> Files:
         if self.records and self.private:
-            raise ValueError("Expected records, which are divided, or private, got both")
+            raise ValueError("Expected `records`, which are divided into splits, or `private`; got both")
         if not self.records and not self.private:
-            raise ValueError("Expected records, which are divided, or private, got neither")
+            raise ValueError("Expected `records`, which are divided into splits, or `private`; got neither")
         if self.private and not self.public:
             raise ValueError(
                 "Expected public with private: name the file of public records, or name the private one `records`, "

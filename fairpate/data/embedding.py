@@ -347,7 +347,8 @@ def _plain(x: Tensor, config: EmbeddingConfig, column_K: Tensor, thresholds_K: T
 
 
 def _thresholds(pool: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Columns of more than ``steps`` values and their quantiles; a value of half the records or more is left out."""
+    """For each column with more than ``steps`` values, return the column and its quantiles. A value that half of the
+    records or more share is left out of the quantiles."""
     columns, thresholds = [], []
     for column, values in enumerate(pool.unbind(dim=1)):
         different, counts = values.unique(return_counts=True)

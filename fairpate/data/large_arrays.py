@@ -292,7 +292,7 @@ class Names(Sequence[str]):
         return Names, (list(self),)
 
     def take(self, rows: IntArray) -> Names:
-        """The names at ``rows``, in that order: a view of consecutive rows."""
+        """The names at ``rows``, in that order. Consecutive rows give a view."""
         if (run := run_of(rows)) is not None:
             return self[run]
         gathered = GatheredNames()

@@ -88,7 +88,7 @@ def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -
 def _coloured(
     request: Request, grey: npt.NDArray[np.uint8], digits: Codes, names: Sequence[str], flips: npt.NDArray[np.float64]
 ) -> dict[str, Any]:
-    """The digits in colour, each different from its noisy binary label with its probability of ``flips``."""
+    """The coloured digits. The colour is the noisy binary label, flipped with the record's probability in ``flips``."""
     binary = noisy_binary_label(digits, names, seed=request.seed)
     colour = binary ^ colour_flips(names, flips, seed=request.seed)
     sensitive = request.options["sensitive"]

@@ -102,7 +102,7 @@ class TableFaults:
         ]
 
     def require_none(self) -> None:
-        """:class:`DataError` with a line for every fault."""
+        """Raise :class:`DataError` with a line for every fault."""
         if self.found:
             raise DataError("\n".join(self.lines))
 
@@ -319,7 +319,7 @@ def column_of(table: pa.Table, column: str, name: str) -> pa.Array:
 
 
 def require_columns(table: pa.Table, columns: Sequence[str], name: str) -> None:
-    """:class:`DataError` naming the first column that ``table`` lacks and the nearest one it has."""
+    """Raise :class:`DataError` naming the first column that ``table`` lacks and the nearest one it has."""
     for column in columns:
         if column not in table.column_names:
             (only, *others) = table.column_names

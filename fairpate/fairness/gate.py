@@ -37,7 +37,7 @@ class DemographicParityGate:
     """
 
     def __init__(self, rule: GateRule, *, num_groups: int, num_classes: int, counts_GC: IntArray | None = None) -> None:
-        """ValueError when ``counts_GC`` has another shape, or holds anything but integers >= 0."""
+        """Raise ValueError when ``counts_GC`` has another shape, or holds anything but integers >= 0."""
         self.rule = rule
         if counts_GC is None:
             counts_GC = np.zeros((num_groups, num_classes), dtype=np.int64)

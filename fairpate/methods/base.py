@@ -167,8 +167,8 @@ def find_method(name: str) -> type[Method]:
 
 
 def method_title(name: str) -> str:
-    """The name of a method on pages; of another package's method its registered name, so that no code of others
-    runs."""
+    """The name of a method on pages. A method of another package appears under its registered name, so that its code
+    need not be imported."""
     return find_method(name).title if name in _OURS or name in _ELSEWHERE else name
 
 
@@ -446,7 +446,7 @@ class Method(Section):
         """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError for a data set that it cannot learn from; before anything is written."""
+        """Raise ConfigError for a data set that it cannot learn from; before anything is written."""
         if self.learns_two_classes and dataset.num_classes != 2:
             raise ConfigError(
                 f"data.name: {self.method} learns two classes, {dataset.name} has {dataset.num_classes}; choose "
@@ -454,7 +454,7 @@ class Method(Section):
             )
 
     def require_unit(self, dataset: Dataset) -> None:
-        """ConfigError if the data set names persons, and nothing bounds what a person's records do together."""
+        """Raise ConfigError if the data set names persons, and nothing bounds what a person's records do together."""
         # A person with k records would be k changes at once, for which an epsilon of one change is far too small.
         if dataset.unit != "person" or not self.is_private:
             return
@@ -505,7 +505,8 @@ class Method(Section):
         return cost if trained.epsilon_bound is None else replace(cost, epsilon=trained.epsilon_bound)
 
     def require_trainable(self) -> None:
-        """ConfigError for what :meth:`check` refuses, and for an attribute among features that count as public."""
+        """Raise ConfigError for what :meth:`check` refuses, and for an attribute among features that count as
+        public."""
         self.check()
         declared = None if self.data.declaration is None else entry_for(self.data)
         # To such a method features are public: one that shows the attribute would publish it before any noise.
@@ -547,7 +548,7 @@ class PrivateMethod(Method):
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
     def require_replacing(self) -> None:
-        """ConfigError for a relation that no sensitive attribute has, if the attribute alone is protected."""
+        """Raise ConfigError for a relation that no sensitive attribute has, if the attribute alone is protected."""
         # An attribute is never added or removed: every record has one.
         if self.protects_attribute_only and self.target.relation not in (None, "replace one"):
             raise ConfigError(
@@ -556,7 +557,7 @@ class PrivateMethod(Method):
             )
 
     def require_as_released(self) -> None:
-        """ConfigError for what would undo the randomised classifier that is published."""
+        """Raise ConfigError for what would undo the randomised classifier that is published."""
         for field in ("calibration", "self_label"):
             if getattr(self.public_data, field):
                 raise ConfigError(
@@ -564,7 +565,7 @@ class PrivateMethod(Method):
                 )
 
     def require_linear_mixture(self) -> None:
-        """ConfigError also for a published model that is not linear."""
+        """Raise ConfigError also for a published model that is not linear."""
         self.require_as_released()
         if self.student.model.name != "logistic":
             raise ConfigError(
@@ -582,7 +583,7 @@ class AttributeMethod(PrivateMethod):
         return True
 
     def check(self) -> None:
-        """ConfigError for a target under another relation."""
+        """Raise ConfigError for a target under another relation."""
         self.require_replacing()
 
 
@@ -632,7 +633,7 @@ class ReleasingMethod(PrivateMethod):
 
 
 def check_release_of(config: Method, source: Path) -> None:
-    """ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
+    """Raise ConfigError or RunDirectoryError unless ``config`` can learn from the release of the run in ``source``."""
     if not isinstance(config, ReleasingMethod):
         raise ConfigError(f"method: {config.method} keeps no release that another run could learn from.")
     found = RunDirectory(root=source).released
@@ -654,7 +655,7 @@ Names = tuple[str, ...]
 
 
 def require_trusted(method: Any, path: Path) -> None:
-    """ConfigError if the file ``path`` names a method as ``module:Class``, and files may not."""
+    """Raise ConfigError if the file ``path`` names a method as ``module:Class``, and files may not."""
     if isinstance(method, str) and PLACE.fullmatch(method) and not may_run(method):
         raise ConfigError(f"method: {path} names {method}, code that would run with your rights; {REMEDY}.")
 
@@ -715,7 +716,8 @@ def configured_exactly(values: Values, *, method: str) -> Method:
 
 
 def _unread_faults(schema: type[Method], said: Values, options: Sequence[str] = (), *, method: str) -> list[str]:
-    """The faults of fields that were given for this method alone and that it does not have; ``options``: as given."""
+    """Return a fault for each field that was given and that ``method`` does not have. ``options`` are the fields as the
+    user wrote them."""
     faults = []
     for path, value in unread_by([schema], said):
         dotted = ".".join(path)

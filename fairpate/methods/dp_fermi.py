@@ -104,11 +104,13 @@ def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_
 
 
 class MatrixGame:
-    """The matrices W, their pulls on records, and the ascent on W from the predictions of a batch.
+    """The matrices W, the linear term that they add to each record's loss, and gradient ascent on W from the
+    predictions of a batch.
 
     ``shares_EG``: positive shares of groups in events. The Frobenius norm of an event's matrix is at most ``radius``;
     None: 1.5 sqrt(C), half as much again as the norm where predictions and groups are independent. A ``weight``
-    (lambda) of 0 leaves all at 0. Numbers this few are quicker in numpy than in torch.
+    (lambda) of 0 leaves all matrices at 0. The arrays are so small that numpy is faster than torch. ``pull_KC`` holds
+    the coefficients of the linear term: for a record with targets t and predictions F it is ``<t @ pull_KC, F>``.
     """
 
     def __init__(
@@ -135,13 +137,13 @@ class MatrixGame:
 
     @property
     def record_sensitivity(self) -> float:
-        """The L2 norm of one record's gradient of psi with respect to the matrices, at most."""
+        """Bound on the L2 norm of one record's gradient of psi with respect to the matrices."""
         # scale F in the record's row less 2 W F in all: |F| <= 1, and |W| <= radius.
         return float(self._scale_EG1.max()) + 2 * self.radius
 
     @property
     def group_sensitivity(self) -> float:
-        """Bound on how far another group of the record moves that gradient, in L2."""
+        """Bound on the L2 change of the gradient with respect to the matrices when one record changes its group."""
         # Another group takes the predictions, of norm at most 1, from one row to another; the term in W stays.
         two_largest_E2 = np.sort(self._scale_EG1[:, :, 0], axis=1)[:, -2:]
         return float(np.linalg.norm(two_largest_E2, axis=1).max())
@@ -149,19 +151,20 @@ class MatrixGame:
     def observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
         """Add the predictions of a part of the batch to the sums that the next :meth:`ascend` uses and clears.
 
-        A prediction that is not a number counts as 0: the noise covers one record, not a sum that it has spoilt.
+        A NaN prediction counts as 0, because one NaN would spoil the sum, and the noise covers one finite record only.
         """
         self._sums_KC.addmm_(targets_BK.mT, probability_BC.nan_to_num())
 
     def gradient(self) -> FloatArray:
-        """The gradient of the summed psi of all records observed with respect to the matrices, (E, G, C)."""
+        """The gradient with respect to the matrices of psi summed over all observed records, shape (E, G, C)."""
         sums_EGC = self._sums_KC.cpu().numpy()[self.num_classes :].reshape(self.matrix_EGC.shape)
         played_E1C = np.add.reduce(sums_EGC, axis=1, keepdims=True)
         gradient_EGC: FloatArray = self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
         return gradient_EGC
 
     def ascend(self, noise: GaussianNoise, *, stddev: float, learning_rate: float) -> None:
-        """One step up, with noise on the sums, and back into the ball; ``learning_rate`` is of the sums."""
+        """Take one ascent step on noisy sums and project back onto the ball. ``learning_rate`` applies to sums, not to
+        means."""
         if not self.weight:
             return
         gradient_EGC = self.gradient()
@@ -183,7 +186,8 @@ class MatrixGame:
         )
 
     def split_pulls(self) -> None:
-        """Update the parts of the pull: the ``own`` group's less the mean over groups, and the ``common`` rest."""
+        """Update the two parts of ``pull_KC``: ``own_pull_KC`` is the part that depends on the group (coefficients less
+        their mean over groups), ``common_pull_KC`` is the rest."""
         gain_EGC = self._scale_EG1 * self.matrix_EGC
         self._write(self.own_pull_KC, self.weight * (gain_EGC - gain_EGC.mean(axis=1, keepdims=True)))
         torch.sub(self.pull_KC, self.own_pull_KC, out=self.common_pull_KC)
@@ -193,7 +197,8 @@ class MatrixGame:
 
 
 class FermiLoss:
-    """``<pull, F>`` of every record, and its cross entropy where it ``reads_labels``, for :func:`watched_targets`.
+    """The linear term ``<t @ pull_KC, F>`` of each record, plus its cross entropy if ``reads_labels``. Targets t are
+    those of :func:`watched_targets`.
 
     ``pull_KC`` is read anew at every call. ``observe`` is called with the predictions (B, C) and the targets (B, K).
     """
@@ -231,7 +236,8 @@ class FermiLoss:
 
 
 class PublicPartitions:
-    """Every epoch divides all records at random into batches of ``batch_size``; the last one may be smaller."""
+    """Batches of a public partition: every epoch divides all records at random into batches of ``batch_size``; the last
+    one may be smaller."""
 
     def __init__(self, num_records: int, batch_size: int, generator: torch.Generator) -> None:
         self._num_records, self._batch_size, self._generator = num_records, batch_size, generator
@@ -330,7 +336,8 @@ class GameCells:
 
     @classmethod
     def of(cls, y: Tensor, groups: Tensor, *, config: DpFermiConfig, num_classes: int, num_groups: int) -> GameCells:
-        """ValueError for labels, groups or a positive label out of range, for lengths that differ, for one group."""
+        """Raise ValueError for labels, groups or a positive label out of range, for lengths that differ, for one
+        group."""
         require_codes("labels", y.cpu().numpy(), num_classes)
         require_codes("groups", groups.cpu().numpy(), num_groups)
         if len(y) != len(groups) or num_groups < 2:
@@ -500,7 +507,7 @@ def calibrated_steps(
 
 @dataclass(frozen=True, kw_only=True)
 class FermiTrained(Trained):
-    """With the shares (E, G) that were declared or released."""
+    """The trained model with the shares (E, G) that were declared or released."""
 
     shares_EG: FloatArray
 
@@ -559,7 +566,7 @@ def train(
 
 
 class DpFermi(DpSgdFamily):
-    """Within the target for whole records or persons, or for records' sensitive attribute alone."""
+    """Noise is calibrated to the target, which protects whole records or persons, or the sensitive attribute alone."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-FERMI"
@@ -570,20 +577,20 @@ class DpFermi(DpSgdFamily):
 
     @property
     def protects_attribute_only(self) -> bool:
-        """In the two modes that hide the group alone."""
+        """True in the two modes that protect the group alone."""
         return self.dp_fermi.mode != "all"
 
     @property
     def unread(self) -> dict[str, str]:
-        """The noise on shares that nothing releases."""
+        """``share_noise`` is not read when the shares are declared, because nothing is released then."""
         return {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
 
     def check(self) -> None:
-        """ConfigError where the mode protects an attribute and the target speaks of records that come and go."""
+        """Raise ConfigError where the mode protects an attribute and the target speaks of records that come and go."""
         self.require_replacing()
 
     def train(self, training: Training) -> Trained:
-        """Group shares first, then the game."""
+        """Release the group shares, then train model and matrices against each other."""
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
         randomness = self.randomness()
         person_N = None if self.protects_attribute_only else private.person_N

@@ -478,7 +478,7 @@ def train(
 ) -> OracleTrained:
     """Learn from public ``x`` (N, ...), bytes or floats, and binary ``y`` (N,), and private ``groups`` (N,).
 
-    ``admit`` is called with all events, and where noise comes from, before the first release.
+    ``admit`` is called before the first release with all events and the label of the noise source.
 
     ValueError for codes out of range, a cell below ``min_share`` and an epsilon too small for the paper's first round.
     """
@@ -563,7 +563,7 @@ class OracleLearner(AttributeMethod):
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
     def check(self) -> None:
-        """ConfigError for another relation and for a published model that is not linear."""
+        """Raise ConfigError for another relation and for a published model that is not linear."""
         super().check()
         self.require_linear_mixture()
 

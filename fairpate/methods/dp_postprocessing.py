@@ -276,7 +276,7 @@ class Postprocessing(DpSgdFamily):
         return dict.fromkeys(unread, "dp_postprocessing.base")
 
     def check(self) -> None:
-        """ConfigError for what would undo the mixing, and for a target under another relation."""
+        """Raise ConfigError for what would undo the mixing, and for a target under another relation."""
         self.require_as_released()
         self.require_replacing()
 

@@ -248,7 +248,7 @@ class DpSgdFamily(PrivateMethod):
 
 
 class DpSgd(DpSgdFamily):
-    """Within the target for one record or person."""
+    """Noise is calibrated to the target, which protects one record or one person."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "DP-SGD"

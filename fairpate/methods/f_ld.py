@@ -99,7 +99,9 @@ class FldConfig(Section):
         "demographic_parity", description="Means of predictions, of predictions per true label, or of the loss."
     )
     sharpness: Positive = Field(
-        1.0, description="Factor on the logits behind the compared probabilities; larger: closer to predicted labels."
+        1.0,
+        description="Multiplier of the logits before the softmax whose probabilities are compared between groups. "
+        "Larger values bring the probabilities closer to hard predictions.",
     )
     warmup_epochs: CountOrZero = Field(20, description="First epochs without constraints; they read no group.")
     epochs: CountOrZero = Field(50, description="Epochs under constraints.")
@@ -216,7 +218,7 @@ def alternate(
 
 
 def require_members(sizes_UG: Tensor) -> None:
-    """ValueError naming a constrained cell that has no record."""
+    """Raise ValueError naming a constrained cell that has no record."""
     for population, group in (sizes_UG == 0).nonzero().tolist():
         label = f" with label {population}" if len(sizes_UG) > 1 else ""
         raise ValueError(f"Expected records of every group, got none of group {group}{label}; merge groups.")
@@ -760,7 +762,7 @@ class CovarianceConstraint(UnprotectedMethod):
         return True
 
     def check(self) -> None:
-        """ConfigError for a model that is not linear."""
+        """Raise ConfigError for a model that is not linear."""
         if self.student.model.name != "logistic":
             raise ConfigError(
                 f"student.model.name: {self.method} fits a linear rule, got {self.student.model.name}; set logistic."

@@ -171,9 +171,10 @@ ANSWERED_BY_SERVICE = (
 
 
 def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
-    """State the bound of the ledger before a service answers from it; a statement that is no smaller stays.
+    """Raise the statement's epsilon to the ledger's bound before a service answers from the ledger.
 
-    From the first query of an analyst on, the price of the run's own queries says too little.
+    Analysts may spend the whole budget of the ledger, so the epsilon of the run's own queries is too small from their
+    first query on. A statement whose epsilon is at least the bound is left as it is.
     """
     statement, bound = read_statement(run), epsilon_fixed_beforehand(terms)
     if bound is None or statement.epsilon is None or bound <= statement.epsilon:

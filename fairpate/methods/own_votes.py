@@ -329,7 +329,7 @@ class OwnVotes(GnmaxMethod):
         return self.aggregator.gate
 
     def check(self) -> None:
-        """ConfigError also for a file or a unit that is not named, and for noise that was not chosen."""
+        """Raise ConfigError also for a file or a unit that is not named, and for noise that was not chosen."""
         super().check()
         if self.votes.path is None or self.votes.unit is None or not self.votes.classes:
             raise ConfigError("votes: give path, unit and classes, as `fairpate aggregate` does.")
@@ -345,7 +345,7 @@ class OwnVotes(GnmaxMethod):
         return read_votes_file(self.votes).dataset
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError also for other records than those of the file."""
+        """Raise ConfigError also for other records than those of the file."""
         if dataset.public.record_id != tuple(read_votes_file(self.votes).votes.record_ids):
             raise ConfigError(f"data.name: {self.votes.path} has votes on other records than {dataset.name}.")
         super().check_data(dataset)

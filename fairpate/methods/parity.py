@@ -60,13 +60,14 @@ class ParityConfig(Section):
 
 
 def require_codes(name: str, values: npt.NDArray[Any], stop: int) -> None:
-    """ValueError unless every value is one of 0 .. ``stop`` - 1."""
+    """Raise ValueError unless every value is one of 0 .. ``stop`` - 1."""
     if values.ndim != 1 or not np.isin(values, np.arange(stop)).all():
         raise ValueError(f"Expected {name} to be codes from 0 to {stop - 1}, got {np.unique(values)[:5].tolist()}.")
 
 
 def require_shares(shares: FloatArray, floor: float) -> None:
-    """ValueError naming the cells of ``shares`` (released, so public; groups first) below the declared ``floor``."""
+    """Raise ValueError naming the cells of ``shares`` (released, so public; groups first) below the declared
+    ``floor``."""
     # `not >=` names a share that is NaN as well.
     for cell in np.argwhere(~(shares >= floor)):
         where = f"group {cell[0]}" + (f", event {cell[1]}" if shares.ndim > 1 else "")
@@ -90,7 +91,7 @@ class ParityCells:
     def of(
         cls, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, num_groups: int, constraint: Constraint
     ) -> ParityCells:
-        """ValueError for labels other than 0 and 1, groups out of range, lengths that differ, one group alone."""
+        """Raise ValueError for labels other than 0 and 1, groups out of range, lengths that differ, one group alone."""
         labels, groups = np.asarray(labels_N), np.asarray(groups_N)
         require_codes("labels", labels, 2)
         require_codes("groups", groups, num_groups)
@@ -196,9 +197,11 @@ class MeanParity:
         return sizes.double().view(num_populations, num_groups)
 
     def violations(self, values_NK: Tensor, labels_N: Tensor, cells_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
-        """``mean over u - sum over (u, g) / sizes_UG`` of h, shape (U, G, K), differentiable in the values.
+        """Violations (U, G, K): the mean of ``values_NK`` over the population less the sum over the group divided by
+        its size.
 
-        NaN or infinite where a size or a population is 0.
+        ``sizes_UG`` are the group sizes to divide by. Differentiable in the values; NaN or infinite where a size or a
+        population is 0.
         """
         num_populations, num_groups, num_values = self.shape
         known_N = cells_N != UNKNOWN

@@ -131,7 +131,7 @@ class VotingMethod(Method):
         return NO_GATE
 
     def check(self) -> None:
-        """ConfigError for a target and a budget at once."""
+        """Raise ConfigError for a target and a budget at once."""
         if self.target.epsilon is not None and self.aggregator.budget is not None:
             raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
 
@@ -167,7 +167,7 @@ class VotingMethod(Method):
         return dataset
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError for a release that is impossible, before any work."""
+        """Raise ConfigError for a release that is impossible, before any work."""
         self.num_fitting(dataset)
 
     def num_fitting(self, dataset: Dataset) -> int:
@@ -292,7 +292,7 @@ def _share(max_disparity: float | Fraction) -> Fraction:
 
 
 def check_teachers(dataset: Dataset, num_teachers: int) -> None:
-    """ConfigError for more teachers than private records, or persons. It does not reveal how many there are."""
+    """Raise ConfigError for more teachers than private records, or persons. It does not reveal how many there are."""
     if num_teachers > dataset.private.num_protected:
         raise ConfigError(
             f"teachers.num_teachers: {num_teachers} teachers, but fewer private {dataset.unit}s in {dataset.name}, so "
@@ -329,13 +329,13 @@ class PateFamily(GnmaxMethod):
         return self.teachers.num_teachers
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError also for more teachers than records."""
+        """Raise ConfigError also for more teachers than records."""
         check_teachers(dataset, self.teachers.num_teachers)
         super().check_data(dataset)
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
-        """The votes of all teachers, which are kept: they are asked once."""
+        """Yield the votes of all teachers. The votes are stored in the run directory, so teachers vote only once."""
         path = training.run.votes
         # What was voted is what is charged: trained again on another machine, teachers may vote otherwise.
         if not path.exists():

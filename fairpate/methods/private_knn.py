@@ -128,13 +128,13 @@ class UnorderedPool:
 # A pool of thousands takes a minute to embed, and a run asks for it at each stage.
 @lru_cache(maxsize=1)
 def places_of(pool: UnorderedPool, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
-    """Return :meth:`Places.of`, computed once for a pool."""
+    """Return :meth:`Places.of`, cached by the pool."""
     return Places.of(pool.x, embedding=embedding, num_components=num_components, seed=seed)
 
 
 @lru_cache(maxsize=1)
 def clusters_of(pool: UnorderedPool, rows: bytes, places: Places, count: int, seed: int) -> Clusters:  # noqa: ARG001 - a key
-    """Return :meth:`Clusters.of`, computed once for a pool in the order that ``rows`` is a digest of."""
+    """Return :meth:`Clusters.of`, cached by the pool and by ``rows``, a digest of the order of its records."""
     return Clusters.of(places(pool.x), count, seed=seed)
 
 
@@ -204,7 +204,7 @@ class PrivateKnn(VotingMethod):
         )
 
     def check(self) -> None:
-        """ConfigError also for a budget that depends on votes, and for a target that leaves hardly any noise."""
+        """Raise ConfigError also for a budget that depends on votes, and for a target that leaves hardly any noise."""
         super().check()
         if self.private_knn.queries == "typical" and self.aggregator.num_queries is None:
             raise ConfigError(
@@ -224,7 +224,7 @@ class PrivateKnn(VotingMethod):
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError also for noise so small that a loss distribution would be too long to compose."""
+        """Raise ConfigError also for noise so small that a loss distribution would be too long to compose."""
         super().check_data(dataset)
         event = self.plan(dataset).worst_case(self.num_fitting(dataset))
         # By the Renyi curve, which is quick at any noise: the loss distribution would fill memory before it could

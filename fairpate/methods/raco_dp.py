@@ -567,7 +567,7 @@ class RacoDp(DpSgdFamily):
         return {f"raco_dp.{field}": "raco_dp.constraints" for field in named}
 
     def check(self) -> None:
-        """ConfigError for a target under which a histogram with a gradient has no price, or two caps at once."""
+        """Raise ConfigError for a target under which a histogram with a gradient has no price, or two caps at once."""
         if self.target.record_relation != "add or remove one":
             raise ConfigError(
                 f"target.relation: {self.target.relation!r} is not priced for {self.method}, whose Laplace and "

@@ -215,7 +215,7 @@ class RandomisedResponse(AttributeMethod):
         return others | {f"randomised_response.{field}": cause for field, cause in causes.items()}
 
     def check(self) -> None:
-        """ConfigError for another relation, and for a published model that the learner does not make."""
+        """Raise ConfigError for another relation, and for a published model that the learner does not make."""
         settings = self.randomised_response
         super().check()
         if settings.learner == "exponentiated_gradient":

@@ -91,7 +91,11 @@ class TaughtConfig(Section):
     """Which labels of the pool teach."""
 
     taught_share: float = Field(0.7, gt=0, le=1, description="Of the pool: the records with the least doubtful labels.")
-    gate: GateRule | None = Field(None, description="Keeps from the student what would widen the gap; null: nothing.")
+    gate: GateRule | None = Field(
+        None,
+        description="Demographic-parity gate: labels that would widen the gap are not given to the student; null: no"
+        " gate.",
+    )
     penalty: PenaltyConfig | None = Field(
         None, description="Demographic-parity regulariser in the student's loss, on public records; null: none."
     )
@@ -185,7 +189,8 @@ class VotesOfRecords(ReleasingMethod):
         return asked or self.by_group or self.public_data.calibration is not None
 
     def check(self) -> None:
-        """ConfigError for a target that leaves hardly any noise, or a relation by which a record moves two cells."""
+        """Raise ConfigError for a target that leaves hardly any noise, or a relation by which a record moves two
+        cells."""
         if self.target.epsilon > _LARGEST_EPSILON:
             raise ConfigError(
                 f"target.epsilon: a table of votes is priced up to {_LARGEST_EPSILON}, got {self.target.epsilon}; "
@@ -198,7 +203,7 @@ class VotesOfRecords(ReleasingMethod):
             )
 
     def check_data(self, dataset: Dataset) -> None:
-        """ConfigError for groups of persons, as votes of persons are shortened and count no records."""
+        """Raise ConfigError for groups of persons, as votes of persons are shortened and count no records."""
         super().check_data(dataset)
         if self.by_group and dataset.unit == "person":
             raise ConfigError(

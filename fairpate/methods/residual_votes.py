@@ -155,7 +155,11 @@ class ResidualVotesConfig(TaughtConfig):
     private_rounds: Count = Field(3, description="Releases of residuals where the curvature is private.")
     clip: float = Field(0.5, gt=0, le=1, description="Bound on the L2 norm of a record's residual, at most 1.41.")
     step: float = Field(3.0, gt=0, lt=4, description="Length of a Newton step; below 4 none diverges without noise.")
-    ridge: Positive = Field(2.0, description="Ridge of the first rule, in standard deviations of the noise per record.")
+    ridge: Positive = Field(
+        2.0,
+        description="Ridge penalty of the first linear rule, as a multiple of the standard deviation of the noise "
+        "divided by the number of records.",
+    )
     embedding: EmbeddingConfig = Field(
         EmbeddingConfig(), description="Embedding by public records; `data.embedding` takes precedence."
     )

@@ -72,7 +72,7 @@ class SfPate(PateFamily):
         return True
 
     def check(self) -> None:
-        """ConfigError also for counts that sf_s would not read."""
+        """Raise ConfigError also for counts that sf_s would not read."""
         super().check()
         if self.aggregator.release == "counts" and self.sf_pate.variant == "sf_s":
             raise ConfigError(

@@ -262,7 +262,8 @@ def unknown_module(model: nn.Module) -> str | None:
 
 
 def refuse_statistics(model: nn.Module) -> None:
-    """ValueError for a layer that computes with statistics of a batch, or keeps some of all records it has seen."""
+    """Raise ValueError for a layer that computes with statistics of a batch, or keeps some of all records it has
+    seen."""
     for name, module in model.named_modules():
         keeps = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
         if keeps or isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -299,11 +300,12 @@ def _described(name: str, module: nn.Module) -> str:
 
 
 def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None:
-    """ValueError where a record's output or gradient depends on other records, or on a call before. Changes no model.
+    """Raise ValueError if a record's output or gradient depends on other records or on an earlier call. The model stays
+    unchanged.
 
-    ``gradients(model, x, weights)`` are those of the outputs times ``weights``, summed, of every record of ``x`` by the
-    engine that will be used: one (B, ...) per trainable parameter. Random records are tried where ``x`` holds floats or
-    bytes, else its first ones. Dropout is switched off.
+    ``gradients(model, x, weights)`` returns per-example gradients of the sum of ``weights`` times outputs, computed by
+    the engine that will be used: one tensor (B, ...) per trainable parameter. The test uses random records if ``x``
+    holds floats or bytes, otherwise the first records of ``x``. Dropout is switched off.
     """
     if x.is_floating_point() or x.dtype == torch.uint8:
         # A generator of its own: a trial moves no stream of the training.
@@ -352,7 +354,8 @@ def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None
 
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """ValueError if the passes inside the block change a parameter or a buffer, which then has its values again."""
+    """Raise ValueError if the passes inside the block change a parameter or a buffer, which then has its values
+    again."""
     values = dict(model.named_parameters()) | dict(model.named_buffers())
     before = {name: value.detach().clone() for name, value in values.items()}
     changed: list[str] = []

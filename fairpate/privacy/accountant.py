@@ -299,9 +299,10 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
 
 @singledispatch
 def rdp_of_each_data_dependent(event: Any, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - of each type
-    """The Renyi curve of each query of an event, shape (Q, A), for the operator; see :func:`prices_each`.
+    """The Renyi curve of each query of an event, shape (Q, A); for the operator only.
 
-    Register one per event type that prices many queries at once faster than one by one.
+    Register an implementation for an event type whose queries are priced faster together than one by one (see
+    :func:`prices_each`).
     """
     raise TypeError(f"{type(event).__name__} has no price of each query of its own.")
 

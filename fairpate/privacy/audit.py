@@ -140,9 +140,10 @@ def epsilon_of_best_threshold(
 def _bounds(
     with_R: FloatArray, without_S: FloatArray, thresholds_T: FloatArray, *, delta: float, confidence: float
 ) -> FloatArray:
-    """Lower bounds (4, T) on epsilon: scores that reach a threshold and those that do not, each side against the other.
+    """Lower bounds (4, T) on epsilon from each threshold: releases with the canary against those without and the
+    reverse, each for scores at or above the threshold and for scores below it.
 
-    Scores ascend. -inf where nothing is refuted.
+    Scores must be sorted in ascending order. A bound is -inf where the scores refute no epsilon.
     """
     counts = [len(scores) - np.searchsorted(scores, thresholds_T) for scores in (with_R, without_S)]
     totals = len(with_R), len(without_S)

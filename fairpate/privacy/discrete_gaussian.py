@@ -261,7 +261,7 @@ def exact_cuts(stddev: float, num_digits: int) -> tuple[int, list[int]]:
 
 
 def require_positive_stddev(stddev: float) -> None:
-    """ValueError unless ``stddev`` is positive and finite."""
+    """Raise ValueError unless ``stddev`` is positive and finite."""
     if not 0 < stddev < math.inf:
         raise ValueError(f"Expected 0 < stddev < inf, got {stddev}.")
 

@@ -89,8 +89,8 @@ class ThresholdChecks(CountedEvent, TeacherEvent):
 class NoisyArgmaxes(CountedEvent, TeacherEvent):
     """``count`` noisy argmaxes that ran, including those with labels that were withheld.
 
-    With ``ThresholdChecks``, the realised charges of confident queries: sound as what a filter with a limit fixed in
-    advance has spent, since each step's charge is known before it runs.
+    Together with ``ThresholdChecks``, these are the realised charges of confident queries. Each charge is known before
+    its step runs, so a Renyi filter with a limit fixed in advance may admit them.
     """
 
     noun: ClassVar[str] = "noisy vote of teachers"

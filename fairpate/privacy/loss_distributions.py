@@ -479,7 +479,7 @@ class Laplace:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss there is."""
+        """The largest possible privacy loss, 1 / scale."""
         return 1 / self.scale
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:

@@ -257,10 +257,12 @@ class MomentSums(VoteSums):
 
 @dataclass(frozen=True, kw_only=True)
 class NeighbourVotes(_RecordsVote):
-    """``count`` queries, each a noisy count of votes of the nearest records in a fresh sample, one vote a unit.
+    """``count`` queries. Each takes a fresh Poisson sample, counts the labels of the nearest sampled records, and adds
+    noise to the counts.
 
-    Private-kNN (Zhu, Yu, Chandraker and Wang, CVPR 2020): a sampled record that is near enters, the farthest leaves,
-    and two counts move by one each; the largest count, which a check may look at first, moves by at most one.
+    A unit has one vote per query (Private-kNN; Zhu, Yu, Chandraker and Wang, CVPR 2020). A sampled unit that is near
+    enough replaces the farthest voter, so that two counts change by one each. The largest count, which a threshold
+    check may test first, changes by at most one.
     ``threshold_stddev_votes``: noise of a check on the largest count of the same sample; None: no check.
     """
 
@@ -455,7 +457,8 @@ def event_json(event: Event) -> dict[str, Any]:
 
 
 def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
-    """The event of :func:`event_json`. Statements hold no kind: then the fields and ``unit`` decide which it is."""
+    """The event that :func:`event_json` wrote. Statements do not store the kind of an event; it is then found from the
+    names of the fields and from ``unit``."""
     kinds = accountant.event_kinds()
     # Strict JSON has no infinity: it is written as a word.
     rest = {

@@ -51,7 +51,7 @@ class Pair:
 
 
 def gaussian(stddev: float) -> Pair | None:
-    """One normal variable of ``stddev``, moved by 1."""
+    """A normal variable of ``stddev``, against the same variable plus 1."""
     if not _is_noise(stddev):
         return None
     points = _points(stddev, 0.0, 1.0)
@@ -68,7 +68,8 @@ def sampled_replacement(stddev: float, rate: float) -> Pair | None:
 
 
 def laplace(scale_inverse: float) -> Pair | None:
-    """One Laplace variable of scale 1 / ``scale_inverse``, moved by 1: two tails, and cells between the centres."""
+    """A Laplace variable of scale 1 / ``scale_inverse``, against the same variable plus 1: the two tails, and a grid
+    between the centres."""
     most = scale_inverse
     if not most < 1 / _LEAST_NOISE:
         return None
@@ -92,7 +93,7 @@ def two_answers(epsilon: float) -> Pair | None:
 
 
 def discrete_gaussian(stddev: float) -> Pair | None:
-    """One whole number with discrete Gaussian noise, moved by 1."""
+    """An integer with discrete Gaussian noise, against the same integer plus 1."""
     if not _is_noise(stddev):
         return None
     reach = math.ceil(_DEVIATIONS * stddev) + 2

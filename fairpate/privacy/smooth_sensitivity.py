@@ -210,7 +210,7 @@ class ArgmaxCurve:
 
     @cached_property
     def log_q0(self) -> float:
-        """ln of the least q whose cost is the data-independent one, as is then all that is above."""
+        """ln q0. From the smallest such q on, the cost equals the data-independent cost."""
         low, high = float(self.moved(self.log_q_limit, -FARTHEST_STDDEVS)), self.log_q_limit
         # Relative to the logarithm: q0 itself may be too small for a float.
         while high - low > 1e-13 * -high:
@@ -230,7 +230,7 @@ class ArgmaxCurve:
 
     @cached_property
     def log_q1(self) -> float:
-        """ln of the q from which one vote leads to q0, a little less lest rounding leave a gap."""
+        """ln q1: one moved vote leads from q1 to q0. Slightly too small, so that rounding leaves no gap."""
         return float(self.lowered(np.array(self.log_q0))) * (1 + 1e-12)
 
     def log_q(self, gaps: FloatArray) -> FloatArray:
@@ -407,7 +407,7 @@ def threshold_sensitivity(
 
 @lru_cache(maxsize=64)
 def check_monotonicity(*, noise_stddev_votes: float, num_classes: int, order: float) -> None:
-    """ValueError unless the argmax's cost rises with q up to q0, and its growth by one vote up to q1.
+    """Raise ValueError unless the argmax's cost rises with q up to q0, and its growth by one vote up to q1.
 
     Tested on a fine grid, down to where the cost vanishes in a float. Independent of votes, so that the result may
     decide whether to publish.
@@ -431,7 +431,8 @@ def check_monotonicity(*, noise_stddev_votes: float, num_classes: int, order: fl
 
 @dataclass(frozen=True)
 class _Costs:
-    """The two costs of a query at one order, and their sensitivities. An infinite threshold makes its bit free."""
+    """The costs of threshold check and argmax of a query at one order, with their sensitivities. An infinite threshold
+    makes the check free."""
 
     threshold: float
     threshold_stddev: float

@@ -369,7 +369,7 @@ def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
 
 def require_one_panel(points: Sequence[Point]) -> None:
-    """ValueError for points that may not be compared."""
+    """Raise ValueError for points that may not be compared."""
     notions = sorted({point.notion for point in points})
     if len(notions) > 1:
         raise ValueError(f"Expected the disparities of one notion, got {', '.join(notions)}; choose one with seen_by.")

@@ -398,7 +398,7 @@ def frontier_report(report: FrontierReport) -> str:
 
 @cache
 def _library() -> Markup:
-    """Vega, Vega-Lite and Vega-Embed as one script without imports; to bundle it takes seconds."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script without imports. Bundling takes seconds."""
     import vl_convert
 
     return Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))  # noqa: S704 - the library's own script

@@ -218,7 +218,7 @@ class Evaluation:
         return tuple(name for name in self.group_names if name not in self.not_measured)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, field for field and what is computed from them; undefined numbers are null."""
+        """Return all fields and the derived ``not_measured`` as plain JSON values; undefined numbers are null."""
         plain: dict[str, Any] = strict(asdict(self) | {"not_measured": self.not_measured})
         return plain
 

@@ -78,7 +78,7 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows that may be published; a cell that failed has one too, without its cause."""
+        """The rows that may be published. A failed cell has a row that does not show the cause."""
         return read_rows(self.folder.results)
 
     @cached_property

@@ -121,7 +121,7 @@ class RunDirectory:
         return read_json(self.environment).get("made_on") if self.environment.is_file() else None
 
     def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
-        """RunDirectoryError if a file of a stage that costs privacy or time is missing."""
+        """Raise RunDirectoryError if a file of a stage that costs privacy or time is missing."""
         ledger = self.ledger_place if self.ledger_place.exists() and not self.ledger.exists() else self.ledger
         of_votes = (*([self.votes] if with_votes else []), *([ledger] if with_ledger else []))
         of_student = (self.student, self.metrics) if with_student else ()

@@ -165,7 +165,7 @@ def require_data(run: RunDirectory) -> DataRecord:
 
 
 def require_data_by_name(run: RunDirectory) -> None:
-    """RunDirectoryError where the run was trained on records that no name leads to."""
+    """Raise RunDirectoryError where the run was trained on records that no name leads to."""
     record = recorded_data(run)
     if record is not None and record.given_from_python:
         raise RunDirectoryError(
@@ -175,7 +175,7 @@ def require_data_by_name(run: RunDirectory) -> None:
 
 
 def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
-    """RunDirectoryError where the run's student is one of other data than ``record`` says."""
+    """Raise RunDirectoryError where the run's student is one of other data than ``record`` says."""
     words = ("label_names", "group_names", "sensitive_attribute")
     differing = [name for name in words if getattr(record, name) != getattr(student, name)]
     if record.record_shape != student.input_shape:

@@ -359,7 +359,7 @@ def rotate(root: Path, name: str, *, keep_old: str) -> str:
 
 
 def expire(root: Path, name: str, when: str) -> None:
-    """Let the tokens of a name end at a moment, or never."""
+    """Set when the tokens of ``name`` expire: at the time ``when``, or ``never``."""
     expires_s = None if when == "never" else moment(when)
     _changed(root, "expire", name, lambda store: (auth.expired(store, name, expires_s=expires_s), None), when=when)
 

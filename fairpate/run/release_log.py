@@ -294,7 +294,7 @@ class Odometer:
         return release
 
     def check(self, release: Release) -> None:
-        """LimitReachedError if this release, fixed beforehand, would pass the limit; nothing is stored."""
+        """Raise LimitReachedError if this release, fixed beforehand, would pass the limit; nothing is stored."""
         with self._transaction() as database:
             _admitted(database, release, _rows(database, data=release.data), None)
 
@@ -564,7 +564,7 @@ def read_release(path: Path) -> tuple[Released, Origin]:
             header = json.loads(file.metadata()["release"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         if header["format"] != FORMAT or header["sha256"] != _digest(arrays):
-            raise ValueError(f"expected {FORMAT}, and the arrays of its checksum")  # noqa: TRY301 - reworded below
+            raise ValueError(f"expected {FORMAT}, with arrays that match the checksum")  # noqa: TRY301 - reworded below
         released = Released(arrays=arrays, events=tuple(map(event_from, header["events"])))
         after = tuple(header.get("after", ()))
         return released, Origin(**{name: header[name] for name in ("id", "settings", "pool")}, after=after)
@@ -586,7 +586,7 @@ def _digest(arrays: Arrays) -> str:
 
 
 def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Path) -> None:
-    """RunFolderError if the release in ``path`` was made under settings other than ``settings``."""
+    """Raise RunFolderError if the release in ``path`` was made under settings other than ``settings``."""
     changes = changed_fields(flat_values(origin.settings), flat_values(settings))
     if changes:
         raise RunFolderError(
@@ -795,7 +795,7 @@ class ReleaseLog:
         )
 
     def check(self, events: Sequence[Event], *, noise: str) -> None:
-        """LimitReachedError if these events would pass the limit; nothing is stored."""
+        """Raise LimitReachedError if these events would pass the limit; nothing is stored."""
         self._odometer.check(self.release(events, noise=noise))
 
     def admit(self, events: Sequence[Event], *, noise: str) -> None:

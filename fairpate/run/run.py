@@ -126,7 +126,11 @@ def _augmented(section: Section, prefix: str = "") -> list[str]:
 
 
 def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, reporter: Reporter) -> None:
-    """LimitReachedError before any teacher is trained; and a note if the budget is smaller than the plan."""
+    """Raise LimitReachedError if the odometer's limit has no room for the planned queries, before any teacher is
+    trained.
+
+    Reports a note if the ledger's budget has room for fewer queries than planned.
+    """
     plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
     planned = plan.settings.num_queries
     # What is counted was admitted; the ledger's own meter asks for all that is charged beyond it.

@@ -84,7 +84,7 @@ def public_pool(dataset: Dataset, settings: QueriesConfig, *, takes_posted: bool
 
 
 def public_words(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> Facts:
-    """Return what the service's page says of the run, in public words."""
+    """Return the public description of the run that the service's page shows."""
     declared = entry_for(config.data) if config.data.declaration is not None else REGISTRY.get(dataset.name)
     record = ""  # without an embedding, the pool shows the features
     if dataset.embedding is not None:

@@ -345,7 +345,8 @@ def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[
 
 
 def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Iterator[str]:
-    """Fields that the sweep sets in a place of its own, and fields that no cell of their part reads."""
+    """Yield a fault for each field that the sweep sets elsewhere (such as ``seeds``), and for each field that none of
+    the methods in its part of the sweep reads."""
     words = _SET_ELSEWHERE | ({"data.seed": "seeds, or set split_by_seed: false"} if sweep.split_by_seed else {})
     parts: list[tuple[str, SweepPart | SweepConfig, Iterable[str]]] = [("", sweep, sweep.methods)]
     parts += [(f"data_sets.{name}.", part, _methods_on(sweep, name)) for name, part in sweep.data_sets.items()]
@@ -493,7 +494,7 @@ def _start(method: str, data_json: str) -> Method:
 
 @lru_cache
 def _check_data(config_json: str) -> None:
-    """DataError unless the data set, its options and its files are there."""
+    """Raise DataError unless the data set, its options and its files are there."""
     config = DataConfig.model_validate_json(config_json)
     for file in entry_for(config).needed_files(config.options):
         locate(file, data_dir_of(config))

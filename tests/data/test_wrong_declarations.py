@@ -84,7 +84,7 @@ CHOICE = "options: {seen: {default: false, description: x}}\n"
         ("records: shop.csv", "records: {path: a, sha256: abc}", r"files\.records\.0\.sha256: .*got 'abc'\."),
         ("shop.csv", "shop.zip", r"files: shop\.zip: expected a table, which may be gzipped, got an archive"),
         ("records: shop.csv", "records: {path: a, extracted: shop}", r"files: a: expected a table"),
-        ("{records: shop.csv}", "{}", r"files: expected records, which are divided, or private, got neither"),
+        ("{records: shop.csv}", "{}", r"files: .*`records`.*`private`.*got neither"),
         ("records: shop.csv", "records: a, private: b", r"files: expected records, .* got both"),
         ("records: shop.csv", "private: a", r"files: expected public with private"),
         (
