@@ -6,7 +6,7 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Load the commands, which takes a moment in which Ctrl-C is as good as later, and run the one that was given."""
+    """Load the commands and run the one that was given. Ctrl-C while they load ends the program as it does later."""
     try:
         from fairpate import cli
     except KeyboardInterrupt:

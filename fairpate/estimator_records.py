@@ -68,7 +68,8 @@ def sensitive_column(said: Any) -> SensitiveFeature | None:
 
 
 def private_records(estimator: Any, X: Any, y: Any, groups: Any) -> tuple[CheckedRecords, Values]:
-    """Return the checked records that ``fit`` is given and labels (N,), and set the estimator's columns."""
+    """Check the records that ``fit`` is given; return them with their labels (N,), and set the estimator's column
+    attributes."""
     column, found = sensitive_column(estimator.sensitive_feature), None
     if _are_pictures(X):
         x, labels = check_X_y(_pictures(X, column), y, allow_nd=True, dtype=None, estimator=estimator)

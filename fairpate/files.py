@@ -26,7 +26,7 @@ CACHE_VARIABLE = "FAIRPATE_CACHE"
 
 
 class PathIn:
-    """A path as an attribute: the entry ``name`` in the folder that the object has as its attribute ``of``."""
+    """A descriptor for the path of the entry ``name`` in the folder that the object's attribute ``of`` holds."""
 
     def __init__(self, of: str, name: str) -> None:
         self._of, self._name = of, name

@@ -52,7 +52,8 @@ class Ending:
 
 
 class _Console(Console):
-    """Shows names and messages of others without obeying them. BrokenPipeError where its reader left."""
+    """A console that replaces control characters in the text that it prints. BrokenPipeError if the reader of the
+    output is gone."""
 
     def on_broken_pipe(self) -> None:
         raise  # rich would exit with 1, as if the command had failed
@@ -321,7 +322,8 @@ def _bar(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
 
 @contextmanager
 def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
-    """Print beginning and end, and in between lines that become rarer, each with the time left."""
+    """Print the beginning and the end of a stage, and in between progress lines at growing intervals, each with the
+    time left."""
     started, pace, next_line_s, is_shown = time.monotonic(), Pace(), _FIRST_LINE_S, patience_s == 0
     if is_shown:
         console.print(f"{name} started")

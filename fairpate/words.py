@@ -197,13 +197,14 @@ def votes_matter(of_worst_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]) -> bool
 
 
 def dearest(cost_Q: FloatArray) -> list[int]:
-    """Return the queries that cost most, the dearest first, and none without a cost."""
+    """Return the queries that cost most, the most expensive first; empty if nothing was charged."""
     order: list[int] = np.argsort(-cost_Q, kind="stable")[:_MOST_SHOWN].tolist()
     return [query for query in order if cost_Q[query] > 0]
 
 
 def cost_words(cost_Q: FloatArray, of_worst_Q: FloatArray, *, varies: bool) -> str:
-    """Return what queries cost compared with their worst case, and the share of the dearest; for the operator alone."""
+    """Return how the cost of queries compares with their worst case, and the share of the most expensive ones; for the
+    operator alone."""
     if not len(cost_Q) or not cost_Q.sum():
         return "No query has cost anything."
     if not math.isfinite(cost_Q.sum()):

@@ -29,7 +29,7 @@ OTHER = "other"
 
 
 def stretched(values: Floats, scale: str | None) -> Floats:
-    """The values on the scale that is linear between the bounds of a number."""
+    """Map ``values`` to the declared scale: sign(v) ln(1 + |v|) for ``log``, otherwise unchanged."""
     return np.sign(values) * np.log1p(np.abs(values)) if scale == "log" else values
 
 
@@ -103,7 +103,8 @@ class Feature(Section):
 
     @property
     def places(self) -> dict[str, int]:
-        """Category: index in `own_categories` of each value in the file; their number means none of them."""
+        """The index in `own_categories` for each value in the file. The number of categories as index means no
+        category."""
         names = self.own_categories
         places = {value: place for place, value in enumerate(names) if not (self.other and value == OTHER)}
         places |= {alias: places[value] for alias, value in self.aliases.items()}

@@ -67,7 +67,7 @@ class Nearness:
 
     @classmethod
     def to(cls, others_KD: Floats, *, radius: float) -> Nearness:
-        """``others_KD`` are public; no public row has a larger norm than ``radius``."""
+        """Prepare the nearness to the public rows ``others_KD``. No public row may have a norm above ``radius``."""
         scale = _LARGEST_NORM / max(radius, 1e-30)
         whole_KD = np.rint(others_KD * scale).astype(np.float32)
         half_K = np.floor(np.square(whole_KD, dtype=np.float64).sum(axis=1) / 2)
@@ -79,7 +79,8 @@ class Nearness:
         return products_NK - self.half_squares_K
 
     def whole(self, rows_ND: Floats) -> Floats:
-        """Rows in whole numbers; a row longer than all public ones is shortened to their length."""
+        """Round rows to whole numbers. A row that is longer than every public row is first shortened to their largest
+        norm."""
         scaled_ND = rows_ND.astype(np.float64) * self.scale
         lengths_N1 = np.linalg.norm(scaled_ND, axis=1, keepdims=True)
         whole_ND: Floats = np.rint(scaled_ND * np.minimum(1.0, _LARGEST_NORM / np.maximum(lengths_N1, 1e-30))).astype(
@@ -265,7 +266,7 @@ class Components:
         return embedded_NE
 
     def at_once(self, x: Tensor) -> Tensor:
-        """The same of few records, without a loop: one graph of tensor operations."""
+        """Coordinates of a few records, computed without a loop as one graph of tensor operations."""
         plain = (_plain(x, self.config, self.column_K, self.thresholds_K) - self.mean_F) / self.root_F
         # A private record may hold larger values than all public ones: without a bound its sums would not be exact.
         bounded = plain.nan_to_num(0.0).clamp(-_LARGEST_PLAIN, _LARGEST_PLAIN).double()
@@ -275,7 +276,8 @@ class Components:
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding:
-    """Components, and perhaps a ``graph``, in shares of a norm that most records have about.
+    """Principal components and, optionally, a ``graph`` of neighbours, scaled so that the norm of a typical record is a
+    constant.
 
     ``radius``: the median norm of the pool's components; ``record_shape``: the shape of one record.
     """
@@ -302,9 +304,9 @@ class Embedding:
         return self._joined(self.components(x), None if self.graph is None else self.graph(x))
 
     def at_once(self, x: Tensor) -> Tensor:
-        """The same of few records, without a loop: one graph of tensor operations.
+        """Coordinates of a few records, computed without a loop as one graph of tensor operations.
 
-        Among neighbours that are equally near it may choose others.
+        If several neighbours are equally near, it may choose other ones than :meth:`__call__`.
         """
         if self.graph is None:
             return self._joined(self.components.at_once(x), None)
@@ -325,7 +327,7 @@ def embedded(dataset: Dataset, config: EmbeddingConfig | None) -> Dataset:
 
 
 def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
-    """The data set as ``embedding`` sees it."""
+    """The data set with every record replaced by its coordinates in ``embedding``."""
     splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
     names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
     # A copy: a view of a few records would keep all of the pool in memory.
@@ -373,10 +375,11 @@ class EmbeddingFileError(UserError):
 
 
 def save_embedding(embedding: Embedding, path: Path) -> None:
-    """Write all that places a record, for :func:`read_embedding`; computed from public records alone.
+    """Write everything that is needed to embed a record, for :func:`read_embedding`. It depends on public records
+    alone.
 
-    Computed again elsewhere an embedding may differ, because components of nearly equal spread, and a graph of few
-    pictures, turn with the processor and the number of threads.
+    An embedding that is fitted again on another machine may differ, because components of nearly equal spread, and a
+    graph of few pictures, turn with the processor and the number of threads.
     """
     tensors = {f"components.{name}": getattr(embedding.components, name) for name in _COMPONENTS}
     values: dict[str, Any] = {

@@ -513,7 +513,8 @@ _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 class Seen:
     """Facts about one column of the public records.
 
-    ``marks`` are the values that often mean a missing one: they do among numbers, but among words they are words.
+    ``marks`` are values that often stand for a missing value. They count as missing in a column of numbers, and as text
+    in a column of words.
     """
 
     rows: int = 0

@@ -208,7 +208,8 @@ class RateConstraints:
 
 
 class Pricer:
-    """Constraints' values, and what a record's mass adds to the Lagrangian, of one noisy histogram after another.
+    """Computes, for one noisy histogram after another, the constraint values and the derivative of the Lagrangian with
+    respect to a record's mass (its price).
 
     Unions are never smaller than ``size_floor`` > 0, as noise can make a size negative, and terms ``of_all`` are
     divided by the constant ``num_records`` > 0. ValueError where either is not positive.

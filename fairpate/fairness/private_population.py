@@ -38,7 +38,7 @@ _LEAST_STDDEVS = 4.0  # of a count: below, it is no denominator
 
 
 def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -> tuple[IntArray, FloatArray]:
-    """Two tables whose noises are independent, made of one with noise of ``stddev`` on every number.
+    """Split a noisy table, with noise of ``stddev`` on every number, into two tables with independent noise.
 
     A student that had learned from the very noise of the estimate would fit it and look better than it is. So the
     student learns from the first table, and the second is kept for the estimate (Leiner et al. 2023, arXiv 2112.11079).

@@ -186,8 +186,8 @@ def all_methods() -> dict[str, type[Method]]:
 
 
 class Stream(IntEnum):
-    """The parts of a run that draw random numbers, never private noise. Their numbers stay, or old runs could not be
-    made again."""
+    """The parts of a run that draw random numbers other than private noise. The numbers must never change, because
+    earlier runs could not be reproduced."""
 
     STUDENT = 1
     BOOTSTRAP = 2
@@ -256,7 +256,8 @@ class Trained:
     num_training_labels: int | None = None
 
     def of_unit(self, unit: Unit) -> Self:
-        """The same for ``unit``, such as a person, if the events bound what all of its records do together."""
+        """The same for ``unit``, such as a person. The events must bound what all records of the unit contribute
+        together."""
         return replace(self, events=tuple(of_unit(event, unit) for event in self.events))
 
 
@@ -319,9 +320,10 @@ class Training:
     log: ReleaseLog | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
-        """Ask limits for room for all that will be released, before anything is drawn that may end the training.
+        """Check that the release limits have room for all ``events``, before anything is drawn that may end the
+        training.
 
-        LimitReachedError without room: asked afterwards, a refusal would reveal how the draw turned out. A method
+        LimitReachedError if there is no room. A refusal after the draw would reveal the outcome of the draw. A method
         of several releases calls it before the first: then all of them are one plan.
         """
         if self.log is not None:
@@ -330,7 +332,8 @@ class Training:
     def release(
         self, draw: Callable[[], Released], *, settings: dict[str, Any], noise: str, name: str = ""
     ) -> Released:
-        """One release of arrays: the one that the run keeps, or what ``draw`` returns, counted before it is kept.
+        """Return one release of arrays: the one that the run has stored, or else the result of ``draw``, which is
+        counted before it is stored.
 
         ``settings`` are all that it follows from, but for records, noise and earlier releases
         (:meth:`Method.settings_without`). A method of several releases calls it for each, the first without a ``name``;
@@ -433,8 +436,8 @@ class Method(Section):
 
     @property
     def unread(self) -> Mapping[str, str]:
-        """Dotted fields and sections that other settings leave unread, each with the field that does; no digest has
-        them."""
+        """Fields and sections (dotted) that are not read under these settings, each with the field that switches it
+        off. Digests leave them out."""
         return {}
 
     @property
@@ -470,7 +473,8 @@ class Method(Section):
         )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:  # noqa: ARG002
-        """How ``num_records`` private records, a public number, vote on public ones; None: nobody votes."""
+        """The votes to expect on a public record from ``num_records`` private records, a public number; None if nobody
+        votes."""
         return None
 
     def own_dataset(self) -> Dataset | None:
@@ -539,7 +543,7 @@ class PrivateMethod(Method):
         return self.target.epsilon < math.inf
 
     def randomness(self, stream: Stream = Stream.NOISE) -> PrivateRandomness:
-        """Secret samples and Gaussian noise."""
+        """The source of secret samples and Gaussian noise."""
         return private_randomness(self.noise, stream_seed(self.seed, stream))
 
     @property
@@ -588,10 +592,11 @@ class AttributeMethod(PrivateMethod):
 
 
 class ReleasingMethod(PrivateMethod):
-    """One release of arrays, then learning from it. ``afterwards``: the dotted fields that only learning reads.
+    """A method that draws one release of arrays and then learns from it.
 
-    A field that is not listed makes another release, which is counted: to forget one costs privacy and betrays none.
-    Other runs may learn from the same release, with other values of ``afterwards``, at no privacy cost.
+    ``afterwards`` lists the dotted fields that only learning reads. Runs that differ in these fields alone may share a
+    release at no privacy cost. A change of any other field makes a new release, which is counted: a field that is
+    missing from the list costs budget but never breaks the guarantee.
     """
 
     releases_model: ClassVar[bool] = False
@@ -599,24 +604,24 @@ class ReleasingMethod(PrivateMethod):
 
     @property
     def release_settings(self) -> dict[str, Any]:
-        """All that the release follows from, but for records and noise."""
+        """The settings that determine the release, together with records and noise."""
         return self.settings_without(*self.afterwards)
 
     @property
     def release_alone(self) -> ReleasingMethod:
-        """The same release, with all that only learning reads at its defaults."""
+        """The same method with all fields that only learning reads at their defaults: it draws the same release."""
         return type(self).model_validate(self.release_settings | {"data": self.data, "out": self.out})
 
     def release(self, training: Training) -> Released:
-        """The release of the run: read private records once, and count and keep what is measured."""
+        """Return the stored release of the run, or measure the private records once, count the release and store it."""
         return training.release(lambda: self.measure(training), settings=self.release_settings, noise=self.source.label)
 
     def measure(self, training: Training) -> Released:
-        """Read private records, once."""
+        """Read the private records, once, and return the noisy arrays."""
         raise NotImplementedError
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """The model, from what was released and from public records."""
+        """Train the model from the release and from public records."""
         raise NotImplementedError
 
     def train(self, training: Training) -> Trained:
@@ -628,7 +633,8 @@ class ReleasingMethod(PrivateMethod):
         dataset: Dataset,  # noqa: ARG002
         student: Student,  # noqa: ARG002
     ) -> PrivatePopulation | None:
-        """The treatment of private groups by ``student``, as far as the release shows it; None if it does not."""
+        """Estimate how ``student`` treats the groups of private records; None if the release does not allow an
+        estimate."""
         return None
 
 
@@ -862,7 +868,7 @@ def fitted(data: DataConfig, method: str | None = None) -> Values:
 
 
 def fitted_to(name: str, *, count: int, num_public: int) -> Values:
-    """The same for a data set with ``count`` protected records or persons and a pool of ``num_public``, else unknown.
+    """Settings that suit ``count`` protected records or persons and ``num_public`` public records.
 
     Values that the method's class sets itself take precedence.
     """
@@ -911,7 +917,7 @@ def count_protected(data: DataConfig) -> int:
 
 
 def method_for(data: DataConfig) -> str:
-    """The method if none is named."""
+    """The method that is used if none is named."""
     is_known = entry_for(data).rows is not None
     few_public = pool_size(data) < _SMALL_POOL and is_known and count_protected(data) > _MANY_RECORDS
     return _WITHOUT_VOTES if few_public else ONE_RELEASE

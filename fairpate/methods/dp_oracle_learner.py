@@ -147,7 +147,8 @@ def play(
     violations: Callable[[Rule], FloatArray],
     on_round: Callable[[int, int], None] = lambda *_: None,
 ) -> Played[Rule]:
-    """``answer`` takes prices (G, E), ``violations`` gives what is added to theta (S, O, E) but for eta."""
+    """Play the game for all rounds. ``answer`` maps prices (G, E) to the learner's rule, and ``violations`` maps a rule
+    to the step of theta (S, O, E) before the learning rate."""
     num_groups, num_events = shares_GE.shape
     theta = np.zeros((2, num_groups - 1, num_events))
     answers, total = [], np.zeros_like(theta)
@@ -170,7 +171,7 @@ def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
 
 
 def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_group: int) -> FloatArray:
-    """W / q, shape (G, E)."""
+    """The prices W / q (G, E) of a positive prediction: signed multipliers divided by the shares of the cells."""
     signed_OE = multipliers_SOE[0] - multipliers_SOE[1]
     weights_GE = np.insert(signed_OE, reference_group, -signed_OE.sum(axis=0), axis=0)
     priced_GE: FloatArray = weights_GE / shares_GE
@@ -383,7 +384,8 @@ def linear_sides(setting: Setting) -> Sides:
 
 
 class GroupRules:
-    """The finite class on private records; ``said_N`` is the public classifier's prediction for each, 0 or 1."""
+    """The finite class of rules by group and public label. ``said_N`` holds the public classifier's prediction for each
+    private record, 0 or 1."""
 
     def __init__(self, cells: ParityCells, said_N: npt.NDArray[Any]) -> None:
         self._cells, self._said_N = cells, said_N.astype(np.int64)
@@ -453,7 +455,8 @@ def group_sides(setting: Setting) -> Sides:
 
 @dataclass(frozen=True, kw_only=True)
 class OracleTrained(Trained):
-    """With the rules (x, 1) . c_t < 0 as rows c_t, the game's outcome and the epsilon' of one release in a round.
+    """The trained mixture: its rules (x, 1) . c_t < 0 as rows c_t, the game's outcome, and the epsilon' of one release
+    in a round.
 
     For rules by group, the one row is the public rule; ``mixing_GCC`` holds the table over it.
     """
@@ -553,7 +556,8 @@ def published_num_rounds(
 
 
 class OracleLearner(AttributeMethod):
-    """Within the target for one sensitive attribute: a mixture of linear rules, two classes."""
+    """Noise is calibrated to the target, which protects one sensitive attribute. Learns a mixture of linear rules for
+    two classes."""
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
@@ -582,7 +586,7 @@ class OracleLearner(AttributeMethod):
         return True
 
     def train(self, training: Training) -> Trained:
-        """The game of learner and auditor."""
+        """Play the game of learner and auditor."""
         private = training.dataset.private
         with training.reporter.stage(self.method) as advance:
             return train(

@@ -83,7 +83,8 @@ class Mixing:
 
 @dataclass(frozen=True, kw_only=True)
 class Postprocessed(Trained):
-    """With the programme's solution and the noisy counts behind it (G, Y, C)."""
+    """The trained model, the solution of the linear programme, and the noisy counts (G, Y, C) that the programme
+    read."""
 
     mixing: Mixing
     counts_GYC: FloatArray
@@ -255,7 +256,8 @@ def _constraints(
 
 
 class Postprocessing(DpSgdFamily):
-    """Within the target for one sensitive attribute, or for one record with a private base."""
+    """Noise is calibrated to the target, which protects one sensitive attribute, or one record if the base is private
+    too."""
 
     title: ClassVar[str] = "DP-postprocessing"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 1"
@@ -266,7 +268,7 @@ class Postprocessing(DpSgdFamily):
 
     @property
     def protects_attribute_only(self) -> bool:
-        """Unless the base is private too."""
+        """True unless the base is private too."""
         return self.dp_postprocessing.base == "sgd"
 
     @property

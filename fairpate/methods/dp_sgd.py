@@ -332,7 +332,8 @@ def regulariser_gradient(
 
 
 class FairDpSgd(DpSgdFamily):
-    """Within the target for one record or person; parity is learned from the public pool."""
+    """Noise is calibrated to the target, which protects one record or one person. A regulariser on public records
+    enforces parity."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "FairDP-SGD"

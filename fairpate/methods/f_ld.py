@@ -159,7 +159,8 @@ def train_f_ld(
     allow_empty_cells: bool = False,
     on_progress: Progress = lambda *_: None,
 ) -> Trained:
-    """F-LD, without privacy: ``model`` in place on ``x`` (N, ...), ``y`` and ``groups`` (N,), some perhaps ``UNKNOWN``.
+    """Train ``model`` in place by F-LD, without privacy, on ``x`` (N, ...), ``y`` and ``groups`` (N,); groups may be
+    ``UNKNOWN``.
 
     A cell that a batch lacks has no violation there. ValueError for a cell without records, unless that is allowed: it
     has no constraint then.
@@ -234,7 +235,8 @@ def measured_violations(
     sizes_UG: Tensor,
     clip_value: float = math.inf,
 ) -> Tensor:
-    """The violations of all records, (U, G, K) ``float64``, by the model in evaluation mode; then in training mode.
+    """The violations (U, G, K) ``float64`` of all records, by the model in evaluation mode; the model is left in
+    training mode.
 
     Exact, and so private. ``clip_value`` bounds the L2 norm of a record's values.
     """
@@ -360,7 +362,7 @@ class FLd(UnprotectedMethod):
 
 
 class PfLdConfig(FldConfig):
-    """PF-LD: F-LD that hides the sensitive attribute. Its noise follows from the target."""
+    """PF-LD: F-LD with privacy for the sensitive attribute. The noise is calibrated to the target."""
 
     clip_norm: Positive = Field(1.0, description="C_p, largest norm of a record's gradient in a group's term.")
     clip_value: Positive = Field(
@@ -390,7 +392,8 @@ class PfLdConfig(FldConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PfLdNoise:
-    """Noise multipliers: standard deviations over what one changed attribute may move. 0 is no noise."""
+    """Noise multipliers: standard deviation of the noise over the L2 sensitivity to one changed attribute. 0 means no
+    noise."""
 
     gradient: float
     violation: float
@@ -420,7 +423,7 @@ def train_pf_ld(
     on_progress: Progress = lambda *_: None,
     on_release: Callable[[PublicState], None] = lambda _: None,
 ) -> Trained:
-    """PF-LD: ``model`` in place on ``x`` (N, ...), ``y`` (N,) and private ``groups`` (N,).
+    """Train ``model`` in place by PF-LD on ``x`` (N, ...), ``y`` (N,) and private ``groups`` (N,).
 
     ``generator`` draws public batches; secret ones and noise come from ``randomness``. ``on_release`` is called before
     each epoch under constraints. ValueError for a record without a group and a label without records.
@@ -474,7 +477,8 @@ def train_pf_ld(
 
 
 def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tuple[Event, ...]:
-    """Events of training with ``config``: no gradients without multipliers, and nothing without a dual step."""
+    """The events of training with ``config``. Without multipliers no noisy gradient is released, and without a dual
+    step nothing is."""
     num_duals = config.epochs if config.dual_step else 0
     # Multipliers that stay at 0 give no record a weight, and no gradient of groups is released.
     num_primals = num_duals if config.max_multiplier else 0
@@ -602,7 +606,7 @@ class _NoisyGradients:
 
 
 class PfLd(AttributeMethod):
-    """Within the target for one sensitive attribute."""
+    """Noise is calibrated to the target, which protects one sensitive attribute."""
 
     title: ClassVar[str] = "PF-LD"
     paper: ClassVar[str] = FLd.paper
@@ -637,7 +641,8 @@ Objective = Callable[[Any], tuple[float, FloatArray]]
 
 
 class CovarianceConfig(Section):
-    """Zafar et al. 2017: no group varies with the signed distance to the boundary."""
+    """Zafar et al. 2017: bounds the covariance between group membership and the signed distance to the decision
+    boundary."""
 
     max_covariance: float = Field(
         0.0,

@@ -136,7 +136,7 @@ def has_ledger(run: RunDirectory) -> bool:
 
 
 def parsed(text: str) -> Place:
-    """The address of a database's ledger, or the path of a file."""
+    """Return ``text`` as the address of a ledger in a database, or as the path of a file."""
     return text if is_database(text) else Path(text).absolute()
 
 
@@ -334,7 +334,7 @@ class VoteCounter:
         self._ask_teachers = ask_teachers
 
     def __call__(self, questions: Sequence[Question]) -> IntArray:
-        """``votes_QC``. VotesUnavailableError unless every teacher voted on every question."""
+        """Return ``votes_QC``. VotesUnavailableError unless every teacher voted on every question."""
         rows = [self._collected.get(question.query.record_id) for question in questions]
         missing = [i for i, row in enumerate(rows) if row is None]
         if missing:
@@ -558,7 +558,7 @@ def _no_room(budget: Budget, consequence: str) -> ConfigError:
 def release_labels(plan: ReleasePlan, dataset: Dataset, queries: Split, votes: Ballot, training: Training) -> Labels:
     """Ask the aggregator every query, and write the labels. One release results, however often it runs.
 
-    ``dataset`` is what teachers see, and its public records are whom they are asked about. The queries are counted in
+    ``dataset`` is the data set as the teachers see it; its public records are the queries. The queries are counted in
     the operator's odometer, if ``training`` has a log.
     """
     run, keys = training.run, keys_of(queries)
@@ -644,8 +644,8 @@ def _submit(
     dataset: Dataset,
     on_progress: Advance,
 ) -> SessionResult:
-    """Algorithm 1; with admission, in rounds that submit the planned number of candidates, or fewer if no more would
-    be accepted. The first round takes them in their order, for nothing is known yet."""
+    """Submit the queries as in Algorithm 1. With admission, submit them in rounds of the planned number of candidates,
+    or fewer if the gate would accept no more; the first round takes candidates in their order."""
     admission = plan.settings.admission
     if admission is None:
         return answer_queries(
@@ -705,7 +705,8 @@ def _submit(
 
 
 def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> LedgerTerms:
-    """The terms of the run's ledger. Without a planned budget the run's queries fit, and one wasted block."""
+    """The terms of the run's ledger. Without a configured budget, the budget admits the run's queries and one more
+    block, which a crash may waste."""
     settings = plan.settings
     terms = LedgerTerms(
         mechanism=plan.mechanism,

@@ -138,7 +138,7 @@ class ParityCells:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanParity:
-    """Which means are compared, of how many groups and classes; both numbers are public.
+    """The parity constraint: which means are compared, and the numbers of groups and classes, both public.
 
     ``sharpness`` multiplies the logits before they become probabilities.
     """
@@ -162,7 +162,7 @@ class MeanParity:
         return num_populations, self.num_groups, 1 if is_scalar else self.num_classes
 
     def values(self, outputs_BC: Tensor, labels_B: Tensor) -> Tensor:
-        """h of every record, shape (B, K), from logits."""
+        """The value h of each record whose means are compared, shape (B, K), from logits."""
         if self.constraint == "accuracy_parity":
             return torch.nn.functional.cross_entropy(outputs_BC, labels_B, reduction="none")[:, None]
         probability_BC = (self.sharpness * outputs_BC).softmax(dim=1)
@@ -213,7 +213,8 @@ class MeanParity:
         return mean_UK[:, None] - sums_UGK / sizes_UG.to(sums_UGK)[..., None]
 
     def slopes(self, multipliers_UGK: Tensor, labels_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
-        """The derivative of ``sum of multipliers times violations`` with respect to h of a record in (u, g), (U, G, K).
+        """The derivative (U, G, K) of the sum of multipliers times violations with respect to the value h of a record
+        in (u, g).
 
         ``labels_N`` give the sizes of the populations. 0 where the multipliers are 0.
         """
@@ -238,7 +239,8 @@ class MeanParity:
 
 
 class ValueAlong:
-    """h of a record along a direction, as a value to differentiate: targets (B, 1 + K) hold label and direction."""
+    """The inner product of a record's value h with a direction, to be differentiated. Targets (B, 1 + K) hold label and
+    direction."""
 
     def __init__(self, parity: MeanParity) -> None:
         self._parity = parity
@@ -307,7 +309,7 @@ class DualAscent:
         self.multipliers_J = project(np.zeros(num_multipliers), cap=cap, l1_radius=l1_radius)
 
     def step(self, violations_J: FloatArray) -> FloatArray:
-        """Ascend ``violations_J``, positive where a constraint fails; the multipliers after it, shape (J,)."""
+        """Raise the multipliers by ``violations_J``, positive where a constraint fails; return them, shape (J,)."""
         raised_J = self.multipliers_J + self._learning_rate * violations_J
         self.multipliers_J = project(raised_J, cap=self._cap, l1_radius=self._l1_radius)
         return self.multipliers_J

@@ -112,12 +112,13 @@ class VotingMethod(Method):
 
     @property
     def leaves_room(self) -> bool:
-        """True if a service may find room for queries that the run did not ask: a target is planned for the run's."""
+        """True if the budget may have room for queries beyond the run's own. Noise that is calibrated to a target
+        leaves none."""
         return self.target.epsilon is None
 
     @property
     def num_voters(self) -> int:
-        """The most votes that a query gets."""
+        """The largest number of votes on one query."""
         raise NotImplementedError
 
     @property
@@ -127,7 +128,7 @@ class VotingMethod(Method):
 
     @property
     def gate(self) -> GateRule:
-        """The rule that the aggregator holds its answers to."""
+        """The fairness rule that the aggregator applies to its answers."""
         return NO_GATE
 
     def check(self) -> None:
@@ -177,7 +178,7 @@ class VotingMethod(Method):
         return check_budget(plan, asked, choose_queries(asked, plan.settings))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many voters for any number
-        """All voters on every query."""
+        """The votes to expect: all voters vote on every query."""
         plan = self.plan(dataset)
         noise = float(plan.mechanism.parameters["noise_stddev_votes"])
         return ExpectedVotes(
@@ -193,7 +194,7 @@ class VotingMethod(Method):
             return release_labels(plan, dataset, queries, votes, training)
 
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> AbstractContextManager[Ballot]:
-        """The queries with those who vote on them, for as long as they are asked."""
+        """The queries with their voters. The voters stay available inside the context."""
         raise NotImplementedError
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
@@ -205,11 +206,12 @@ class VotingMethod(Method):
         return self.learn(training, replace(self.release(training), spending=None))
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """A student of the labels, which is free."""
+        """Train a student on the labels; this costs no privacy."""
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
-        """``labels`` with a student of those ``kept``; ``options`` as :func:`fit_student` takes them."""
+        """Train a student on the labels ``kept`` and return it with the events of ``labels``; ``options`` as
+        :func:`fit_student` takes them."""
         # Runs without a target have always drawn the student's first weights from its own stream.
         if self.target.epsilon is not None or self.public_data.pretrain is not None:
             options["initial_model"] = training.model
@@ -391,7 +393,7 @@ class PateFamily(GnmaxMethod):
 
 
 class Pate(PateFamily):
-    """PATE: no parity anywhere."""
+    """PATE, without a fairness constraint."""
 
     title: ClassVar[str] = "PATE"
 
@@ -421,11 +423,11 @@ class PateSPre(PateFamily):
 
     @property
     def reads_public_groups(self) -> bool:
-        """True: the filter does."""
+        """True: the filter reads them."""
         return True
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """A student of the labels that the filter keeps."""
+        """Train a student on the labels that the filter keeps."""
         dataset, labelled = training.dataset, labels.labelled
         # Of released labels and public groups alone, and so post-processing: what it drops stays charged.
         kept_N = streaming_filter(
@@ -449,11 +451,11 @@ class PateSIn(PateFamily):
 
     @property
     def reads_public_groups(self) -> bool:
-        """True: the regulariser does."""
+        """True: the regulariser reads them."""
         return True
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """A student of the labels, with the regulariser in its loss."""
+        """Train a student on the labels, with the regulariser in its loss."""
         from fairpate.nn.fit import public_penalty  # torch, as above
 
         public, generator = training.dataset.public, training.generator(Stream.TRAINING)

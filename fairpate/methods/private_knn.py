@@ -63,7 +63,7 @@ _STEPS = 2**15
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """An embedding in whole steps; a record far outside the pool is moved to a border."""
+    """The coordinates of an embedding, rounded to whole steps. A record far outside the public pool is clipped."""
 
     embed: Embed
     steps: float
@@ -114,7 +114,7 @@ class Clusters:
 
 @dataclass(frozen=True)
 class UnorderedPool:
-    """Public records, equal in any order: as queries they have another order than in the data set."""
+    """Public records that compare equal in any order. The order of the queries differs from that of the data set."""
 
     digest: bytes
     x: Tensor = field(compare=False)
@@ -168,7 +168,7 @@ class PrivateKnnConfig(Section):
 
 
 class PrivateKnn(VotingMethod):
-    """Within the target, or with the noise as configured, for one record or person added or removed."""
+    """Noise is calibrated to the target, or is as configured; one record or person, added or removed, is protected."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "Private-kNN"
@@ -192,7 +192,7 @@ class PrivateKnn(VotingMethod):
 
     @property
     def mechanism(self) -> Mechanism:
-        """The noises as configured, on counts of neighbours."""
+        """The mechanism that releases labels from counts of neighbours, with the noise as configured."""
         settings = self.private_knn
         kind = NearestCounts if self.aggregator.release == "counts" else NearestRecords
         return kind(
@@ -252,8 +252,8 @@ class PrivateKnn(VotingMethod):
         return replace(dataset, public=dataset.public.take(np.concatenate([typical_K, others]).tolist()))
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """A student of the labels; of typical records, from the records of their clusters that the gate lets
-        through."""
+        """Train a student on the labels. If typical records were queried, it learns from all records of their clusters
+        that pass the gate."""
         if self.private_knn.queries == "first":
             return super().learn(training, labels)
         taught = self.taught(training, labels, self._of_clusters(training.dataset, labels.labelled))
@@ -307,7 +307,8 @@ class PrivateKnn(VotingMethod):
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:
-        """Votes of fresh samples. Records are embedded when the first query without an answer is asked."""
+        """The queries, whose votes come from fresh samples. Private records are embedded when the first query without
+        an answer is asked."""
         with ExitStack() as opened:
 
             @cache
@@ -325,7 +326,7 @@ class PrivateKnn(VotingMethod):
             yield SampledVotes(queries=queries, ensemble=self._digest(dataset.private), ask=ask)
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:  # noqa: ARG002 - no votes kept
-        """All records, embedded; every question draws a fresh sample."""
+        """All private records, embedded; every query draws a fresh sample."""
         places = self._places(dataset.public)
         found = self._neighbourhood(dataset, places)
 
@@ -380,7 +381,8 @@ class PrivateKnn(VotingMethod):
         )
 
     def _digest(self, private: Split) -> str:
-        """Sixteen hexadecimal digits that change with who may vote, where they lie, and the run's seed."""
+        """Sixteen hexadecimal digits that identify the private records, the settings of the method and the run's
+        seed."""
         told = (
             self.private_knn.model_dump(mode="json"),
             self.seed,

@@ -535,7 +535,7 @@ class Lagrangian:
 def epsilon_as_in_paper(steps: HistogramSteps, *, target_delta: float) -> float:
     """The paper's accounting, in Renyi curves: each noise amplified by itself. Not a guarantee.
 
-    Sizes count for nothing, since it does not say what they cost.
+    The release of sizes is not counted, because the paper does not price it.
     """
     noises = (
         accountant.gaussian_log_moments(steps.gradient.noise_multiplier),
@@ -551,7 +551,8 @@ def epsilon_as_in_paper(steps: HistogramSteps, *, target_delta: float) -> float:
 
 
 class RacoDp(DpSgdFamily):
-    """Within the target for one record or person; the constraint holds for the groups and labels of private records."""
+    """Noise is calibrated to the target, which protects one record or one person. The constraint concerns private
+    groups and labels."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "RaCO-DP"

@@ -86,7 +86,7 @@ def train(
     num_classes: int = 2,
     learner: Learner | None = None,
 ) -> ResponseTrained:
-    """Report every one of ``groups`` (N,) once, and learn from what was reported.
+    """Randomise each of ``groups`` (N,) once, and learn from the reported groups.
 
     ``epsilon`` 0 reports uniform groups, ``inf`` true ones. ``generator`` halves the records for ``two_step``.
     ValueError for codes out of range, for a cell that holds too few records, and for ``two_step`` with epsilon 0,
@@ -193,7 +193,7 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
 
 
 class RandomisedResponse(AttributeMethod):
-    """Within epsilon for one sensitive attribute, locally: what is learned reads reported groups."""
+    """Local differential privacy for one sensitive attribute: the method learns from the reported groups only."""
 
     title: ClassVar[str] = "randomised response"
     paper: ClassVar[str] = "Mozannar et al. 2020"

@@ -88,7 +88,7 @@ _LARGEST_EPSILON = 20
 
 
 class TaughtConfig(Section):
-    """Which labels of the pool teach."""
+    """The labels of public records that the student learns from."""
 
     taught_share: float = Field(0.7, gt=0, le=1, description="Of the pool: the records with the least doubtful labels.")
     gate: GateRule | None = Field(
@@ -111,7 +111,8 @@ class PoolLabels:
 
 
 class VotesOfRecords(ReleasingMethod):
-    """Within the target for one record or person, added or removed: one release for everything."""
+    """Noise is calibrated to the target, which protects one record or person, added or removed. There is one
+    release."""
 
     protects_persons: ClassVar[bool] = True
 
@@ -135,27 +136,29 @@ class VotesOfRecords(ReleasingMethod):
         return dataset.private.z.numpy() * num_classes + labels_N, dataset.num_groups * num_classes
 
     def label_noise(self, num_groups: int) -> float:
-        """The noise that students learn from, in units of the release's."""
+        """The noise of the table that the student learns from, as a multiple of the release's noise."""
         # The parts of all groups are added, and their noises are independent.
         return TAUGHT_NOISE * math.sqrt(num_groups) if self.by_group else 1.0
 
     def thinned(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, DoubleArray]:
-        """A released table in two, for students and for what is estimated of them; always the same two."""
+        """Split a released table in two, one for the student and one to estimate how it treats groups. The split is
+        reproducible."""
         # A new generator at each call, from one seed: student and estimate need the two halves of the same draw.
         generator = np.random.default_rng(stream_seed(self.seed, Stream.THINNING))
         return thinned(table_G, stddev=stddev, generator=generator)
 
     def by_class(self, table_G: IntArray, *, stddev: float) -> tuple[IntArray, float]:
-        """The part of a table by group that students learn from, over all groups (axis 0), and its noise."""
+        """The table that the student learns from, summed over groups (axis 0), and the standard deviation of its
+        noise."""
         taught_G, _ = self.thinned(table_G, stddev=stddev)
         return taught_G.sum(axis=0), self.label_noise(len(table_G)) * stddev
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
-        """The table of the private population; of every public record its vote (M, W), and label chances (M, C)."""
+        """The released table by group, and for every public record its vote (M, W) and label probabilities (M, C)."""
         raise NotImplementedError
 
     def private_population(self, released: Released, dataset: Dataset, student: Student) -> PrivatePopulation | None:
-        """The treatment of private groups by ``student``, from the release and public records alone."""
+        """Estimate how ``student`` treats the groups of private records, from the release and public records alone."""
         if not self.by_group:
             return None
         public = dataset.public
@@ -183,7 +186,7 @@ class VotesOfRecords(ReleasingMethod):
 
     @property
     def reads_public_groups(self) -> bool:
-        """True if a gate, a regulariser, a table by group or a calibration does."""
+        """True if a gate, a regulariser, a table by group or a calibration reads them."""
         settings = [section for _, section in self if isinstance(section, TaughtConfig)]
         asked = any(each.gate is not None or each.penalty is not None for each in settings)
         return asked or self.by_group or self.public_data.calibration is not None
@@ -212,7 +215,7 @@ class VotesOfRecords(ReleasingMethod):
             )
 
     def least_noise(self, event: Callable[[float], Event]) -> float:
-        """The least noise at which the ``event`` of that noise stays within the target."""
+        """The least noise for which ``event(noise)`` stays within the target."""
         return least_noise(
             lambda noise: [event(noise)],
             target_epsilon=self.target.epsilon,
@@ -223,7 +226,8 @@ class VotesOfRecords(ReleasingMethod):
     def taught(
         self, said: PoolLabels, settings: TaughtConfig, training: Training, *, events: tuple[Event, ...]
     ) -> Trained:
-        """A student of the surest labels that the gate lets through; ``events`` are the release they come from."""
+        """Train a student on the most certain labels that pass the gate. ``events`` are those of the release behind the
+        labels."""
         dataset, public = training.dataset, training.dataset.public
         num_records = len(said.labels_M)
         kept_M = np.zeros(num_records, dtype=np.bool_)
@@ -260,7 +264,8 @@ class VotesOfRecords(ReleasingMethod):
 
 
 def with_noise(table: IntArray, *, stddev: float, source: NoiseSource, row: str) -> IntArray:
-    """The released table (rows, columns): noise on every cell; ``row`` is what a row is called."""
+    """Return the table (rows, columns) with noise on every cell. ``row`` is the word for a row in the noise's stream
+    names."""
     # Cells without a vote as well: a cell without noise would show that it is empty.
     words = source.words([f"{row} {k}" for k in range(table.shape[0])], table.shape[1])
     return table + discrete_gaussians(stddev, words, source)
@@ -271,7 +276,7 @@ _POOL_PER_CELL = 10
 
 
 class RecordVotesConfig(TaughtConfig):
-    """Prototypes, and which of their labels teach."""
+    """The prototypes, and the labels that the student learns from."""
 
     embedding: EmbeddingName = Field(
         "components", description="Where prototypes lie: `components` of the pool, or its `graph` of neighbours."
@@ -294,7 +299,7 @@ class RecordVotesConfig(TaughtConfig):
     )
 
     def prototypes_of(self, pool: int, *, stddev: float) -> int:
-        """K, as configured or from public facts."""
+        """The number of prototypes K: the configured one, or one derived from public facts."""
         if self.num_prototypes is not None:
             return self.num_prototypes
         filled = pool if self.num_records is None else int(self.num_records / (_STDDEVS_PER_CELL * stddev))
@@ -327,7 +332,8 @@ def noisy_votes(
 
 
 class RecordVotes(VotesOfRecords):
-    """One vote per record on a public prototype."""
+    """Each private record votes once, for its label at the nearest public prototype. One record or person is
+    protected."""
 
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; kin: McSherry 2009, arXiv 2406.08039"
@@ -340,7 +346,7 @@ class RecordVotes(VotesOfRecords):
     record_votes: RecordVotesConfig = RecordVotesConfig()
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """An equal share of the records in every cell."""
+        """The votes to expect if every cell has an equal share of the records."""
         stddev = self.least_noise(_table_event(dataset.unit)) * self.label_noise(dataset.num_groups)
         pool = len(dataset.public)
         votes = max(1, num_records // self.record_votes.prototypes_of(pool, stddev=stddev))
@@ -353,7 +359,7 @@ class RecordVotes(VotesOfRecords):
         return self.record_votes.by_group
 
     def measure(self, training: Training) -> Released:
-        """Prototypes, and one noisy table."""
+        """Find the prototypes and release one noisy table of votes."""
         dataset, settings, private = training.dataset, self.record_votes, training.dataset.private
         stddev = self.least_noise(event := _table_event(dataset.unit))
         with training.reporter.stage("prototypes"):
@@ -388,7 +394,7 @@ class RecordVotes(VotesOfRecords):
         return Released(arrays=arrays, events=(event(stddev),))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Labels of the pool, and a student of the surest."""
+        """Label the public pool, and train a student on the most certain labels."""
         settings, prototype_M = self.record_votes, released.arrays["prototype_M"]
         votes_KC, stddev = self._votes(released)
         if settings.rule == "cells":
@@ -406,7 +412,8 @@ class RecordVotes(VotesOfRecords):
         return arrays["votes_KC"] / UNITS if unit == "person" else arrays["votes_KC"], stddev
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
-        """The counts, and what the linear rule says of the pool; a vote is the unit vector of its cell."""
+        """The counts, each public record's vote (the unit vector of its cell), and the label probabilities of the
+        linear rule."""
         arrays, (votes_KC, stddev) = released.arrays, self._votes(released)
         noise = self.least_noise(_table_event("record"))
         _, votes_GKC = self.thinned(arrays["votes_GKC"], stddev=noise)
@@ -425,7 +432,7 @@ def _table_event(unit: Unit) -> Callable[[float], Event]:
 
 
 def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
-    """The label of every public record by most noisy votes of its prototype."""
+    """Label every public record with the most frequent label, by noisy votes, of its prototype."""
     ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
     # The lead over the runner-up, against its noise and that of counts of this size.
     doubt_K = np.sqrt(np.maximum(ordered_KC[:, -1] + ordered_KC[:, -2], 0) + 2 * stddev**2)
@@ -436,7 +443,7 @@ def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, s
 def labels_of_line(
     votes_KC: IntArray | FloatArray, prototype_M: IntArray, coordinates_MD: Floats, *, stddev: float
 ) -> PoolLabels:
-    """The label of every public record by logistic regression on all counts."""
+    """Label every public record by a logistic regression that is fitted to all counts."""
     chances_MC = chances_of_line(votes_KC, prototype_M, coordinates_MD, stddev=stddev)
     # A line is fitted to two labels or more: with votes for one alone, what the cells say is all there is.
     if (chances_MC.max(axis=0) > 0).sum() < 2:
@@ -479,7 +486,7 @@ _MOST_STEPS = 500
 
 
 class WeightedVotesConfig(TaughtConfig):
-    """The rule, and which of its labels teach."""
+    """The linear rule, and the labels that the student learns from."""
 
     taught_share: float = Field(1.0, gt=0, le=1, description="Of the pool: the records with the least doubtful labels.")
     by_group: bool = Field(
@@ -493,14 +500,15 @@ class WeightedVotesConfig(TaughtConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedBallot:
-    """phi: what a record adds to its label's row, a function of that record and of public ones."""
+    """The feature map phi. A record adds the vector phi(x), which depends on no other private record, to the row of its
+    label."""
 
     embedding: Embedding | None
     radius: float
 
     @classmethod
     def of(cls, dataset: Dataset, config: EmbeddingConfig) -> WeightedBallot:
-        """A ballot whose radius is the median norm of public records."""
+        """The feature map of ``dataset``, whose radius is the median norm of public records."""
         embedding = None if dataset.embedding is not None else Embedding.of(dataset.public.x, config)
         pool = dataset.public.x if embedding is None else embedding(dataset.public.x)
         return cls(embedding=embedding, radius=float(pool.norm(dim=1).median()) or 1.0)
@@ -519,7 +527,8 @@ class WeightedBallot:
         return whole
 
     def similar(self, x: Tensor, num_records: int) -> int:
-        """The weight, in whole votes, of those of ``num_records`` records like public ``x`` that are similar to one."""
+        """The expected weight, in whole votes, of records similar to a given one, if ``num_records`` records are
+        distributed like public ``x``."""
         votes_MW = self.votes(x)[:, 1:] / UNITS  # without the constant, which is the same for all
         alike_MM = np.maximum(votes_MW @ votes_MW.T, 0.0)
         np.fill_diagonal(alike_MM, 0.0)
@@ -528,7 +537,7 @@ class WeightedBallot:
         return max(1, round(num_records * float(share.mean()))) if len(share) else 1
 
     def table(self, x: Tensor, labels_N: IntArray, *, num_classes: int, person_N: Tensor | None = None) -> IntArray:
-        """S (C, W), exactly."""
+        """The exact sums S (C, W) of votes by label, before noise."""
         # One part at least: the table of no record is all zeros.
         ranges = [slice(start, start + _AT_ONCE) for start in range(0, max(len(x), 1), _AT_ONCE)]
         parts = []
@@ -543,7 +552,7 @@ class WeightedBallot:
 
 
 class WeightedVotes(VotesOfRecords):
-    """One noisy sum of feature vectors per class, and the linear rule that fits it."""
+    """One noisy sum of feature vectors per class, and the linear rule that is fitted to the sums."""
 
     title: ClassVar[str] = "weighted record votes"
     paper: ClassVar[str] = "here; kin: arXiv 1603.07294, arXiv 1709.09216"
@@ -568,7 +577,7 @@ class WeightedVotes(VotesOfRecords):
         return self.weighted_votes.by_group
 
     def measure(self, training: Training) -> Released:
-        """A ballot, and one noisy table."""
+        """Fit the feature map on public records and release one noisy table of sums."""
         dataset, private = training.dataset, training.dataset.private
         noise = self.least_noise(_sum_event)
         # A person's sum is shortened to the norm of one vote: the same event, for another unit.
@@ -589,11 +598,11 @@ class WeightedVotes(VotesOfRecords):
         return Released(arrays=arrays, events=(event,))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """The rule that fits the table, and a student of what it says of the pool."""
+        """Fit the linear rule to the table, and train a student on the rule's labels of the public pool."""
         return self.taught(self._said(released), self.weighted_votes, training, events=released.events)
 
     def _said(self, released: Released) -> PoolLabels:
-        """The labels of the pool by the rule that fits the table."""
+        """Label the public pool by the rule that is fitted to the table."""
         arrays, noise = released.arrays, self.least_noise(_sum_event)
         if self.by_group:
             sums_CW, stddev = self.by_class(arrays["sums_GCW"], stddev=noise * UNITS)
@@ -604,7 +613,8 @@ class WeightedVotes(VotesOfRecords):
         return labels_of_sums(sums_CW, pool_MW, stddev=noise, ridge=self.weighted_votes.ridge)
 
     def table_by_group(self, released: Released) -> tuple[TableByGroup, DoubleArray, DoubleArray]:
-        """The sums, and what the rule says of the pool; the constant counts records."""
+        """The sums, the votes of the public pool, and the rule's label probabilities. The constant feature counts
+        records."""
         arrays, noise, chances_MC = released.arrays, self.least_noise(_sum_event), self._said(released).chances_MC
         assert chances_MC is not None
         _, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
@@ -621,7 +631,7 @@ def _sum_event(noise: float, unit: Unit = "record") -> VoteSums:
 
 
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:
-    """The labels of the pool, whose votes are ``pool_MW``, by the rule that fits the released sums."""
+    """Label the public pool, whose votes are ``pool_MW``, by the rule that is fitted to the released sums."""
     # The constant's column counts records, under the same noise: the real number is never read.
     num_records = max(float(noisy_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
     phi_MW, moments_CW, noise = pool_MW / UNITS, noisy_CW / UNITS / num_records, stddev / num_records
@@ -636,7 +646,8 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
 
 
 def balancing_weights(phi_MW: DoubleArray, mean_W: DoubleArray, *, ridge: float) -> DoubleArray:
-    """p (M,), of sum one: exp(<t, phi>) in proportion, such that the mean of phi is ``mean_W``, but for the ridge."""
+    """Weights p (M,) proportional to exp(<t, phi>) with sum 1, such that the weighted mean of phi equals ``mean_W`` up
+    to the ridge penalty."""
 
     def objective(tilt_W: DoubleArray) -> tuple[float, DoubleArray]:
         scores_M = phi_MW @ tilt_W
@@ -648,7 +659,8 @@ def balancing_weights(phi_MW: DoubleArray, mean_W: DoubleArray, *, ridge: float)
 
 
 def matched_rule(phi_MW: DoubleArray, moments_CW: DoubleArray, weights_M: DoubleArray, *, ridge: float) -> DoubleArray:
-    """W (C, W): the weighted pool's mean of softmax times phi is ``moments_CW``, but for the ridge."""
+    """The rule W (C, W) for which the weighted pool's mean of softmax times phi equals ``moments_CW`` up to the ridge
+    penalty."""
 
     def objective(flat: DoubleArray) -> tuple[float, DoubleArray]:
         rule_CW = flat.reshape(moments_CW.shape)
@@ -661,7 +673,7 @@ def matched_rule(phi_MW: DoubleArray, moments_CW: DoubleArray, weights_M: Double
 
 
 def _minimum(objective: Callable[[DoubleArray], tuple[float, DoubleArray]], start: DoubleArray) -> DoubleArray:
-    """The minimum point of a convex function, given with its gradient."""
+    """Minimise a convex function that returns its value and gradient."""
     # The last step is taken if steps run out: it is post-processing, and no guarantee rests on the minimum.
     found: DoubleArray = minimize(objective, start, jac=True, method="L-BFGS-B", options={"maxiter": _MOST_STEPS}).x
     return found

@@ -142,7 +142,7 @@ def _rows_of_persons(person_N: IntArray) -> Iterator[IntArray]:
 
 
 class ResidualVotesConfig(TaughtConfig):
-    """The rule, and which of its labels teach."""
+    """The linear rule, and the labels that the student learns from."""
 
     taught_share: float = Field(1.0, gt=0, le=1, description="Share of the pool that teaches: the surest labels.")
     curvature: Curvature | None = Field(
@@ -165,7 +165,7 @@ class ResidualVotesConfig(TaughtConfig):
     )
 
     def rounds(self, curvature: Curvature) -> int:
-        """How often residuals are released."""
+        """The number of releases of residuals."""
         return self.public_rounds if curvature == "public" else self.private_rounds
 
     @property
@@ -174,7 +174,8 @@ class ResidualVotesConfig(TaughtConfig):
         return max(1, round(self.clip * UNITS))
 
     def events(self, noise: float, curvature: Curvature) -> tuple[Event, ...]:
-        """All releases, where one Gaussian release of multiplier ``noise`` would cost as much."""
+        """The events of all releases, which together cost as much as one Gaussian release with noise multiplier
+        ``noise``."""
         shares, rounds = _SHARES[curvature], self.rounds(curvature)
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
         norm, each = self.bound * UNITS, (1 - shares["sums"] - shares["moments"]) / rounds
@@ -186,7 +187,7 @@ class ResidualVotesConfig(TaughtConfig):
 
 
 class ResidualVotes(VotesOfRecords):
-    """Sums of feature vectors and of residuals, and the linear rule that they correct step by step."""
+    """Releases noisy sums of feature vectors, then noisy sums of residuals that improve a linear rule step by step."""
 
     title: ClassVar[str] = "residual record votes"
     paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
@@ -200,11 +201,11 @@ class ResidualVotes(VotesOfRecords):
 
     @property
     def by_group(self) -> bool:
-        """Never: several tables by group are not thinned together."""
+        """False: tables of several releases cannot be thinned together."""
         return False
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """As weighted votes, under the noise of the sums alone."""
+        """The votes to expect, as for weighted votes, under the noise of the sums alone."""
         ballot = WeightedBallot.of(dataset, self.residual_votes.embedding)
         sums, *_ = self.residual_votes.events(self.multiplier(), "public")
         return ExpectedVotes(
@@ -214,7 +215,8 @@ class ResidualVotes(VotesOfRecords):
         )
 
     def multiplier(self) -> float:
-        """The noise multiplier of one Gaussian release that costs as much as all of either plan."""
+        """The noise multiplier of one Gaussian release that costs as much as all releases, for either kind of
+        curvature."""
         plans = (self.residual_votes.curvature,) if self.residual_votes.curvature else ("public", "private")
         return max(
             least_noise(
@@ -227,7 +229,8 @@ class ResidualVotes(VotesOfRecords):
         )
 
     def measure(self, training: Training) -> Released:
-        """Sums, perhaps second moments, and residuals, each in view of those before."""
+        """Release sums, second moments if the curvature is private, and residuals; each release may depend on earlier
+        ones."""
         dataset, settings, private = training.dataset, self.residual_votes, training.dataset.private
         noise = self.multiplier()
         person_N = None if private.person_N is None else private.person_N.numpy()
@@ -283,13 +286,14 @@ class ResidualVotes(VotesOfRecords):
         return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
 
     def _chosen(self, noise: float, num_records: float, pool_MW: IntArray) -> Curvature:
-        """Frobenius norms: of the noise of moments, against half of the sampling error of the pool's moments."""
+        """Choose the private curvature if the Frobenius norm of its noise is below half the sampling error of the
+        pool's moments, else the public one."""
         stddev = noise / math.sqrt(_SHARES["private"]["moments"])
         error = pool_MW.shape[1] * stddev / math.sqrt(2)
         return "private" if error < num_records / math.sqrt(len(pool_MW)) / 2 else "public"
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """A student of what the last rule says of the pool."""
+        """Train a student on the last rule's labels of the public pool."""
         chances_MC = softmax(released.arrays["pool_MW"] / UNITS @ released.arrays["rule_CW"].T, axis=1)
         ordered_MC = np.sort(chances_MC, axis=1)
         said = PoolLabels(
@@ -311,7 +315,8 @@ def _symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray
 
 
 def curvature_inverse(moments_WW: DoubleArray, *, floor: float) -> DoubleArray:
-    """H^-1 (W, W): of symmetric ``moments_WW`` with negative eigenvalues cut at 0, plus ``floor`` > 0."""
+    """The inverse (W, W) of H: symmetric ``moments_WW`` with negative eigenvalues set to 0, plus ``floor`` > 0 times
+    the identity."""
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
     inverse_WW: DoubleArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
     return inverse_WW

@@ -52,7 +52,7 @@ class SfPateConfig(Section):
 
 
 class SfPate(PateFamily):
-    """Within the target for one sensitive attribute.
+    """Noise is calibrated to the target, which protects one sensitive attribute.
 
     ``f_ld`` says what is fair: the student of SF_S, which asks for the attributes of private records, or the teachers
     of SF_T, who are asked for the labels of the public pool.
@@ -179,7 +179,7 @@ class SfPate(PateFamily):
 def attribute_questions(dataset: Dataset) -> Dataset:
     """The data set of teachers that predict attributes: (x, y) as features, the attribute as label, one group.
 
-    Records that differ in the attribute alone are one question: their votes are the same.
+    Records that differ in the attribute alone share one query, because their votes are the same.
     """
     private = dataset.private
     split = Split(

@@ -483,7 +483,8 @@ def group_gaps(probabilities_BC: Tensor, groups_B: Tensor) -> Tensor:
 
 
 def contrast(groups_B: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """1 / n of a group for its members and -1 / n of all others for these, (G, B); no groups if fewer than two."""
+    """The matrix (G, B) from predictions to group gaps: 1 / n for the n members of a group, -1 / m for the m others. It
+    is empty for fewer than two groups."""
     present_G = groups_B.unique()
     if len(present_G) < 2:
         return torch.zeros(0, len(groups_B), dtype=dtype, device=groups_B.device)

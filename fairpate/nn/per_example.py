@@ -52,7 +52,8 @@ _log = logging.getLogger(__name__)
 
 
 def part_bounds(num_records: int, size: int, owner_B: Tensor | None = None) -> list[tuple[int, int]]:
-    """First and last record but one of parts of at most ``size``, or of whole owners of about as many."""
+    """The bounds (start, stop) of parts of at most ``size`` records. With owners, the records of an owner stay in one
+    part."""
     if owner_B is None or not num_records:
         return [(start, min(start + size, num_records)) for start in range(0, num_records, max(1, size))]
     # Owners ascend, so that one ends where the number changes.
@@ -296,7 +297,8 @@ class GradientClipper:
         return is_counted_B
 
     def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
-        """min(1, clip_norm / norm) per record, of the parameters' precision and less its rounding, or 0."""
+        """min(1, clip_norm / norm) per record in the parameters' precision, lowered by the rounding error; 0 for a
+        record that is not counted."""
         precision = torch.finfo(self._trained[0].dtype).eps
         # A norm of 0 gives inf and so the factor 1. The bound is lowered by what the norm may be rounded down by.
         factors_B = squared_norms_B.rsqrt().mul_(self._clip_norm * (1 - ROUNDING * precision)).clamp_(max=1)
@@ -317,7 +319,7 @@ def _check_losses(losses_B: Tensor, num_records: int) -> None:
 
 
 class GuidedGradients(GradientClipper):
-    """Two gradients of one batch, from one forward pass where the model is a chain; records are floats.
+    """Two gradients of one batch of float records. A single forward pass serves both if the model is a chain.
 
     One is that of the summed cross entropy. The other is a sum of clipped gradients of ``loss``, which here may be any
     value of a record, with a weight for each record: for terms that depend on the group that a record belongs to.

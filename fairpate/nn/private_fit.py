@@ -334,7 +334,7 @@ class GaussianNoise:
         torch._foreach_add_(list(sums), shaped, alpha=stddev)
 
     def take(self, size: int) -> Tensor:
-        """Fresh normals, shape (size,)."""
+        """Return fresh standard normal values, shape (size,)."""
         if len(self._left) < size:
             drawn = max(size, _DRAWN_AT_ONCE)
             normals = torch.empty(drawn + drawn % 2)
@@ -362,7 +362,7 @@ class LaplaceNoise:
         self._values, self._num_taken = np.empty(0), 0
 
     def take(self, size: int) -> npt.NDArray[np.float64]:
-        """Fresh values, shape (size,)."""
+        """Return fresh Laplace values, shape (size,)."""
         start = self._num_taken
         if start + size > len(self._values):
             first, second = self._randomness.words(2 * max(size, _DRAWN_AT_ONCE)).double().chunk(2)

@@ -133,7 +133,8 @@ class TheoremSix:
         return moment_BA
 
     def rdp(self, orders_A: FloatArray) -> FloatArray:
-        """R itself, shape (U, A), with small relative error also for tiny costs; orders need not increase."""
+        """The RDP of each distinct query, shape (U, A), with a small relative error even for tiny costs; orders need
+        not increase."""
         stay_UA, leave_UA = self.lines_2UL @ order_powers(orders_A)
         # Costs near 0 are e^a + e^b - 1 for a near 0: expm1 and log1p keep the digits that logaddexp would lose.
         excess_UA = np.expm1(np.minimum(stay_UA, 1.0)) + np.exp(np.minimum(leave_UA, 1.0))

@@ -78,7 +78,7 @@ class LossDistribution:
 
     @property
     def directions(self) -> tuple[Sum, ...]:
-        """The losses that differ: one where adding a record loses what removing it does."""
+        """The distinct loss distributions: only one if adding and removing a record have the same losses."""
         return (self.removing,) if self.adding is self.removing else (self.removing, self.adding)
 
     def each(self, done: Callable[[Losses, int], tuple[Losses, int]]) -> LossDistribution:
@@ -94,7 +94,7 @@ def symmetric(losses: Losses) -> LossDistribution:
 
 
 def nothing(interval: float = DEFAULT_INTERVAL) -> LossDistribution:
-    """No loss with certainty."""
+    """The loss distribution of a release that reveals nothing: the loss is 0 with certainty."""
     return symmetric(Losses(interval=interval, lowest=0, masses_L=np.ones(1)))
 
 
@@ -142,12 +142,12 @@ def connected(interval: float, lowest: int, excess_L: FloatArray) -> Losses:
 
 
 def repeated(step: LossDistribution, count: int) -> LossDistribution:
-    """``count`` steps, at least one, one after another."""
+    """The composition of ``count`` equal steps; ``count`` is at least 1."""
     return step.each(lambda losses, times: (losses, times * count))
 
 
 def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | None:
-    """All of ``parts``, at least one; each may depend on what those before it released."""
+    """The composition of ``parts``, at least one. Each part may depend on the output of earlier ones."""
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
@@ -158,7 +158,8 @@ def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | Non
 
 
 def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution:
-    """One release ``base`` with probability ``share``, else nothing, and it shows which: a bound by convexity."""
+    """The release ``base`` with probability ``share``, otherwise nothing; the output shows which. An upper bound by
+    convexity."""
     assert all(count == 1 for direction in base.directions for _, count in direction)
     assert all(len(direction) == 1 for direction in base.directions)
 

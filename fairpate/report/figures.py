@@ -227,7 +227,7 @@ class EpsilonAxis:
 
     @property
     def range(self) -> tuple[float, float]:
-        """From where to where the axis reaches."""
+        """The lower and the upper end of the axis."""
         low = self.position(0) - 0.1 if self.has_zero else self.low - 0.12
         return low, self.position(math.inf) + 0.12 if self.has_infinity else self.high + 0.12
 
@@ -300,7 +300,7 @@ def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
 
 
 def extents(drawn_N4: FloatArray, axis: EpsilonAxis) -> list[tuple[float, float]]:
-    """From where to where the axis of each drawn coordinate reaches; that of disparity always begins at 0."""
+    """The lower and the upper end of the axis of each drawn coordinate. The axis of disparity always begins at 0."""
     if not len(drawn_N4):
         return [axis.range, (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)]
     low_4, high_4 = drawn_N4.min(axis=0).tolist(), drawn_N4.max(axis=0).tolist()
@@ -310,7 +310,7 @@ def extents(drawn_N4: FloatArray, axis: EpsilonAxis) -> list[tuple[float, float]
 
 
 def _with_room(low: float, high: float) -> tuple[float, float]:
-    """An axis that reaches a little beyond the outermost points."""
+    """Return axis ends that lie a little beyond the outermost points."""
     room = 0.06 * max(high - low, 0.1)
     return low - room, high + room
 

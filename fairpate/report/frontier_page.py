@@ -137,7 +137,7 @@ def findings(points: Sequence[Point]) -> Findings:
 
 
 def _why_left_out(point: Point) -> str:
-    """Why no sentence mentions the point; empty for one that is compared."""
+    """The reason why no sentence mentions the point; empty if it is compared."""
     if point.degenerate:
         return "degenerate"
     if point.epsilon_is_data_dependent:
@@ -294,7 +294,7 @@ def cells(point: Point) -> list[tuple[str, str]]:
 
 
 def epsilons_words(epsilons: Sequence[float]) -> str:
-    """From the least to the largest epsilon."""
+    """The range from the least to the largest epsilon, in words."""
     ends = [epsilon_text(value).rstrip("0").rstrip(".") for value in (epsilons[0], epsilons[-1])]
     return f"ε {ends[0]}" if ends[0] == ends[1] else f"ε {ends[0]}–{ends[1]}"
 

@@ -90,7 +90,7 @@ def course(epsilon_Q: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def in_two_lines(measure: str) -> str:
-    """``demographic-parity gap`` takes the room of its longer half."""
+    """Break a name such as ``demographic-parity gap`` into two lines of similar length."""
     mark = "-" if "-" in measure else " "
     first, _, second = measure.partition(mark)
     return f"{first}{mark.strip()}\n{second}"

@@ -290,7 +290,7 @@ class _Check:
         return self.statement
 
     def files(self) -> str:
-        """Every file against the head, and no other file."""
+        """Compare the digest of every file with the head; no other file may be there."""
         self.head = _json(self.bundle, HEAD)
         listed = self.head["files"]
         present = {entry.name for entry in self.bundle.public.iterdir()} - {HEAD}
@@ -307,7 +307,7 @@ class _Check:
         return f"{len(listed)} files are those of {HEAD}"
 
     def claim(self) -> str:
-        """The statement is of a private run, and head and record claim the same."""
+        """Check that the statement is that of a private run, and that head and record make the same claim."""
         statement = read_statement(self.bundle)
         # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))
@@ -324,7 +324,7 @@ class _Check:
         return f"{HEAD} and record.json claim what the statement claims"
 
     def epsilon(self) -> str | None:
-        """Epsilon of the events by the independent accountant, for the unit and relation that they are defined for."""
+        """Recompute epsilon from the events with the independent accountant, for their unit and relation."""
         statement = self.said
         events = events_of(statement)
         self.require(_json(self.bundle, EVENTS) == events, f"{EVENTS}: not the events of the statement")
@@ -350,7 +350,8 @@ class _Check:
         return "epsilon recomputed from the statement's events by an accountant of its own"
 
     def queries(self) -> str | None:
-        """At least as many queries are priced as were submitted, and as many answered as there are labels."""
+        """Check that at least as many queries were priced as were submitted, and as many answered as there are
+        labels."""
         statement, queries = self.said, self.said.queries
         if statement.earlier_releases:
             for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier"):
@@ -371,7 +372,7 @@ class _Check:
         return f"{queries.submitted} queries submitted, {priced} priced"
 
     def student(self) -> str:
-        """The student is readable, whole, and the one that card and graph were made from."""
+        """Check that the student is readable and complete, and that card and graph were made from it."""
         from student.student import load_student  # of torch, which writing a bundle does without
 
         card = load_student(self.bundle.student).card
@@ -389,7 +390,7 @@ class _Check:
         return f"the student {digest[:12]} is that of card and head"
 
     def release(self) -> str | None:
-        """The events of the release that the student learned from are in the statement."""
+        """Check that the statement lists the events of the release that the student learned from."""
         if not self.bundle.released.is_file():
             return None
         released, _ = read_release(self.bundle.released)
@@ -399,7 +400,7 @@ class _Check:
         return "the release's events are in the statement"
 
     def card(self) -> str:
-        """Card and page equal those that statement, metrics and student give here."""
+        """Check that card and page equal those computed here from statement, metrics and student."""
         given = _json(self.bundle, "card.json")
         fields = {name: given["data"][name] for name in CardData.__dataclass_fields__ if name in given["data"]}
         card = card_of(
