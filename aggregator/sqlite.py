@@ -143,7 +143,7 @@ def connect(path: Path) -> sqlite3.Connection:
         raise
     if mode != "wal":
         database.close()
-        raise LedgerError(f"{path}: this file system gives no write-ahead log ({mode}); use a local disk.")
+        raise LedgerError(f"{path}: this file system does not support a write-ahead log ({mode}); use a local disk.")
     return database
 
 

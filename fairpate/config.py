@@ -157,7 +157,7 @@ class DeclarationConfig(PinnedFile):
     """The file that declares your own records; YAML may give its path alone."""
 
     remedy = "give a declaration in YAML"
-    path: Path = Field(description="YAML, as docs/data.md describes it.")
+    path: Path = Field(description="Path of the YAML file; docs/data.md describes its form.")
     sha256: Sha256 = None
 
 
@@ -166,9 +166,14 @@ class EmbeddingConfig(Section):
 
     num_components: Count = Field(200, description="Number of components; fewer where public records have fewer.")
     steps: CountOrZero = Field(
-        10, description="Tables: a column with more values is compared with this many quantiles of public records."
+        10,
+        description="Tables: a column with more distinct values than this is compared with this many quantiles of "
+        "public records.",
     )
-    pixels: Count | None = Field(16, description="Pictures: also read at this many pixels a side; null: edges alone.")
+    pixels: Count | None = Field(
+        16,
+        description="Pictures: side in pixels of a shrunk copy that is read in addition to edges; null: edges alone.",
+    )
     mirrored: bool = Field(False, description="Pictures: average each embedding with that of the mirror image.")
     graph_share: Fraction = Field(
         0.2, description="Pictures: share of the squared norm for the position in the pool's graph of neighbours."
@@ -200,17 +205,19 @@ class DataConfig(Section):
         "set names persons.",
     )
     embedding: EmbeddingConfig | None = Field(
-        None, description="What every method reads of a record, fitted to public records; null: the record itself."
+        None,
+        description="Embedding, fitted to public records, that every method reads instead of a record; null: the "
+        "record itself.",
     )
 
 
 class AugmentConfig(Section):
     """Random label-preserving changes of an image; public knowledge, the same for every method."""
 
-    rotation_degrees: float = Field(0.0, ge=0, le=180, description="Uniform in [-r, r].")
-    translation_fraction: float = Field(0.0, ge=0, lt=1, description="Share of width and height.")
+    rotation_degrees: float = Field(0.0, ge=0, le=180, description="Angle of a random rotation, uniform in [-r, r].")
+    translation_fraction: float = Field(0.0, ge=0, lt=1, description="Largest shift, as a share of width and height.")
     scale_fraction: float = Field(0.0, ge=0, lt=1, description="Zoom uniform in [1 - s, 1 + s].")
-    shear_degrees: float = Field(0.0, ge=0, lt=90, description="Uniform in [-s, s].")
+    shear_degrees: float = Field(0.0, ge=0, lt=90, description="Angle of a random shear, uniform in [-s, s].")
     elastic_fraction: float = Field(
         0.0,
         ge=0,
@@ -367,14 +374,16 @@ class RecordTerms(Terms):
 class PrivacyTarget(Terms):
     """The guarantee that noise is calibrated to, and the accountant that prices it."""
 
-    epsilon: float = Field(3.0, gt=0, description="inf: no noise, where a method can do without.")
+    epsilon: float = Field(
+        3.0, gt=0, description="Epsilon of the guarantee; inf: no noise, for methods that can run without."
+    )
     relation: Relation | None = Field(
         None,
         description="null: the method's own, `add or remove one` record or `replace one` sensitive attribute. `replace "
         "one` record is priced by `pld` only.",
     )
     accounting: Literal["rdp", "pld"] = Field(
-        "pld", description="Renyi curves, or privacy loss distributions: tighter."
+        "pld", description="`rdp`: Renyi curves; `pld`: privacy loss distributions, which are tighter."
     )
 
     @model_validator(mode="after")
@@ -394,7 +403,7 @@ class DpfrConfig(Section):
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches it off.")
     maximum: Literal["hardmax", "softmax"] = Field(
-        "hardmax", description="The largest gap, or a soft maximum of all gaps."
+        "hardmax", description="Whether the regulariser is the largest gap or a soft maximum of all gaps."
     )
     temperature: Positive = Field(1.0, description="Temperature of the predictions whose gaps are measured.")
     max_temperature: Positive = Field(0.1, description="Temperature of the soft maximum.")
@@ -411,8 +420,12 @@ class CalibrationConfig(DpfrConfig):
     """Fine-tuning of a trained model on public records."""
 
     epochs: CountOrZero = Field(20, description="Largest number of epochs; 0 leaves the model unchanged.")
-    max_disparity: Fraction = Field(0.0, description="Stop once the held-out disparity is no larger.")
-    anchor: NotNegative = Field(1.0, description="Weight of the distance from the model's earlier predictions.")
+    max_disparity: Fraction = Field(
+        0.0, description="Stop once the disparity on held-out records is no larger than this."
+    )
+    anchor: NotNegative = Field(
+        1.0, description="Weight of the cross entropy with the model's predictions before calibration."
+    )
     held_out: float = Field(0.25, gt=0, lt=1, description="Share of the public records that decides when to stop.")
     batch_size: Count = 256
     learning_rate: Positive = 1e-3
@@ -479,8 +492,8 @@ class BudgetConfig(Section):
     """The total budget of a run and of the service after it; fixed when the ledger is made."""
 
     kind: BudgetKind = Field("data_independent", description="The quantity that is limited; see fairpate.types.Budget.")
-    epsilon: Positive | None = Field(None, description="Limit at `target.delta`; not for query_count.")
-    max_queries: Count | None = Field(None, description="Limit of query_count.")
+    epsilon: Positive | None = Field(None, description="Limit on epsilon at `target.delta`; not for query_count.")
+    max_queries: Count | None = Field(None, description="Limit on the number of queries, for query_count.")
     accept_leak: bool = Field(
         False,
         description="Must be true for `data_dependent`, because the query at which such a budget ends depends on "
@@ -492,8 +505,8 @@ class BudgetConfig(Section):
         self.at(0.5)  # checks the other fields, at any delta
         if self.kind == "data_dependent" and not self.accept_leak:
             raise ValueError(
-                "Expected accept_leak: true with kind data_dependent, got false: when it stops depends on private "
-                "votes, which leaks; set it, or use data_independent."
+                "Expected accept_leak: true with kind data_dependent, got false: the query at which the budget ends "
+                "depends on private votes and reveals something about them; set it, or use data_independent."
             )
         return self
 
@@ -533,7 +546,9 @@ class QueriesConfig(Section):
     @model_validator(mode="after")
     def _admission_chooses(self) -> QueriesConfig:
         if self.admission is not None and self.num_queries is None:
-            raise ValueError("Expected num_queries with admission, got null: it chooses that many of the public split.")
+            raise ValueError(
+                "Expected num_queries with admission, got null: admission chooses that many public records."
+            )
         return self
 
 
@@ -549,8 +564,8 @@ class AggregatorConfig(QueriesConfig):
     def _counts_have_one_price(self) -> AggregatorConfig:
         if self.release == "counts" and self.budget is not None and self.budget.kind == "data_dependent":
             raise ValueError(
-                "Expected another budget.kind with release: counts, got data_dependent: the price that depends on "
-                "votes is that of the label alone; leave it out, or set release: label."
+                "Expected another budget.kind with release: counts, got data_dependent: the data-dependent cost "
+                "covers the label alone; leave it out, or set release: label."
             )
         return self
 

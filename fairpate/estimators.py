@@ -514,7 +514,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"expected format {_FORMAT}, found {values['format']}")
         for name, digest in values["files"].items():
             if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
-                raise ValueError(f"{name} is not that of its checksum")
+                raise ValueError(f"{name} does not match its checksum")
         config = configured(folder / _CONFIG)
         estimator = cls(config.method)
         known = parameters_of(config.method).keys() & type(config).model_fields.keys()
@@ -555,7 +555,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "student_")
         config = self.config_
         if not config.is_private:
-            raise ValueError(f"method: {config.method} guarantees nothing, so nothing of it is published, and no card.")
+            raise ValueError(
+                f"method: {config.method} has no privacy guarantee, so neither its model nor a card may be published."
+            )
         student, dataset, assessed = self._tested(X, y, sensitive_features)
         run = create_run_directory(config.model_copy(update={"out": Path(folder)}))
         record_data(run, dataset, given_from_python=True)

@@ -133,7 +133,7 @@ class TestACard:
         assert both[0] == both[1]
 
     def test_what_no_card_can_say(self, voted: FairClassifier, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="sgd guarantees nothing"):
+        with pytest.raises(ValueError, match="sgd has no privacy guarantee"):
             FairClassifier("sgd", random_state=0).fit(X, Y).card(
                 tmp_path / "run", TEST_X, TEST_Y, sensitive_features=TEST_Z
             )

@@ -82,10 +82,12 @@ class OwnLimit(Body):
     """The limits of one caller within the shared budget; null: no limit of its own."""
 
     epsilon: float | None = Field(
-        description="For the caller's queries alone, at their worst case and the budget's delta."
+        description="Limit on the worst-case cost of the caller's queries alone, at the budget's delta."
     )
     max_queries: int | None
-    per_day: float | None = Field(description="New queries at once, refilled evenly over a day.")
+    per_day: float | None = Field(
+        description="Number of new queries that may be asked at once; it refills evenly over a day."
+    )
 
 
 class OwnSpent(Body):
@@ -108,7 +110,7 @@ class Me(Body):
     scope: Literal["analyst", "operator"]
     limit: OwnLimit
     spent: OwnSpent
-    left: OwnLeft | None = Field(description="Null: no limit of its own.")
+    left: OwnLeft | None = Field(description="What is left of the caller's own limit; null: no limit of its own.")
     expires_s: float | None = Field(description="When the token ends, in seconds since 1970; null: never.")
 
 
@@ -185,7 +187,7 @@ class State(Body):
     """The state on an analyst's page: the budget, and whether new queries are answered."""
 
     budget: Budget
-    queries_left: int | None = Field(description="New queries that have room; null: depends on votes.")
+    queries_left: int | None = Field(description="New queries that the budget has room for; null: depends on votes.")
     health: Health
 
 
@@ -294,10 +296,10 @@ class Latency(Body):
 class LargeCharge(Body):
     """One of the most expensive charges; its shares of its worst case and of all costs."""
 
-    number: int = Field(description="From 1, in the order in which queries were charged.")
+    number: int = Field(description="Position in the order in which queries were charged, from 1.")
     group: str
     verdict: str
-    votes: list[int] = Field(description="For the label with most votes, and for the second.")
+    votes: list[int] = Field(description="Votes for the most popular label, and for the second.")
     of_worst: float
     of_total: float
     caller: str
@@ -309,7 +311,10 @@ class Costs(Body):
 
     order: float
     words: str
-    bins: list[int] = Field(description="Queries by share of their worst case, in twentieths; empty if all are equal.")
+    bins: list[int] = Field(
+        description="Number of queries by cost as a share of their worst case, in twentieths; empty if all shares "
+        "are equal."
+    )
     dearest: list[LargeCharge]
 
 

@@ -78,11 +78,14 @@ def run(
     release_of: Annotated[
         Path | None,
         typer.Option(
-            help="A run whose release is used again, at no privacy cost; without CONFIG, also its configuration."
+            help="Run whose release is reused, at no privacy cost; without CONFIG, its configuration is used too."
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what the run would spend and what its noise would leave.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Only show the privacy cost of the run and how much signal its noise would leave."
+        ),
     ] = False,
 ) -> Output:
     """Train one method, and publish its model, metrics and report with the privacy guarantee.
@@ -194,7 +197,8 @@ _MM_PER_INCH = 25.4
 def _compare_and_draw(
     config: Sweep,
     figures: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Also draw the frontier for a paper, as vector graphics here.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder for vector graphics of the frontier, to print in a paper."),
     ] = None,
     formats: Annotated[
         list[str] | None, typer.Option("--format", help="pdf (default), svg or png; repeat it for several.")
@@ -271,8 +275,8 @@ def report(folder: RunFolder) -> Output:
 def card(
     folder: RunFolder,
     intended_use: Annotated[str | None, typer.Option(help="What the model is for, in your words.")] = None,
-    out_of_scope: Annotated[str | None, typer.Option(help="What it must not be used for.")] = None,
-    contact: Annotated[str | None, typer.Option(help="Whom to ask about it.")] = None,
+    out_of_scope: Annotated[str | None, typer.Option(help="Uses that the model is not meant for.")] = None,
+    contact: Annotated[str | None, typer.Option(help="Contact for questions about the model.")] = None,
 ) -> Output:
     """Write the privacy-and-fairness card of a published model as HTML and JSON."""
     from fairpate.run.publication import write_card
@@ -335,7 +339,8 @@ def aggregate(
     mechanism: Annotated[
         str | None,
         typer.Option(
-            help="Noise without a target, as in {threshold: 8, threshold_stddev_votes: 2, noise_stddev_votes: 1}."
+            help="Parameters of the mechanism, instead of a target, as in {threshold: 8, threshold_stddev_votes: "
+            "2, noise_stddev_votes: 1}."
         ),
         Sets("aggregator.mechanism"),
     ] = None,
@@ -402,7 +407,8 @@ def specify(
     frontier: Annotated[Path | None, typer.Option(help="A results.parquet; default: the newest in runs/.")] = None,
     data: Annotated[str | None, typer.Option(help="Only results on this data set.")] = None,
     transfer: Annotated[
-        Path | None, typer.Option(help="A second results.parquet: report there what is chosen in the first.")
+        Path | None,
+        typer.Option(help="A second results.parquet, in which the configurations chosen in the first are looked up."),
     ] = None,
 ) -> Output:
     """Find the most accurate configuration of a comparison that meets your limits, or the nearest ones."""

@@ -267,7 +267,9 @@ def limit_releases(
             "which includes releases by person, or the only other unit with a release."
         ),
     ] = None,
-    delta: Annotated[float, typer.Option(help="Delta at which the sum is compared.")] = 1e-5,
+    delta: Annotated[
+        float, typer.Option(help="Delta at which the sum of all releases is compared with the limit.")
+    ] = 1e-5,
 ) -> Output:
     """Set a limit for all releases on a data set; a release that would exceed it is refused."""
     from fairpate.config import nearest
@@ -447,9 +449,11 @@ tokens_app = Commands(
     no_args_is_help=True,
 )
 Name = Annotated[str, typer.Argument(help="Name of the token's owner; charges and limits are kept by name.")]
-OwnEpsilon = Annotated[float | None, typer.Option("--epsilon", help="Own privacy budget, within that of the run.")]
-Queries = Annotated[int | None, typer.Option(help="Number of new queries, ever.")]
-PerDay = Annotated[float | None, typer.Option(help="New queries at once, refilled evenly over a day.")]
+OwnEpsilon = Annotated[
+    float | None, typer.Option("--epsilon", help="Privacy budget of this name, within the run's budget.")
+]
+Queries = Annotated[int | None, typer.Option(help="Largest total number of new queries.")]
+PerDay = Annotated[float | None, typer.Option(help="New queries allowed at once; refills evenly over a day.")]
 
 
 @tokens_app.command("add")
@@ -460,7 +464,9 @@ def add_token(
     epsilon: OwnEpsilon = None,
     queries: Queries = None,
     per_day: PerDay = None,
-    expires: Annotated[str | None, typer.Option(help="30d, 12h, or a date; default: never.")] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="When the token expires: 30d, 12h, or a date; default: never.")
+    ] = None,
 ) -> Output:
     """Make a token for a new name and print it, once: only its digest is kept."""
     from fairpate.run import ledger_commands
@@ -492,7 +498,9 @@ def limit_name(
 
 @tokens_app.command("expire")
 def expire_tokens(
-    folder: RunFolder, name: Name, when: Annotated[str, typer.Argument(help="30d, 12h, 0s, a date, or never.")]
+    folder: RunFolder,
+    name: Name,
+    when: Annotated[str, typer.Argument(help="When the tokens expire: 30d, 12h, 0s, a date, or never.")],
 ) -> Output:
     """Set when the tokens of a name end."""
     from fairpate.run import ledger_commands

@@ -49,7 +49,10 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(several)]
 class Feature(Section):
     """A published column that becomes features: one of a number, a category, or bands of a numeric code."""
 
-    columns: Texts = Field((), description="Columns in the file that share this declaration; empty: the own name.")
+    columns: Texts = Field(
+        (),
+        description="Columns in the file that share this declaration; empty: the column with the feature's own name.",
+    )
     bounds: tuple[Finite, Finite] | None = Field(
         None, description="Number: the values that become 0 and 1; a number beyond them is clipped to the nearer one."
     )
@@ -134,9 +137,9 @@ class Feature(Section):
                     f"{self.missing!r}; what means a missing value in the file is `unknown`"
                 )
         elif self.scale != "linear":
-            raise ValueError("Expected scale with bounds only")
+            raise ValueError("Expected `scale` only together with `bounds`")
         if not self.categories and (self.aliases or self.other):
-            raise ValueError("Expected aliases and other with categories only")
+            raise ValueError("Expected `aliases` and `other` only together with `categories`")
         if self.bands and (self.may_be_missing or any(not a < b for a, b in itertools.pairwise(self.bands.values()))):
             raise ValueError("Expected bands whose first codes increase, and no missing value with them")
         for alias, value in self.aliases.items():

@@ -209,7 +209,7 @@ class Files(Section):
                 "from which public ones are then set aside"
             )
         if self.pooled and not (self.records and self.test):
-            raise ValueError("Expected pooled with records and test only")
+            raise ValueError("Expected `pooled` only together with `records` and `test`")
         return self
 
     @property

@@ -414,7 +414,7 @@ def read_embedding(path: Path) -> Embedding:
             values = json.loads((file.metadata() or {})["embedding"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
         if values["format"] != FORMAT or values["sha256"] != _digest(tensors):
-            raise ValueError(f"expected {FORMAT}, and the tensors of its checksum")  # noqa: TRY301 - reported below
+            raise ValueError(f"expected {FORMAT}, with tensors that match the checksum")  # noqa: TRY301 - reported below
 
         def components(prefix: str, config: dict[str, Any]) -> Components:
             named = {name: tensors[f"{prefix}.{name}"] for name in _COMPONENTS}
@@ -443,7 +443,7 @@ def read_embedding(path: Path) -> Embedding:
         if not path.exists():
             raise EmbeddingFileError(f"{path}: no such file; give an embedding.safetensors of a run.") from error
         raise EmbeddingFileError(
-            f"{path}: no embedding that can be read ({' '.join(str(error).split())}); restore it from a copy."
+            f"{path}: not a readable embedding ({' '.join(str(error).split())}); restore it from a copy."
         ) from error
 
 
@@ -529,8 +529,8 @@ class Prototypes:
         different = len(np.unique(embedded, axis=0))
         if count > different:
             raise ConfigError(
-                f"record_votes.num_prototypes: {count} of {different} places of public records; lower it, or raise "
-                "data.num_public."
+                f"record_votes.num_prototypes: expected at most {different}, the number of different public records, got "
+                f"{count}; lower it, or raise data.num_public."
             )
         # From a public seed and public records: a run that is resumed finds the same prototypes.
         clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(embedded)

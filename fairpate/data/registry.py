@@ -151,7 +151,7 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
     if len(copies):
         name = Counter(names.take(copies)).most_common(1)[0][0]
         raise DataError(
-            f"Expected a name for each record, got {len(copies):,} that are those of others, such as {name!r}; remove "
+            f"Expected a different name for each record, got {len(copies):,} repeated names, such as {name!r}; remove "
             "the copies, also those in other files, or name records by more columns (identity.key)."
         )
     records = with_persons(records) if config.unit is None else records

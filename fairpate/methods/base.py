@@ -860,7 +860,7 @@ def start_values(overrides: Sequence[Override], method: str | None = None) -> Va
 
 
 def fitted(data: DataConfig, method: str | None = None) -> Values:
-    """Values of a configuration of ``method`` for ``data``; None is :func:`method_for`."""
+    """Settings of ``method`` that suit ``data``; None: the method that is used if none is named."""
     name = method_for(data) if method is None else method
     # A declaration need not say how many records there are, unless a setting is computed from it.
     follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()

@@ -82,12 +82,12 @@ class DpFermiConfig(Section):
         None, description="R, largest norm of each W; null: 1.5 times the root of the number of classes."
     )
     matrix_learning_rate: Positive = Field(0.3, description="Learning rate of W, lambda included.")
-    matrix_noise_ratio: Positive = Field(2.0, description="Noise multiplier of W over that of the model.")
+    matrix_noise_ratio: Positive = Field(2.0, description="Noise multiplier of W as a multiple of the model's.")
     shares: tuple[tuple[Fraction, ...], ...] | None = Field(
         None, description="Public share of each group in each event, declared; null releases them."
     )
     share_noise: Positive = Field(30.0, description="Standard deviation of the released counts, in records or persons.")
-    min_share: float = Field(0.01, gt=0, lt=1, description="Smaller released shares are raised to it.")
+    min_share: float = Field(0.01, gt=0, lt=1, description="Released shares below this one are raised to it.")
     averaged_share: Fraction = Field(
         0.5, description="Share of the last steps whose weights are averaged; 0: the last step alone."
     )

@@ -92,20 +92,28 @@ class DpOracleLearnerConfig(ParityConfig):
         description="linear: of features alone; by_group: of the group and of the prediction of a public linear rule, "
         "by the exponential mechanism.",
     )
-    num_rounds: Count | None = Field(25, description="T; null takes the paper's formula.")
-    dual_bound: NotNegative = Field(2.0, description="B: the most that all multipliers add up to.")
-    learning_rate: Positive | None = Field(0.5, description="eta; null takes the paper's formula.")
+    num_rounds: Count | None = Field(25, description="Number of rounds T; null: by the paper's formula.")
+    dual_bound: NotNegative = Field(2.0, description="Bound B on the sum of all multipliers.")
+    learning_rate: Positive | None = Field(
+        0.5, description="Learning rate eta of the multipliers; null: by the paper's formula."
+    )
     ridge: Positive = Field(1.0, description="Added to X'X.")
     num_directions: Count | None = Field(
-        16, description="Principal directions of features in which prices tilt rules; null: all, as in the paper."
+        16,
+        description="Number of principal directions of the features in which fairness prices change the rules; null:"
+        " all, as in the paper.",
     )
     release: Literal["every_round", "once"] = Field(
         "once", description="Answer every round under noise, as in the paper; or release feature sums of cells once."
     )
     frequency_share: float = Field(0.1, gt=0, lt=1, description="Share of epsilon for the sizes of cells.")
     feature_share: float = Field(0.45, gt=0, lt=1, description="Share of epsilon for the feature sums of `once`.")
-    min_share: float = Field(0.01, gt=0, lt=1, description="Least released share of a cell; fewer is an error.")
-    failure_probability: float = Field(0.05, gt=0, lt=1, description="beta of the paper's T.")
+    min_share: float = Field(
+        0.01, gt=0, lt=1, description="Smallest allowed released share of a cell; a smaller share is an error."
+    )
+    failure_probability: float = Field(
+        0.05, gt=0, lt=1, description="Failure probability beta in the paper's formula for T."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,13 +60,19 @@ class DpPostprocessingConfig(ParityConfig):
     """Jagielski et al. 2019, Algorithm 1. The base classifier is trained as `sgd` or `dp_sgd` says."""
 
     base: Literal["sgd", "dp_sgd"] = Field(
-        "sgd", description="Which protects the sensitive attribute alone, or the whole record."
+        "sgd",
+        description="Training of the base classifier: `sgd` protects the sensitive attribute alone, `dp_sgd` the "
+        "whole record.",
     )
-    count_share: float = Field(0.1, gt=0, lt=1, description="Of epsilon, for the counts behind a `dp_sgd` base.")
+    count_share: float = Field(0.1, gt=0, lt=1, description="Share of epsilon for the counts, with a `dp_sgd` base.")
     failure_probability: float = Field(
-        0.05, gt=0, lt=1, description="beta: with which the slack may not cover the noise."
+        0.05, gt=0, lt=1, description="Probability beta with which the slack may be smaller than the noise."
     )
-    slack: bool = Field(True, description="false allows max_gap alone: fairer, without the paper's bound on the error.")
+    slack: bool = Field(
+        True,
+        description="Whether the constraints allow for noise in addition to max_gap; false is fairer, but without "
+        "the paper's bound on the error.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

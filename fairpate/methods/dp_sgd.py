@@ -267,7 +267,9 @@ class FairDpSgdConfig(DpfrConfig):
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     variant: Literal["as_in_paper", "post"] = Field(
-        "post", description="Added to every gradient before clipping, as in the paper; or once, after the noise."
+        "post",
+        description="`as_in_paper`: the regulariser's gradient is added to every gradient before clipping; `post`: "
+        "it is added once, after the noise.",
     )
     public_batch_size: Count = Field(64, description="Public records drawn for each step.")
 

@@ -96,7 +96,9 @@ class FldConfig(Section):
     """F-LD: means of groups are held to those of the population by Lagrange multipliers."""
 
     constraint: Literal["demographic_parity", "equalized_odds", "accuracy_parity"] = Field(
-        "demographic_parity", description="Means of predictions, of predictions per true label, or of the loss."
+        "demographic_parity",
+        description="Means that are equal across groups: of predictions, of predictions per true label, or of the "
+        "loss.",
     )
     sharpness: Positive = Field(
         1.0,
@@ -112,13 +114,14 @@ class FldConfig(Section):
     schedule: Literal["constant", "cosine"] = "constant"
     multipliers: Literal["absolute", "two_sided"] = Field(
         "two_sided",
-        description="`absolute`: rise with |violation|, act in its direction, as in the paper; or one per direction.",
+        description="`absolute`: one multiplier per constraint, which rises with |violation| as in the paper; "
+        "`two_sided`: one for each direction.",
     )
     dual_step: NotNegative = Field(
         0.5, description="How much a violation of 1 adds to its multiplier; 0 switches the constraint off."
     )
     max_multiplier: NotNegative = Field(5.0, description="lambda_max; 0 is plain training.")
-    tolerance: NotNegative = Field(0.0, description="Violation that raises no multiplier.")
+    tolerance: NotNegative = Field(0.0, description="Violations up to this size raise no multiplier.")
 
     @property
     def fit(self) -> FitConfig:
@@ -377,7 +380,8 @@ class PfLdConfig(FldConfig):
         0.02, gt=0, le=1, description="Declared least share of a group in its population; smaller sizes count as that."
     )
     batches: Literal["public", "poisson"] = Field(
-        "public", description="A public partition, drawn anew for each epoch; or secret samples."
+        "public",
+        description="`public`: a public partition, drawn anew for each epoch; `poisson`: secret Poisson samples.",
     )
 
     @model_validator(mode="after")

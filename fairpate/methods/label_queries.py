@@ -305,8 +305,8 @@ def shard_reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None
         return None
     if dataset.source is None:
         raise ConfigError(
-            "ray.read_shards: these records are not what files alone hold (they came from Python, or a run's folder "
-            "keeps how they are seen), so no worker can read them; set it to false."
+            "ray.read_shards: workers cannot read these records from the data set's files (they came from Python, or "
+            "depend on files in the run's folder); set it to false."
         )
     return _Read(dataset.source.model_dump_json())
 

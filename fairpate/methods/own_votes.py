@@ -64,24 +64,29 @@ class VotesConfig(Section):
     )
     classes: tuple[str, ...] = Field((), description="All classes, in the order of their codes: public constants.")
     num_voters: Count | None = Field(
-        None, description="Of counts: how many voted on every record. null: a column per voter, who are counted."
+        None,
+        description="For a file of counts: the number of voters on every record. null: the file has one column per "
+        "voter.",
     )
-    id: str = Field("record_id", description="Column of names of the public records.")
-    group: str = Field("group", description="Column of their public groups.")
-    features: tuple[str, ...] = Field((), description="Columns of numbers that teach a student; empty: none.")
+    id: str = Field("record_id", description="Column with the names of the public records.")
+    group: str = Field("group", description="Column with the groups of the public records.")
+    features: tuple[str, ...] = Field(
+        (), description="Numeric columns that the student learns from; empty: no student."
+    )
     test: Path | None = Field(
-        None, description="Test records for a student: a file with the same columns and `label`; null: not measured."
+        None,
+        description="File of test records to evaluate the student: the same columns, and `label`; null: no evaluation.",
     )
-    label: str = Field("label", description="Column of the test records' true classes.")
-    name: str | None = Field(None, description="Of the data set, in the odometer; null: the file's.")
-    are_counts: bool = Field(False, description="Whether columns are classes, and not voters.")
+    label: str = Field("label", description="Column with the true labels of the test records.")
+    name: str | None = Field(None, description="Name of the data set in the odometer; null: the name of the file.")
+    are_counts: bool = Field(False, description="Whether the columns are counts by class instead of voters.")
 
     @model_validator(mode="after")
     def _names_are_apart(self) -> VotesConfig:
         if self.classes and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
             raise ValueError(f"Expected two classes or more, each once, got {', '.join(self.classes)}")
         if self.test is not None and not self.features:
-            raise ValueError("Expected test records where there are features, and so a student that they measure")
+            raise ValueError("Expected test records only together with features: they evaluate the student")
         return self
 
 

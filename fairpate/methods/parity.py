@@ -54,8 +54,10 @@ class ParityConfig(Section):
     """Parity that methods for the sensitive attribute alone keep across groups."""
 
     constraint: Constraint = "equalized_odds"
-    max_gap: Fraction = Field(0.02, description="gamma: to the reference group, in every event and label.")
-    min_share: float = Field(1e-3, gt=0, lt=1, description="Least released share of a cell; fewer is an error.")
+    max_gap: Fraction = Field(0.02, description="Largest gap gamma to the reference group, in every event and label.")
+    min_share: float = Field(
+        1e-3, gt=0, lt=1, description="Smallest allowed released share of a cell; a smaller share is an error."
+    )
     reference_group: CountOrZero = Field(0, description="Code of the group that others are compared with.")
 
 

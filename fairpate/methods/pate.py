@@ -210,7 +210,7 @@ class VotingMethod(Method):
         return self.taught(training, labels, labels.labelled)
 
     def taught(self, training: Training, labels: Labels, kept: LabelledSet, **options: Any) -> Trained:
-        """Train a student on the labels ``kept`` and return it with the events of ``labels``; ``options`` as
+        """Train a student on the labels ``kept`` and return ``labels`` with this student; ``options`` as
         :func:`fit_student` takes them."""
         # Runs without a target have always drawn the student's first weights from its own stream.
         if self.target.epsilon is not None or self.public_data.pretrain is not None:

@@ -99,8 +99,8 @@ class Clusters:
         places = len(np.unique(coordinates_MD, axis=0))
         if count > places:
             raise ConfigError(
-                f"aggregator.num_queries: {count} clusters of public records in {places} places; lower it, or "
-                "raise data.num_public."
+                f"aggregator.num_queries: expected at most {places} clusters, the number of different public records, got "
+                f"{count}; lower it, or raise data.num_public."
             )
         # From public records and a public seed: every stage of a run finds the same clusters.
         found = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(coordinates_MD.astype(np.float64))
@@ -148,22 +148,34 @@ class PrivateKnnConfig(Section):
     fit."""
 
     sampling_rate: float = Field(
-        0.1, gt=0, le=1, description="Chance of a private record, or person, to be asked by one query."
+        0.1, gt=0, le=1, description="Probability that a query samples a given private record, or person."
     )
-    num_neighbours: Count = Field(50, description="Nearest records of the sample that vote; all where it is smaller.")
+    num_neighbours: Count = Field(
+        50, description="Number of nearest sampled records that vote; all of them if the sample is smaller."
+    )
     noise_stddev_votes: NoiseOfVotes = Field(10.0, description="Of each count.")
     threshold: float | None = Field(
-        None, ge=-MAX_THRESHOLD_VOTES, le=MAX_THRESHOLD_VOTES, description="Least noisy votes for a label; null: none."
+        None,
+        ge=-MAX_THRESHOLD_VOTES,
+        le=MAX_THRESHOLD_VOTES,
+        description="Smallest noisy number of votes for which a label is released; null: no threshold.",
     )
-    threshold_stddev_votes: NoiseOfVotes = Field(20.0, description="Of the check of the threshold.")
+    threshold_stddev_votes: NoiseOfVotes = Field(
+        20.0, description="Standard deviation of the noise in the threshold check."
+    )
     embedding: EmbeddingName = Field(
-        "components", description="Where records are near: in `components` of the pool, or its `graph` of neighbours."
+        "components",
+        description="Space in which neighbours are searched: principal `components` of the pool, or its `graph` of "
+        "neighbours.",
     )
-    num_components: Count = Field(60, description="Principal components of the pool; fewer where it has fewer.")
+    num_components: Count = Field(
+        60, description="Number of principal components of the pool; fewer if the pool has fewer."
+    )
     queries: Literal["first", "typical"] = Field(
         "first",
-        description="Ask about the `first` public records, or about the `typical` one of each of "
-        "aggregator.num_queries clusters; then all of a cluster teach, with its label.",
+        description="`first`: query the first public records. `typical`: query one record of each of "
+        "aggregator.num_queries clusters; the student then learns its label for all records of the "
+        "cluster.",
     )
 
 

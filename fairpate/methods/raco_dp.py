@@ -77,9 +77,12 @@ SHARE_OF_SMALL_CELLS = 0.3  # the best of 0, .1 and .3 under equalized odds: doc
 class RacoDpConfig(Section):
     """RaCO-DP: which rate constraint, how tight, and how its multipliers move. Gradients are as `dp_sgd` says."""
 
-    histogram_share: float = Field(0.1, gt=0, lt=1, description="Part of the budget that the histograms take.")
+    histogram_share: float = Field(0.1, gt=0, lt=1, description="Share of the budget for the histograms.")
     min_share: float = Field(
-        0.01, gt=0, le=1, description="Least share of the expected batch that a set of records counts as: public."
+        0.01,
+        gt=0,
+        le=1,
+        description="Public lower bound on the size of a set of records, as a share of the expected batch.",
     )
     size_share: float | None = Field(
         None,
@@ -93,20 +96,27 @@ class RacoDpConfig(Section):
     )
     constraint: ConstraintName = "demographic_parity"
     bound: Annotated[float, Field(ge=-1, le=1)] = Field(
-        0.05, description="On the signed gap of a group to all others, or on the rate itself."
+        0.05, description="Bound on the signed gap of a group to all others, or on the rate itself."
     )
     label: CountOrZero | None = Field(1, description="Code of the positive class; null: one constraint per class.")
     constraints: RateConstraints | None = Field(
-        None, description="Any others over codes of labels and groups, in place of constraint, bound and label."
+        None, description="Other constraints over codes of labels and groups, instead of constraint, bound and label."
     )
-    sharpness: Positive = Field(1.0, description="Inverse temperature of the predictions behind the rates.")
+    sharpness: Positive = Field(
+        1.0, description="Inverse temperature of the softmax whose predictions the rates are computed from."
+    )
     counts: Literal["probabilities", "labels"] = Field(
         "probabilities",
-        description="How histograms, and so multipliers, count a prediction; the theory is for probabilities.",
+        description="Whether histograms, and so multipliers, add up probabilities or predicted labels; the theory "
+        "assumes probabilities.",
     )
-    dual_learning_rate: NotNegative = Field(0.1, description="Of the multipliers; 0 leaves them at 0.")
-    max_multiplier: Positive | None = Field(None, description="Cap on each multiplier; or:")
-    max_total_multiplier: Positive | None = Field(None, description="Cap on the sum of all.")
+    dual_learning_rate: NotNegative = Field(0.1, description="Learning rate of the multipliers; 0 leaves them at 0.")
+    max_multiplier: Positive | None = Field(
+        None, description="Cap on each multiplier; an alternative to max_total_multiplier."
+    )
+    max_total_multiplier: Positive | None = Field(
+        None, description="Cap on the sum of all multipliers; an alternative to max_multiplier."
+    )
 
     @property
     def resolved_size_share(self) -> float:

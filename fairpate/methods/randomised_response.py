@@ -53,13 +53,17 @@ class RandomisedResponseConfig(ParityConfig):
 
     form: Literal["one_step", "two_step"] = "one_step"
     learner: Literal["exponentiated_gradient", "f_ld"] = Field(
-        "exponentiated_gradient", description="Over logistic regression, two classes; or F-LD, as `f_ld` says."
+        "exponentiated_gradient",
+        description="`exponentiated_gradient` over logistic regression, for two classes; or F-LD, with the settings "
+        "in `f_ld`.",
     )
-    corrects_bound: bool = Field(True, description="Ask the learner for the smaller gap that reported groups show.")
-    mixing_gap: Fraction = Field(1e-4, description="What the second step allows over true groups.")
+    corrects_bound: bool = Field(
+        True, description="Give the learner a smaller max_gap, because gaps shrink over reported groups."
+    )
+    mixing_gap: Fraction = Field(1e-4, description="Largest gap over true groups that the second step allows.")
     num_rounds: Count = 50
-    dual_bound: Positive = Field(2.0, description="What all multipliers add up to at most.")
-    learning_rate: Positive = Field(0.5, description="Of the multipliers.")
+    dual_bound: Positive = Field(2.0, description="Bound on the sum of all multipliers.")
+    learning_rate: Positive = Field(0.5, description="Learning rate of the multipliers.")
 
 
 Learner = Callable[[Tensor, Tensor, Tensor, float], nn.Module]

@@ -90,7 +90,12 @@ _LARGEST_EPSILON = 20
 class TaughtConfig(Section):
     """The labels of public records that the student learns from."""
 
-    taught_share: float = Field(0.7, gt=0, le=1, description="Of the pool: the records with the least doubtful labels.")
+    taught_share: float = Field(
+        0.7,
+        gt=0,
+        le=1,
+        description="Share of the public pool that the student learns from: the records with the most certain labels.",
+    )
     gate: GateRule | None = Field(
         None,
         description="Demographic-parity gate: labels that would widen the gap are not given to the student; null: no"
@@ -279,23 +284,31 @@ class RecordVotesConfig(TaughtConfig):
     """The prototypes, and the labels that the student learns from."""
 
     embedding: EmbeddingName = Field(
-        "components", description="Where prototypes lie: `components` of the pool, or its `graph` of neighbours."
+        "components",
+        description="Space of the prototypes: principal `components` of the pool, or its `graph` of neighbours.",
     )
-    num_components: Count = Field(60, description="Principal components of the pool; fewer where it has fewer.")
+    num_components: Count = Field(
+        60, description="Number of principal components of the pool; fewer if the pool has fewer."
+    )
     num_prototypes: Count | None = Field(
-        None, description="K. null: a tenth of the pool, or fewer so that num_records fill a cell with four sigma."
+        None,
+        description="Number of prototypes K. null: a tenth of the pool, or fewer so that num_records give each cell "
+        "votes of four standard deviations of the noise.",
     )
     num_records: Count | None = Field(
         None,
-        description="Private records (persons, where these are protected), a declared public number that the rule "
-        "for K may read; null: it does not.",
+        description="Declared public number of private records (persons, where these are protected) for the choice "
+        "of K; null: K does not depend on it.",
     )
     by_group: bool = Field(
         False,
-        description="A count per class and group: tells how private groups are treated, with more noise in labels.",
+        description="Whether to release counts per class and group, which show how private groups are treated but "
+        "put more noise on labels.",
     )
     rule: Literal["cells", "linear"] = Field(
-        "cells", description="Labels are what the prototype's own votes say, or a `linear` rule fitted to all of them."
+        "cells",
+        description="`cells`: the label with most votes at the record's prototype; `linear`: a linear rule that is "
+        "fitted to all votes.",
     )
 
     def prototypes_of(self, pool: int, *, stddev: float) -> int:
@@ -488,13 +501,24 @@ _MOST_STEPS = 500
 class WeightedVotesConfig(TaughtConfig):
     """The linear rule, and the labels that the student learns from."""
 
-    taught_share: float = Field(1.0, gt=0, le=1, description="Of the pool: the records with the least doubtful labels.")
-    by_group: bool = Field(
-        False, description="A row per class and group: tells how private groups are treated, with more noise in labels."
+    taught_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of the public pool that the student learns from: the records with the most certain labels.",
     )
-    ridge: Positive = Field(2.0, description="Of the rule, in standard deviations of the noise per record.")
+    by_group: bool = Field(
+        False,
+        description="Whether to release a row per class and group, which shows how private groups are treated but "
+        "puts more noise on labels.",
+    )
+    ridge: Positive = Field(
+        2.0,
+        description="Ridge penalty of the linear rule, as a multiple of the standard deviation of the noise divided "
+        "by the number of records.",
+    )
     embedding: EmbeddingConfig = Field(
-        EmbeddingConfig(), description="Of public records; `data.embedding` precedes it."
+        EmbeddingConfig(), description="Embedding that is fitted to public records; `data.embedding` takes precedence."
     )
 
 

@@ -144,15 +144,20 @@ def _rows_of_persons(person_N: IntArray) -> Iterator[IntArray]:
 class ResidualVotesConfig(TaughtConfig):
     """The linear rule, and the labels that the student learns from."""
 
-    taught_share: float = Field(1.0, gt=0, le=1, description="Share of the pool that teaches: the surest labels.")
+    taught_share: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of the public pool that the student learns from: the records with the most certain labels.",
+    )
     curvature: Curvature | None = Field(
         None,
         description="Second moments: of the `public` pool, or a `private` release. null: decided by the released sums, "
         "which count the private records: `private` if the noise of moments is below half the sampling error of the "
         "pool's.",
     )
-    public_rounds: Count = Field(2, description="Releases of residuals where the curvature is public.")
-    private_rounds: Count = Field(3, description="Releases of residuals where the curvature is private.")
+    public_rounds: Count = Field(2, description="Number of releases of residuals with public curvature.")
+    private_rounds: Count = Field(3, description="Number of releases of residuals with private curvature.")
     clip: float = Field(0.5, gt=0, le=1, description="Bound on the L2 norm of a record's residual, at most 1.41.")
     step: float = Field(3.0, gt=0, lt=4, description="Length of a Newton step; below 4 none diverges without noise.")
     ridge: Positive = Field(
@@ -161,7 +166,7 @@ class ResidualVotesConfig(TaughtConfig):
         "divided by the number of records.",
     )
     embedding: EmbeddingConfig = Field(
-        EmbeddingConfig(), description="Embedding by public records; `data.embedding` takes precedence."
+        EmbeddingConfig(), description="Embedding that is fitted to public records; `data.embedding` takes precedence."
     )
 
     def rounds(self, curvature: Curvature) -> int:

@@ -47,7 +47,8 @@ class SfPateConfig(Section):
     """SF-PATE; `teachers`, `aggregator` and `f_ld` are its other settings."""
 
     variant: Literal["sf_s", "sf_t"] = Field(
-        "sf_s", description="Teachers predict attributes for a fair student; or they are fair themselves."
+        "sf_s",
+        description="`sf_s`: teachers predict attributes for a fair student; `sf_t`: the teachers themselves are fair.",
     )
 
 
@@ -76,7 +77,7 @@ class SfPate(PateFamily):
         super().check()
         if self.aggregator.release == "counts" and self.sf_pate.variant == "sf_s":
             raise ConfigError(
-                "aggregator.release: counts teach no student of sf_s, which learns from attributes; set label."
+                "aggregator.release: sf_s does not read counts, because its student learns from attributes; set label."
             )
 
     @property

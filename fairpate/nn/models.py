@@ -117,7 +117,9 @@ def load_weights(config: ModelConfig) -> Mapping[str, Tensor]:
     """
     weights = pin_weights(config).weights
     if weights is None or weights.path is None or weights.sha256 is None:
-        raise WeightsError("model.weights.path: none; a published model keeps its start's sha256 only. Give the file.")
+        raise WeightsError(
+            "model.weights.path: missing; a published model names its initial weights by sha256 only. Give the file."
+        )
     return _read(config.name, weights.path, weights.sha256)
 
 

@@ -304,7 +304,7 @@ def rdp_of_each_data_dependent(event: Any, orders_A: FloatArray) -> FloatArray: 
     Register an implementation for an event type whose queries are priced faster together than one by one (see
     :func:`prices_each`).
     """
-    raise TypeError(f"{type(event).__name__} has no price of each query of its own.")
+    raise TypeError(f"{type(event).__name__} has no price per query.")
 
 
 def prices_each(event: Any) -> bool:

@@ -90,7 +90,7 @@ def course(epsilon_Q: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def in_two_lines(measure: str) -> str:
-    """Break a name such as ``demographic-parity gap`` into two lines of similar length."""
+    """Break the name of a measure into two lines, after its first hyphen or else its first space."""
     mark = "-" if "-" in measure else " "
     first, _, second = measure.partition(mark)
     return f"{first}{mark.strip()}\n{second}"

@@ -570,7 +570,7 @@ def read_release(path: Path) -> tuple[Released, Origin]:
         return released, Origin(**{name: header[name] for name in ("id", "settings", "pool")}, after=after)
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(
-            f"{path}: no release that can be read ({error}). It cannot be drawn again: restore it from a copy, or "
+            f"{path}: not a readable release ({error}). It cannot be drawn again: restore it from a copy, or "
             "start a new run folder with --out and count both epsilons."
         ) from error
 

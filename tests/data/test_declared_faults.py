@@ -86,7 +86,7 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (YAML, "[0, 110]", "[0, inf]", ("features.age.bounds.1", "got 'inf'")),
     (YAML, "[0, 110]}", "[0, 110], scale: ln}", ("features.age.scale", "'linear' or 'log'", "got 'ln'")),
     (YAML, "[0, 110]}", "[0, 110], categories: [1]}", ("features.age: expected one of: bounds",)),
-    (YAML, "[0, 110]}", "[0, 110], other: true}", ("features.age: expected aliases and other with categories only",)),
+    (YAML, "[0, 110]}", "[0, 110], other: true}", ("features.age", "`aliases`", "`other`", "`categories`")),
     (
         YAML,
         "missing: 75",

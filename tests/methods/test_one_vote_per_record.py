@@ -284,7 +284,7 @@ def test_what_cannot_be_is_refused_by_field(digits: Dataset, tmp_path: Path) -> 
     for epsilon in (21, math.inf):
         with pytest.raises(ConfigError, match=r"target.epsilon: .*up to 20"):
             configured({"target": {"epsilon": epsilon}}, method="record_votes").check()
-    with pytest.raises(ConfigError, match=r"record_votes.num_prototypes: 301 of \d+ places of public records"):
+    with pytest.raises(ConfigError, match=r"record_votes.num_prototypes: expected at most \d+.*got 301"):
         run(settings(tmp_path / "b", num_prototypes=301), digits)
 
 

@@ -260,7 +260,7 @@ def test_what_is_no_release_to_go_on_from_is_refused(digits: Dataset, tmp_path: 
     content = bytearray(other.released.read_bytes())
     content[-1] ^= 1
     other.released.write_bytes(content)
-    with pytest.raises(RunDirectoryError, match="no release that can be read"):
+    with pytest.raises(RunDirectoryError, match="not a readable release"):
         run(tmp_path / "third", digits, of=other.root)
 
 
