@@ -529,8 +529,8 @@ class Prototypes:
         different = len(np.unique(embedded, axis=0))
         if count > different:
             raise ConfigError(
-                f"record_votes.num_prototypes: expected at most {different}, the number of different public records, got "
-                f"{count}; lower it, or raise data.num_public."
+                f"record_votes.num_prototypes: expected at most {different}, the number of different public records, "
+                f"got {count}; lower it, or raise data.num_public."
             )
         # From a public seed and public records: a run that is resumed finds the same prototypes.
         clusters = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(embedded)

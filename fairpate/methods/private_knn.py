@@ -99,8 +99,8 @@ class Clusters:
         places = len(np.unique(coordinates_MD, axis=0))
         if count > places:
             raise ConfigError(
-                f"aggregator.num_queries: expected at most {places} clusters, the number of different public records, got "
-                f"{count}; lower it, or raise data.num_public."
+                f"aggregator.num_queries: expected at most {places} clusters, the number of different public "
+                f"records, got {count}; lower it, or raise data.num_public."
             )
         # From public records and a public seed: every stage of a run finds the same clusters.
         found = sklearn.cluster.KMeans(count, n_init=1, random_state=seed).fit(coordinates_MD.astype(np.float64))

@@ -344,8 +344,8 @@ def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None
         for (name, _), theirs, ours in zip(named, expected, found, strict=True):
             if not _are_close(ours[None], theirs[None]):
                 raise ValueError(
-                    f"Parameter {name}: per-example gradients do not sum to autograd's gradient, because the model reads the "
-                    "parameter outside of its module; read it inside."
+                    f"Parameter {name}: per-example gradients do not sum to autograd's gradient, because the model reads "
+                    "the parameter outside of its module; read it inside."
                 )
     finally:
         for module in dropout:
