@@ -209,7 +209,7 @@ _KINDS = "biufU"
 
 
 def _write_student(student: Student, folder: Path) -> None:
-    """Write the model, and with it the embedding that it reads, which its card knows by checksum."""
+    """Write the model and the embedding that it reads; the model's card holds the embedding's checksum."""
     if student.embedding is not None:
         save_embedding(student.embedding, folder / _EMBEDDING)
         student = replace(student, card=replace(student.card, embedding=sha256_of(folder / _EMBEDDING)))
@@ -627,7 +627,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return student, dataset, assess(bare, dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
-        """Return the published model; where ``fit`` saw no groups, it names those that are given."""
+        """Return the published model. If ``fit`` saw no groups, the model is given the names of ``groups``."""
         if groups is None or len(self.groups_):
             return self.student_
         names = tuple(str(name) for name in np.unique(groups))

@@ -41,7 +41,7 @@ _STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Ending:
-    """Which signal asked this process to end, if one did."""
+    """The signal that asked this process to end, if any."""
 
     number: int | None = None
 
@@ -248,7 +248,7 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """`7 s`, `3 min`, `2 h 5 min`."""
+    """Return a duration as text, such as `7 s`, `3 min` or `2 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

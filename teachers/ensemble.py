@@ -350,7 +350,7 @@ def _is_stored(storage: Storage | None, checkpoint: str, _: str) -> bool:
 
 
 class TeacherCounter:
-    """Reports to a progress callback how many teachers are done; a block that is done again counts once."""
+    """Reports the number of finished teachers to a progress callback; a block that is computed again counts once."""
 
     def __init__(self, blocks: tuple[Block, ...], on_progress: Progress | None):
         self._sizes = [len(block.teacher_indices) for block in blocks]

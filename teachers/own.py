@@ -92,7 +92,7 @@ def own_modules(factory: Factory) -> list[ModuleType]:
 
 
 def made(factory: Factory, seed: int) -> Any:
-    """Return a new teacher; a factory that has the parameter ``random_state`` gets ``seed``."""
+    """Return a new teacher. A factory with the parameter ``random_state`` is given ``seed``."""
     parameters = inspect.signature(factory).parameters.values()
     takes = any(each.name == "random_state" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
     return factory(random_state=seed) if takes else factory()
@@ -128,7 +128,8 @@ def _parts(teacher: Any) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherVotes:
-    """``votes_QC``, whose rows sum to T, and sixteen hexadecimal digits of all that determines them; both private."""
+    """The votes ``votes_QC``, whose rows sum to T, and a digest of everything that determines them; both are
+    private."""
 
     votes_QC: VoteArray
     digest: str
@@ -309,7 +310,7 @@ def _table(x: Tensor) -> npt.NDArray[np.float32]:
 
 
 def _determined_by(factory: Factory, queries: npt.NDArray[np.float32], settings: dict[str, Any]) -> bytes:
-    """Return all that determines votes except the shards."""
+    """Return everything that determines the votes, except the shards."""
     try:
         # Of an installed package only the factory's own module: its version is in the digest.
         modules = own_modules(factory) or [sys.modules[factory.__module__]]

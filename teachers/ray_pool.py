@@ -80,7 +80,7 @@ class Worker:
         self._number, self._total = -1, cast("Counts | None", None)
 
     def run(self, function: Callable[[Any, Any, str], Any], shared: Any, item: Any, device: str) -> Any:
-        """Return the function of one item."""
+        """Return ``function(shared, item, device)``."""
         return function(shared, item, device)
 
     def add(
@@ -257,7 +257,7 @@ class RayPool:
             yield actor, task, value
 
     def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
-        """Return the next reference that settles: of a task, or of an actor that starts."""
+        """Return the next reference that is ready: a task's, or that of an actor that starts."""
         import ray
 
         # Without any actor only new nodes help; the operator says how long these may take.

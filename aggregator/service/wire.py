@@ -479,7 +479,8 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
 
 
 def _tagged_by(tags: Mapping[str, str], default: str) -> Discriminator:
-    """Return what tells the kinds of a body apart: the tag of the first field of ``tags`` that it has."""
+    """Return a discriminator for pydantic: a body gets the tag of the first field in ``tags`` that it has, else
+    ``default``."""
 
     def tag(value: Any) -> str:
         """Return the tag of ``value``, which is JSON or a validated model."""

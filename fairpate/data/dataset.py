@@ -85,17 +85,18 @@ class Split:
 
     @property
     def together(self) -> Sequence[str]:
-        """The name of each record's person, or of its unit where records are protected: they go to one teacher."""
+        """For each record the name of its person, or of its unit if records are protected. Equal names go to one
+        teacher."""
         return self.person_id or self.unit_id
 
     @property
     def num_protected(self) -> int:
-        """The number of protected persons, or of records where persons do not count."""
+        """The number of persons, if persons are protected, else the number of records."""
         return as_names(self.person_id).num_distinct if self.person_id else len(self)
 
     @property
     def person_N(self) -> Tensor | None:
-        """A number from 0 on for each record's person, in order of appearance; None where persons do not count."""
+        """The number of each record's person, counted from 0 in order of appearance; None if records are protected."""
         if not self.person_id:
             return None
         return torch.from_numpy(as_names(self.person_id).numbered())
@@ -106,7 +107,7 @@ class Split:
         return self.take_with(self.x[index], index)
 
     def take_with(self, x: Tensor, index: Tensor) -> Split:
-        """The records at ``index`` with features ``x`` that the caller took; the rest is a view for a run of rows."""
+        """The records at ``index``, with the features ``x`` that the caller selected."""
         rows = index.numpy()
         taken = index if (run := run_of(rows)) is None else run
         names = {name: as_names(values).take(rows) for name in NAMED_BY if (values := getattr(self, name))}
@@ -305,13 +306,14 @@ class DatasetEntry:
     class_shares: tuple[float, ...] = ()
 
     def count_protected(self, options: Mapping[str, Any], unit: Unit | None) -> int:
-        """The publisher's count of what is protected under these options: of persons where it is known, or of rows."""
+        """The publisher's number of protected units under these options: persons where their number is known, otherwise
+        rows."""
         by_person = unit is None and holds(self.persons_when, self.complete_options(options))
         return self.persons if by_person and self.persons is not None else self.public_rows
 
     @property
     def public_rows(self) -> int:
-        """``rows``; :class:`DataSettingsError` where the declaration has none."""
+        """``rows``, the public number of records. :class:`DataSettingsError` if the declaration does not give it."""
         if self.rows is None:
             raise DataSettingsError(
                 f"{self.name}: rows: missing; declare how many private records there are about, a public number from "
@@ -333,18 +335,18 @@ class DatasetEntry:
         return {name: given.get(name, option.default) for name, option in self.options.items()}
 
     def needed_files(self, given: Mapping[str, Any]) -> tuple[SourceFile, ...]:
-        """The files that a load with these options reads."""
+        """The files that are read under these options."""
         options = self.complete_options(given)
         return tuple(file for file in self.files if holds(file.when, options))
 
 
 def holds(when: Mapping[str, str], options: Mapping[str, Any]) -> bool:
-    """True if the options have the values that ``when`` asks for."""
+    """True if the options have the values in ``when``."""
     return all(as_text(options[name]) == value for name, value in when.items())
 
 
 def as_text(value: Any) -> str:
-    """The value as a declaration writes it: flags are `true` and `false`."""
+    """The value as text in a declaration: `true` and `false` for flags."""
     return str(value).lower() if isinstance(value, (bool, np.bool_)) else str(value)
 
 
@@ -386,7 +388,7 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
 
 
 def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
-    """The files that match a pattern, in the order of their paths; a file without a pattern by itself."""
+    """The files that match a pattern, sorted by path; a file without a pattern is returned as it is."""
     if not _is_pattern(file):
         return (file,)
     folder = resolve_data_dir(data_dir)
@@ -419,7 +421,7 @@ def how_to_get(file: SourceFile, folder: Path) -> str:
 
 
 def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
-    """:func:`locate` with the checksum of the published bytes verified; those of a gzipped copy are unpacked first."""
+    """As :func:`locate`, and verify the checksum of the published bytes, which are unpacked from a gzipped copy."""
     choice, path = locate(file, data_dir)
     if choice.sha256 is not None:
         try:
@@ -486,7 +488,8 @@ def content_units(prefix: str, columns: Sequence[pa.Array]) -> Names:
 
 
 def counted(units: Iterable[str]) -> Names:
-    """A unique name per record: that of its unit, with ``-1``, ``-2``, ... behind the first of each unit."""
+    """A unique name for each record: the name of its unit, followed by ``-1``, ``-2``, ... from the second record of
+    the unit on."""
     names, seen = as_names(units), Counter[str]()
     name_of = {}
     for row in names.repeated().tolist():
@@ -522,7 +525,7 @@ MOST_RECORDS = 2**17
 
 
 def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
-    """The rows of all records in parts of about ``size``, person after person."""
+    """Yield the rows of all records in parts of about ``size``, without splitting the records of a person."""
     rows = np.argsort(person_N, kind="stable")
     starts = np.flatnonzero(np.diff(person_N[rows], prepend=-1))
     # The first person who begins in each stretch of ``size`` records begins a part.
@@ -533,7 +536,8 @@ def whole_persons(person_N: IntArray, size: int) -> Iterator[IntArray]:
 def shortened_by_person(
     votes_NW: IntArray, row_N: IntArray, person_N: IntArray, *, norm: int
 ) -> tuple[IntArray, IntArray]:
-    """The votes of each person, of L2 norm at most ``norm`` over all rows: rows of the table (R,), numbers (R, W).
+    """The sum of each person's votes, scaled down to an L2 norm of at most ``norm``: rows of the table (R,) and numbers
+    (R, W).
 
     Record n votes ``votes_NW[n]`` for ``row_N[n]``; no vote is longer than ``norm``. A person's votes are added up row
     by row, and shortened where they are longer than that: the longest vector of that direction. Whole numbers, and a
@@ -627,7 +631,8 @@ def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str,
 
 
 def with_persons(records: LoadedRecords) -> LoadedRecords:
-    """The records with all those of a person protected together. :class:`DataError` for one without a person."""
+    """The records, with all records of a person protected together. :class:`DataError` for a record without a
+    person."""
     if records.person_ids is None:
         return records
     if missing := as_names(records.person_ids).num_empty:
@@ -677,7 +682,8 @@ def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int
 
 
 def check_members(dataset: Dataset) -> None:
-    """Raise :class:`DataError` unless each split has every group, and the private split every class.
+    """Raise :class:`DataError` unless every split has records of every group, and the private split records of every
+    class.
 
     Validation and test records may be none at all.
     """

@@ -444,14 +444,14 @@ class Declaration(Section):
 
     @property
     def attribute_columns(self) -> tuple[str, ...]:
-        """Every column that is an attribute under some option, that was computed from one, or that reveals one."""
+        """Every column that is a sensitive attribute under some option, was computed from one, or reveals one."""
         groups = [group.column for group in self.groups.values()]
         # The path of a picture contains the folder that gives its group.
         paths = [self.pictures.column] if self.pictures and any(name.startswith(LEVEL) for name in groups) else []
         return tuple(dict.fromkeys((*groups, *self.computed_from_group, *paths)))
 
     def used(self, options: Mapping[str, Any] | None = None) -> tuple[str, ...]:
-        """Every column that is used with ``options``, or with None under any option."""
+        """Every column that is used with ``options``; None: under any options."""
         ruled = [(rule.column, rule.when) for rule in self.keep]
         ruled += [(column, feature.when) for column, feature in self.columns]
         conditional = [column for column, when in ruled if options is None or holds(when, options)]
@@ -757,7 +757,7 @@ _OR_RECORDS = "or protect each record by itself (data.unit=record)"
 def _person_names(
     person: Person, rows: pa.Table, units: pa.Array, file: str, faults: TableFaults, *, are_protected: bool
 ) -> pa.Array:
-    """The person of each row; a row without one counts as a person of its own, named as in ``units``.
+    """The person of each row. A row without a person counts as a person of its own, named as in ``units``.
 
     Where persons are protected, such a row is a fault, and so is one that names several persons: no split or sample
     could keep all rows of each together.
@@ -791,7 +791,8 @@ def _person_names(
 
 
 def _require_whole_persons(person: Person, batches: list[tuple[Part, str, IntArray]], faults: TableFaults) -> None:
-    """Add a fault for each file with persons of an earlier part; of each batch its part, file and persons are given."""
+    """Add a fault for each file with rows of a person that an earlier part has too. ``batches`` hold part, file and
+    person numbers."""
     earlier = np.zeros(0, dtype=np.int64)
     for _, of_part in itertools.groupby(batches, key=itemgetter(0)):
         own = [earlier]

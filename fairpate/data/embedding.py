@@ -510,7 +510,8 @@ _NEAREST_AT_ONCE = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Prototypes:
-    """An embedding, its centres (K, D or E), and the coordinates and prototype of every public record."""
+    """Public prototypes: an embedding, centres (K, D or E), and the coordinates and nearest prototype of every public
+    record."""
 
     embed: Embed
     centres: Floats

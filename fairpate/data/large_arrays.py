@@ -67,7 +67,8 @@ class Pixels:
 
 
 def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> Tensor | None:
-    """A view of the pixels in ``path``, which ``fill`` gives in order where the file is missing or damaged.
+    """A view of the pixels in the cached file ``path``. If it is missing or damaged, ``fill`` writes the pixels in
+    order.
 
     None where the file cannot be kept; the log says why.
     """
@@ -147,7 +148,7 @@ AnyArray = npt.NDArray[Any]
 
 @dataclass(kw_only=True)
 class Gathered:
-    """Blocks (n,) or (n, F) of one type, one after the other; :meth:`array` closes it.
+    """Blocks (n,) or (n, F) of one type that are joined one after the other; :meth:`array` ends the collection.
 
     Many are written below FAIRPATE_CACHE to a file without a name, which disappears with its process.
     """
@@ -301,11 +302,12 @@ class Names(Sequence[str]):
         return gathered.names()
 
     def codes(self) -> IntArray:
-        """A number for each name, equal for equal names of this process alone; two names share one almost never."""
+        """A number for each name, equal for equal names within this process. Different names almost never share a
+        number."""
         return np.fromiter(map(hash, self), np.int64, len(self))
 
     def repeated(self) -> IntArray:
-        """The rows with a name that an earlier row has."""
+        """The rows whose name an earlier row has too."""
         ascending = np.sort(codes := self.codes())
         if not (ascending[1:] == ascending[:-1]).any():
             return np.zeros(0, dtype=np.int64)
@@ -326,7 +328,7 @@ class Names(Sequence[str]):
         return int(pc.count_distinct(shared).as_py())
 
     def numbered(self) -> IntArray:
-        """A number from 0 on for each name, in the order of first appearance."""
+        """The number of each name, counted from 0 in the order of first appearance."""
         numbers: IntArray = self.packed.dictionary_encode().indices.to_numpy().astype(np.int64)
         return numbers
 
@@ -342,7 +344,7 @@ class Names(Sequence[str]):
 
 
 class GatheredNames:
-    """Blocks of names, one after the other; :meth:`names` closes it."""
+    """Blocks of names that are joined one after the other; :meth:`names` ends the collection."""
 
     def __init__(self) -> None:
         self._text, self._ends, self._size = Gathered(), Gathered(), 0

@@ -37,7 +37,8 @@ Mode = Literal["RGB", "L"]
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Encoded pictures by name, and a ``key`` that changes when any of them does; ``read`` keeps the order."""
+    """Encoded pictures by name. ``key`` changes when any picture changes; ``read`` returns pictures in the requested
+    order."""
 
     origin: Path
     key: str

@@ -180,7 +180,7 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
 
 
 def pool_size(config: DataConfig) -> int:
-    """The approximate number of public records, found without reading private ones."""
+    """The approximate number of public records, determined without reading private ones."""
     entry = entry_for(config)
     size = entry.num_public if config.num_public is None else config.num_public
     if size is None:
@@ -247,7 +247,7 @@ def list_datasets(data_dir: Path | None = None) -> tuple[DatasetListing, ...]:
 
 
 def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
-    """Shapes, words and counts of a data set; a name or a configuration is loaded first."""
+    """The shape, the names and the record counts of a data set; a name or a configuration is loaded first."""
     if isinstance(dataset, str):
         dataset = DataConfig(name=dataset)
     if isinstance(dataset, DataConfig):
@@ -451,7 +451,8 @@ def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """A column of ``file`` with ``rows`` rows: how many are clipped, missing, and without a declared category."""
+    """A column of ``file`` with ``rows`` rows, and how many of them are clipped, missing or without a declared
+    category."""
 
     file: str
     column: str
@@ -471,7 +472,8 @@ class Check:
 
 
 def check_declaration(config: DataConfig) -> Check:
-    """Read all files of the declaration that ``config`` names; :class:`DataSettingsError` where it is wrong itself."""
+    """Read all files of the declaration that ``config`` names, and count its faults. :class:`DataSettingsError` for a
+    wrong declaration."""
     if config.declaration is None:
         raise DataSettingsError(f"{config.name}: expected a declaration (.yaml) of your own to check.")
     entry, faults = entry_for(config), TableFaults()

@@ -366,7 +366,7 @@ class ColumnCells:
             self.faults.counts[self.file, self.column, what] += number
 
     def require(self, right_N: Mask, *, expected: str, remedy: str, shown: bool = True) -> None:
-        """Note a fault for each row where ``right_N`` does not hold."""
+        """Add a fault for the rows where ``right_N`` is False."""
         if right_N.all():
             return
         wrong = np.flatnonzero(~right_N)
@@ -460,7 +460,7 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
 
 
 def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
-    """A code per row, -1 without one, and a mask of the rows that have one."""
+    """The code of each row, -1 for a row without one, and a mask of the rows with a code."""
     text = found.text
     if not pa.types.is_string(found.values.type):  # a file with types does not tell 1.0 from 1
         # The text that a number in the declaration has in such a file.

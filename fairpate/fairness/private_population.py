@@ -159,7 +159,7 @@ def estimated_rates(
 def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray, *, level: float = 0.95) -> GapEstimate:
     """The largest difference of ``metric`` among the private records, with its interval.
 
-    It is inside the interval whenever all differences are inside simultaneous ones, so at least as often as these are.
+    The interval comes from simultaneous intervals for all differences, so its coverage is at least theirs.
     """
     hits_EG, sizes_EG, hits_REG, sizes_REG = _large_enough(metric.events, joint_GYC, draws_RGYC)
     differences = metric.compare(hits_EG, sizes_EG)
@@ -212,7 +212,7 @@ class _Fit:
 def _large_enough(
     events: RateEvents, joint_GYC: FloatArray, draws_RGYC: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Hits and sizes, and those of the draws; 0 where a size is not significantly above 0."""
+    """Hits and sizes (E, G) of the table and of the draws. Both are 0 where a size is not significantly above 0."""
     found, drawn = events(joint_GYC), events(draws_RGYC)
     error_EG = np.sqrt(np.square(drawn.sizes_EG - found.sizes_EG).mean(axis=0))
     is_known_EG = found.sizes_EG > _LEAST_STDDEVS * error_EG

@@ -134,7 +134,7 @@ def method_names() -> Iterator[str]:
 
 
 def own_names() -> Iterator[str]:
-    """The names of the methods of this package."""
+    """The names of this package's methods."""
     return iter(_OURS)
 
 
@@ -393,7 +393,7 @@ class Method(Section):
 
     @property
     def is_private(self) -> bool:
-        """True if anything is guaranteed; nothing is published of a run without a guarantee."""
+        """True if the method guarantees any privacy. Nothing is published of a run without a guarantee."""
         return True
 
     @property
@@ -403,17 +403,17 @@ class Method(Section):
 
     @property
     def reads_public(self) -> bool:
-        """True if it looks at public records for more than ``public_data`` does."""
+        """True if the method uses public records beyond the settings in ``public_data``."""
         return False
 
     @property
     def reads_public_groups(self) -> bool:
-        """True if groups of public records decide anything."""
+        """True if the method reads the groups of public records."""
         return self.reads_public or self.public_data.calibration is not None
 
     @property
     def learns_two_classes(self) -> bool:
-        """True if it can learn two classes only."""
+        """True if the method supports two classes only."""
         return False
 
     @property
@@ -426,12 +426,12 @@ class Method(Section):
         return "record or person" if self.protects_persons else "record"
 
     def unit_of(self, dataset: Dataset) -> Unit:
-        """The unit that its events are priced for on this data set."""
+        """The unit of privacy that the method's events are priced for on this data set."""
         return "sensitive attribute" if self.protects_attribute_only else dataset.unit
 
     @property
     def is_seeded(self) -> bool:
-        """True if its noise can be reproduced, so that the run is not private."""
+        """True if the method's noise is reproducible, so that the run is not private."""
         return getattr(self, "noise", None) == "seeded"
 
     @property
@@ -449,7 +449,7 @@ class Method(Section):
         """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError for a data set that it cannot learn from; before anything is written."""
+        """Raise ConfigError for a data set that the method cannot learn from, before anything is written."""
         if self.learns_two_classes and dataset.num_classes != 2:
             raise ConfigError(
                 f"data.name: {self.method} learns two classes, {dataset.name} has {dataset.num_classes}; choose "
@@ -490,7 +490,8 @@ class Method(Section):
         raise NotImplementedError
 
     def settings_without(self, *fields: str) -> dict[str, Any]:
-        """All settings that decide the run's result, without the dotted ``fields`` that a release does not read."""
+        """All settings that determine the run's result, without the dotted ``fields``, which a release does not
+        read."""
         values = copy.deepcopy(determining_values(self))
         for field in fields:
             *parents, last = field.split(".")
@@ -561,7 +562,7 @@ class PrivateMethod(Method):
             )
 
     def require_as_released(self) -> None:
-        """Raise ConfigError for what would undo the randomised classifier that is published."""
+        """Raise ConfigError for settings that would change the published randomised classifier."""
         for field in ("calibration", "self_label"):
             if getattr(self.public_data, field):
                 raise ConfigError(
@@ -569,7 +570,7 @@ class PrivateMethod(Method):
                 )
 
     def require_linear_mixture(self) -> None:
-        """Raise ConfigError also for a published model that is not linear."""
+        """Raise ConfigError as :meth:`require_as_released` does, and for a published model that is not linear."""
         self.require_as_released()
         if self.student.model.name != "logistic":
             raise ConfigError(
@@ -579,7 +580,7 @@ class PrivateMethod(Method):
 
 
 class AttributeMethod(PrivateMethod):
-    """A private method to which features and labels are public."""
+    """A private method that treats features and labels as public."""
 
     @property
     def protects_attribute_only(self) -> bool:
@@ -766,7 +767,7 @@ def start_of(schema: type[Method]) -> Values:
 
 
 def read_of(schema: Any, values: Mapping[str, Any]) -> Values:
-    """``values`` without the fields that the method, or section, does not have."""
+    """``values`` without the fields that the method or section does not read."""
     own = _fields(schema)
     return {
         name: read_of(own[name], value) if name in own and isinstance(value, Mapping) else value
@@ -843,15 +844,15 @@ _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 
 def resolved(overrides: Sequence[Override], method: str | None = None) -> Method:
-    """The configuration of a run that starts from no file: settings that fit the data set, under ``overrides``.
+    """The configuration of a run without a file: settings that suit the data set, with ``overrides`` on top.
 
-    `fairpate run` without a configuration computes this, so every command that is printed means it.
+    `fairpate run` without a file uses it, and commands that are printed rely on it.
     """
     return configured(start_values(overrides, method), overrides, method=method)
 
 
 def start_values(overrides: Sequence[Override], method: str | None = None) -> Values:
-    """The values under ``overrides`` in :func:`resolved`."""
+    """The settings to which :func:`resolved` applies ``overrides``."""
     said = _said(overrides)
     name = said.get("method") if method is None else method
     if name is not None and not isinstance(name, str):

@@ -194,7 +194,7 @@ def violations_of(rates_GE: FloatArray, *, max_gap: float, reference_group: int)
 
 
 def cost_differences(cells: ParityCells, prices_GE: FloatArray) -> FloatArray:
-    """Cost of predicting 1 minus that of predicting 0 for each record, shape (N,)."""
+    """For each record, the cost of predicting 1 minus the cost of predicting 0, shape (N,)."""
     inside = cells.events_N != NO_EVENT
     differences: FloatArray = (1.0 - 2.0 * cells.labels_N).astype(np.float64)
     differences[inside] += prices_GE[cells.groups_N[inside], cells.events_N[inside]]
@@ -249,7 +249,7 @@ class Setting:
 
     @property
     def sizes(self) -> LaplaceReleases:
-        """The release of the sizes of cells."""
+        """The event of releasing the sizes of all cells."""
         return LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
 
     def round_epsilon(
@@ -301,7 +301,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Sides:
-    """Learner and auditor with the noise that they add, and the events of both."""
+    """The noisy learner and auditor of the game, with the events of all their releases."""
 
     answer: Callable[[FloatArray], FloatArray]
     violations: Callable[[FloatArray], FloatArray]
@@ -350,12 +350,13 @@ class Regression:
 
 
 def feature_sensitivity(prices_GE: FloatArray, norms_E: FloatArray) -> float:
-    """The most that X' C1 changes in L1 with one z: ``norms_E`` are the largest L1 norms of a record per event."""
+    """The largest L1 change of X' C1 when one record changes its group; ``norms_E`` are the largest L1 norms of a
+    record per event."""
     return float(((prices_GE.max(axis=0) - prices_GE.min(axis=0)) * norms_E).max())
 
 
 def linear_sides(setting: Setting) -> Sides:
-    """Learner and auditor of linear rules."""
+    """The learner and the auditor of linear rules."""
     config, features = setting.config, setting.features
     regression = Regression(features, setting.cells, ridge=config.ridge, num_directions=config.num_directions)
     once = config.release == "once"
@@ -432,13 +433,14 @@ class GroupRules:
 
 
 def sensitivity_of(differences_GY: list[list[Fraction]]) -> Fraction:
-    """The most that one changed group changes the cost of any rule."""
+    """The largest change of any rule's cost when one record changes its group."""
     by_label = zip(*differences_GY, strict=True)
     return max((max(*map(abs, of_G), max(of_G) - min(of_G)) for of_G in by_label), default=Fraction(0))
 
 
 def group_sides(setting: Setting) -> Sides:
-    """Learner and auditor of rules by group: an exponential mechanism and a table of counts a round."""
+    """The learner and the auditor of rules by group: in each round an exponential mechanism and a noisy table of
+    counts."""
     features, cells, source = setting.features, setting.cells, setting.source
     class_of_rules = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
     kinds = (PureReleases, LaplaceReleases)  # the learner's, and the auditor's

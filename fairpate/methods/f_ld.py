@@ -271,7 +271,7 @@ class Ascent:
         return bool(self.multipliers_UGK.any())
 
     def step(self, violations_UGK: Tensor) -> None:
-        """Move the multipliers up the signed violations."""
+        """Raise the multipliers along the signed violations."""
         if self._ascent is None:
             return
         violation_J = violations_UGK.flatten().numpy()
@@ -553,7 +553,7 @@ def sampling_rate(config: PfLdConfig, num_records: int) -> float:
 
 
 class _NoisyGradients:
-    """The gradient of J plus the noisy one of ``sum of multipliers times violations``.
+    """Computes the gradient of the loss J plus the noisy gradient of the sum of multipliers times violations.
 
     Cells do not overlap, so the second is one sum over records: each gradient of h, along the slopes of its record's
     cell, is clipped and weighted by their length.

@@ -504,12 +504,12 @@ class ReleasePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Labels(Trained):
-    """Released labels, before a student learned from them.
+    """Released labels, as yet without a student.
 
     ``events`` were fixed before the first query: what the submitted queries cost, unless their number depends on
     released labels. ``epsilon_bound`` is the guarantee that was fixed before the first query; None if only votes ended
-    the run. ``spending`` is the operator's; None if queries are no public records, and pages have no groups to show,
-    and once a student learned.
+    the run. ``spending`` is for the operator; None if the queries are not public records (pages then have no groups to
+    show), and after a student was trained.
     """
 
     labelled: LabelledSet
@@ -728,7 +728,8 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
 
 
 def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charge]]:
-    """The charges of every query with an outcome, the run's first; those of queries without one go with the first."""
+    """The charges of each query with an outcome, the run's queries first. Charges of abandoned queries are added to the
+    first one."""
     charges_of: dict[str, list[Charge]] = {key: [] for key in keys}
     for charge in charges:
         charges_of.setdefault(charge.key, []).append(charge)

@@ -143,7 +143,7 @@ def read_votes_file(config: VotesConfig) -> VotesFile:
 
 @dataclass(frozen=True)
 class _Faults:
-    """The faults ``found`` in a file and those in others, by column and number of rows."""
+    """Collects the faults of a file, and counts of wrong values by column."""
 
     path: Path
     found: list[str]
@@ -300,7 +300,7 @@ class OwnAggregatorConfig(GatedAggregatorConfig):
 
 
 class OwnVotes(GnmaxMethod):
-    """Labels from votes in a file."""
+    """Releases labels from a file of votes."""
 
     title: ClassVar[str] = "Votes made elsewhere"
     paper: ClassVar[str] = "Papernot et al. 2018, arXiv 1802.08908; Yaghini et al. 2023 (FairPATE), Algorithm 1"
@@ -321,12 +321,12 @@ class OwnVotes(GnmaxMethod):
 
     @property
     def keeps_teachers(self) -> bool:
-        """True if the file with their votes is there."""
+        """True if the file of votes is there."""
         return self.votes.path is not None and self.votes.path.is_file()
 
     @property
     def num_voters(self) -> int:
-        """The number of voters in the file, or as the operator says."""
+        """The number of voters: counted in the file, or given by the operator."""
         return self.votes.num_voters or 0
 
     @property
@@ -375,7 +375,7 @@ class OwnVotes(GnmaxMethod):
         )
 
     def release(self, training: Training) -> Labels:
-        """Labels, with the remark that the operator attests what a unit touches."""
+        """Release labels. The statement remarks that the operator attests the unit."""
         labels, unit = super().release(training), self.unit_of(training.dataset)
         attestation = (
             f"The votes were made elsewhere. The operator attests that each {unit} touches one vote of a query at "

@@ -95,7 +95,7 @@ class Clusters:
 
     @classmethod
     def of(cls, coordinates_MD: Coordinates, count: int, *, seed: int) -> Clusters:
-        """``count`` clusters by k-means. ConfigError for more clusters than places."""
+        """Find ``count`` clusters by k-means. ConfigError for more clusters than different coordinates."""
         places = len(np.unique(coordinates_MD, axis=0))
         if count > places:
             raise ConfigError(
@@ -409,7 +409,7 @@ class PrivateKnn(VotingMethod):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledVotes:
-    """Queries whose votes are drawn when they are asked for: those of a fresh sample each time."""
+    """Queries whose votes are drawn on request, each from a fresh Poisson sample."""
 
     queries: Split
     ensemble: str

@@ -314,7 +314,7 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
 
 @dataclass(frozen=True, kw_only=True)
 class HistogramSteps:
-    """DP-SGD's steps and the histogram's.
+    """The steps of DP-SGD together with the noise of the histograms.
 
     ``laplace_scale`` is that of the noise on every entry; a record moves all entries by 1 in L1. ``size_floor`` is the
     least number of records that a union of cells counts as. The last ``averaged_share`` of the steps give their mean
@@ -355,7 +355,7 @@ def plan_steps(
 ) -> HistogramSteps:
     """The steps that ``training`` means for ``num_records``, with these noises.
 
-    ``noise_multiplier`` is that of gradient and sizes together: of its inverse square the sizes have ``size_share``.
+    ``noise_multiplier`` is that of gradient and sizes together; ``size_share`` of its inverse square goes to the sizes.
     """
     # Inverse squares add up: (1 - share) / noise^2 for the gradient and share / noise^2 for the sizes.
     size_share = config.resolved_size_share
@@ -438,7 +438,8 @@ class RacoTrained(Trained):
 
 
 def constraints_of(config: RacoDpConfig, *, num_classes: int, num_groups: int) -> RateConstraints:
-    """The constraints that ``config`` states or names. ValueError for those of other data or of no sense."""
+    """The constraints that ``config`` states or names. ValueError for constraints that do not fit the numbers of
+    classes and groups."""
     if (own := config.constraints) is not None:
         # A partition of one label, or of one group, does not distinguish them.
         sizes = (("classes", own.num_classes, {num_classes}), ("groups", own.partition.num_groups, {1, num_groups}))

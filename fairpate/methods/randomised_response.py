@@ -72,7 +72,8 @@ Learner = Callable[[Tensor, Tensor, Tensor, float], nn.Module]
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseTrained(Trained):
-    """``mixing`` is the second step's programme, None for ``one_step``; with it a prediction needs the group."""
+    """The trained model. ``mixing`` is the linear programme of the second step, None for ``one_step``; with it a
+    prediction needs the group."""
 
     mixing: Mixing | None
 

@@ -108,7 +108,8 @@ class TaughtConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolLabels:
-    """A label of every public record (M,), how sure it is (M,), and perhaps the probability of each class (M, C)."""
+    """Labels of public records: a label (M,), its certainty (M,), and optionally the probability of each class (M,
+    C)."""
 
     labels_M: IntArray
     certainty_M: FloatArray
@@ -417,7 +418,7 @@ class RecordVotes(VotesOfRecords):
         return self.taught(said, settings, training, events=released.events)
 
     def _votes(self, released: Released) -> tuple[IntArray | FloatArray, float]:
-        """Counts by cell and class, in votes, and the noise of each."""
+        """Votes by cell and class, and the standard deviation of their noise."""
         arrays, unit = released.arrays, released.events[0].unit
         stddev = self.least_noise(_table_event(unit))
         if self.by_group:

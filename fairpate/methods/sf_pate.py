@@ -98,7 +98,7 @@ class SfPate(PateFamily):
 
     @property
     def keeps_teachers(self) -> bool:
-        """True if SF_S asks them: teachers of SF_T are trained, asked and forgotten."""
+        """True in SF_S. The teachers of SF_T are trained, queried and discarded one by one."""
         return self.sf_pate.variant == "sf_s"
 
     def queried(self, dataset: Dataset) -> Dataset:
@@ -106,7 +106,7 @@ class SfPate(PateFamily):
         return attribute_questions(dataset) if self.sf_pate.variant == "sf_s" else dataset
 
     def ask(self, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
-        """The votes of all teachers. SF_T's are trained by F-LD, one after another."""
+        """The votes of all teachers. In SF_T each teacher is trained by F-LD, one after another."""
         if self.sf_pate.variant == "sf_s":
             return super().ask(dataset, queries, training)
         private, count = dataset.private, self.teachers.num_teachers
@@ -132,7 +132,7 @@ class SfPate(PateFamily):
         )
 
     def learn(self, training: Training, labels: Labels) -> Trained:
-        """SF_S: F-LD learns from all private records, some without an attribute."""
+        """Train the student. In SF_S, F-LD learns from all private records, some of them without an attribute."""
         if self.sf_pate.variant == "sf_t":
             return super().learn(training, labels)
         private = training.dataset.private
@@ -198,7 +198,7 @@ def attribute_questions(dataset: Dataset) -> Dataset:
 
 
 def released_groups(private: Split, labelled: LabelledSet) -> torch.Tensor:
-    """Groups (N,) of private records, equal ones alike, and ``UNKNOWN`` where none was released."""
+    """The released groups (N,) of private records. Equal records share a group; ``UNKNOWN`` if none was released."""
     row_of = {record_id: row for row, record_id in enumerate(private.record_id)}
     groups = torch.full((len(private),), UNKNOWN, dtype=torch.int64)
     rows = torch.tensor([row_of[record_id] for record_id in labelled.record_ids], dtype=torch.int64)
@@ -207,7 +207,7 @@ def released_groups(private: Split, labelled: LabelledSet) -> torch.Tensor:
 
 
 def first_alike(private: Split) -> IntArray:
-    """For each record the row (N,) of the first one with its unit, features and label."""
+    """For each record, the row (N,) of the first record with the same unit, features and label."""
     units_N = as_names(private.unit_id).numbered()
     first_N = np.arange(len(private))
     seen: dict[tuple[int, bytes, int], int] = {}

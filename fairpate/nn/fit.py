@@ -260,7 +260,8 @@ def precision_of(config: FitConfig, device: torch.device) -> AbstractContextMana
 def epoch_batches(
     x: Tensor, targets: Tensor, config: FitConfig, *, generator: torch.Generator, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of one epoch on ``device``: shuffled, scaled and augmented. Augmentation is drawn in record order."""
+    """The batches of one epoch on ``device``: shuffled, scaled and augmented. Augmentations are drawn in the order of
+    the records."""
     order, changes = draw_epoch(x, config, generator)
     bounds = batch_bounds(len(x), config.batch_size)
     per_segment = max(1, _RECORDS_AUGMENTED_AT_ONCE // config.batch_size)
@@ -290,7 +291,7 @@ def batch_bounds(num_records: int, batch_size: int) -> list[int]:
 
 
 def seeded_dropout(model: nn.Module, generator: torch.Generator) -> AbstractContextManager[None]:
-    """A context in which dropout draws from ``generator``; a model without dropout reads nothing of it.
+    """A context in which dropout draws from ``generator``. A model without dropout draws nothing.
 
     Dropout itself takes no generator: torch's own is seeded in the block, and left as it was.
     """

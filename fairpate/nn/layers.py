@@ -80,10 +80,10 @@ class LayerGradient(Protocol):
         """Squared L2 norm per record over the layer's trainable parameters, ``float64`` of shape (B,)."""
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
-        """Per trainable parameter the sum over records of weight times gradient."""
+        """For each trainable parameter, the sum over records of weight times gradient."""
 
     def per_record(self) -> WeightedSums:
-        """Per trainable parameter every record's gradient, shape (B, P)."""
+        """For each trainable parameter, the gradient of every record, shape (B, P)."""
 
 
 def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
@@ -344,8 +344,8 @@ def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None
         for (name, _), theirs, ours in zip(named, expected, found, strict=True):
             if not _are_close(ours[None], theirs[None]):
                 raise ValueError(
-                    f"Parameter {name}: per-example gradients do not sum to autograd's gradient, because the model reads "
-                    "the parameter outside of its module; read it inside."
+                    f"Parameter {name}: per-example gradients do not sum to autograd's gradient, because the model "
+                    "reads the parameter outside of its module; read it inside."
                 )
     finally:
         for module in dropout:
@@ -466,7 +466,8 @@ class DenseChain:
 
     @torch.no_grad()
     def summed_gradients(self, values: list[Tensor], gradient: Tensor) -> WeightedSums:
-        """Per trained parameter its gradient summed over records, as autograd would give it; arguments as above."""
+        """For each trained parameter, the gradient summed over records, as autograd would give it; arguments as for
+        :meth:`backward`."""
         sums: WeightedSums = []
         for layer, value, of_output in self._dense_gradients(values, gradient):
             if layer.weight.requires_grad:

@@ -281,7 +281,8 @@ class GradientClipper:
         return ClippedSum(gradients=sums, squared_norms_B=squared_norms_B)
 
     def _is_counted(self, squared_norms_B: Tensor) -> Tensor | None:
-        """Which records add something, (B,), or None where all do. ValueError for weights that are not finite.
+        """A mask (B,) of the records that contribute to the sum; None if all do. ValueError for weights that are not
+        finite.
 
         An error would reveal a record; weights are released anyway.
         """
@@ -309,7 +310,7 @@ class GradientClipper:
 
 
 def _only(is_counted_B: Tensor, *values: Tensor) -> list[Tensor]:
-    """The same tensors (B, ...) with zeros in place of the other records, also where those are NaN."""
+    """The tensors (B, ...) with zeros for all records outside of the mask, even if their values are NaN."""
     return [each.masked_fill(~is_counted_B.view(-1, *[1] * (each.ndim - 1)), 0) for each in values]
 
 

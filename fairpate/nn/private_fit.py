@@ -50,7 +50,7 @@ class PrivateRandomness(Protocol):
 
     @property
     def label(self) -> NoiseLabel:
-        """Where the randomness comes from, and so whether the guarantee holds."""
+        """The source of the randomness, which decides whether the guarantee holds."""
         ...
 
     def words(self, size: int) -> Tensor:
@@ -253,7 +253,7 @@ class PrivateTraining:
 
 
 class PoissonBatches:
-    """One batch after another: every record enters each independently with ``sampling_rate``; there may be none.
+    """Poisson samples: every record enters each batch independently with ``sampling_rate``, so a batch may be empty.
 
     One coin per record and batch, all laid end to end. Only the heads are drawn: the gaps between them are geometric.
     """
@@ -373,7 +373,7 @@ class LaplaceNoise:
 
 
 def _log_uniform(words: Tensor) -> Tensor:
-    """In place ln of uniform numbers in (0, 1], from words that were rounded to floats, which are dense near 0.
+    """Compute, in place, the logarithm of uniform numbers in (0, 1] from random words that were rounded to floats.
 
     No word in 2**63 is 0; counting it as one half keeps the logarithm finite.
     """

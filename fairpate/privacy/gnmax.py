@@ -152,7 +152,8 @@ def order_powers(orders_A: FloatArray) -> FloatArray:
 
 
 def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[slice]) -> FloatArray:
-    """e to the lines, shape (2, B, A). In a run of evenly spaced orders what is known gives the rest by factors."""
+    """The exponentials of the lines, shape (2, B, A). In a run of evenly spaced orders, later values are products of
+    earlier ones."""
     lines_2LB, exp_2AB = lines_2BL.transpose(0, 2, 1), np.empty((2, powers_LA.shape[1], lines_2BL.shape[1]))
     done = 0
     for run in runs if lines_2BL[..., 1].min() > -MAX_EXPONENT else ():  # what starts near 0 would stay there
@@ -180,7 +181,8 @@ def even_runs(orders_A: FloatArray) -> tuple[slice, ...]:
 
 @dataclass(frozen=True)
 class ThresholdBit:
-    """The first step, per distinct v: ln p(v) and ln(1 - p(v)), and how far they are above those at v - 1 and v + 1."""
+    """The threshold check, per distinct largest count v: ln p(v) and ln(1 - p(v)), and their differences to those at v
+    - 1 and v + 1."""
 
     log_yes_V: FloatArray
     log_no_V: FloatArray
@@ -247,12 +249,13 @@ class JointPricing:
             exponent_UA[rows, : moment_BR.shape[1]] = self._exponents(moment_BR)
 
     def _reach(self) -> IntArray:
-        """The number of leading orders that Theorem 6 can lower, per chunk."""
+        """For each chunk, the number of leading orders at which Theorem 6 may lower the cost."""
         limit_K = np.maximum.reduceat(self.argmax.limit_U, self.distinct.starts_K)
         return np.searchsorted(self.orders_A, limit_K)
 
     def _live_chunks(self, reach_K: IntArray) -> Iterator[tuple[slice, FloatArray]]:
-        """Joint moments of the chunks that Theorem 6 reaches, at the orders it reaches: (rows of U, (B, R))."""
+        """Yield the rows of U and the joint moments (B, R) of each chunk whose cost Theorem 6 may lower, at the orders
+        where it may."""
         starts_K = self.distinct.starts_K
         stops_K = starts_K + np.diff(starts_K, append=len(self.distinct.log_q_U))
         table_K4 = np.stack([self.distinct.group_K, starts_K, stops_K, reach_K], axis=1)[reach_K > 0]

@@ -62,13 +62,14 @@ Sum = tuple[tuple[Losses, int], ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LossDistribution:
-    """The losses when a record is removed and when one is added; the same object where they are mirror images."""
+    """The losses when a record is removed and when a record is added. Both are the same object if they mirror each
+    other."""
 
     removing: Sum
     adding: Sum
 
     def delta_at(self, epsilon: float) -> float:
-        """The larger divergence at one threshold of any sign."""
+        """The larger of the two hockey-stick divergences at a threshold of any sign."""
         deltas = []
         for losses in self.directions:
             tilt = _tilt(losses, lambda t, _, mean: mean - epsilon - 1 / t - 1 / (t + 1))
@@ -432,7 +433,7 @@ def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
 
 
 def _from_above(values_S: FloatArray) -> FloatArray:
-    """The sums of each value and all after it, the smallest first."""
+    """For each value, the sum of it and all values after it, added up from the end."""
     return np.cumsum(values_S[::-1])[::-1]
 
 
@@ -440,11 +441,11 @@ _MOST_DEVIATIONS = 12.0  # of a Gaussian: 1e-33 lies beyond
 
 
 class WorstPair(Protocol):
-    """Two output distributions that dominate all neighbours', and are each other's mirror image."""
+    """Two output distributions that dominate those of all neighbours and mirror each other."""
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss with a mass that matters: less than 1e-33 lies beyond."""
+        """The largest loss that matters; larger ones have a mass below 1e-33."""
         ...
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
@@ -460,7 +461,7 @@ class Gaussian:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss with a mass that matters: less than 1e-33 lies beyond."""
+        """The largest loss that matters; larger ones have a mass below 1e-33."""
         return (0.5 / self.noise_multiplier + _MOST_DEVIATIONS) / self.noise_multiplier
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
@@ -500,7 +501,7 @@ class GaussianAndLaplace:
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss with a mass that matters: less than 1e-33 lies beyond."""
+        """The largest loss that matters; larger ones have a mass below 1e-33."""
         return 1 / self.laplace_scale + Gaussian(noise_multiplier=self.noise_multiplier).largest_loss
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
@@ -557,7 +558,7 @@ def poisson_gaussians(
 
 
 def unsampled(base: WorstPair, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution:
-    """``base`` itself, for adding or removing a record."""
+    """The loss distribution of ``base`` without sampling, for adding or removing a record."""
     highest = math.ceil(base.largest_loss / interval) + 1
     return symmetric(connected(interval, -highest, _excess(base.divergence, _grid(interval, -highest, highest))))
 

@@ -277,19 +277,19 @@ class NeighbourVotes(_RecordsVote):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtomicLoss:
-    """A privacy loss with countably many values: ``losses``, ascending, with their masses under the moved output."""
+    """A privacy loss with countably many values: ``losses``, in ascending order, and their masses."""
 
     losses: FloatArray
     log_masses: FloatArray
 
     @property
     def largest_loss(self) -> float:
-        """The largest loss with a mass that matters: less than 1e-33 lies beyond."""
+        """The largest loss that matters; larger ones have a mass below 1e-33."""
         mass_from, _ = self._tails
         return float(self.losses[np.searchsorted(-mass_from[:-1], -_LOG_NO_MASS) - 1])
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
-        """The hockey-stick divergence at thresholds of any sign: masses above, less what the other distribution has."""
+        """The hockey-stick divergence at thresholds of any sign."""
         first = np.searchsorted(self.losses, epsilons, side="right")
         moved, unmoved = self._tails
         with np.errstate(divide="ignore"):

@@ -40,7 +40,7 @@ class NotRecomputedError(Exception):
 
 @dataclass(frozen=True)
 class Pair:
-    """Two distributions on the same points: logarithms of the masses with and without one unit."""
+    """Two discrete output distributions on the same points, with and without one unit, as logarithms of masses."""
 
     with_K: FloatArray
     without_K: FloatArray
@@ -199,7 +199,8 @@ _TEACHERS = ("ThresholdChecks", "NoisyArgmaxes", "ConfidentGnmaxQueries", "Attri
 
 @dataclass(frozen=True)
 class Kind:
-    """The pairs of one kind of event, and its unit and relation; None where the event's own field gives them."""
+    """The pairs of distributions for one kind of event, with its unit and relation; None: the event's own field gives
+    them."""
 
     pairs: Callable[[Mapping[str, Any]], PairsOfEvent]
     unit: str | None = None
@@ -327,7 +328,8 @@ def _renyi_epsilon(events: Events, delta: float) -> float:
 
 
 def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
-    """The largest divergence of normal variables whose scales differ by exp(beta), their centres by the smaller one."""
+    """The largest Renyi divergence between normal variables whose scales differ by a factor up to exp(beta) and whose
+    centres differ by the smaller scale."""
     beta, noise = float(event["beta"]), float(event["noise_stddev"])
     largest = np.zeros(len(orders))
     for exponent in np.linspace(-beta, beta, 41):
@@ -341,7 +343,8 @@ def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
 
 
 def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Numbers of counts with noise, each moved by one by one teacher's vote, with the noise's standard deviation."""
+    """For each noisy step, the number of counts that one teacher's vote moves by one, over all queries, and the noise's
+    standard deviation."""
     count, kind = event["count"], event["kind"]
     if kind == "ThresholdChecks":
         return [(count, float(event["threshold_stddev_votes"]))]

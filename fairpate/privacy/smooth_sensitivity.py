@@ -244,7 +244,7 @@ class ArgmaxCurve:
         return np.where(log_q < self.log_q_limit, flat[:, 0].reshape(log_q.shape), self.data_independent)
 
     def moved(self, log_q: float | FloatArray, by_stddevs: float | FloatArray) -> FloatArray:
-        """ln q after every gap, taken as equal, shrank by that many standard deviations of its noise."""
+        """ln q after all gaps, taken to be equal, shrink by ``by_stddevs`` standard deviations of their noise."""
         log_others = math.log(self.num_classes - 1)
         moved = log_others + scipy.special.log_ndtr(
             scipy.special.ndtri_exp(np.asarray(log_q) - log_others) + by_stddevs
@@ -259,7 +259,7 @@ class ArgmaxCurve:
         return self.moved(log_q, -math.sqrt(2) / self.noise_stddev)
 
     def sensitivity(self, log_q: FloatArray) -> FloatArray:
-        """The most one vote changes the cost at q, or on [q1, q0] the most it changes anywhere."""
+        """The largest change of the cost by one moved vote at q; on [q1, q0] the largest change anywhere."""
         at = np.where((log_q >= self.log_q1) & (log_q <= self.log_q0), self.log_q1, log_q)
         cost = self.rdp(at)
         either = np.maximum(self.rdp(self.raised(at)) - cost, cost - self.rdp(self.lowered(at)))
@@ -390,7 +390,8 @@ def two_step_rdp(
 def argmax_sensitivity(
     votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, order: float, tail: Tail = "discrete"
 ) -> FloatArray:
-    """The most that one moved vote changes the argmax's cost for votes up to d moves away, shape (Q, D); private."""
+    """The largest change of the argmax's cost by one moved vote, among votes at most d moves away, shape (Q, D);
+    private."""
     votes = DistinctVotes.of(votes_QC)
     check_monotonicity(noise_stddev_votes=noise_stddev_votes, num_classes=votes.num_classes, order=order)
     curve = ArgmaxCurve.of(votes, noise_stddev_votes, order, tail)
@@ -455,7 +456,7 @@ class _Costs:
         return total_U
 
     def sensitivity(self, votes: DistinctVotes) -> FloatArray:
-        """Per distinct query and distance, shape (U, D)."""
+        """The sensitivity of the cost per distinct query and distance, shape (U, D)."""
         bit_UD = _threshold_sensitivity(votes, self.threshold, self.threshold_stddev, self.order, self.tail)
         if self.threshold == math.inf:
             return bit_UD
@@ -467,7 +468,8 @@ class _Costs:
 def _threshold_sensitivity(
     votes: DistinctVotes, threshold: float, threshold_stddev: float, order: float, tail: Tail
 ) -> FloatArray:
-    """Within the largest counts that these teachers can have, from an even split to unanimity, shape (U, D)."""
+    """Sensitivity (U, D) of the check's cost over the possible largest counts, from an even split of the votes to
+    unanimity."""
     least = -(-votes.num_teachers // votes.num_classes)
     possible_V = np.arange(least, votes.num_teachers + 1)
     cost_VA = gnmax.threshold_rdp(
@@ -502,5 +504,5 @@ def _normal(source: NoiseSource) -> float:
 
 
 def _published(value: float) -> float:
-    """Rounded to a public grid, coarse against the one that noise is drawn on."""
+    """Round to the public grid, which is coarse compared with the grid of the noise."""
     return round(value, PUBLISHED_DECIMALS)

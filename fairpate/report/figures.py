@@ -166,7 +166,7 @@ def looks(points: Sequence[Point]) -> dict[str, SeriesStyle]:
 
 
 def by_family(found: Iterable[SeriesStyle]) -> dict[str, list[SeriesStyle]]:
-    """Styles by the title of their family."""
+    """The styles by title of their family of methods."""
     families: dict[str, list[SeriesStyle]] = {}
     for look in found:
         families.setdefault(look.family, []).append(look)
@@ -208,7 +208,7 @@ class EpsilonAxis:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Positions of the ticks, and their labels."""
+        """The positions of the ticks and their labels."""
         # Two digits: a calibrated epsilon is a little below its target. Labels need 8 % of the axis each.
         marked = sorted({float(f"{value:.2g}") for value in self.values})
         room = 0.08 * (self.high - self.low)
@@ -316,9 +316,9 @@ def _with_room(low: float, high: float) -> tuple[float, float]:
 
 
 def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tuple[int, int]) -> list[int]:
-    """Shifts of the marks along the horizontal axis of a plane, in thousandths of its length.
+    """Horizontal shifts of overlapping marks in a plane, in thousandths of the axis's length.
 
-    Marks within one cell, which is as large as a small mark, stand side by side in the order of points.
+    Marks within one cell, of the size of a small mark, are drawn side by side in the order of the points.
     """
     cells_N2 = [
         np.round(1000 / _CELL * (drawn_N4[:, coordinate] - ends[coordinate][0]) / np.diff(ends[coordinate]))
@@ -337,7 +337,7 @@ def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tup
 
 
 def size_of(coverage: float, between: tuple[float, float]) -> float:
-    """Diameter in pixels of a mark: its area grows with coverage."""
+    """The diameter of a mark in pixels. Its area grows with coverage."""
     low, high = between
     share = min(max((coverage - low) / (high - low), 0.0), 1.0)
     # The eye compares areas, so the squares of diameters are interpolated.
@@ -720,7 +720,7 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
 
 
 def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict[str, Any]]:
-    """The channels in which series differ."""
+    """The Vega channels by which series differ: colour, shape and dash."""
     names = list(known)
 
     def channel(values: Sequence[Any], *, has_legend: bool = True) -> dict[str, Any]:
@@ -753,7 +753,7 @@ def _marks(series: Mapping[str, Mapping[str, Any]], medium: _Medium) -> dict[str
 def _axis(
     view: PanelView, coordinate: int, medium: _Medium, *, field: str, ends: tuple[float, float] | None = None
 ) -> dict[str, Any]:
-    """The channel of one drawn coordinate, over ``ends`` or over the extent of the panel's points."""
+    """The Vega channel of one drawn coordinate. Its domain is ``ends``, or else the extent of the panel's points."""
     names = titles(view.points[0].notion)
     title = ["ε" if medium is _PAPER else names["epsilon"], names["disparity"], names["error"], names["refused"]]
     axis: dict[str, Any] = {"tickCount": 5}
@@ -834,7 +834,8 @@ def slices_picture(points: Sequence[Point]) -> bytes:
 
 
 def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
-    """Accuracy over epsilon, accuracy over disparity within the middle epsilon, coverage over epsilon."""
+    """The chart of the slices: accuracy over epsilon, accuracy over disparity within the middle epsilon, coverage over
+    epsilon."""
     level = middle_level(view.points)
     budget = f"ε up to {epsilon_text(epsilon_levels(view.points)[level])}" if view.complete else ""
     planes = [plane(view, 0, _PAPER), plane(view, 1, _PAPER, level=level), plane(view, 2, _PAPER)]

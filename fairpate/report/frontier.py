@@ -354,7 +354,8 @@ def frontier(points: Sequence[Point], objectives: Sequence[Objective] = OBJECTIV
 
 
 def pareto_mask(values_NO: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Which rows no other row dominates, all objectives minimised; equal rows stay together, ``inf`` is worst.
+    """Mark the rows that no other row dominates, with all objectives minimised. Equal rows are all kept; ``inf`` is the
+    worst value.
 
     ValueError for NaN, or no objective.
     """
@@ -491,7 +492,8 @@ class Dominance:
 
 
 def dominance(points: Sequence[Point]) -> list[Dominance]:
-    """For each ordered pair of series in one panel: which points of the second some point of the first dominates."""
+    """For each ordered pair of series in one panel, count the points of the second that a point of the first
+    dominates."""
     require_one_panel(points)
     series = by_series(defined(points, OBJECTIVES)[0])
     values = {name: guaranteed(found, OBJECTIVES) for name, found in series.items()}

@@ -268,7 +268,7 @@ def baseline_words(found: Baselines) -> str:
 
 
 def left_out_words(rule: SelectionRule, points: Sequence[Point]) -> str:
-    """Which series are in no setting, by the thresholds that keep them out."""
+    """Name the series that appear in no setting, by the thresholds that they miss."""
     least = best_error(points, rule)
     words: Mapping[Threshold, str] = {
         "coverage": f"coverage below {percent(rule.min_coverage)}",

@@ -193,7 +193,7 @@ class Evaluation:
 
     @property
     def group_majorities(self) -> tuple[float, ...]:
-        """For each group the share of its most common true label among its answered records; NaN where not known."""
+        """For each group, the share of its most common true label among answered records; NaN if unknown."""
         label_GC = [None if table is None else np.asarray(table).sum(axis=1) for table in self.confusion_GYC]
         return tuple(
             math.nan if of_C is None or not of_C.sum() else float(of_C.max() / of_C.sum()) for of_C in label_GC
@@ -653,7 +653,8 @@ def _labels_follow(joint_GYC: rates.FloatArray, hidden: Sequence[int], least: in
 
 
 def _labels_follow_from_totals(joint_GYC: rates.FloatArray, least: int) -> bool:
-    """The same from predictions by group with accuracy and most common class of all groups together; of two classes."""
+    """As :func:`_labels_follow`, from predictions by group and the accuracy and most common class of all groups
+    together; two classes only."""
     if joint_GYC.shape[-1] != 2:
         return False
     moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)
@@ -661,7 +662,8 @@ def _labels_follow_from_totals(joint_GYC: rates.FloatArray, least: int) -> bool:
 
 
 def _moves(count_G: rates.FloatArray, most_G: rates.FloatArray) -> rates.FloatArray:
-    """The range in which each of ``count_G``, at most ``most_G``, may lie while their sum stays."""
+    """How far each count may move, up and down together, while the sum of ``count_G`` stays and no count exceeds
+    ``most_G``."""
     up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
     room_G = most_G - count_G
     moves_G: rates.FloatArray = up_G + np.minimum(count_G, room_G.sum() - room_G)
@@ -670,7 +672,8 @@ def _moves(count_G: rates.FloatArray, most_G: rates.FloatArray) -> rates.FloatAr
 
 @dataclass(frozen=True, kw_only=True)
 class GroupsTold:
-    """By name of the group, the number of runs in which it is served worse than by a constant, or was not measured."""
+    """Groups by name, with the number of runs in which a constant would serve the group better or the group was not
+    measured."""
 
     num_runs: int = 0
     underserved: Mapping[str, int] = field(default_factory=dict)
@@ -763,7 +766,8 @@ class RejectOptionSpread:
         return _spread([order.max_gap for order in self.orders])
 
     def without_accuracy(self) -> RejectOptionSpread:
-        """The same with every accuracy undefined, for a headline that hides its own because of small cells."""
+        """A copy with every accuracy undefined, for a headline that does not show its accuracy because of small
+        cells."""
         return replace(self, orders=tuple(replace(order, accuracy=math.nan) for order in self.orders))
 
     def to_json(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def count(value: int | None) -> str:
 
 
 def counted(value: int, noun: str, plural: str | None = None) -> str:
-    """``1 seed``, ``2 seeds``; ``plural`` for a noun that takes no s."""
+    """A number with its noun, such as ``1 seed`` or ``2 seeds``; ``plural`` if the noun does not just take an s."""
     return f"{count(value)} {noun if value == 1 else plural or f'{noun}s'}"
 
 
@@ -97,7 +97,7 @@ def in_two_lines(measure: str) -> str:
 
 
 def place(value: float, *, largest: float) -> float:
-    """Where a value lies between 0 and ``largest``, in per cent of the way."""
+    """The position of a value between 0 and ``largest``, in per cent."""
     return round(100 * min(max(value / largest, 0), 1), 1) if largest > 0 else 0.0
 
 

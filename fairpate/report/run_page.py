@@ -530,7 +530,7 @@ class CardData:
 
 @dataclass(frozen=True, kw_only=True)
 class IntendedUse:
-    """In the publisher's words; None is shown as not stated."""
+    """The intended use in the publisher's words; None is shown as not stated."""
 
     intended: str | None = None
     out_of_scope: str | None = None

@@ -286,7 +286,8 @@ def collect_shared_releases(
 
 
 def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
-    """Draw the release of ``config`` in ``out``, or find it there: its file, and what the odometer counts of it."""
+    """Draw the release of ``config`` in ``out``, or read it if it is there; return its file and its row in the
+    odometer."""
     run = make_release(config.release_alone.model_copy(update={"out": out}), Reporter(quiet=True))
     release = read_receipt(run)
     assert release is not None
@@ -526,7 +527,7 @@ class SweepTable:
         self._live = None
 
     def add(self, cell: Cell, row: Row) -> None:
-        """Count a cell that has ended, and say so in a log; a failure is said on a terminal too."""
+        """Count a cell that has ended. A log gets a line for each cell, a terminal only for failures."""
         count = self._counts[cell.data, cell.method]
         self._pace.advance(self.done + 1, self.total)
         if row.record is None:

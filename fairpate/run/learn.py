@@ -121,10 +121,10 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
 
 
 def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
-    """``dataset`` as the method reads it: if the attribute alone is protected, in an order and under names that reveal
-    nothing of it.
+    """``dataset`` as the method reads it. If the attribute alone is protected, records get an order and names that do
+    not reveal it.
 
-    Drawn once per run and kept in ``private/``; of seeded noise it follows from the seed, as all else does.
+    The order's key is drawn once per run and stored in ``private/``. With seeded noise it is derived from the seed.
     """
     if not (config.protects_attribute_only and config.is_private):
         return dataset

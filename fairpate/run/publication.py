@@ -397,7 +397,7 @@ def _answered_queries(spending: Spending, statement: PrivacyStatement, num_publi
 
 
 def _private_report(public: PublicReport, spending: Spending, without_privacy: WithoutPrivacy | None) -> PrivateReport:
-    """The operator's side: what votes made each query cost, for whom, when, and who asked."""
+    """The operator's report: what the votes made each query cost, when it was charged, and to whom."""
     submitted = range(len(spending.charges_Q))
     drawn = spending.drawn(0, len(submitted))
     best = accountant.epsilon_data_dependent([drawn], target_delta=spending.target_delta)
@@ -431,7 +431,8 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
 
 
 def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> Sequence[float]:
-    """Epsilon after each query: exact at up to 200 of them, the last included, straight lines between."""
+    """Epsilon after each query, exact at up to 200 queries including the last one and interpolated linearly in
+    between."""
     submitted = len(spending.charges_Q)
     ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))
     curve_A = np.zeros(len(DEFAULT_ORDERS))

@@ -444,7 +444,8 @@ def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
 def _admitted(
     database: sqlite3.Connection, release: Release, rows: Sequence[Release], plan: Sequence[Event] | None
 ) -> Release:
-    """``release``, with its plan if that is what admits it. LimitReachedError if a limit has no room."""
+    """Return ``release``, with its plan if a limit admits it only as planned. LimitReachedError if a limit has no
+    room."""
     # A release without privacy adds to no sum, so that no limit applies to it; it is listed all the same.
     if not release.is_private:
         return release
@@ -470,7 +471,7 @@ def _admitted(
 def _fits(
     release: Release, others: Sequence[Release], limits: Sequence[tuple[Unit, float, float]], *, is_planned: bool
 ) -> bool:
-    """True if every limit has room for ``release`` at its order; False where one has room for a plan without others.
+    """True if every limit has room for ``release``; False if one only has room for it as the single planned release.
 
     LimitReachedError for a limit that has no room at all.
     """
@@ -732,7 +733,7 @@ class ReleaseLog:
             self.record(events, noise=noise, enforce=False)
 
     def _count_found(self, steps: Sequence[tuple[Released, Origin]], *, noise: str) -> None:
-        """Count kept releases that the odometer does not know, without a receipt: another run drew them."""
+        """Count stored releases that another run drew and the odometer does not know; no receipt is written."""
         for run in dict.fromkeys(origin.id for _, origin in steps):
             events = merged([event for released, origin in steps if origin.id == run for event in released.events])
             known = self._odometer.find(run)
@@ -799,7 +800,8 @@ class ReleaseLog:
         self._odometer.check(self.release(events, noise=noise))
 
     def admit(self, events: Sequence[Event], *, noise: str) -> None:
-        """:meth:`check` all that the run will release, as its plan; an earlier call holds no more."""
+        """Check all events that the run will release, as its plan (see :meth:`check`). After the first call it does
+        nothing new."""
         self.check(events, noise=noise)
         self._planned = tuple(events)
 
@@ -812,7 +814,8 @@ class ReleaseLog:
         return self._odometer.find(self.id)
 
     def _is_copy(self, receipt: Release) -> bool:
-        """True if the run of ``receipt`` is still in another folder: two folders that are worked in are two runs."""
+        """True if the folder that the odometer knows for this run still exists: then this folder is a copy and counts
+        as another run."""
         stored = self._odometer.find(receipt.run)
         other = RunDirectory(root=Path((stored or receipt).path))
         if other.root == self._run.root.absolute():
@@ -854,7 +857,8 @@ class LedgerMeter:
         self._ledger: Ledger | None = None
 
     def open(self, ledger: Ledger) -> None:
-        """Settle to what the ledger holds. RunDirectoryError for one that holds less than was counted."""
+        """Set the odometer's count to what the ledger holds. RunDirectoryError if the ledger holds less than was
+        counted."""
         stored = self._log.stored()
         # `num_queries` is what the ledger surely held, not the room that was counted ahead.
         if stored is not None and ledger.num_reservations < stored.num_queries:
@@ -866,7 +870,7 @@ class LedgerMeter:
         self._ledger, ledger.hold = ledger, self
 
     def settle(self, ledger: Ledger) -> None:
-        """Count what the ledger holds, no more."""
+        """Set the odometer's count to what the ledger holds."""
         self._settled = ledger.num_reservations
         # A ledger that was opened and never asked is no release.
         if self._settled or self._log.stored() is not None:

@@ -529,7 +529,7 @@ def parse_sweep(values: Values, *, folder: Path, data_dir: Path | None = None) -
 
 
 def _faults_of_the_rest(values: Values, form: ConfigError, folder: Path, data_dir: Path | None) -> list[str]:
-    """The faults of the cells that remain without the parts whose form is wrong; none where too little remains."""
+    """The faults of the cells after the malformed parts of the sweep are left out; empty if too little remains."""
     assert isinstance(form.__cause__, ValidationError)
     rest = copy.deepcopy(values)
     sections = [parts for name in ("data_sets", "methods") if isinstance(parts := rest.get(name), dict)]
@@ -702,7 +702,8 @@ def _digests(table: Path) -> list[str]:
 
 
 def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None) -> pa.Table:
-    """The rows of the parts that exist, in the order of ``digests``; read from ``known`` as far as it has them."""
+    """The rows of all existing parts, in the order of ``digests``. Rows that the table ``known`` holds are read from
+    there."""
     there = _stems(parts)
     wanted = [digest for digest in digests if digest in there]
     found = SCHEMA.empty_table()
