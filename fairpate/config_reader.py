@@ -107,7 +107,7 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
 
 
 def _names_beside(location: tuple[Any, ...], schema: type[Section]) -> Iterable[str]:
-    """Return the field names of the section that ``location`` points into; none where any name may stand there."""
+    """Return the field names of the section that ``location`` points into; empty if the section takes any name."""
     section: Any = schema
     for name in location[:-1]:
         field = getattr(section, "model_fields", {}).get(name)
@@ -275,12 +275,12 @@ def config_digest(config: Configuration) -> str:
 
 
 def determining_values(config: Configuration) -> dict[str, Any]:
-    """Return the plain values that decide what ``config`` computes: without places, and without unread settings."""
+    """Return the plain values that determine what ``config`` computes, without paths and without unread settings."""
     return determining(config.model_dump(mode="json"), config)
 
 
 def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]:
-    """Return ``values`` without those that do not change what ``config`` computes."""
+    """Return ``values`` without the settings that do not affect what ``config`` computes."""
     kept = _without(values, (*_PLACES, *config.unread))
     # Left out at its default, so that runs from before it could be set keep their digests.
     if kept.get("evaluation") == EvaluationConfig().model_dump():
@@ -289,7 +289,7 @@ def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]
 
 
 def placeless_values(config: Configuration) -> dict[str, Any]:
-    """Return all values of ``config`` but places, unread ones too, as settings to start from elsewhere."""
+    """Return all values of ``config`` except paths, unread ones included, as settings for a run elsewhere."""
     return _without(config.model_dump(mode="json"), _PLACES)
 
 
@@ -366,7 +366,7 @@ def is_read(name: str, value: Any, settings: Settings) -> bool:
 
 
 def unread_because_of(name: str, settings: Settings) -> str | None:
-    """Return the field for whose value nothing reads ``name``; None where something may."""
+    """Return the field whose value keeps ``name`` from being read; None if ``name`` may be read."""
     section, _, field = name.rpartition(".")
     if section.endswith("model"):
         architecture = settings.get(f"{section}.name")

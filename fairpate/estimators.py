@@ -176,7 +176,8 @@ def _plain(value: Any) -> Any:
 
 
 def _seed_of(random_state: Any) -> int:
-    """Return the seed of a configuration, which refuses one out of range."""
+    """Return the configuration's seed for ``random_state``; a seed out of range is refused when the configuration is
+    made."""
     if isinstance(random_state, int | np.integer):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31 - 1))

@@ -68,7 +68,8 @@ def check_output_file(path: Path, option: str, *, suffixes: tuple[str, ...] = ()
 
 
 def _check_place(path: Path, option: str) -> None:
-    """Write a file without a name into the nearest folder that exists: permissions alone do not show that."""
+    """Test that a file can be written, by writing an unnamed one into the nearest existing folder; permissions alone do
+    not show it."""
     try:
         with suppress(FileNotFoundError):
             path.lstat()  # a name that is too long, or no name at all

@@ -39,7 +39,7 @@ def several(value: Any) -> Any:
 
 
 def short_for(name: str) -> Any:
-    """A validator of a section: text alone means ``{name: text}``."""
+    """Return a validator for a section that reads plain text as ``{name: text}``."""
     return model_validator(mode="before")(lambda value: {name: value} if isinstance(value, str) else value)
 
 
@@ -93,13 +93,13 @@ class Feature(Section):
 
     @property
     def stands_for_missing(self) -> float:
-        """The number that replaces a missing one."""
+        """The number that replaces a missing value."""
         assert self.bounds is not None
         return self.bounds[0] if self.missing is None else float(self.missing)
 
     @property
     def own_categories(self) -> tuple[str, ...]:
-        """The categories with a feature: as declared, then those of missing and of undeclared values."""
+        """The categories that have a feature: the declared ones, then those for missing and for undeclared values."""
         names = (*self.categories, *([self.missing] if self.missing is not None else []), *([OTHER] * self.other))
         # Without duplicates: a missing value may count as a declared category.
         return tuple(dict.fromkeys(names))
@@ -172,14 +172,15 @@ class NumberRange(Section):
 
     @property
     def bounds(self) -> tuple[tuple[float, int], tuple[float, int]]:
-        """Lower and upper end, each with 0 if it is part of the range, else 1 or -1 for the side of the range."""
+        """The lower and the upper bound, each with 0 if the bound belongs to the range, else 1 or -1 for the side of
+        the range."""
         lower = (-math.inf if self.at_least is None else self.at_least, 0)
         upper = (math.inf if self.at_most is None else self.at_most, 0)
         return lower if self.above is None else (self.above, 1), upper if self.below is None else (self.below, -1)
 
     @property
     def has_range(self) -> bool:
-        """True if there is any bound."""
+        """True if any bound is given."""
         return any(bound is not None for bound in (self.above, self.at_least, self.below, self.at_most))
 
     def holds(self, values: Floats) -> Mask:
@@ -203,7 +204,7 @@ class Meaning(NumberRange):
 
 
 def _named(values: Any) -> Any:
-    """Names with lists of meanings, from a list of values, or from names with single values."""
+    """Return a mapping from names to lists of meanings, given a list of values or a mapping to single values."""
     if isinstance(values, (list, tuple)):
         _require_distinct([str(value) for value in values])
         return {str(value): (value,) for value in values}
@@ -248,7 +249,7 @@ class Coding(Section):
 
 
 class Label(Coding):
-    """The class y, and how common each is."""
+    """The label column: the class y and, if known, the share of each class."""
 
     classes: Meanings = Field(
         description="Name and meaning of each class: a published value, a range of numbers (above, at_least, below, "
@@ -273,7 +274,7 @@ class Label(Coding):
 
 
 class Group(Coding):
-    """One sensitive attribute that the group z may be."""
+    """One sensitive attribute that may be chosen as the group z."""
 
     column: str = Field(
         description="Name of the column in the file. An entry of `groups` may leave it out: then its own name is used."
@@ -287,7 +288,7 @@ class Group(Coding):
 
 
 def _number_in(value: float | str | None) -> float | None:
-    """The finite number that ``value`` is or spells; else None."""
+    """The finite number that ``value`` is, or that its text spells; otherwise None."""
     try:
         number = math.nan if value is None else float(value)
     except ValueError:
@@ -337,7 +338,7 @@ class FeatureCode:
 
 
 def feature_codes(features: Sequence[tuple[str, Feature]]) -> tuple[FeatureCode, ...]:
-    """One per feature of these columns, in the order of :func:`fairpate.data.tables.encode`."""
+    """The code of every feature of these columns, in the order of :func:`fairpate.data.tables.encode`."""
     return tuple(code for column, feature in features for code in _codes(column, feature))
 
 
@@ -396,7 +397,7 @@ class RecordForm:
 
     @property
     def fields(self) -> tuple[RecordField, ...]:
-        """One per column, in order."""
+        """One field per column, in order."""
         found = []
         for column, codes in self._columns:
             first, last = codes[0], codes[-1]
@@ -456,7 +457,8 @@ class RecordForm:
 
 
 def form_of(codes: Sequence[FeatureCode]) -> RecordForm | None:
-    """The form of these features; None without features, or with lists of numbers, which a person cannot type."""
+    """The form for records with these features; None without features, or if a column holds vectors, which nobody can
+    type."""
     if not codes or any(code.kind == "element" for code in codes):
         return None
     return RecordForm(codes=tuple(codes))

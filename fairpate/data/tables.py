@@ -53,7 +53,7 @@ class ColumnFault:
     values: dict[str, None] = field(default_factory=dict)
 
     def add(self, rows: int, values: Iterable[str]) -> None:
-        """Count ``rows`` more rows, with ``values`` among them."""
+        """Add ``rows`` faulty rows, whose values include ``values``."""
         self.rows += rows
         for value in values:
             # One more than is shown: its presence adds "..." to the message.
@@ -89,7 +89,8 @@ class TableFaults:
         values: Iterable[str] = (),
         met: str = "none",
     ) -> None:
-        """Add ``rows`` rows of ``column`` that are not as ``expected``; the message shows ``values``, else ``met``."""
+        """Add ``rows`` rows of ``column`` that are not as ``expected``. The message shows ``values`` if given,
+        otherwise ``met``."""
         if rows:
             self.found.setdefault((file, column, expected, remedy), ColumnFault(met=met)).add(rows, values)
 
@@ -157,7 +158,7 @@ def read_batches(
 
 
 def plain_batches(table: pa.Table, name: str) -> Iterator[pa.Table]:
-    """The rows of a table in memory, as :func:`read_batches` gives those of a file."""
+    """Yield the rows of a table in memory, in the form that :func:`read_batches` yields for a file."""
     if not len(table):
         raise DataError(f"{name}: expected rows, got none.")
     for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
@@ -272,7 +273,7 @@ def is_vectors(kind: pa.DataType) -> bool:
 
 
 def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict[str, int]) -> Iterator[pa.Table]:
-    """Add the rows of the .npy file next to ``path`` to its batches, as columns of ``sizes`` numbers each."""
+    """Add vectors of ``sizes`` numbers, from the .npy files next to ``path``, as columns to the batches of rows."""
     if not sizes:
         yield from batches
         return
@@ -361,7 +362,7 @@ class ColumnCells:
         return text_of(self.values)
 
     def count(self, what: str, rows_N: Mask) -> None:
-        """Count the rows that were ``what``: clipped, missing or other."""
+        """Count the rows in the mask as ``what``: clipped, missing or other."""
         if number := int(rows_N.sum()):
             self.faults.counts[self.file, self.column, what] += number
 
@@ -436,7 +437,7 @@ def codes(table: pa.Table, column: str, meanings: Mapping[str, int], file: str) 
 
 
 def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
-    """The column as finite numbers, NaN where a value is missing; other text is a fault, and NaN."""
+    """The column as finite numbers, NaN for a missing value. Any other text is a fault and becomes NaN."""
     meant_N = [number for value in unknown if (number := _number(value)) is not None]
     if not pa.types.is_string(found.values.type):
         values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)

@@ -173,7 +173,7 @@ def method_title(name: str) -> str:
 
 
 def all_methods() -> dict[str, type[Method]]:
-    """Every registered method by name; imports them all. A method of another package that cannot be imported is left
+    """Import every registered method; return them by name. A method of another package that cannot be imported is left
     out."""
     found = {}
     for name in method_names():
@@ -263,7 +263,7 @@ class Trained:
 
 @dataclass(frozen=True, kw_only=True)
 class Price:
-    """An epsilon with all that it depends on; ``inf`` where nothing is guaranteed."""
+    """An epsilon with everything that it depends on; ``inf`` if nothing is guaranteed."""
 
     epsilon: float
     delta: float
@@ -346,14 +346,14 @@ class Training:
         return self.log.step(draw, settings=settings, pool=pool, noise=noise, name=name)
 
     def generator(self, stream: Stream) -> torch.Generator:
-        """A generator for one part of the run, apart from all others."""
+        """A generator for one part of the run, independent of the others."""
         return torch_generator(self.seed, stream)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedVotes:
-    """Expected number of ``votes`` that decide a label, noise on each count, and number of public records with
-    ``labels``."""
+    """The expected number of ``votes`` that decide a label, the noise on each count, and the number of public records
+    with ``labels``."""
 
     votes: int
     noise_stddev_votes: float
@@ -442,7 +442,8 @@ class Method(Section):
 
     @property
     def rate_tells_size(self) -> bool:
-        """True if a sampling rate reveals the real number of private records: unless it was set for a declared one."""
+        """True if the sampling rate reveals the real number of private records. A rate for a declared number does
+        not."""
         return True
 
     def check(self) -> None:
@@ -524,7 +525,8 @@ class Method(Section):
 
 
 class UnprotectedMethod(Method):
-    """A method without noise, for comparison only: its event costs infinity, and its run stays with the operator."""
+    """A method without noise, for comparison only. Its event has infinite cost, and its run is for the operator
+    only."""
 
     @property
     def is_private(self) -> bool:
@@ -662,7 +664,7 @@ Names = tuple[str, ...]
 
 
 def require_trusted(method: Any, path: Path) -> None:
-    """Raise ConfigError if the file ``path`` names a method as ``module:Class``, and files may not."""
+    """Raise ConfigError if the file ``path`` names a method as ``module:Class`` and may not name code."""
     if isinstance(method, str) and PLACE.fullmatch(method) and not may_run(method):
         raise ConfigError(f"method: {path} names {method}, code that would run with your rights; {REMEDY}.")
 

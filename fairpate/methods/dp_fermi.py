@@ -94,7 +94,7 @@ class DpFermiConfig(Section):
 
 
 def watched_targets(labels_N: Tensor, cells_N: Tensor, *, num_classes: int, num_cells: int) -> Tensor:
-    """The label and the cell of every record as indicators, (N, K) ``float32``, K = C + Q.
+    """The label and the cell of every record as indicators, (N, K) ``float32`` with K = C + Q.
 
     A cell of ``num_cells`` means none. Products with indicators are quicker than looking codes up.
     """
@@ -265,13 +265,13 @@ def fermi_training(
     sampler: BatchSampler | None = None,
     events: tuple[Event, ...] = (),
 ) -> PrivateTraining:
-    """The training of one mode; ``targets`` are :func:`watched_targets`.
+    """Set up the training of one mode; ``targets`` are :func:`watched_targets`.
 
-    ``all`` hides whole records, or persons: a record's loss and its pull are clipped as one; of a person, the average
-    gradient and the average prediction are added. ``hides_group_alone``: only the centred part of a gradient, which
-    depends on the group, is clipped and gets noise; ``sampler`` may replace secret Poisson samples.
-    ``matrix_noise_multiplier`` and ``steps.noise_multiplier`` are standard deviations over what one protected change
-    may move in the two sums. ValueError for a model whose layers have no gradients in closed form.
+    By default whole records or persons are protected: the gradient of a record's loss, linear term included, is
+    clipped, and of a person the average gradient and prediction are summed. With ``hides_group_alone``, only the centred part of
+    the gradient, which depends on the group, is clipped and gets noise; ``sampler`` may replace secret Poisson samples.
+    ``matrix_noise_multiplier`` and ``steps.noise_multiplier`` are standard deviations of the noise over the sensitivity
+    of the two sums. ValueError for a model whose layers have no gradients in closed form.
     """
     from fairpate.nn.private_fit import (
         GaussianNoise,
@@ -322,7 +322,8 @@ def fermi_training(
 
 @dataclass(frozen=True, kw_only=True)
 class GameCells:
-    """The event and the group of each record as one code (N,), event times groups plus group; Q for no event."""
+    """The event and the group of each record in one code (N,): event times the number of groups, plus group; Q for no
+    event."""
 
     cells_N: Tensor
     num_events: int
@@ -436,7 +437,8 @@ def release_shares(
 
 
 def share_events(config: DpFermiConfig, relation: Relation) -> tuple[Event, ...]:
-    """The release of shares, where there is one: a record enters one count, another group moves it to another count."""
+    """The event of releasing the shares, if they are released. A record is in one count; a change of its group moves it
+    to another."""
     if not config.weight or config.shares is not None:
         return ()
     if config.mode == "all":
@@ -447,7 +449,8 @@ def share_events(config: DpFermiConfig, relation: Relation) -> tuple[Event, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class FermiSteps:
-    """``steps`` with theta's noise, W's ``matrix_noise_multiplier``, and the ``event`` that all of them are."""
+    """The steps: ``steps`` with the model's noise, W's ``matrix_noise_multiplier``, and the ``event`` of all steps
+    together."""
 
     steps: PrivateSteps
     matrix_noise_multiplier: float

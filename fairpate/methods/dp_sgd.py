@@ -94,7 +94,7 @@ def train_sgd(
 
 
 class Sgd(UnprotectedMethod):
-    """No privacy: for comparison only."""
+    """No privacy, for comparison only."""
 
     title: ClassVar[str] = "plain SGD"
     paper: ClassVar[str] = "Robbins and Monro 1951"

@@ -137,7 +137,7 @@ class FldConfig(Section):
 
 
 def parity_of(config: FldConfig, dataset: Dataset, reporter: Reporter | None = None) -> MeanParity:
-    """The constraint of ``config`` over the groups of a data set; ``reporter`` is warned of levelling down."""
+    """The parity constraint of ``config`` over the groups of a data set; ``reporter`` is warned of levelling down."""
     parity = MeanParity(
         constraint=config.constraint,
         num_groups=dataset.num_groups,
@@ -284,7 +284,8 @@ class Ascent:
         self.multipliers_UGK = torch.from_numpy(signed_J.copy()).view_as(self.multipliers_UGK)
 
     def penalty(self, violations_UGK: Tensor) -> Tensor:
-        """``lambda |violation|`` of the paper, or multiplier times violation; shape (U, G, K)."""
+        """The penalty of the violations, shape (U, G, K): ``lambda |violation|`` as in the paper, or multiplier times
+        violation."""
         multipliers_UGK = self.multipliers_UGK.to(violations_UGK)
         if self._two_sided:
             return multipliers_UGK * violations_UGK
@@ -292,7 +293,7 @@ class Ascent:
 
 
 class Descent:
-    """The model, its optimiser and its batches; all but secret batches read features and labels only."""
+    """The model, its optimiser and its batches. Only secret batches read groups."""
 
     def __init__(
         self,
@@ -342,7 +343,7 @@ class Descent:
 
 
 class FLd(UnprotectedMethod):
-    """No privacy: for comparison only."""
+    """No privacy, for comparison only."""
 
     title: ClassVar[str] = "F-LD"
     paper: ClassVar[str] = "Tran, Fioretto and Van Hentenryck 2021, arXiv 2009.12562"
@@ -352,7 +353,8 @@ class FLd(UnprotectedMethod):
 
     @property
     def protects_attribute_only(self) -> bool:
-        """True: it is compared with methods that protect the attribute alone, and reads none as a feature."""
+        """True, because it is compared with methods that protect the attribute alone: the attribute is not a
+        feature."""
         return True
 
     def train(self, training: Training) -> Trained:
@@ -688,7 +690,7 @@ def coefficients(
     *,
     num_groups: int,
 ) -> FloatArray:
-    """theta (D,); the last of ``features_ND`` is the constant. Errors as :func:`train_covariance`."""
+    """The coefficients theta (D,). The last of ``features_ND`` is the constant. Errors as :func:`train_covariance`."""
     require_codes("labels", labels_N, 2)
     require_codes("groups", groups_N, num_groups)
     missing = np.flatnonzero(np.bincount(groups_N, minlength=num_groups) == 0)
@@ -752,7 +754,7 @@ def logistic_loss(features_ND: FloatArray, signs_N: FloatArray, *, ridge: float)
 
 
 class CovarianceConstraint(UnprotectedMethod):
-    """No privacy: for comparison only. Two classes."""
+    """No privacy, for comparison only. Learns two classes."""
 
     title: ClassVar[str] = "covariance constraint"
     paper: ClassVar[str] = "Zafar et al. 2017, arXiv 1507.05259"
@@ -763,7 +765,8 @@ class CovarianceConstraint(UnprotectedMethod):
 
     @property
     def protects_attribute_only(self) -> bool:
-        """True: it is compared with methods that protect the attribute alone, and reads none as a feature."""
+        """True, because it is compared with methods that protect the attribute alone: the attribute is not a
+        feature."""
         return True
 
     @property

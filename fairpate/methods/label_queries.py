@@ -125,7 +125,7 @@ def place_of(run: RunDirectory) -> LedgerPlace:
 
 
 def note_place(run: RunDirectory, place: LedgerPlace) -> None:
-    """Write the note: from then on the ledger of ``run`` is the one in ``place``."""
+    """Write the note that the ledger of ``run`` is the one in ``place``."""
     values = {name: str(value) for name, value in asdict(place).items() if value is not None and value != run.ledger}
     write_json(run.ledger_place, values, private=True)  # an address may hold a password
 
@@ -233,7 +233,7 @@ def open_ledger(
 
 
 def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], Outcome | None]) -> tuple[int, int]:
-    """Number of released labels, and number of those that ``outcome``, a ledger's, does not hold."""
+    """The number of released labels, and how many of them ``outcome`` (a ledger's) lacks."""
     if not run.labels.exists():
         return 0, 0
     labelled = read_labels(run.labels)
@@ -313,7 +313,7 @@ def shard_reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None
 
 @dataclass(frozen=True, kw_only=True)
 class StandingVoters:
-    """Voters that stay for a service.
+    """The voters of a service.
 
     ``ensemble`` is what determines their votes, for the ledger; ``try_vote`` votes on features (1, ...) of no query, or
     raises; ``are_answering`` returns without waiting.
@@ -327,7 +327,8 @@ class StandingVoters:
 
 
 class VoteCounter:
-    """Votes from the run's table where it has them, else from all teachers, in one call for all that are missing."""
+    """Returns votes from the run's table where they are stored, and asks all teachers in one call for the missing
+    ones."""
 
     def __init__(self, collected: VoteBatch, ask_teachers: Callable[[npt.NDArray[np.generic]], IntArray]) -> None:
         self._collected = dict(zip(collected.record_ids, collected.votes_QC, strict=True))
@@ -417,11 +418,12 @@ class Spending:
         return sum(len(charges) for charges in self.charges_Q)
 
     def submitted(self, start: int, stop: int) -> Event:
-        """Queries start .. stop - 1 at the price fixed before they were asked: every reservation in full."""
+        """The event of queries start .. stop - 1 at the cost fixed before they were asked: every reservation in
+        full."""
         return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
 
     def drawn(self, start: int, stop: int) -> Event:
-        """The votes that the same queries touched, as the ledger holds them; free refusals touched none."""
+        """The event of the votes that the same queries used, as the ledger holds them. Free refusals used none."""
         touched = [
             charge.votes
             for charges in self.charges_Q[start:stop]
@@ -517,7 +519,8 @@ class Labels(Trained):
 
 
 def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
-    """The first public records, each content once: equal records are one query. With admission, all candidates."""
+    """The first public records, without repeated content, because equal records are one query. With admission, all
+    candidates."""
     first_of: dict[str, int] = {}
     for row, key in enumerate(keys_of(dataset.public)):
         first_of.setdefault(key, row)
@@ -533,7 +536,7 @@ def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
 
 
 def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
-    """Number of planned queries that the budget has room for; all, if that depends on votes.
+    """The number of planned queries that the budget has room for; all of them if that depends on votes.
 
     From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query.
     """

@@ -276,7 +276,7 @@ def _number(value: Any) -> float:
 
 
 def _features(table: pa.Table, config: VotesConfig, faults: _Faults) -> npt.NDArray[np.float32]:
-    """(Q, F); without features a digest of each id, so that queries are different."""
+    """Features (Q, F). Without feature columns, a digest of each id makes the queries different."""
     if not config.features:
         names = _text(table, config.id).tolist()
         digests = [hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest() for name in names]

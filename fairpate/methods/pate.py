@@ -79,9 +79,9 @@ NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
 
 class VotingMethod(Method):
-    """A method whose voters answer public queries. A subclass says who votes and how the student learns.
+    """A method whose voters answer public queries. A subclass defines who votes and how the student learns.
 
-    ``votes_on_anything``: voters that stay for a service can vote on records that are not in the pool.
+    ``votes_on_anything``: the voters of a service can also vote on records that are not in the pool.
     """
 
     asks_teachers: ClassVar[bool] = True
@@ -137,7 +137,7 @@ class VotingMethod(Method):
             raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """All that is fixed before the first vote, with noises as configured, or scaled to the target."""
+        """Everything that is fixed before the first vote. Noise is as configured, or scaled to the target."""
         settings, budget, target = self.aggregator, self.aggregator.budget, self.target
         mechanism = self.mechanism
         if target.epsilon is not None:
@@ -164,7 +164,7 @@ class VotingMethod(Method):
         )
 
     def queried(self, dataset: Dataset) -> Dataset:
-        """The data set as teachers see it: what they learn from, and as public records the queries."""
+        """The data set as the teachers see it: their training records, and the queries as public records."""
         return dataset
 
     def check_data(self, dataset: Dataset) -> None:
@@ -186,7 +186,7 @@ class VotingMethod(Method):
         )
 
     def release(self, training: Training) -> Labels:
-        """Labels within the target or budget. One release results, however often it runs in one folder."""
+        """Release labels within the target or budget. Runs of the same folder return the same release."""
         dataset = self.queried(training.dataset)
         plan = self.plan(dataset)
         queries = choose_queries(dataset, plan.settings)
@@ -198,7 +198,7 @@ class VotingMethod(Method):
         raise NotImplementedError
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
-        """Voters of a finished run that a service asks further queries, inside the Ray that it started."""
+        """Voters of a finished run that answer further queries of a service, inside a running Ray."""
         raise NotImplementedError
 
     def train(self, training: Training) -> Trained:
@@ -366,7 +366,7 @@ class PateFamily(GnmaxMethod):
         )
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
-        """All teachers in actors; the votes on what the run asked them are read from its table."""
+        """All teachers, in actors. Votes on the run's own queries are read from its table."""
         # With torch, which commands that only read votes or configurations do not need.
         from teachers.ensemble import train_ensemble
         from teachers.ray_pool import ServingTeachers, open_pool
@@ -414,7 +414,7 @@ class FairPate(PateFamily):
 
 
 class PateSPre(PateFamily):
-    """PATE-S_pre: a filter enforces parity between PATE's labels and the student."""
+    """PATE-S_pre: a filter between PATE's labels and the student enforces parity."""
 
     title: ClassVar[str] = "PATE-S_pre"
 
@@ -442,7 +442,7 @@ class PateSPre(PateFamily):
 
 
 class PateSIn(PateFamily):
-    """PATE-S_in: the student's loss holds the demographic-parity regulariser of public batches."""
+    """PATE-S_in: the demographic-parity regulariser of public batches is part of the student's loss."""
 
     title: ClassVar[str] = "PATE-S_in"
 

@@ -249,14 +249,15 @@ class PrivateKnn(VotingMethod):
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """The votes of neighbours; the label of a typical record is that of its cluster."""
+        """The votes to expect from neighbours. A typical record's label counts for its whole cluster."""
         voting = super().voting(dataset, num_records)
         sampled = max(1, round(self.private_knn.sampling_rate * num_records))
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)
         return replace(voting, votes=min(voting.votes, sampled), labels=labels)
 
     def queried(self, dataset: Dataset) -> Dataset:
-        """The data set, its typical public records first if they are the queries; chosen from public features alone."""
+        """The data set. If typical records are the queries, they come first; they are chosen from public features
+        alone."""
         if self.private_knn.queries == "first":
             return dataset
         typical_K = self._clusters(dataset.public).typical_K
@@ -305,7 +306,7 @@ class PrivateKnn(VotingMethod):
         )
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
-        """The number of queries is fixed, unless a budget is configured."""
+        """The release plan; the number of queries is fixed unless a budget is configured."""
         plan, settings = super().plan(dataset), self.aggregator
         if settings.budget is not None:
             return plan

@@ -75,7 +75,8 @@ SHARE_OF_SMALL_CELLS = 0.3  # the best of 0, .1 and .3 under equalized odds: doc
 
 
 class RacoDpConfig(Section):
-    """RaCO-DP: which rate constraint, how tight, and how its multipliers move. Gradients are as `dp_sgd` says."""
+    """RaCO-DP: the rate constraint, its bound, and the updates of its multipliers. Gradient steps are set in
+    `dp_sgd`."""
 
     histogram_share: float = Field(0.1, gt=0, lt=1, description="Share of the budget for the histograms.")
     min_share: float = Field(
@@ -136,7 +137,7 @@ class RacoDpConfig(Section):
 
 
 class PricedLoss:
-    """Cross entropy plus the price of the record's row s(x), for targets as :meth:`targets` makes them.
+    """The cross entropy plus the price of the record's predictions s(x), for targets made by :meth:`targets`.
 
     s(x) = softmax(``sharpness`` * outputs): an inverse temperature, so predictions harden as it grows. With
     ``counts_labels`` the histogram counts the predicted label of a record instead of its probabilities.
@@ -196,7 +197,7 @@ class PricedLoss:
         return self._summed(self._rows(outputs), targets)
 
     def release(self, histogram_QC: Tensor) -> FloatArray:
-        """Fix the prices from a histogram that noise is added to."""
+        """Set the prices from a histogram, after noise is added to it."""
         self.prices_QC = self._release(histogram_QC)
         return self.prices_QC
 
@@ -221,7 +222,8 @@ class PricedLoss:
 
 
 class PricedClipper(GradientClipper):
-    """A sum per batch, before which the batch's histogram is released and sets the prices: empty batches included.
+    """Clips and sums the gradients of a batch after releasing the batch's histogram, which sets the prices. Empty
+    batches count too.
 
     A batch that is taken in parts, or record by record, is passed through the model once more beforehand.
     """
@@ -302,7 +304,8 @@ def priced_training(
 
 
 def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: float, size_noise: float) -> FloatArray:
-    """The histogram nearest to a noisy one and to noisy row sums: least squares, each weighed by its variance."""
+    """The histogram closest to a noisy histogram and its noisy row sums: least squares, each weighted by its inverse
+    variance."""
     variance = 2 * laplace_scale**2
     if not variance:
         return histogram_QC
@@ -334,7 +337,7 @@ class HistogramSteps:
 
     @property
     def event(self) -> PoissonGaussianLaplaces:
-        """Event of all steps: gradients, histograms and sizes."""
+        """The event of all steps together: gradients, histograms and sizes."""
         # Gradients and sizes are Gaussians of one sample, so one of less noise; with the histogram amplified once.
         sizes = () if self.size_noise is None else (self.size_noise,)
         return PoissonGaussianLaplaces(
@@ -432,7 +435,7 @@ class ConstraintReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RacoTrained(Trained):
-    """The model, and the released report on its constraints."""
+    """The trained model and the released report on its constraints."""
 
     report: ConstraintReport
 
@@ -500,9 +503,10 @@ def train(
 
 
 class Lagrangian:
-    """The multipliers, and the prices that they put on a record's predictions given a noisy histogram.
+    """The multipliers, and the prices of predictions that follow from them and from a noisy histogram.
 
-    A step's prices hold the multipliers from before it; then the multipliers move. All of it is post-processing.
+    The prices of a step use the multipliers from before the step, which are updated afterwards. All of this is
+    post-processing.
     """
 
     def __init__(self, constraints: RateConstraints, config: RacoDpConfig, steps: HistogramSteps) -> None:

@@ -218,7 +218,8 @@ def first_alike(private: Split) -> IntArray:
 
 
 def with_labels(x: Tensor, labels_N: Tensor, num_classes: int) -> Tensor:
-    """Features from which an attribute is predicted: one more column per label, or one more channel that is its shade.
+    """The features that predict an attribute: the record's features, with one more column per label, or one more image
+    channel whose shade is the label.
 
     ``x``: a table (N, F) of floats or images (N, channels, height, width) of bytes.
     """

@@ -109,9 +109,10 @@ def randomised_response(epsilon: float, *, interval: float = DEFAULT_INTERVAL) -
 
 
 def add_split(masses_L: FloatArray, losses: FloatArray, masses: FloatArray, *, interval: float, lowest: int) -> None:
-    """Add ``masses`` at ``losses`` to a grid, each split between the two points around it.
+    """Add ``masses`` at ``losses`` to a grid; each mass is split between the two nearest grid points.
 
-    Both neighbours' probabilities are kept: merging the points is post-processing, so the grid dominates.
+    The split keeps the probabilities of both neighbours. Merging the points again is post-processing, so the grid
+    dominates.
     """
     below = np.floor(losses / interval).astype(np.int64)
     # Of mass 1 at loss l, x at the upper point: x e^-h + (1 - x) = e^-(l - lower). Rounding is for the upper one.

@@ -277,7 +277,8 @@ class NeighbourVotes(_RecordsVote):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtomicLoss:
-    """A privacy loss with countably many values: ``losses``, in ascending order, and their masses."""
+    """A privacy loss with countably many values: ``losses``, in ascending order, with their masses under the moved
+    output."""
 
     losses: FloatArray
     log_masses: FloatArray

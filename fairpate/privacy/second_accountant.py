@@ -108,7 +108,8 @@ def on_sample(pair: Pair | None, rate: float) -> Pair | None:
 
 
 def on_visible_sample(pair: Pair | None, rate: float) -> Pair | None:
-    """The pair where an attacker may see whether the unit is in the sample; outside of it, nothing is released."""
+    """The pair when an attacker may see whether the unit was sampled. Nothing is released about a unit outside of the
+    sample."""
     if pair is None or rate == 1:
         return pair
     inside, outside = math.log(rate), math.log1p(-rate)
@@ -116,7 +117,7 @@ def on_visible_sample(pair: Pair | None, rate: float) -> Pair | None:
 
 
 def together(*pairs: Pair | None) -> Pair | None:
-    """Independent releases of the same sample."""
+    """The pair of several independent releases of the same sample."""
     found = [pair for pair in pairs if pair is not None]
     if len(found) < len(pairs):
         return None

@@ -171,7 +171,8 @@ class DistinctVotes:
         return int(self.ranked_UC.shape[1])
 
     def blocks(self) -> Iterator[DistinctVotes]:
-        """Few enough votes at a time for their sensitivities at every distance to fit in memory."""
+        """Yield the votes in blocks that are small enough for their sensitivities at every distance to fit in
+        memory."""
         rows = max(1, _BLOCK_ENTRIES // (self.num_teachers + 1))
         for first in range(0, len(self.ranked_UC), rows):
             part = slice(first, first + rows)

@@ -720,7 +720,7 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
 
 
 def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict[str, Any]]:
-    """The Vega channels by which series differ: colour, shape and dash."""
+    """The Vega channels by which series differ, such as colour, shape and dash."""
     names = list(known)
 
     def channel(values: Sequence[Any], *, has_legend: bool = True) -> dict[str, Any]:

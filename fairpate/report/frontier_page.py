@@ -246,7 +246,7 @@ class Baselines:
 
 
 def baselines(points: Sequence[Point]) -> Baselines:
-    """The baselines of one panel. Where coverage differs, the majority is that of the point with the widest."""
+    """The baselines of one panel. The majority accuracy is that of the point with the highest coverage."""
     # With a reject option the majority is that of the answered records, so the point that answers most counts.
     known = [point for point in points if not math.isnan(point.majority_accuracy)]
     widest = min(known, key=lambda point: point.value("refused"), default=None)

@@ -24,7 +24,7 @@ _MONTHS = (
 
 
 def count(value: int | None) -> str:
-    """A whole number with separators; None is one that is too small to be shown."""
+    """A whole number with separators. None stands for a number that is too small to be shown."""
     return "too few" if value is None else f"{value:,}"
 
 
@@ -34,7 +34,7 @@ def counted(value: int, noun: str, plural: str | None = None) -> str:
 
 
 def percent(share: float, *, digits: int = 1) -> str:
-    """A share in per cent, or the word undefined; exactly everything and nothing carry no decimals."""
+    """A share in per cent, or the word undefined. 0 % and 100 % have no decimals when they are exact."""
     if math.isnan(share):
         return "undefined"
     return f"{100 * share:.0f}\u00a0%" if share in (0, 1) else f"{100 * share:.{digits}f}\u00a0%"
@@ -48,7 +48,8 @@ def decimal(value: float) -> str:
 
 
 def interval(found: Any, words: Callable[[float], str] = decimal) -> str:
-    """The ends of an interval in ``words``; ``found`` has ``low`` and ``high``, NaN without an interval."""
+    """The ends of an interval in ``words``. ``found`` has ``low`` and ``high``, which are NaN if there is no
+    interval."""
     return "undefined" if math.isnan(found.low) else f"{words(found.low)} to {words(found.high)}"
 
 
@@ -58,7 +59,7 @@ def estimated(found: Any) -> str:
 
 
 def number(value: float) -> str:
-    """A number as short as it can be read: whole ones in full, others to three digits."""
+    """A number in its shortest readable form: whole numbers in full, others with three digits."""
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -74,7 +75,7 @@ def epsilon_text(value: float) -> str:
 
 
 def made_words(made_on: str | None, version: str) -> str:
-    """When and by which version, for the head of a page; ``made_on`` is a date as ISO 8601 has it, None: not known."""
+    """Say when and with which version a page was made. ``made_on`` is an ISO 8601 date; None: unknown."""
     if made_on is None:
         return f"FairPATE {version}"
     day = date.fromisoformat(made_on)
@@ -102,14 +103,14 @@ def place(value: float, *, largest: float) -> float:
 
 
 def scale_end(values: Sequence[float]) -> float:
-    """A round number, at least .01, that no finite value passes: where a scale from 0 ends."""
+    """The end of an axis that starts at 0: a round number, at least .01, that no finite value exceeds."""
     largest = max((value for value in values if math.isfinite(value)), default=0.0)
     power = 10.0 ** math.floor(math.log10(max(largest, 0.01)))
     return next(end for step in (1, 1.5, 2, 3, 4, 5, 7.5, 10, 20) if (end := round(step * power, 12)) >= largest)
 
 
 def render(template: str, **view: Any) -> str:
-    """A page of the library's templates as one HTML document; ``view`` is what the template names."""
+    """Render a template of the library as one HTML document; ``view`` holds the names that the template uses."""
     return _PAGES.get_template(template).render(**view)
 
 

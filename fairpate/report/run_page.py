@@ -128,7 +128,8 @@ def histogram(
     title: str,
     ticks: Sequence[float],
 ) -> Markup:
-    """Draw counts between ``edges`` (one more than counts), stacked in the order given by the name of their colour."""
+    """Draw a stacked histogram. ``edges`` has one more entry than counts; ``stacks`` maps the names of colours to
+    counts, in order."""
     totals = [sum(column) for column in zip(*stacks.values(), strict=True)]
     if not any(totals):
         return _NOTHING.format(title)

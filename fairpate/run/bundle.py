@@ -126,7 +126,7 @@ def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, 
 
 
 def events_of(statement: PrivacyStatement) -> list[dict[str, Any]]:
-    """The statement's events with kind, unit and relation in every one; those of other packages as they are."""
+    """The statement's events, each with kind, unit and relation. Events of other packages are unchanged."""
     found = []
     for values in statement.events:
         try:
@@ -164,7 +164,7 @@ def _published_statement(run: RunDirectory) -> PrivacyStatement:
 
 
 def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
-    """Write the card unless both of its files belong to this statement and student; the use that it states is kept."""
+    """Write the card unless both of its files belong to this statement and student. A stated use is preserved."""
     use: Mapping[str, Any] = {}
     if run.card.is_file():
         card = read_json(run.card)
@@ -181,7 +181,7 @@ def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
 
 
 class BundleError(UsageError):
-    """A path that holds no bundle."""
+    """A path without a bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +267,7 @@ class _Check:
         self.statement: PrivacyStatement | None = None
 
     def run(self, check: Callable[[], str | None]) -> None:
-        """Run one check. Files that make no sense differ too; every check but the first two needs a statement."""
+        """Run one check. Malformed files count as differing. Every check but the first two needs a statement."""
         if self.statement is None and check not in (self.files, self.claim):
             return
         before = len(self.differs)

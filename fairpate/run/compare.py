@@ -112,7 +112,7 @@ def compare_methods(
     title: str = "comparison",
     console: Console | None = None,
 ) -> Comparison:
-    """Everything that `fairpate compare` does: check, run what is missing, write tables, pages and figures.
+    """Run `fairpate compare`: check the sweep, run the missing cells, write tables, pages and figures.
 
     ``folder`` is where files that the sweep names are looked for (None: here); ``out`` None takes the sweep's own, or
     ``runs/TITLE``. ConfigError lists every fault before anything runs.
@@ -170,7 +170,7 @@ def _require_room(sweep: SweepConfig, *, since: float) -> bool:
 
 
 def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
-    """The file of the votes or of the release that the cell shares with others; None if it shares nothing."""
+    """The file of votes or of a release that the cell shares with others; None if it shares no file."""
     votes, release = votes_name(cell), release_name(cell)
     if votes is not None:
         return folder.votes / f"{votes}.parquet"
@@ -178,7 +178,7 @@ def shared_file(cell: Cell, folder: SweepFolder) -> Path | None:
 
 
 def votes_name(cell: Cell) -> str | None:
-    """A digest of the settings that the votes of a cell depend on; None if it has no votes that others may use."""
+    """A digest of the settings that determine a cell's votes; None if other cells cannot use its votes."""
     config = cell.config
     # A method that asks in a way of its own, or other queries, has votes of its own.
     if not isinstance(config, PateFamily):
@@ -196,7 +196,7 @@ def votes_name(cell: Cell) -> str | None:
 
 
 def release_name(cell: Cell) -> str | None:
-    """A digest of the settings that the release of a cell depends on; None if it has no release that others may use."""
+    """A digest of the settings that determine a cell's release; None if other cells cannot use its release."""
     config = cell.config
     return values_digest(config.release_settings) if isinstance(config, ReleasingMethod) else None
 
@@ -204,10 +204,10 @@ def release_name(cell: Cell) -> str | None:
 def collect_shared_votes(
     cells: Sequence[Cell], folder: SweepFolder, reporter: Reporter, cluster: RayConfig
 ) -> dict[Path, str]:
-    """Train the teachers that are missing and let them vote, one ensemble after the other, each on the whole cluster.
+    """Train missing teachers and collect their votes, one ensemble after the other, each on the whole cluster.
 
-    Votes are private, and so are the checkpoints. A fault of one ensemble does not stop the next: they are returned by
-    the file that is missing for them.
+    Votes and checkpoints are private. An error in one ensemble does not stop the next; errors are returned by the name
+    of the missing file.
     """
     cell_of = {shared_file(cell, folder): cell for cell in cells if votes_name(cell) is not None}
     missing = {path: cell for path, cell in cell_of.items() if path is not None and not path.exists()}
@@ -246,7 +246,7 @@ def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPo
 def collect_shared_releases(
     cells: Sequence[Cell], folder: SweepFolder, reporter: Reporter, sweep: SweepConfig
 ) -> dict[Path, str]:
-    """Draw the releases that are missing, each as a task, once some node has room for one; count each once.
+    """Draw the missing releases, each as a task on a node that has room for it, and count each once.
 
     A release has a run directory of its own in the sweep's folder, without a model. Where a release is gone, the next
     sweep draws another one, which is counted as well. A fault of one does not stop the others: they are returned by
@@ -295,9 +295,9 @@ def _draw(config: ReleasingMethod, out: Path) -> tuple[bytes, Release]:
 
 
 def count_cell(release: Release) -> None:
-    """Count what a cell released: a worker elsewhere has an odometer of its own, and its model is in a folder already.
+    """Count what a cell released in this machine's odometer, because a worker has an odometer of its own.
 
-    LimitReachedError where it passes a limit that the worker did not know; it is counted all the same.
+    LimitReachedError if it exceeds a limit that the worker did not know; the release is counted nevertheless.
     """
     odometer = Odometer()
     try:
@@ -308,11 +308,11 @@ def count_cell(release: Release) -> None:
 
 
 class CellTimeoutError(RuntimeError):
-    """A cell that took longer than it may."""
+    """A cell that ran longer than its time limit."""
 
 
 def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Call ``work`` in a worker's main thread, which the operating system interrupts when time is up."""
+    """Call ``work`` in a worker's main thread, and interrupt it when its time is up."""
 
     def interrupt(*_: object) -> None:
         raise CellTimeoutError(f"ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise it, or train less.")
@@ -414,7 +414,8 @@ def _compute(
 
 
 def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> list[Row]:
-    """Train and measure one cell in ``out``: its row, and the operator's where an epsilon depends on votes. No Ray."""
+    """Train and measure one cell in ``out``, without Ray. Returns its row, and the operator's row if an epsilon depends
+    on votes."""
     torch.set_num_threads(torch_threads)
     started = time.monotonic()
     config = with_pinned_weights(cell.config.model_copy(update={"out": out}))
@@ -455,7 +456,7 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
 
 
 def failure(cell: Cell, cause: str) -> Row:
-    """The operator's row of a cell that failed."""
+    """The operator's row for a failed cell."""
     return Row(
         digest=cell.digest,
         method=cell.method,
@@ -471,7 +472,7 @@ def failure(cell: Cell, cause: str) -> Row:
 
 @lru_cache(maxsize=1)
 def _dataset(config_json: str) -> Dataset:
-    """The data set, once for all cells in a row that read it."""
+    """The data set, loaded once for consecutive cells that read it."""
     return load_data(DataConfig.model_validate_json(config_json))
 
 
@@ -515,7 +516,7 @@ class SweepTable:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Keep the table on a terminal while cells run; in a log say what there is to do."""
+        """Show the table on a terminal while cells run; write to a log what will run."""
         self._pace.advance(self.done, self.total)
         if not is_live(self.console):
             self._line(f"{counted(self.total, 'cell')}, {self.done} of them finished before")
@@ -543,7 +544,7 @@ class SweepTable:
         self.refresh()
 
     def refresh(self) -> None:
-        """Show the clock and the counts of now."""
+        """Update the clock and the counts."""
         if self._live is not None:
             self._live.update(self._render())
 
@@ -589,7 +590,8 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
 
 
 def comparison_outcome(comparison: Comparison) -> Output:
-    """The output of `fairpate compare`: ranges over finished cells by data set and method, warnings, and the files.
+    """The output of `fairpate compare`: ranges over finished cells by data set and method, warnings, and the written
+    files.
 
     In words a table per data set with a line per method; tables fit 80 columns. Results without privacy that may not be
     published are counted.
@@ -669,7 +671,7 @@ def comparison_outcome(comparison: Comparison) -> Output:
 
 
 def _range(values: Iterable[float | None]) -> list[float] | None:
-    """The least and the greatest; None where none is defined."""
+    """The least and the greatest value; None if no value is defined."""
     there = [value for value in values if value is not None]
     return [min(there), max(there)] if there else None
 

@@ -141,7 +141,7 @@ def run_at(root: Path) -> RunDirectory:
 
 @contextmanager
 def sole_worker(folder: Path, command: str) -> Iterator[None]:
-    """Keep a second process out of a folder that ``command`` writes. RunDirectoryError if one is at work."""
+    """Hold a lock on a folder that ``command`` writes. RunDirectoryError if another process holds it."""
     with (folder / LOCK).open("a") as lock:  # not "w", which would empty a file that a link points to
         try:
             # Held by the open file: it ends with its process, so that a crash leaves no stale lock.
@@ -152,7 +152,7 @@ def sole_worker(folder: Path, command: str) -> Iterator[None]:
 
 
 def checkpoint_folder(storage: str | None, own: Path) -> Path | Storage:
-    """The place of teachers' checkpoints: the configured ``storage``, or the folder ``own`` of this machine.
+    """The place of the teachers' checkpoints: the configured ``storage``, or else the local folder ``own``.
 
     StorageError if the storage cannot be used.
     """
@@ -183,7 +183,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that differ, in their order, each as ``name: before -> now``; a missing field is None."""
+    """The fields that differ, in order, each as ``name: before -> now``; None stands for a missing field."""
     names = sorted(before.keys() | now.keys())
     return {
         name: f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)

@@ -46,7 +46,7 @@ class ShownRun(RunDirectory):
 
 @dataclass(frozen=True, kw_only=True)
 class UnprotectedRun(ShownRun):
-    """The folder of a run without privacy: everything in it is the operator's, and nothing may be published."""
+    """The folder of a run without privacy. Everything in it is for the operator, and nothing may be published."""
 
     @property
     def public(self) -> Path:
@@ -54,12 +54,12 @@ class UnprotectedRun(ShownRun):
 
 
 def own_folder(run: RunDirectory, config: Method) -> RunDirectory:
-    """The folder as ``config`` divides it: without privacy, nothing in it may be published."""
+    """The run's folder. In a run without privacy everything is private, and nothing may be published."""
     return ShownRun(root=run.root) if config.is_private else UnprotectedRun(root=run.root)
 
 
 def check_run_directory(config: Method) -> RunDirectory:
-    """The folder that this configuration runs in, after a check that it may; nothing is written.
+    """Return the folder of this configuration after checking that the run may use it; nothing is written.
 
     Errors as :func:`create_run_directory`.
     """

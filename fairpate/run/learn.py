@@ -57,12 +57,12 @@ class DataRecord:
 
 
 def with_given_data(config: Method, dataset: Dataset) -> Method:
-    """``config`` with the name of a data set that was given, and without options that were never read."""
+    """``config`` with the name of the given data set and without the data options, which were not read."""
     return config.model_copy(update={"data": DataConfig(name=dataset.name)})
 
 
 def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool) -> None:
-    """Record what ``run`` is trained on; in a folder that has a record, require that it is the same.
+    """Record the data set that ``run`` is trained on. If the folder has a record already, require that it is the same.
 
     The records of a data set that was given are recognised by a digest, which is private. RunDirectoryError for others.
     """
@@ -142,7 +142,7 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
 
 
 def recorded_data(run: RunDirectory) -> DataRecord | None:
-    """The record of what the run was trained on; None if an earlier version wrote none. RunDirectoryError if
+    """The recorded facts of the run's data set; None if an earlier version recorded none. RunDirectoryError if
     damaged."""
     if not run.data.is_file():
         return None
@@ -154,7 +154,7 @@ def recorded_data(run: RunDirectory) -> DataRecord | None:
 
 
 def require_data(run: RunDirectory) -> DataRecord:
-    """The record of :func:`recorded_data`. RunDirectoryError if nothing is recorded."""
+    """The result of :func:`recorded_data`. RunDirectoryError if nothing is recorded."""
     record = recorded_data(run)
     if record is None:
         raise RunDirectoryError(
@@ -165,7 +165,7 @@ def require_data(run: RunDirectory) -> DataRecord:
 
 
 def require_data_by_name(run: RunDirectory) -> None:
-    """Raise RunDirectoryError where the run was trained on records that no name leads to."""
+    """Raise RunDirectoryError if the run was trained on records that cannot be loaded by name."""
     record = recorded_data(run)
     if record is not None and record.given_from_python:
         raise RunDirectoryError(
@@ -175,7 +175,7 @@ def require_data_by_name(run: RunDirectory) -> None:
 
 
 def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCard) -> None:
-    """Raise RunDirectoryError where the run's student is one of other data than ``record`` says."""
+    """Raise RunDirectoryError if the run's student was trained on other data than ``record`` describes."""
     words = ("label_names", "group_names", "sensitive_attribute")
     differing = [name for name in words if getattr(record, name) != getattr(student, name)]
     if record.record_shape != student.input_shape:
@@ -188,7 +188,7 @@ def require_student_of(run: RunDirectory, record: DataRecord, student: StudentCa
 
 
 def _digest(dataset: Dataset) -> str:
-    """Digest of all records in their order. It would confirm a guess about them, so it stays private."""
+    """A digest of all records in order. It is private, because it would confirm a guess about the records."""
     # Test records given with votes made elsewhere, where no record is private, may be named later.
     if not len(dataset.private):
         dataset = replace(dataset, test=dataset.private)
@@ -209,7 +209,7 @@ def _digest(dataset: Dataset) -> str:
 
 
 def read_student(run: RunDirectory, *, is_free: bool) -> Student:
-    """The published student, of coordinates where it has an embedding.
+    """The published student, with the embedding that it reads, if any.
 
     RunDirectoryError for a damaged file; ``is_free``: training it again costs no privacy.
     """
@@ -230,7 +230,8 @@ def read_student(run: RunDirectory, *, is_free: bool) -> Student:
 
 @dataclass(frozen=True, kw_only=True)
 class Assessment:
-    """Metrics of the student by name, the headline first; with IDP3 also how much they depend on the test order.
+    """Metrics of the student by name, the headline first. With IDP3 they include the spread over orders of the test
+    records.
 
     ``measured_N`` marks the test records that the headline's accuracy is over.
     """

@@ -80,7 +80,7 @@ def last_backup_s(run: RunDirectory) -> float | None:
 
 
 def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
-    """Make a copy the ledger of ``run``, in its place or in another one; return the place as messages name it.
+    """Replace the ledger of ``run`` by a copy, in its place or in another one; return the place as messages show it.
 
     LedgerError for a copy that cannot be trusted or lacks an entry that the ledger is known to have, and where another
     process writes the ledger; RunDirectoryError for a copy that lacks queries that were stated.
@@ -127,7 +127,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
 
 
 def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int]:
-    """Return header, entries and number of outcomes of a ledger whose chain holds and has its anchor's entry."""
+    """Verify the chain of a ledger and its anchor's entry; return header, entries and the number of outcomes."""
     noted = noted_at(anchor)
     with reading(place) as found:
         rows = list(found.rows)
@@ -137,7 +137,7 @@ def verified(place: Place, anchor: Place | None) -> tuple[Header, list[Row], int
 
 @contextmanager
 def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
-    """Keep writers out of the ledger that is to be replaced. LedgerError where another process writes it."""
+    """Keep other writers away from the ledger that will be replaced. LedgerError if another process writes it."""
     with ExitStack() as stack:
         # A writer of files keeps the head locked: under that lock nothing is charged.
         if head_path(run.ledger).exists():
@@ -154,7 +154,7 @@ def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
 
 
 def _set_aside(path: Path) -> None:
-    """Rename the files of a ledger, so that they are still a ledger under the new name."""
+    """Rename the files of a ledger such that they can still be read as a ledger."""
     for number in itertools.count(1):
         aside = path.with_name(f"{path.stem}.replaced-{number}{path.suffix}")
         if not ledger_files(aside):
@@ -226,7 +226,8 @@ def export(path: Path, out: Path) -> None:
 
 
 def audit_lines(path: Path, *, follow: bool, out: Path | None) -> Iterator[str]:
-    """Yield the lines of the audit log, or append the new ones to ``out``; ``follow``: and every one to come."""
+    """Yield the lines of the audit log, or append new ones to ``out``. With ``follow``, wait for further lines
+    forever."""
     run, place = ledger_of(path)
     actions = None if run is None else run.actions
     end = audit.START if out is None else audit.log_end(out)
@@ -253,7 +254,8 @@ def check_audit_log(log: Path, head: str) -> Output:
 
 
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
-    """Note that an operator reads private entries; where the folder cannot be written, print a remark instead."""
+    """Note in the journal that an operator reads private entries. If the folder cannot be written, print a remark
+    instead."""
     try:
         # Who can read the files needs no command for it: refusing here would protect nothing.
         audit.note_action(None if run is None else run.actions, event, **facts)
@@ -334,13 +336,13 @@ def add(root: Path, name: str, *, role: Role, limit: OwnLimit, expires: str | No
 def _changed(
     root: Path, change: str, name: str, made: Callable[[TokenStore], tuple[TokenStore, T]], **facts: object
 ) -> T:
-    """Note a change of tokens in the journal, then make it; return the token where there is a new one."""
+    """Write a change of tokens to the journal, then make the change; return the new token, if any."""
     audit.note_action(run_at(root).actions, "tokens", change=change, name=name, **facts)
     return auth.change(run_at(root).tokens, made)
 
 
 def _ledger_limits(root: Path) -> Mapping[str, OwnLimit]:
-    """Return what each name may spend, from the ledger: a token store that was lost has no limits."""
+    """Return the limits of all names that the ledger stores, because a lost token store has none."""
     run = run_at(root)
     return read_ledger(place_of(run).ledger).limits if has_ledger(run) else {}
 
@@ -365,7 +367,7 @@ def expire(root: Path, name: str, when: str) -> None:
 
 
 def limit(root: Path, name: str, own: OwnLimit) -> None:
-    """Give a name this limit instead of the one it has."""
+    """Replace the limit of a name."""
 
     def limited(store: TokenStore) -> tuple[TokenStore, None]:
         if any(token.name == name and token.role == "operator" for token in store.tokens):
@@ -381,7 +383,7 @@ def revoke(root: Path, name: str) -> None:
 
 
 def describe(root: Path) -> Output:
-    """Return all tokens with name, role, end and limit, and the limits of names without a token here."""
+    """Return all tokens with name, role, expiry and limit, and the limits of names without a token."""
     path, now_s = run_at(root).tokens, time.time()
     store = auth.read_store(path) if path.exists() else TokenStore()
     try:

@@ -99,7 +99,7 @@ def _voting(config: Method, dataset: Dataset) -> ExpectedVotes | None:
 
 
 def planned_cost(config: Method, dataset: Dataset) -> Price | None:
-    """Return the most that a run of ``config`` would publish as its price; None without a guarantee.
+    """Return the largest cost that a run of ``config`` may publish; None without a guarantee.
 
     A target is used up with any data. Without a target, the queries that fit the budget are priced as if all of
     them were submitted.
@@ -145,7 +145,8 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast
 
 
 def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast]) -> Group:
-    """Return one sentence and one table; the first of ``found`` is the run. ``spent``: why nothing more is spent."""
+    """Return one sentence and one table of forecasts, the run's own first. ``spent`` explains why nothing more is
+    spent."""
     run = found[0]
     if spent is not None:
         sentence = f"{run.method} on {data} would spend nothing more: {spent}."
@@ -188,7 +189,7 @@ class Majority:
 
 
 def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, ...]:
-    """Return why a run of ``config`` in the folder ``run`` cannot beat the most common class; empty if it may."""
+    """Return the reasons why a run of ``config`` cannot beat the most common class; empty if it may."""
     majority, found = known_majority(config.data, dataset), []
     epsilon = getattr(config.target, "epsilon", None)
     for path in sorted(run.root.parent.glob("*/public/record.json")):
@@ -239,13 +240,14 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
 
 
 def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return the number of noiseless labels that are worth ``labels`` with a share ``right`` of right ones."""
+    """Return the number of noiseless labels that are as informative as ``labels`` labels of which a share ``right`` is
+    right."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 
 
 def known_majority(data: DataConfig, dataset: Dataset) -> Majority | None:
-    """Return the share by the declaration, or by labels of public records; None if neither gives it."""
+    """Return the share of the most common class, as declared or from public labels; None if neither is known."""
     entry = _entry(data, dataset)
     if entry is not None and entry.class_shares:
         return Majority(share=max(entry.class_shares), source="the declaration")

@@ -84,7 +84,7 @@ def read_evaluation(run: RunDirectory) -> Evaluation:
 
 
 def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
-    """The guarantee and the metrics of a finished run; the operator also gets the private baseline, where it is."""
+    """The guarantee and the metrics of a finished run. The operator also gets the private baseline, if there is one."""
     baseline = None
     if for_operator and run.without_privacy.exists():
         baseline = WithoutPrivacy(**read_json(run.without_privacy))
@@ -94,7 +94,7 @@ def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatemen
 
 
 def run_html(run: RunDirectory) -> str:
-    """A run in a notebook: its verdict, what was measured, where its files are."""
+    """The HTML of a run for a notebook: its verdict, metrics and files."""
     try:
         claims, record = read_claims(run), read_json(run.record)
         places = {
@@ -122,7 +122,7 @@ def run_html(run: RunDirectory) -> str:
 
 
 def fitted_html(statement: PrivacyStatement, *, name: str) -> str:
-    """A fitted estimator in a notebook. Nothing was measured, because that needs test records."""
+    """The HTML of a fitted estimator for a notebook. It has no metrics, because they need test records."""
     guarantee, calls = Guarantee.of(statement), "X_test, y_test, sensitive_features=groups"
     commands = {"Accuracy, disparity and coverage": f".plot({calls})", "Statement": ".statement()"}
     if statement.epsilon is not None:
@@ -141,7 +141,8 @@ _MOST_PANELS = 12
 
 
 def comparison_html(comparison: Comparison) -> str:
-    """A comparison in a notebook: its page's sentences about what may be published, and the slices of one data set.
+    """The HTML of a comparison for a notebook: the page's sentences on publishable results, and the slices of one data
+    set.
 
     The page itself would bring a drawing library of megabytes; one picture has some hundred kilobytes.
     """
@@ -181,7 +182,7 @@ def comparison_html(comparison: Comparison) -> str:
 
 
 def _from_here(path: Path) -> str:
-    """``path`` relative to the folder in which the notebook runs, where it lies inside."""
+    """Return ``path`` relative to the notebook's working directory if it lies inside."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -196,7 +197,8 @@ def _notebook(
     picture: str = "",
     alt: str = "",
 ) -> str:
-    """Sentences, a table of names and words, remarks to unfold, a picture (PNG in base 64), and what to do next.
+    """Return the HTML of a notebook cell: sentences, a table, remarks that unfold, a picture (PNG in base 64), and
+    commands to run next.
 
     A few kilobytes of escaped HTML without a script and without colours of its own, which reads in light and dark.
     """
@@ -359,7 +361,7 @@ def write_reports(
 
 
 def _answered_queries(spending: Spending, statement: PrivacyStatement, num_public_records: int) -> AnsweredQueries:
-    """The public side of the queries; their epsilon after each is data-independent."""
+    """The public facts about the queries. Their epsilon after each query is data-independent."""
     queries, terms, submitted = statement.queries, spending.terms, len(spending.charges_Q)
     assert queries is not None
     if accountant.has_loss_distributions([spending.submitted(0, submitted)]):
@@ -480,7 +482,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
 
 def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Describe how a raw row becomes the graph's input, as far as that was declared."""
+    """Describe how a raw row becomes the input of the graph, as far as the declaration says so."""
     if len(record_shape) > 1:
         inside = "" if dataset.embedding is None else " and places them in the public embedding"
         return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}

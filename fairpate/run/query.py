@@ -105,7 +105,7 @@ def _kept(
     label_names: Sequence[str],
     failure: str | None = None,
 ) -> Output:
-    """Write the replies to ``out`` if it is given, and return what is printed of them."""
+    """Write the replies to ``out`` if given, and return the output to print."""
     code, counts = int(failure is not None), Counter(reply.status for reply in replies)
     counted = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     if out is not None:

@@ -83,7 +83,8 @@ class LimitReachedError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """All that one run released so far. ``num_queries`` is how many its ledger surely holds; 0 without a ledger.
+    """Everything that one run has released so far. ``num_queries`` counts the queries that its ledger must hold; 0
+    without a ledger.
 
     ``plan``: where a limit admitted the run as the only release, all events that were fixed before the first of them;
     ``events`` are among them. Limits charge the whole plan, however little of it was released. An empty plan: limits
@@ -202,7 +203,8 @@ class Total:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Number of earlier releases on the data set, and their cost together with this one, as in :class:`Total`."""
+    """The number of earlier releases on the data set, and the cost of these and this release together, as in
+    :class:`Total`."""
 
     earlier: int
     epsilon: float
@@ -271,7 +273,7 @@ class Odometer:
         self.path = (folder or state_folder()) / _FILE
 
     def record(self, release: Release, *, plan: Sequence[Event] | None = None, enforce: bool = True) -> Release:
-        """Store what a run released, or is about to, durably. A later call for the same run replaces its row.
+        """Store durably what a run released or is about to release. A later call for the same run replaces its row.
 
         ``plan``: all events of a new run, if they were fixed before the first of them; None: the release is all of
         them; empty: nothing was fixed. Returns the release as stored, with the plan that it was admitted by.
@@ -304,7 +306,8 @@ class Odometer:
             return next(iter(_rows(database, run=run)), None)
 
     def standing(self, run: str, *, delta: float) -> Standing | None:
-        """The place of a stored release among those of its data set, unit and relation; None if it is not private."""
+        """The earlier releases of the same data set, unit and relation, and their cost with this one; None if it is not
+        private."""
         with self._transaction() as database:
             found = _rows(database, run=run)
             rows = _rows(database, data=found[0].data) if found else []
@@ -356,7 +359,7 @@ class Odometer:
         return totals
 
     def set_limit(self, data: str, unit: Unit, *, epsilon: float, delta: float) -> float:
-        """Refuse from now on what makes all releases on ``data`` cost more, each chosen in view of the earlier ones.
+        """Set a limit on the cost of all releases on ``data``, each chosen in view of the earlier ones.
 
         Returns the least limit that would admit another release: 0 without releases; for a single one it is above that
         of :class:`Total`, which counts it as fixed beforehand. ValueError for values out of range.
@@ -430,7 +433,7 @@ def _events(text: str) -> tuple[Event, ...]:
 
 
 def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
-    """The releases that count in a sum of ``unit``, priced for it."""
+    """The releases that count towards a sum for ``unit``, with their price for this unit."""
     found = []
     for each in releases:
         if each.unit == unit:
@@ -515,7 +518,7 @@ FORMAT = "fairpate.release/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """Released arrays by name, and all events that touched private records on the way to them."""
+    """Released arrays by name, and all events that touched private records to produce them."""
 
     arrays: Arrays
     events: tuple[Event, ...]
@@ -523,7 +526,8 @@ class Released:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """The origin of released arrays: ``id`` of the run in the odometer, and all that they follow from but the records.
+    """The origin of released arrays: the ``id`` of the run in the odometer, and everything but the records that
+    determines them.
 
     That is ``settings`` of the configuration; ``pool``, a digest of the public records; and ``after``, digests of the
     earlier releases of the same run.
@@ -536,7 +540,7 @@ class Origin:
 
 
 def pool_digest(record_ids: Sequence[str]) -> str:
-    """Digest of the public records in their order: released arrays have a row for each."""
+    """A digest of the public records in order, because released arrays have a row for each."""
     return hashlib.sha256(json.dumps(list(record_ids)).encode()).hexdigest()
 
 
@@ -704,7 +708,7 @@ class ReleaseLog:
         raise reason
 
     def _begin(self, path: Path) -> None:
-        """Choose the id under which the release to be kept in ``path`` is counted, and the events that come before it.
+        """Set the id under which the release in ``path`` will be counted, and the events that come before it.
 
         RunDirectoryError if the run was published: then the release is gone, and this would be another one.
         """
@@ -725,8 +729,8 @@ class ReleaseLog:
         self._before = ()
 
     def count_published(self, events: Sequence[Event], *, noise: str) -> None:
-        """Count what the run published, past a limit too, where the odometer does not know it; by ``events`` if it
-        keeps no release."""
+        """Count what the run published, even beyond a limit, if the odometer does not know it. ``events`` are used if
+        no release is stored."""
         if self._run.released.exists():
             self._count_found([read_release(path) for path in self._run.release_files()], noise=noise)
         elif self.stored() is None:
@@ -770,7 +774,8 @@ class ReleaseLog:
         plan: Sequence[Event] | None = None,
         enforce: bool = True,
     ) -> None:
-        """Count all that the run released, or is about to; ``num_queries`` None: the number stays.
+        """Count everything that the run released or is about to release. ``num_queries`` None leaves the number
+        unchanged.
 
         ``plan`` and errors as :meth:`Odometer.record`.
         """
@@ -800,13 +805,13 @@ class ReleaseLog:
         self._odometer.check(self.release(events, noise=noise))
 
     def admit(self, events: Sequence[Event], *, noise: str) -> None:
-        """Check all events that the run will release, as its plan (see :meth:`check`). After the first call it does
-        nothing new."""
+        """Check all events that the run will release (:meth:`check`), and store them as its plan; a later call replaces
+        the plan."""
         self.check(events, noise=noise)
         self._planned = tuple(events)
 
     def standing(self, *, delta: float) -> Standing | None:
-        """The place of this run's release, as :meth:`Odometer.standing`."""
+        """The earlier releases and their cost with this run's, as :meth:`Odometer.standing`."""
         return self._odometer.standing(self.id, delta=delta)
 
     def stored(self) -> Release | None:
@@ -833,7 +838,7 @@ _BLOCK = 256
 
 
 class LedgerMeter:
-    """Holds room in the odometer for what a ledger may charge next; :class:`Ledger` calls it before each charge.
+    """Reserves room in the odometer for the next charges of a ledger; :class:`Ledger` calls it before each charge.
 
     A ledger that stays open holds room for a block of queries ahead, so that a crash counts too many and never too few;
     opened again, the odometer is settled to what the ledger holds. ``planned`` queries are counted as soon as one is
@@ -877,7 +882,7 @@ class LedgerMeter:
             self._store(self._settled, enforce=False)
 
     def __call__(self, num_reservations: int) -> None:
-        """Make room for ``num_reservations`` in all, durably. LedgerError if a limit has none."""
+        """Reserve room for ``num_reservations`` in total, durably. LedgerError if a limit has no room."""
         if num_reservations <= self._held:
             return
         if self._ledger is not None:  # the ledger has these for good: an older copy of its files lacks some of them

@@ -115,7 +115,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
 
 
 def _augmented(section: Section, prefix: str = "") -> list[str]:
-    """The dotted fields that ask for changes of images."""
+    """The dotted fields that configure image augmentation."""
     found = []
     for name, value in section:
         if isinstance(value, AugmentConfig):
@@ -141,7 +141,8 @@ def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, repor
 
 
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
-    """Build every model that starts from a file once, and name the file; ValueError if it does not fit."""
+    """Build once every model that starts from a weights file, and report the file. ValueError if the file does not
+    fit."""
     models = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
     models |= {"model": config.student.model}
     if published_model(config) != config.student.model:
@@ -154,7 +155,8 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
 
 
 def published_model(config: Method) -> ModelConfig:
-    """The architecture of the published model: that of self-labelling's student if it has one of its own."""
+    """The architecture of the published model: that of self-labelling's student if it is set, else
+    ``student.model``."""
     labelling = config.public_data.self_label
     return (labelling and labelling.model) or config.student.model
 
@@ -178,7 +180,8 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
 
 
 def post_process(trained: Trained, config: Method, training: Training) -> Trained:
-    """Self-labelling and calibration of the model; both read the released model and public features and groups only."""
+    """Apply self-labelling and calibration to the model. Both read only the released model and public features and
+    groups."""
     dataset, reporter, settings, model = training.dataset, training.reporter, config.public_data, trained.model
     public = dataset.public
     if settings.self_label is not None:
@@ -209,7 +212,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
 
 
 def student_card(config: Method, dataset: Dataset, trained: Trained, *, embedding: Path | None = None) -> StudentCard:
-    """The description of the published model in its file; ``embedding`` is where the run keeps one."""
+    """The card that describes the published model in its file. ``embedding`` is the file of its embedding, if any."""
     mixing, network = trained.mixing_GCC, trained.model
     return StudentCard(
         model=published_model(config),
@@ -271,7 +274,7 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
 
 
 def _features(x: Tensor) -> npt.NDArray[np.float64]:
-    """Records as rows of numbers, pictures at most 16 pixels a side."""
+    """Records as rows of numbers. Images are reduced to at most 16 pixels a side."""
     if x.ndim == 4:
         side = (min(x.shape[2], _SIDE), min(x.shape[3], _SIDE))
         x = torch.cat([functional.adaptive_avg_pool2d(some.float(), side) for some in x.split(_AT_ONCE)])
@@ -282,7 +285,7 @@ def _features(x: Tensor) -> npt.NDArray[np.float64]:
 def state_release(
     config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, log: ReleaseLog, reporter: Reporter
 ) -> None:
-    """Write the statement that prices what was released, and show the operator what earlier releases add to it."""
+    """Write the statement that prices the release, and show the operator the total with earlier releases."""
     standing = log.standing(delta=config.target.delta)
     for remark in standing_remarks(standing, delta=config.target.delta):
         reporter.note("odometer", remark)
@@ -347,7 +350,7 @@ def statement_of(
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
-    """The remark that a sampling rate, which was set for the private number of records or persons, reveals it."""
+    """The remark that a sampling rate reveals the private number of records or persons that it was computed from."""
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
     return (TELLS_SIZE[unit],) if samples and unit in TELLS_SIZE and config.rate_tells_size else ()
 
@@ -393,7 +396,7 @@ def run_method(
 
 
 def make_release(config: ReleasingMethod, reporter: Reporter) -> RunDirectory:
-    """Draw and count the release of ``config`` alone, for runs that learn from it. Errors as :func:`run_method`."""
+    """Draw and count only the release of ``config``, for other runs to learn from. Errors as :func:`run_method`."""
     with _opened(config, reporter, None) as (opened, dataset, run, log):
         assert isinstance(opened, ReleasingMethod)
         opened.release(_training(opened, dataset, run, reporter, log))
@@ -432,7 +435,7 @@ def _opened(
     release_of: Path | None = None,
     command: str = "fairpate run",
 ) -> Iterator[tuple[Method, Dataset, RunDirectory, ReleaseLog]]:
-    """The start of a run: its configuration, checked; its data set; its folder, described; its log of releases.
+    """Open a run: the checked configuration, its data set, its folder and its log of releases.
 
     Inside, no other process works in the folder.
     """
@@ -492,14 +495,14 @@ def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder:
 def _training(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None
 ) -> Training:
-    """The context of a release. A model to start from is made only if one is trained."""
+    """The context of a release. The initial model is made only if a model is trained."""
     return Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, log=log)
 
 
 def _student(
     config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog
 ) -> tuple[Student, Labels | None]:
-    """The published student, trained if it is not there; and the labels that were released, if any were."""
+    """The published student, which is trained if it does not exist yet, and the released labels, if any."""
     is_trained = run.student.exists()
     if not is_trained:
         check_model_files(config, dataset, reporter)
@@ -546,7 +549,7 @@ def _student(
 def _report(
     config: Method, dataset: Dataset, run: RunDirectory, student: Student, labels: Labels | None, reporter: Reporter
 ) -> None:
-    """Metrics, records and pages of a model that was released."""
+    """Write metrics, records and pages of a released model."""
     assessment = assess(student, dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)

@@ -269,7 +269,7 @@ def serve_aggregator(
 
 
 def _watch(service: Service) -> None:
-    """Wait until Ctrl-C or SIGTERM, through restarts of the service; an end for good is an error."""
+    """Wait for Ctrl-C or SIGTERM, through restarts of the service. An error if the service ends for good."""
     # SIGTERM as Ctrl-C, so that the service is stopped in order.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -346,7 +346,7 @@ class _StudentApp:
 
 @contextmanager
 def _student_here(run: RunDirectory, settings: ServiceSettings) -> Iterator[Callable[[], bool]]:
-    """Serve the student with uvicorn in this process; yield whether it is serving."""
+    """Serve the student with uvicorn in this process; yield a function that returns whether it serves."""
     server = HttpServer(_StudentApp(run.student), settings)
     try:
         yield lambda: server.is_alive
@@ -358,7 +358,8 @@ def _student_here(run: RunDirectory, settings: ServiceSettings) -> Iterator[Call
 def _student_on_ray(
     run: RunDirectory, settings: ServiceSettings, config: RayConfig, num_replicas: int
 ) -> Iterator[Callable[[], bool]]:
-    """Serve copies of the student on Ray Serve, which restarts one that ended; yield that they are serving."""
+    """Serve copies of the student on Ray Serve, which restarts failed ones; yield a function that returns whether they
+    serve."""
     require_extra("serve", "--replicas")
     from student.server import serve_student, stop_student
 
@@ -391,12 +392,14 @@ def stop_aggregator(root: Path, *, say: Callable[[str], None]) -> None:
 
 
 def service_name(run: RunDirectory) -> str:
-    """Return the name of the ledger's service: one, so that a second service for the same run is refused."""
+    """Return the name of the ledger's service. It is unique per ledger, so that a second service for the run is
+    refused."""
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 
 def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
-    """Return a run whose teachers can be asked. RunFolderError where the method asks none, or keeps none."""
+    """Return a run whose teachers can be queried. RunFolderError if its method has no teachers or the run keeps
+    none."""
     run, config = open_run_directory(root)
     if isinstance(config, OwnVotes) and not config.votes.features:
         # Without features no student was trained, and the votes are in their file.
@@ -416,7 +419,7 @@ def _run_with_votes(root: Path) -> tuple[RunDirectory, VotingMethod]:
 
 @contextmanager
 def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
-    """Start Ray for a service; one that stays needs a cluster that stays."""
+    """Start Ray for a service. A detached service needs a cluster that outlives this process."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError("--detach and --stop need a cluster that stays; set RAY_ADDRESS, or leave them out.")
     from teachers.ray_pool import start_ray  # of torch, which a refusal does without

@@ -107,14 +107,14 @@ class Demand:
 
     @property
     def notions(self) -> tuple[NotionName, ...]:
-        """The notions it limits, or the default."""
+        """The notions of fairness that the demand limits, or the default notion."""
         named = (*((DEFAULT,) if self.disparity is not None else ()), *self.fairness)
         return named or (DEFAULT,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """One configuration against a demand.
+    """One configuration compared with a demand.
 
     ``missed`` holds the relative excess over each limit that is not met; epsilon counts as it is guaranteed.
     ``seeds_met`` is the number of seeds whose own run meets every limit.
@@ -132,9 +132,10 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True)
 class Achievable:
-    """One panel's answer to a demand: the offers that meet it by accuracy, or else the nearest.
+    """The answer of one panel to a demand: the configurations that meet it, by accuracy, or else the nearest ones.
 
-    A degenerate predictor can meet many demands without any use: it comes last, and ``num_degenerate`` counts it.
+    A degenerate predictor can meet many demands and still be useless: it is listed last and counted in
+    ``num_degenerate``.
     """
 
     met: tuple[Offer, ...]
@@ -189,7 +190,7 @@ class FrontierTransfer:
 
 
 def offer(point: Point, demand: Demand) -> Offer:
-    """``point`` against ``demand``. An undefined objective misses its limit by infinitely much."""
+    """Compare ``point`` with ``demand``. An undefined objective misses its limit by an infinite excess."""
     by_seed = [_missed(_values(point, demand, seed), demand) for seed in range(len(point.seeds))]
     return Offer(
         point=point, missed=_missed(_values(point, demand), demand), seeds_met=sum(not missed for missed in by_seed)
@@ -197,7 +198,7 @@ def offer(point: Point, demand: Demand) -> Offer:
 
 
 def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, float]:
-    """The value behind each limit, for one seed or over all; NaN for a gap that leaves out some group."""
+    """The value to compare with each limit, for one seed or over all; NaN for a gap that leaves out a group."""
     values: dict[str, float] = {}
     for name in demand.limits:
         seen = point
@@ -262,7 +263,8 @@ def _rank(found: Offer) -> tuple[float, ...]:
 
 
 def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -> Transfer | None:
-    """Choose for ``demand`` on one panel, apply the choice on the other; None if the source offers nothing."""
+    """Choose for ``demand`` on one panel and look the choice up on the other; None if nothing on the source meets
+    it."""
     answers = [achievable(points, demand) for points in (source, target)]
     chosen, best = (next(iter(found.met or found.nearest), None) for found in answers)
     if chosen is None:
@@ -272,7 +274,7 @@ def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -
 
 
 def transfer_frontier(source: Sequence[Point], target: Sequence[Point]) -> FrontierTransfer:
-    """Apply the source's whole Pareto set on the target and compare the volumes that are covered there."""
+    """Look up the source's Pareto set on the target, and compare the hypervolumes that it covers there."""
     members = frontier(source, OBJECTIVES).members
     images = [_image(point, source, target) for point in members]
     found, _ = defined([image for image in images if image is not None], OBJECTIVES)
@@ -563,7 +565,7 @@ def _notes(point: Point) -> list[str]:
 
 
 def _transfer_parts(moved: Transferred, notions: Sequence[NotionName]) -> list[Any]:
-    """The choice and the whole frontier of one data set on another."""
+    """Describe how the choice and the frontier of one data set do on another."""
     choice, whole, target = moved.choice, moved.frontier, moved.target.data
     if choice is None:
         lines = ["nothing to choose: no configuration has all objectives defined."]
@@ -610,7 +612,7 @@ def _missed_words(offer: Offer) -> str:
 
 
 def _limit_name(name: str) -> str:
-    """The name of a limit: for a notion of fairness that of its measure."""
+    """The name of a limit. A notion of fairness is named by its measure."""
     if name in _OBJECTIVE_OF:
         return name
     return NOTIONS[DEFAULT if name == "disparity" else notion_named(name)].measure

@@ -134,7 +134,7 @@ def write_rows(rows: Sequence[Row], path: Path, *, private: bool = False) -> Non
 
 
 def write_table(table: pa.Table, path: Path, *, private: bool = False) -> None:
-    """Write rows that are a table of ``SCHEMA`` already, as :func:`write_rows`."""
+    """Write a table of ``SCHEMA``, with the checks of :func:`write_rows`."""
     secret = table.filter(pc.fill_null(table["epsilon_is_data_dependent"], False))["digest"].to_pylist()
     if secret and not private:
         raise ValueError(f"Expected rows that may be published, got data-dependent prices of {', '.join(secret)}.")
@@ -197,7 +197,7 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def _defined(value: Any) -> Any:
-    """Null for an undefined number; an infinite one stays."""
+    """Return null for an undefined number; infinite numbers stay."""
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -458,7 +458,7 @@ def _nested(layer: _Layer) -> dict[str, Any]:
 
 
 def _placed(fault: str, data: str, layers: Sequence[_Layer]) -> str:
-    """``fault`` under the place that set its field, or under the data set whose defaults did."""
+    """Name ``fault`` by the place in the sweep that set the field, or by the data set whose default it is."""
     field = fault.partition(": ")[0]
     # The last layer that names a field is the one that set it.
     for layer in reversed(layers):
@@ -555,7 +555,8 @@ def _faults_of_the_rest(values: Values, form: ConfigError, folder: Path, data_di
 
 
 def _leave_out(section: Values, place: Sequence[str]) -> None:
-    """Remove the value at ``place``, or the part that holds it; of axes that overlap, all but the first."""
+    """Remove the value at ``place``, or the part that contains it. Of overlapping axes, all but the first are
+    removed."""
     name, *inner = place
     if inner and isinstance(section.get(name), dict):
         _leave_out(section[name], inner)
@@ -609,7 +610,7 @@ class SweepFolder:
         return RunDirectory(root=self.root / "runs" / f"release-{name}")
 
     def finished(self, cells: Iterable[Cell]) -> set[str]:
-        """The digests of finished cells: those that have a part. No table has to be read for that."""
+        """The digests of finished cells, found by the names of their files."""
         there = _stems(self.parts)
         return {cell.digest for cell in cells if cell.digest in there}
 
@@ -660,9 +661,9 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
 
 
 def _take_back_parts(folder: SweepFolder) -> None:
-    """Move run times and causes of failures, which earlier versions published, to the private folder.
+    """Move run times and causes of failures, which earlier versions published, into the private folder.
 
-    Tables and pages that show them are deleted, and assembled anew. An interrupted move is simply done again.
+    Tables and pages that show them are deleted and made again. An interrupted move is repeated.
     """
     for name, target in (("parts", folder.parts), ("failed", folder.failed)):
         source = folder.root / name
