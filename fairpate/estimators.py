@@ -165,7 +165,7 @@ def _with_setting(section: Any, path: list[str], value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return sections, mappings and numpy's scalars as plain values; of a section the fields that were set."""
+    """Return sections, mappings and numpy scalars as plain values; a section gives only the fields that were set."""
     if isinstance(value, dict):
         return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, np.generic | np.ndarray):
@@ -329,7 +329,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return own | (dict(_settings_in(own)) if deep else {})
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters, and settings in sections as ``section__setting``. ValueError for a name there is not."""
+        """Set parameters, and settings in sections as ``section__setting``. ValueError for an unknown name."""
         if "method" in params:
             if not isinstance(params["method"], str):
                 raise ValueError(f"method: expected a name, got {params['method']!r}.")
@@ -694,7 +694,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return public_records(self, x, groups, seed=stream_seed(seed, Stream.PUBLIC_POOL))
 
     def _remarks(self, sizes: Sizes, unit: Unit) -> tuple[str, ...]:
-        """Return what qualifies the claim of an estimator, in addition to the remarks of a run."""
+        """Return the remarks that qualify an estimator's claim, in addition to those of a run."""
         found = []
         if self.privacy_.relation == "add or remove one" and self.num_records is None:
             # Each setting moves one way with the size: where both ends agree, nothing follows from it.

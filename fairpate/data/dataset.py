@@ -221,7 +221,7 @@ class SourceFile(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One choice that a loader offers, with every value it takes.
+    """An option of a loader, with all values that it accepts.
 
     ``shows_attribute`` is the value under which features are functions of the sensitive attribute; null for none.
     """
@@ -322,7 +322,8 @@ class DatasetEntry:
         return self.rows
 
     def complete_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Every option with its value; :class:`DataError` names what is unknown and the nearest name."""
+        """All options with their values, defaults included. :class:`DataError` names an unknown option or value and the
+        nearest known one."""
         for name, value in given.items():
             if name not in self.options:
                 known = nearest(name, self.options)
@@ -440,7 +441,8 @@ def read_bytes(file: SourceFile, data_dir: Path | None) -> bytes:
 
 
 def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes]:
-    """The first of ``file`` and its alternatives that exists, and its published bytes, checksum verified."""
+    """Find the first existing file among ``file`` and its alternatives; return it with its published bytes, checksum
+    verified."""
     choice, path = locate(file, data_dir)
     # Read whole before it is checked: bytes that were checked on disk could be others by the time they are read.
     content = path.read_bytes()
@@ -461,13 +463,13 @@ def check_archive(file: SourceFile, path: Path) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """The file's checksum, read in pieces."""
+    """The SHA-256 of a file, which is read in pieces."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def check_sha256(found: str, file: SourceFile, path: Path) -> None:
-    """Raise :class:`DataError` unless ``found`` is the pinned checksum; a file without one passes."""
+    """Raise :class:`DataError` unless ``found`` is the pinned checksum. A file without a pinned checksum passes."""
     if file.sha256 is not None and found != file.sha256:
         folder = path.parents[len(PurePosixPath(file.path).parts) - 1]
         raise DataError(
@@ -481,7 +483,7 @@ FIELD_SEPARATOR = "\x1f"
 
 
 def content_units(prefix: str, columns: Sequence[pa.Array]) -> Names:
-    """``prefix-<sha256 of the row's fields>`` for each row of these columns of text."""
+    """A name for each row: ``prefix-`` and the SHA-256 of the row's fields in these text columns."""
     rows = pc.binary_join_element_wise(*columns, FIELD_SEPARATOR).to_pylist()
     # 80 bits: two of a million different rows share a name with a probability below 1e-12.
     return Names(f"{prefix}-{hashlib.sha256(row.encode()).hexdigest()[:20]}" for row in rows)
@@ -499,7 +501,8 @@ def counted(units: Iterable[str]) -> Names:
 
 
 def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[np.uint64]:
-    """64 bits per name, keyed by a public ``seed`` and ``purpose``: uniform, and independent between purposes."""
+    """A hash of 64 bits for each name, keyed by a public ``seed`` and ``purpose``: uniform, and independent between
+    purposes."""
     key = hashlib.sha256(f"{purpose}:{seed}".encode()).digest()
     # Copied for each name: setting the key is the slow part.
     keyed = hashlib.blake2b(key=key, digest_size=8)
@@ -656,7 +659,7 @@ def check_persons(splits: Mapping[str, Split]) -> None:
 
 
 def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
-    """The same records in an order, and under names, that reveal nothing of the file's order.
+    """The same records in an order and with names that do not reveal the order of the file.
 
     They are sorted by a keyed hash of their unit; those of one unit are permuted by ``secret``, and names are replaced
     by hashes keyed by ``secret``. For methods that protect the attribute alone: files are often sorted by it, so
@@ -673,7 +676,8 @@ def without_order(split: Split, *, seed: int, secret: bytes) -> Split:
 
 
 def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int | None:
-    """The size that ``entry`` declares; else None (all that was set aside), or a quarter of the rows for the test."""
+    """The default size of a split: the declared one, else None (all records set aside for it), or a quarter of the rows
+    for the test split."""
     # From the publisher's count alone: a size that followed from private records would move others between splits.
     declared: int | None = getattr(entry, f"num_{split}")
     origins = set(records.origins or ("any",))

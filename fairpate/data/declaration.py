@@ -502,7 +502,7 @@ def read_declaration(source: Path | Mapping[str, Any], *, given: Collection[Part
 
 
 def _all_text(value: Any) -> Any:
-    """Every value as the text that a YAML file would hold."""
+    """Return every value as the text that a YAML file would hold."""
     if isinstance(value, Mapping):
         return {_all_text(name): _all_text(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -513,7 +513,7 @@ def _all_text(value: Any) -> Any:
 def rows_of(
     table: Declaration, request: Request, parts: Mapping[Part, Sequence[SourceFile]]
 ) -> Iterator[tuple[Part, str, pa.Table]]:
-    """The rows of every file, part by part, in batches: part, name of the file, and the columns that are used."""
+    """Yield the rows of every file in batches, part by part: the part, the file's name, and the used columns."""
     if request.tables is not None:
         for part, given in request.tables.items():
             for rows in plain_batches(given, part):
@@ -543,7 +543,7 @@ def rows_of(
 
 
 def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, request: Request) -> pa.Table:
-    """The columns that are used, trimmed; with an empty label where a public file has none."""
+    """The used columns, trimmed. A public file without labels gets an empty label column."""
     used, label = table.used(request.options), table.label.column
     is_unlabelled = part == "public" and label not in rows.column_names
     required = [column for column in used if not (is_unlabelled and column == label)]
@@ -697,7 +697,7 @@ def _unit_names(
     person: Person | None,
     request: Request,
 ) -> pa.LargeStringArray:
-    """The name of each row, without the counter of equal rows.
+    """The name of each row, before equal rows are numbered.
 
     Names differ between parts with files of their own, and between persons: no name, and no counter behind it, depends
     on the rows of others. Without a key or text a name is a function of a model's features and of the label: rows of

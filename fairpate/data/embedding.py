@@ -55,7 +55,8 @@ _COPIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Nearness:
-    """Nearness of rows to public ``others``: e . c - |c|^2 / 2, largest where the distance is least, exactly.
+    """Nearness of rows to public ``others``: e . c - |c|^2 / 2, which is largest at the smallest distance, computed
+    exactly.
 
     Both are rounded to whole numbers, of at most 2^23 in every sum of their products: then a row's values depend on no
     other row (:mod:`fairpate.data.embedding`), and rows that are equally near stay so.
@@ -91,12 +92,12 @@ class Nearness:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Eigenvectors of the pool's graph of neighbours; another record is the mean of its nearest public neighbours.
+    """Eigenvectors of the neighbourhood graph of public records. Another record is placed at the mean of its nearest
+    public neighbours.
 
-    The pool's records are joined to those that are near in some components, and the leading eigenvectors of this graph
-    (Ng, Jordan and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class where distances
-    alone cut through it. Two pictures are near when one is near a slightly turned, slanted, stretched or moved copy of
-    the other.
+    Public records are connected to those with similar components, and the leading eigenvectors of this graph (Ng,
+    Jordan and Weiss 2001; diffusion maps, Coifman and Lafon 2006) follow the shape of a class better than distances do.
+    Two pictures are near when one is near a slightly turned, slanted, stretched or moved copy of the other.
     """
 
     components: Embed
@@ -163,7 +164,8 @@ def largest_norm(rows_ND: Floats) -> float:
 
 
 def nearest_copies(embedded_ND: Floats, copies: list[Nearness], count: int) -> tuple[IntArray, Floats]:
-    """The ``count`` public records with a copy nearest to each record, and the squared distances: each (N, count)."""
+    """For each record, the ``count`` public records with the nearest copy, and the squared distances: each (N,
+    count)."""
     nearness_NM = copies[0](embedded_ND)
     for copy in copies[1:]:
         np.maximum(nearness_NM, copy(embedded_ND), out=nearness_NM)
@@ -173,7 +175,7 @@ def nearest_copies(embedded_ND: Floats, copies: list[Nearness], count: int) -> t
 
 
 def _copies(pool: Tensor) -> Iterator[Tensor]:
-    """The pool, and for pictures its turned, slanted, stretched and moved copies (``_COPIES``)."""
+    """Yield the public pool and, for pictures, its turned, slanted, stretched and moved copies (``_COPIES``)."""
     if pool.ndim != 4:
         yield pool
         return
@@ -222,8 +224,8 @@ class Components:
     def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True) -> Components:
         """The components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
 
-        ``evened``: components of pictures are divided by the roots of their spreads. DataError for fewer than two
-        records, and for numbers that are not finite.
+        With ``evened``, the components of pictures are divided by the square roots of their spreads. DataError for
+        fewer than two records, and for numbers that are not finite.
         """
         if len(pool) < 2 or not pool.isfinite().all():
             raise DataError(
@@ -337,7 +339,7 @@ def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
 
 
 def _plain(x: Tensor, config: EmbeddingConfig, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
-    """The features (N, F) before they are rotated to components."""
+    """The features (N, F) before the rotation to principal components."""
     if x.ndim == 2:
         return torch.cat([x.float(), (x[:, column_K] >= thresholds_K).float()], dim=1)
     pictures = [x, x.flip(-1)] if config.mirrored else [x]
@@ -463,7 +465,8 @@ FEATURES = Option(
 
 
 def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
-    """Pictures as they are (``pixels``), or as a table: of ``oriented_gradients``, or by ``module:function``.
+    """Return pictures with their pixels as features, or as a table of ``oriented_gradients`` or of the output of
+    ``module:function``.
 
     A declaration may name a function of one picture (channels, height, width), bytes, to a vector of finite numbers. It
     must be public, like bounds and categories. It gets one picture at a time, so that no record's features depend on

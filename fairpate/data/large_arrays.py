@@ -51,7 +51,7 @@ class Pixels:
     file: Path | None = None
 
     def rows(self, index: Tensor) -> Tensor:
-        """The pictures at ``index``: few are copied; many get a file of their own next to this one, and are a view."""
+        """The pictures at ``index``. A few are copied; many are written to a file next to this one and viewed."""
         if self.file is None or len(index) * self.x[:1].numel() <= COPIED_BYTES:
             return self.x[index]
         # The file's name is a hash of everything that decides its pixels: with the rows it identifies the new file.
@@ -175,7 +175,7 @@ class Gathered:
         return self._file is not None
 
     def array(self) -> AnyArray:
-        """All records; ValueError where there was no block, not even an empty one."""
+        """All records. ValueError if no block was added, not even an empty one."""
         if self._values is None:
             if self._file is None:
                 self._values = np.concatenate(self._blocks)
@@ -192,7 +192,8 @@ class Gathered:
         return torch.from_numpy(self.array())
 
     def rows(self, index: Tensor) -> Tensor:
-        """The records at ``index``: a view of a run, a copy of few, otherwise mapped from another file."""
+        """The records at ``index``: a view for consecutive rows, a copy of a few, otherwise mapped from another
+        file."""
         x = self.tensor()
         if (run := run_of(index.numpy())) is not None:
             return x[run]
@@ -232,7 +233,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def as_names(names: Iterable[str]) -> Names:
-    """The same names, packed."""
+    """The same names in packed form."""
     return names if isinstance(names, Names) else Names(names)
 
 
@@ -252,7 +253,7 @@ class Names(Sequence[str]):
 
     @classmethod
     def of(cls, packed: pa.LargeStringArray) -> Names:
-        """Names that are packed already."""
+        """Return names from an array that is packed already."""
         names = cls.__new__(cls)
         names.packed = packed
         return names

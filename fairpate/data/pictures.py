@@ -97,7 +97,7 @@ def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = 
 
 
 def base_name(name: str) -> str:
-    """The last part of a picture's name."""
+    """The last component of a picture's path."""
     return name.rpartition("/")[2]
 
 

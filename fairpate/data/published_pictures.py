@@ -74,7 +74,7 @@ def colour_flips(names: Sequence[str], probability: npt.NDArray[np.float64], *, 
 
 
 def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -> npt.NDArray[np.uint8]:
-    """(N, height, width) ink into channel 0 (red) or 1 (green): (N, 2, height, width).
+    """Colour the ink (N, height, width): it goes to channel 0 (red) or 1 (green) of (N, 2, height, width).
 
     Where colour is not ``visible`` the ink has one channel: (N, 1, height, width).
     """
@@ -126,7 +126,7 @@ def load_color_digits(request: Request) -> LoadedRecords:
 
 @cache
 def _published() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Ink (1797, 8, 8) and digits, read once a process; only to be copied."""
+    """The ink (1797, 8, 8) and the digits, read once per process. Callers must copy before they write."""
     from sklearn.datasets import load_digits  # costs a second, and no other loader needs it
 
     published = load_digits()
@@ -189,7 +189,7 @@ def load_color_mnist(request: Request) -> LoadedRecords:
 
 
 def read_images(file: SourceFile, data_dir: Path | None) -> npt.NDArray[np.uint8]:
-    """(N, 28, 28) of an idx3 file."""
+    """Read the images (N, 28, 28) of an idx3 file."""
     content = _idx_content(file, data_dir, IMAGE_MAGIC)
     count, height, width = struct.unpack_from(">III", content, 4)
     if (height, width) != (PIXELS, PIXELS):
@@ -198,7 +198,7 @@ def read_images(file: SourceFile, data_dir: Path | None) -> npt.NDArray[np.uint8
 
 
 def read_labels(file: SourceFile, data_dir: Path | None) -> Codes:
-    """(N,) digits of an idx1 file."""
+    """Read the digits (N,) of an idx1 file."""
     return np.frombuffer(_idx_content(file, data_dir, LABEL_MAGIC), np.uint8, offset=8).astype(np.int64)
 
 
@@ -316,7 +316,7 @@ def _of_pictures(
     mode: Mode = "RGB",
     **facts: Any,
 ) -> LoadedRecords:
-    """The records of the pictures called ``names`` in their archive, decoded at the requested size."""
+    """The records of the pictures ``names`` in their archive, decoded at the requested size."""
     pixels = decode(pictures, names, size=request.options["image_size"], mode=mode)
     records = Split(x=pixels.x, y=y, z=z, record_id=record_id, unit_id=unit_id)
     return LoadedRecords(kind="image", records=records, pixels=pixels, **facts)

@@ -222,7 +222,7 @@ class SplitDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDescription:
-    """One loaded data set in words and counts; ``record_shape`` is that of one record's features."""
+    """A loaded data set in names and counts. ``record_shape`` is the shape of one record's features."""
 
     name: str
     kind: FeatureKind
@@ -668,7 +668,7 @@ def _feature_line(column: str, seen: Seen) -> str:
 
 
 def outwards(low: float, high: float) -> tuple[float, float]:
-    """Bounds that contain ``low`` and ``high``, rounded outwards to the second digit of their distance."""
+    """Bounds that contain ``low`` and ``high``, rounded outwards to two digits of their difference."""
     width = high - low or abs(high) or 1.0
     step = 10.0 ** (math.floor(math.log10(width)) - 1)
     return float(_number(math.floor(low / step) * step)), float(_number(math.ceil(high / step) * step))

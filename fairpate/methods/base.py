@@ -716,7 +716,8 @@ def configured(
 
 
 def configured_exactly(values: Values, *, method: str) -> Method:
-    """The configuration of ``values`` over the defaults of ``method``. ConfigError also for what it does not read."""
+    """The configuration of ``values`` over the defaults of ``method``. ConfigError also for a field that the method
+    does not read."""
     schema = find_method(method)
     faults = _unread_faults(schema, values, method=method)
     if faults:

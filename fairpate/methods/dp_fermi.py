@@ -268,8 +268,9 @@ def fermi_training(
     """Set up the training of one mode; ``targets`` are :func:`watched_targets`.
 
     By default whole records or persons are protected: the gradient of a record's loss, linear term included, is
-    clipped, and of a person the average gradient and prediction are summed. With ``hides_group_alone``, only the centred part of
-    the gradient, which depends on the group, is clipped and gets noise; ``sampler`` may replace secret Poisson samples.
+    clipped, and of a person the average gradient and prediction are summed. With ``hides_group_alone``, only the
+    centred part of the gradient, which depends on the group, is clipped and gets noise; ``sampler`` may replace
+    secret Poisson samples.
     ``matrix_noise_multiplier`` and ``steps.noise_multiplier`` are standard deviations of the noise over the sensitivity
     of the two sums. ValueError for a model whose layers have no gradients in closed form.
     """

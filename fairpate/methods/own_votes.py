@@ -92,7 +92,7 @@ class VotesConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class VotesFile:
-    """The public records of a file as a data set without private ones, and the votes on them."""
+    """A file of votes: its public records as a data set without private records, and the votes on them."""
 
     dataset: Dataset
     votes: VoteBatch
@@ -343,14 +343,14 @@ class OwnVotes(GnmaxMethod):
             raise ConfigError("target.epsilon: no epsilon and no noise was chosen; give --epsilon, or --mechanism.")
 
     def own_dataset(self) -> Dataset | None:
-        """The public records of the file. ConfigError without features, as no student can learn."""
+        """The public records of the file. ConfigError without features, because no student could learn."""
         self.check()
         if not self.votes.features:
             raise ConfigError("votes.features: none, so no student can learn; `fairpate aggregate` releases labels.")
         return read_votes_file(self.votes).dataset
 
     def check_data(self, dataset: Dataset) -> None:
-        """Raise ConfigError also for other records than those of the file."""
+        """Raise ConfigError also for a data set with records other than those of the file."""
         if dataset.public.record_id != tuple(read_votes_file(self.votes).votes.record_ids):
             raise ConfigError(f"data.name: {self.votes.path} has votes on other records than {dataset.name}.")
         super().check_data(dataset)

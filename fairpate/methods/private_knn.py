@@ -249,7 +249,7 @@ class PrivateKnn(VotingMethod):
             )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """The votes to expect from neighbours. A typical record's label counts for its whole cluster."""
+        """The votes to expect from neighbours. If typical records are queried, all public records get labels."""
         voting = super().voting(dataset, num_records)
         sampled = max(1, round(self.private_knn.sampling_rate * num_records))
         labels = voting.labels if self.private_knn.queries == "first" else len(dataset.public)

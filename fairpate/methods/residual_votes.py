@@ -79,7 +79,8 @@ _EXPONENTIALS = np.rint(2.0**30 * np.exp(-np.arange(_LEAST_CHANCE << _SCORE_DIGI
 
 
 def whole_rule(rule_CW: DoubleArray) -> IntArray:
-    """The rule (C, W) that private records are compared with: whole multiples of 2^-12, rows of norm 2^24 at most."""
+    """The rule (C, W) rounded to multiples of 2^-12, with rows of norm at most 2^24. Private records are compared with
+    it."""
     # Longer rules would make sums of products inexact; none is in use.
     longest = np.linalg.norm(rule_CW, axis=1).max(initial=0.0)
     return np.rint(
@@ -88,7 +89,8 @@ def whole_rule(rule_CW: DoubleArray) -> IntArray:
 
 
 def residuals(phi_NW: IntArray, labels_N: IntArray, rule_CW: IntArray, *, bound: int) -> IntArray:
-    """``e_y - softmax(W phi)`` in units of 1 / :data:`UNITS`, shortened to the L2 norm ``bound`` at most: (N, C).
+    """The residuals ``e_y - softmax(W phi)`` (N, C) in units of 1 / :data:`UNITS`, scaled down to an L2 norm of at most
+    ``bound``.
 
     ``rule_CW`` comes from :func:`whole_rule`. Whole numbers; a row is a function of its record and the rule alone.
     """
@@ -106,7 +108,7 @@ def residuals(phi_NW: IntArray, labels_N: IntArray, rule_CW: IntArray, *, bound:
 
 
 def product_sum(left_NA: IntArray, right_NB: IntArray, *, norm: int, person_N: IntArray | None = None) -> IntArray:
-    """The sum over records of ``left right^T`` (A, B), exactly.
+    """The exact sum over records of ``left right^T``, shape (A, B).
 
     No record's product has a Frobenius norm above ``norm``, below 2^30. With ``person_N``, products of a person are
     added up and shortened to ``norm`` where they are longer.
@@ -127,7 +129,7 @@ def product_sum(left_NA: IntArray, right_NB: IntArray, *, norm: int, person_N: I
 
 
 def shortened(matrix: IntArray, *, norm: int) -> IntArray:
-    """A person's ``matrix``, shortened to the Frobenius norm ``norm`` where it is longer; whole numbers."""
+    """A person's ``matrix`` of whole numbers, scaled down to a Frobenius norm of at most ``norm``."""
     squared = float(np.square(matrix.astype(np.float64)).sum())
     # The margin covers the rounding of the sum of squares, so that the whole numbers are within the norm for certain.
     limit = norm * (1 - 2.0**-30)

@@ -479,7 +479,8 @@ def dpfr_gradient(logits_BC: Tensor, contrast_GB: Tensor, config: DpfrConfig) ->
 
 
 def group_gaps(probabilities_BC: Tensor, groups_B: Tensor) -> Tensor:
-    """Mean of every group less the mean of all others, (G, C); groups in ascending order, none if fewer than two."""
+    """The mean of each group minus the mean of all others, (G, C), groups in ascending order; empty for fewer than two
+    groups."""
     return contrast(groups_B, probabilities_BC.dtype) @ probabilities_BC
 
 

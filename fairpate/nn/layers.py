@@ -130,7 +130,7 @@ def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> La
 
 
 class _Formed:
-    """Layers whose per-example gradients are small enough to be formed: one (B, ...) per parameter."""
+    """Layers whose per-example gradients are small enough to be materialised: one (B, ...) per parameter."""
 
     def __init__(self, *gradients: tuple[Tensor | None, Tensor]) -> None:
         self._gradients = [(p, values.flatten(1)) for p, values in gradients if p is not None and p.requires_grad]
@@ -245,7 +245,8 @@ _GRADIENTS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGra
 
 
 def unknown_module(model: nn.Module) -> str | None:
-    """The first module, by name and type, that keeps a model from the closed forms; None if there is none.
+    """The first module, by name and type, for which the closed forms do not apply; None if they apply to the whole
+    model.
 
     Such a module is missing from the list, was altered (a hook, a method of its own, a foreign parameter), or is a
     layer or parameter in training that the model has twice.
@@ -395,7 +396,7 @@ def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, Any]]:
 
 
 def _are_close(left: Tensor, right: Tensor) -> bool:
-    """Equal up to what kernels for other shapes round differently."""
+    """True if the values are equal up to the rounding differences of kernels for other shapes."""
     if left.shape != right.shape:
         return False
     scale = float(torch.nan_to_num(right.double()).abs().max()) if right.numel() else 0.0

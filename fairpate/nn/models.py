@@ -224,7 +224,7 @@ class OrientedGradients(nn.Module):
 
 
 class FrozenBatchNorm(nn.Module):
-    """BatchNorm in evaluation mode for good: an affine map per channel by constants that are not trained."""
+    """BatchNorm that stays in evaluation mode: an affine map per channel with constants that are not trained."""
 
     def __init__(self, norm: nn.BatchNorm2d) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class FrozenBatchNorm(nn.Module):
             self.register_buffer(name, getattr(norm, name).detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        """Exactly what BatchNorm gives in evaluation mode."""
+        """Compute exactly what BatchNorm computes in evaluation mode."""
         mean, variance, scale, shift = self.running_mean, self.running_var, self.weight, self.bias
         return functional.batch_norm(x, mean, variance, scale, shift, training=False, eps=self._eps)  # type: ignore[arg-type]
 
@@ -314,7 +314,8 @@ def _built(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, 
 
 
 def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> list[nn.Module]:
-    """The layers of an architecture that is a plain sequence, without scaling and without dropout before the last."""
+    """The layers of a purely sequential architecture, without input scaling and without dropout before the last
+    layer."""
     if config.name == "logistic":
         return [nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes)]
     if config.name == "hog_logistic":

@@ -124,7 +124,7 @@ class BatchSampler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """The parts of a step in which a method differs from DP-SGD.
+    """The parts of a step that differ between a method and DP-SGD.
 
     ``clipper(model, loss, clip_norm=..., max_records=...)`` makes the object that sums a batch's gradients. ``sampler``
     replaces Poisson samples of records. ``reach`` is how far one protected change moves the clipped sum, in clip norms.
@@ -145,7 +145,7 @@ DP_SGD = StepPlan()
 
 
 class PrivateTraining:
-    """Trains ``model`` in place; holds what steps hand on: momentum, the sampler's and the noise's state.
+    """Trains ``model`` in place. Holds the state between steps: momentum, sampler and noise.
 
     ``x`` (N, ...) holds bytes or floats. ``person_N`` gives the number of each record's person, from 0 on; None: every
     record is a person. ``public_gradient(model)`` gives one tensor per trainable parameter, computed from public

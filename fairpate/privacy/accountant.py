@@ -205,8 +205,7 @@ _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonAtDelta:
-    """A converted privacy loss. ``order`` is the Renyi order that gave it; ``at_grid_end``: no order beyond was tried,
-    so a wider grid might give less. ``unit`` and ``relation`` are None when no event was priced."""
+    """An epsilon at a given delta, and the Renyi order that gave it."""
 
     epsilon: float
     delta: float

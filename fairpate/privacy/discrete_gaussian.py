@@ -70,7 +70,7 @@ class OsEntropy:
         return secrets.randbelow(n)
 
     def derive(self, *parts: str | int) -> OsEntropy:  # noqa: ARG002 - every draw is fresh already
-        """This source: its draws share no state to separate."""
+        """Return this source: its draws share no state that would have to be separated."""
         return self
 
     def words(self, keys: Sequence[str], count: int) -> WordArray:
@@ -163,7 +163,7 @@ def bernoulli_exp(numerator: int, denominator: int, source: RandomSource) -> boo
 
 
 def _bernoulli_exp_below_one(numerator: int, denominator: int, source: RandomSource) -> bool:
-    """The same for a ratio in [0, 1]: von Neumann's alternating series, read off the length of a run."""
+    """As :func:`bernoulli_exp`, for a ratio in [0, 1], by von Neumann's alternating series."""
     length = 1
     # With x the ratio, P[length > k] = x^k / k!, so P[length is odd] = 1 - x + x^2 / 2 - ... = exp(-x).
     while source.randbelow(denominator * length) < numerator:
@@ -330,12 +330,12 @@ def _log_lattice_sum(stddev: float, offset: float) -> float:
 
 
 def _margin(stddev: float) -> int:
-    """Points past the end of a table after which the rest of the mass is below e^-49 of what the table holds."""
+    """The number of points past the end of a table beyond which the mass is below e^-49 of the table's mass."""
     return math.ceil(14 * stddev) + 10
 
 
 def _bucket(size: int) -> int:
-    """The next power of two: neighbouring sizes then share one cached table."""
+    """The next power of two, so that similar sizes share one cached table."""
     if not 0 <= size <= 2**24:
         raise ValueError(f"Expected a table of 0 .. 2^24 values, got {size}; for a larger threshold use inf.")
     return 1 << max(8, int(size).bit_length())

@@ -58,7 +58,7 @@ def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
 
 
 class CountedEvent:
-    """``count`` times the same; a field of the event, in the order in which statements list it."""
+    """An event that happened ``count`` times."""
 
     count: int
 
@@ -151,7 +151,7 @@ class PoissonGaussians(CountedEvent):
 
 
 def of_unit(event: Any, unit: Unit) -> Any:
-    """The same event at the same price, with ``unit`` (such as a person) in place of a record.
+    """The same event at the same price, for ``unit`` (such as a person) instead of a record.
 
     TypeError for an event that is priced for one unit alone.
     """

@@ -242,7 +242,7 @@ class JointPricing:
         return total_A
 
     def write_exponents(self, exponent_UA: FloatArray) -> None:
-        """Fill in (alpha - 1) R of every distinct histogram."""
+        """Write (alpha - 1) R of every distinct histogram into ``exponent_UA``."""
         sizes_K = np.diff(self.distinct.starts_K, append=len(exponent_UA))
         exponent_UA[:] = self._independent_exponents()[np.repeat(self.distinct.group_K, sizes_K)]
         for rows, moment_BR in self._live_chunks(self._reach()):

@@ -108,7 +108,8 @@ class AttributeGaussians(_AttributeEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class SecretBatchAttributeGaussians(_AttributeEvent):
-    """``count`` such releases on fresh secret Poisson batches; all but the attribute of their members may show.
+    """``count`` Gaussian releases on fresh secret Poisson batches, which protect the attributes of the batches' records
+    alone.
 
     Other content of a batch is not protected: then an attacker may see whether the record is in the batch, so there is
     no amplification beyond the mixture of "in" and "out" (joint convexity).
@@ -312,7 +313,7 @@ class AtomicLoss:
 
 @lru_cache(maxsize=16)
 def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
-    """One count rises by one: N_Z(1, s^2) against N_Z(0, s^2)."""
+    """The loss when one count rises by one: N_Z(1, s^2) against N_Z(0, s^2)."""
     noise, log_mass = log_masses(noise_stddev_votes)
     # ln of the density ratio at output 1 + n: ((1 + n)^2 - n^2) / (2 s^2).
     return AtomicLoss(losses=(1 + 2 * noise) / (2 * noise_stddev_votes**2), log_masses=log_mass)
@@ -320,7 +321,7 @@ def one_count_moves(noise_stddev_votes: float) -> AtomicLoss:
 
 @lru_cache(maxsize=16)
 def two_counts_move(noise_stddev_votes: float) -> AtomicLoss:
-    """One count rises by one and another falls by one, each with noise of its own."""
+    """The loss when one count rises by one and another falls by one, each with independent noise."""
     difference, log_mass = log_difference_masses(noise_stddev_votes)
     # The losses of both counts added, (1 + 2 n) / (2 s^2) and (1 - 2 n') / (2 s^2), with d = n - n'.
     return AtomicLoss(losses=(difference + 1) / noise_stddev_votes**2, log_masses=log_mass)
@@ -404,7 +405,7 @@ def _(event: NeighbourVotes, interval: float) -> LossDistribution | None:
 
 
 def _precision(event: NeighbourVotes) -> float:
-    """The squared L2 move over the noise's variance, of the counts and the check together."""
+    """The squared L2 sensitivity over the variance of the noise, for the counts and the check together."""
     # The counts' noise is listed twice, because two of them move.
     stddevs = (event.noise_stddev_votes, event.noise_stddev_votes, event.threshold_stddev_votes)
     return math.fsum(1 / stddev**2 if stddev else math.inf for stddev in stddevs if stddev is not None)
@@ -491,7 +492,7 @@ def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
 
 
 def merged(events: Sequence[Event]) -> tuple[Event, ...]:
-    """The same events, equal ones counted together."""
+    """The same events, where equal events are counted together."""
     return _events_of(_counts(events))
 
 

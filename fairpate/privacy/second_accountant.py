@@ -35,7 +35,7 @@ _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e6  # less is taken for none; more would need
 
 
 class NotRecomputedError(Exception):
-    """Some events have no independent price here; the message says which, and why."""
+    """Some events cannot be priced independently; the message names them and the reason."""
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ class SeriesStyle:
 
     @property
     def color(self) -> str:
-        """Colour on light ground."""
+        """The colour on a light background."""
         return COLOURS[self.place]
 
     @property
@@ -286,7 +286,7 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 
 def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
-    """The drawn coordinates (N, 4)."""
+    """The coordinates (N, 4) at which the points are drawn."""
     rows = [
         (
             axis.position(point.value("epsilon")),
@@ -369,7 +369,8 @@ def class_label(privacy: PrivacyClass) -> str:
 
 
 def sound(points: Sequence[Point]) -> list[Point]:
-    """The points that are not degenerate. The gap of a degenerate predictor is meaningless, so it beats no other."""
+    """The points that are not degenerate. A degenerate predictor's gap is meaningless, so the point dominates no
+    other."""
     return [point for point in points if not point.degenerate]
 
 
@@ -387,7 +388,7 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
 
 
 def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) -> dict[str, Any]:
-    """Everything that the page's script shows, as values of strict JSON: charts, and details of points.
+    """All data for the page's script, as values of strict JSON: charts, and details of points.
 
     Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` holds what another choice of the
     disparity changes; without any, charts are those of the points' own notion.
@@ -494,7 +495,8 @@ def with_spread(point: Point) -> list[str]:
 def attainment(
     points: Sequence[Point], pair: tuple[Objective, Objective], axis: EpsilonAxis
 ) -> list[list[list[float]]]:
-    """Staircases of one series as drawn: attained by the best seed, by at least half of them, by all of them."""
+    """The attainment staircases of one series as drawn: for the best seed, for at least half of the seeds, and for all
+    seeds."""
 
     def drawn(objective: Objective, value: float) -> float:
         if objective == "epsilon":
@@ -706,7 +708,7 @@ def attained(
 
 
 def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], **values: Any) -> dict[str, Any]:
-    """Layers over named data, with the parameters that a page may change."""
+    """The Vega-Lite specification of layers over named data, with the parameters that a page may change."""
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": "container",
@@ -740,7 +742,7 @@ def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict
 
 
 def _marks(series: Mapping[str, Mapping[str, Any]], medium: _Medium) -> dict[str, Any]:
-    """Marks of a series: filled with an outline of the ground's colour, or hollow."""
+    """The Vega-Lite layer of a series' marks, filled with an outline in the background colour, or hollow."""
     width = math.sqrt(medium.scale)
     return {
         "fill": series["fill"],
@@ -801,7 +803,7 @@ _SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
 
 
 def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
-    """File names and contents: slices and attainment of each data set and privacy class, in each format."""
+    """Draw slices and attainment of each data set and privacy class in each format; return contents by file name."""
     style = style or FigureStyle()
     known = looks(points)
     files: dict[str, bytes] = {}
@@ -856,7 +858,7 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
 
 
 def _caption(view: PanelView, style: FigureStyle, width_in: float, words: str) -> list[str]:
-    """Lines that name the data set, the guarantee and the meaning of marks."""
+    """The lines of a caption: data set, guarantee and meaning of the marks."""
     has_hollow = any(look.hollow for look in view.looks.values())
     dagger = "; †, hollow: ε depends on private votes, operator only" if has_hollow else ""
     seeded = "; noise from a seed: not private" if any(point.is_seeded for point in view.points) else ""

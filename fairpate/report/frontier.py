@@ -164,12 +164,12 @@ class Point:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """Sentences about its predictors that make a small gap less telling."""
+        """Sentences on why a small gap says little about these predictors."""
         return (*self.degenerate, *self.groups.words("seed"))
 
     @property
     def spread_O(self) -> FloatArray:
-        """Standard deviation over seeds, with one degree of freedom taken by the mean; NaN for a single seed."""
+        """The sample standard deviation over seeds (divisor n - 1); NaN for a single seed."""
         if len(self.seeds) < 2:
             return np.full(len(OBJECTIVES), math.nan)
         with np.errstate(invalid="ignore"):
@@ -218,7 +218,7 @@ class Frontier:
 def points_of(
     records: Sequence[RunRecord], *, commands: Sequence[str] = (), notion: NotionName = DEFAULT
 ) -> list[Point]:
-    """Join records over seeds, in the order in which configurations first appear; their disparity is of ``notion``.
+    """Join the records of each configuration over seeds, in order of first appearance. Disparity is that of ``notion``.
 
     ``commands[i]`` repeats ``records[i]``. Of two records with the same configuration and seeds the later one counts.
     ValueError if there are commands, but not one per record.

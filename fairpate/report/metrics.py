@@ -376,7 +376,8 @@ def evaluate(
 def _drawn_apart(
     predictions_N: npt.NDArray[Any], records: Mapping[str, Any], drawn: Mapping[str, Any], num_replicates: int
 ) -> dict[str, rates.FloatArray]:
-    """Replicates for each gap, drawn from shown counts alone, where counts by group and true label are not shown.
+    """Bootstrap replicates of each gap from the shown counts alone, for an evaluation that hides counts by group and
+    true label.
 
     A seed may be public. Few tables agree with the shown counts, and the ends of an interval that was drawn from the
     whole table would reveal which of them it was.
@@ -405,7 +406,7 @@ def _drawn_apart(
 
 
 def _with_words(measured: Evaluation) -> Evaluation:
-    """Add everything that is computed from the tables of ``measured``, where none is left out."""
+    """Add everything that is computed from the tables of ``measured``; no record is hidden."""
     table_GYC = np.asarray(measured.confusion_GYC)
     label_GC = table_GYC.sum(axis=2)
     label_C = label_GC.sum(axis=0)
@@ -439,7 +440,7 @@ def _with_words(measured: Evaluation) -> Evaluation:
 
 
 def _degenerate(measured: Evaluation, table_GYC: rates.FloatArray) -> Iterator[str]:
-    """Predicates of a model whose gaps say nothing; none where there was no record."""
+    """Yield predicates of a model whose gaps are meaningless; none if there was no record."""
     if not measured.num_answered:
         yield from ["answers no record"] if measured.is_measured else []
         return
@@ -535,7 +536,7 @@ def shown_records(
     published = [answered_N] if apart_N is None else [answered_N, answered_N & apart_N]
 
     def small(cells_N: _Array, num_cells: int, of: list[BoolArray]) -> BoolArray:
-        """The cells that are small among one of the sets of records, by their number of different units."""
+        """The cells that are small in one of the sets of records, counted in different units."""
         found = np.zeros(num_cells, np.bool_)
         for part in of:
             pairs = np.unique(cells_N[part] * (units_N.max(initial=0) + 1) + units_N[part])

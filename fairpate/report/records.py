@@ -127,7 +127,7 @@ class Guarantee:
 
     @property
     def strength(self) -> tuple[str, Mood]:
-        """The word for how private this is, and its mood."""
+        """A word for the strength of the guarantee, and its mood."""
         return _STRENGTHS[strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
 
     @property
@@ -142,7 +142,7 @@ class Guarantee:
 
     @property
     def why_not_private(self) -> str:
-        """The reason why a model lacks the guarantee; of no meaning for one that has it."""
+        """The reason why a model lacks the guarantee; meaningless for a model that has it."""
         return "No ε is finite" if self.noise == "os_entropy" else f"Its noise: {self.noise}"
 
     @property
@@ -228,7 +228,7 @@ def described_event(event: Mapping[str, Any], unit: Unit | None = None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A number with its name, a word for it, and sentences; ``mood`` colours the word."""
+    """One number of the verdict: its name, a word for it, and sentences; ``mood`` colours the word."""
 
     name: str
     value: str
@@ -239,7 +239,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatement:
-    """All that is claimed of one model; ``without_privacy`` is a baseline for the operator's page alone."""
+    """All claims about one model. ``without_privacy`` is a baseline that only the operator's page shows."""
 
     guarantee: Guarantee
     measured: Evaluation
@@ -272,7 +272,7 @@ class RunStatement:
 
     @property
     def _fair_words(self) -> str:
-        """The word for fairness, and among whom where not all groups are measured."""
+        """The verdict on fairness, with the groups it covers if not all groups are measured."""
         unknown = listed(self.measured.not_measured)
         if self.fairness == "unknown":
             return f"fairness not known for {unknown}" if unknown else "fairness undefined"
@@ -471,7 +471,7 @@ class RunStatement:
 
 
 def upper(words: str) -> str:
-    """``words`` with a capital letter in front."""
+    """Return ``words`` with a capital first letter."""
     return f"{words[0].upper()}{words[1:]}"
 
 
@@ -527,7 +527,8 @@ class GroupEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class GapBetweenGroups(PopulationEstimate):
-    """A largest difference; ``where`` in words, ``n_undefined`` rates of too few records for the noise left out."""
+    """The largest difference between groups, with its cell in words; ``n_undefined`` rates have too few records for the
+    noise."""
 
     where: str
     n_undefined: int
@@ -548,7 +549,7 @@ class PrivatePopulation:
     gaps: Mapping[str, GapBetweenGroups]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, field for field; undefined numbers are null."""
+        """Return all fields as plain JSON values; undefined numbers are null."""
         return {"format": POPULATION_FORMAT, **strict(asdict(self))}
 
     @classmethod

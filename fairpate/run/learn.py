@@ -102,9 +102,9 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
 
 
 def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], Dataset] = load_data) -> Dataset:
-    """The data set that ``data`` names, embedded if ``run`` keeps an embedding.
+    """The data set that ``data`` names, embedded if ``run`` stores an embedding.
 
-    RunDirectoryError for one that is damaged, or gone although there is a student that reads its coordinates.
+    RunDirectoryError if the embedding is damaged, or missing although the student reads its coordinates.
     """
     if data.embedding is not None and run.embedding.exists():
         try:

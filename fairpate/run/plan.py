@@ -240,8 +240,7 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
 
 
 def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return the number of noiseless labels that are as informative as ``labels`` labels of which a share ``right`` is
-    right."""
+    """Return how many noiseless labels are worth as much as ``labels`` labels of which a share ``right`` is correct."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 

@@ -83,8 +83,8 @@ class LimitReachedError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """Everything that one run has released so far. ``num_queries`` counts the queries that its ledger must hold; 0
-    without a ledger.
+    """Everything that one run has released so far. ``num_queries`` is the number of queries that its ledger is known to
+    hold; 0 without a ledger.
 
     ``plan``: where a limit admitted the run as the only release, all events that were fixed before the first of them;
     ``events`` are among them. Limits charge the whole plan, however little of it was released. An empty plan: limits

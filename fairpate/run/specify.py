@@ -263,8 +263,8 @@ def _rank(found: Offer) -> tuple[float, ...]:
 
 
 def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -> Transfer | None:
-    """Choose for ``demand`` on one panel and look the choice up on the other; None if nothing on the source meets
-    it."""
+    """Choose for ``demand`` on one panel and look the choice up on the other; None if the source has no configuration
+    to offer."""
     answers = [achievable(points, demand) for points in (source, target)]
     chosen, best = (next(iter(found.met or found.nearest), None) for found in answers)
     if chosen is None:
