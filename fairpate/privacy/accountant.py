@@ -205,7 +205,9 @@ _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonAtDelta:
-    """An epsilon at a given delta, and the Renyi order that gave it."""
+    """An epsilon at a given delta. ``order`` is the Renyi order that gave it; if ``at_grid_end``, no order beyond it
+    was tried, so a wider grid might give a smaller epsilon. ``unit`` and ``relation`` are None when no event was
+    priced."""
 
     epsilon: float
     delta: float

@@ -58,7 +58,8 @@ def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
 
 
 class CountedEvent:
-    """An event that happened ``count`` times."""
+    """An event that happened ``count`` times. Subclasses declare the field themselves, at the place where statements
+    list it."""
 
     count: int
 

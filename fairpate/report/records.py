@@ -527,8 +527,8 @@ class GroupEstimate:
 
 @dataclass(frozen=True, kw_only=True)
 class GapBetweenGroups(PopulationEstimate):
-    """The largest difference between groups, with its cell in words; ``n_undefined`` rates have too few records for the
-    noise."""
+    """The largest difference between groups; ``where`` names its cell. ``n_undefined`` rates rest on too few records
+    for the noise and are left out."""
 
     where: str
     n_undefined: int
