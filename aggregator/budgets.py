@@ -97,6 +97,7 @@ class VotesFilter:
         self._mechanism, self._renyi = ledger.terms.mechanism, _renyi(ledger.terms.budget)
         self._spent_A = np.zeros(len(_ORDERS_A))
         self._closed = False
+        # Reservations without an outcome count: a crash may have come after their noise was drawn.
         if ledger.num_reservations:
             self._spent_A += self._mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
 

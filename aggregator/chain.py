@@ -185,6 +185,7 @@ def shown(place: Place) -> str:
     before, _, options = address.partition("?")
     if "@" in options and "/" not in before:
         before = address  # the question mark may be part of a password
+    # From the right: a password may hold an @, an address cannot.
     login, at, host = before.rpartition("@")
     user = login.partition("?")[0].partition(":")[0]
     return f"{scheme}://{user}{at}{host.partition('?')[0]}{hash_}{name}"

@@ -114,6 +114,7 @@ class AggregatorClient:
 
     def reply(self, key: str) -> Reply:
         """Return the stored reply of a query. QueryError with status 404 without one."""
+        # Quoted in full: a slash in a mistyped key would lead to another route.
         return self._request("GET", f"/v1/queries/{quote(key, safe='')}", Reply)
 
     def estimate(self, questions: Sequence[Question] | None = None, *, count: int | None = None) -> Estimate:
@@ -144,6 +145,7 @@ class AggregatorClient:
             try:
                 response = self._http.request(method, path, json=body)
             except httpx.RequestError as error:  # also a body that is not encoded as its header states
+                # Another scheme than HTTP fails at every attempt.
                 if is_last or isinstance(error, httpx.UnsupportedProtocol):
                     raise QueryError(f"{self.url}: no service answers ({error}); is it running?") from error
             else:
@@ -224,6 +226,7 @@ class QueryShell(cmd.Cmd):
                     break
                 except KeyboardInterrupt:
                     self._console.print()
+                    # `cmdloop` prints the intro each time it is entered.
                     self.intro = ""
         finally:
             if path is not None:
@@ -262,6 +265,7 @@ class QueryShell(cmd.Cmd):
         names = self._client.statement().label_names
         table = Table("query", "reply", box=None)
         replies = [reply for batch in self._client.ask_many(questions) for reply in batch.replies]
+        # Not strict: there is no reply behind the batch that crossed the budget.
         for question, reply in zip(questions, replies, strict=False):
             table.add_row(str(question) if isinstance(question, int) else reply.key[:12], describe(reply, names))
         self._tell({"replies": [reply_facts(reply, names) for reply in replies]}, table)
@@ -333,6 +337,8 @@ def parse_questions(text: str) -> list[Question]:
 def parse_range(word: str) -> Sequence[int]:
     """Return the numbers of ``17`` or ``0:500`` (500 not included). CommandError otherwise."""
     start, colon, stop = word.partition(":")
+    # `isdecimal`, as `isdigit` accepts superscripts, which int() refuses. Length is limited, as int() refuses a number
+    # of more than 4300 digits with an error of its own.
     if not start.isdecimal() or (colon and not stop.isdecimal()) or len(word) > _LONGEST_RANGE:
         raise CommandError(f"{word}: expected the number of a record (from 0), or a range such as 0:500.")
     if colon and not int(start) < int(stop):

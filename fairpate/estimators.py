@@ -323,12 +323,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; with ``deep`` also the settings in sections, as ``section__setting``."""
+        # Not from the signature, where scikit-learn looks: it names `method` alone.
         defaults = parameters_of(self.method).items()
         own = {"method": self.method} | {name: getattr(self, name, default) for name, default in defaults}
         return own | (dict(_settings_in(own)) if deep else {})
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters, and settings in sections as ``section__setting``. ValueError for a name there is not."""
+        # The method first: it decides which other names are known.
         if "method" in params:
             if not isinstance(params["method"], str):
                 raise ValueError(f"method: expected a name, got {params['method']!r}.")
@@ -513,6 +515,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if values["format"] != _FORMAT:
             raise ValueError(f"expected format {_FORMAT}, found {values['format']}")
         for name, digest in values["files"].items():
+            # Only these names: a folder may come from others, and a name such as `../x` would lead out of it.
             if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
                 raise ValueError(f"{name} is not that of its checksum")
         config = configured(folder / _CONFIG)

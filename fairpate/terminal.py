@@ -107,6 +107,7 @@ def ended_by_signals() -> Iterator[Ending]:
 
 def discard_output() -> None:
     """Discard what is still to be flushed, after the reader of a pipe left."""
+    # Python flushes standard output at exit, and would print an error and exit with 120.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -213,7 +214,7 @@ _NAME_WIDTH = 12
 _PATIENCE_S = 2.0
 # In a log: a line after 10 seconds, each next one after half as long again, and at least every 5 minutes.
 _FIRST_LINE_S, _NEXT_LINE, _RAREST_S = 10.0, 1.5, 300.0
-_LEAST_S = 1.0  # of a pace that says anything
+_LEAST_S = 1.0  # a pace over less time is not shown
 
 
 @dataclass

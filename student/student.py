@@ -138,6 +138,7 @@ def save_student(student: Student, path: Path) -> None:
     card["sha256"] = content_digest(card, {name: tensor.numpy() for name, tensor in tensors.items()})
     # Several keys would be written in random order.
     path.write_bytes(save(tensors, metadata={"card": json.dumps(card)}))
+    # The model is public; a strict umask would hide it from the processes that serve it.
     path.chmod(0o644)
 
 
@@ -243,6 +244,7 @@ def train_student(
             added = label[sure]
             if records.labels.ndim == 2:
                 added = F.one_hot(added, records.labels.shape[1]).to(records.labels.dtype)
+            # From the released labels anew in each round: a label that this round's student doubts is dropped.
             x = torch.cat([records.answered_x, unlabelled_x[sure]])
             targets = torch.cat([records.labels, added])
     return model

@@ -87,6 +87,7 @@ class ServiceMetrics:
         return self.render(status, overview["health"]["reasons"]) + generate_latest(self._private)
 
     def _set(self, registry: CollectorRegistry, name: str, text: str, value: float | None, **labels: str) -> None:
+        # A registry refuses a second gauge of the same name, so each one is kept.
         if name not in self._gauges:
             self._gauges[name] = Gauge(name, text, list(labels), registry=registry)
         gauge = self._gauges[name].labels(**labels) if labels else self._gauges[name]

@@ -382,6 +382,7 @@ class PublicPool:
     def __post_init__(self) -> None:
         if not len(self.features) == len(self.groups_N) == len(self.record_ids):
             raise ValueError("Expected as many groups and record_ids as records.")
+        # Only these two: `bodies_for` derives the range of posted values from the type.
         if self.features.dtype not in (np.uint8, np.float32):
             raise ValueError(f"Expected features of uint8 or float32, got {self.features.dtype}.")
 
@@ -431,6 +432,7 @@ class PublicPool:
 
 def _without_negative_zero(features: Features) -> Features:
     """Return ``features`` with -0.0 as 0.0: equal values get equal bytes, so that a record has one key."""
+    # IEEE 754: -0.0 + 0.0 is 0.0, and no other number changes.
     zeroed: Features = np.add(features, features.dtype.type(0))
     return zeroed
 
@@ -451,6 +453,7 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
     # FailFast ends validation at the first fault: a body of thousands of wrong values would get as many errors.
     for size in reversed(pool.record_shape):
         features = Annotated[list[features], Field(min_length=size, max_length=size), FailFast()]
+    # `getitem`, because type checkers refuse `Literal[...]` of names that are known at run time only.
     group: Any = operator.getitem(Literal, pool.group_names)
     by_id: Any = create_model("QueryById", __base__=Body, id=(number, ...))
     by_features: Any = create_model("QueryByFeatures", __base__=Body, features=(features, ...), group=(group, ...))
@@ -589,6 +592,7 @@ def answers_file(
     The status is ``not_stored`` for a key without a reply.
     """
     labels = [None if outcome is None else outcome.label for outcome in outcomes]
+    # One word for every refusal: the step that refused depends on votes, and analysts may read this file.
     statuses = {None: "not_stored", "answer": "answered"}
     verdicts = [None if outcome is None else outcome.verdict for outcome in outcomes]
     table = pa.table(

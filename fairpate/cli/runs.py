@@ -183,6 +183,7 @@ def _compare(
     from fairpate.run.sweep import load_sweep
 
     sweep = load_sweep(config, overrides or [], data_dir=data_dir)
+    # Now rather than after hours of training.
     check_output_folder(out or sweep.out or Path("runs"), "--out")
     comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
     return comparison_outcome(comparison)
@@ -262,6 +263,7 @@ def report(folder: RunFolder) -> Output:
     from fairpate.run.run import run_method
     from fairpate.terminal import Reporter
 
+    # The folder may have been moved since: it is the output folder again, whatever its configuration says.
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
     with waiting("report"):
@@ -349,6 +351,7 @@ def aggregate(
     from fairpate.run.run import aggregate as run_aggregator
     from fairpate.terminal import Reporter
 
+    # The default is None here, so that a given --label can be told from the default.
     if label is not None and test is None:
         raise UsageError("--label: read only together with --test; add that, or leave --label out.")
     if not votes.is_file():

@@ -94,6 +94,7 @@ def declare_data(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML file to write; default: none.")] = None,
 ) -> Output:
     """Draft a declaration of your own records, with questions where public records do not suffice."""
+    # An existing draft may hold answers of the user.
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
     for name, table in (("file", file), ("--public", public)):
@@ -173,6 +174,7 @@ def audit_ledger(
     from fairpate.run.ledger_commands import audit_lines
 
     lines = audit_lines(path, follow=follow, out=out)
+    # Both are lazy and share one iterator: only one of them is ever printed.
     return Output(facts={"file": out, "entries": (json.loads(line) for line in lines)}, words=lines)
 
 
@@ -523,6 +525,7 @@ def revoke_tokens(folder: RunFolder, name: Name) -> Output:
 
 
 def _shown_once(name: str, token: str) -> Output:
+    # On standard error, so that the token alone can be piped into a file.
     say(f"This is the token of {name}; it is shown only now.")
     return Output(facts={"name": name, "token": token}, words=token)
 
@@ -552,6 +555,7 @@ def new(
 
     data, files = write_project(name, kind)
     words = [f"{name}: data set {data}, with example records to replace by yours, see README.md. To begin:"]
+    # `cd` would read a leading hyphen as an option.
     place = f"./{name}" if str(name).startswith("-") else str(name)
     words += [f"  cd {shlex.quote(place)}", "  fairpate run settings.yaml"]
     return Output(facts={"folder": name, "kind": kind, "data": data, "files": files}, words="\n".join(words))

@@ -234,6 +234,7 @@ def findings() -> Iterator[Finding]:
     for extra in MODULES:
         fault = extra_fault(extra)
         value = "installed" if fault is None else fault.words
+        # An extra that is not installed is a choice; one that is installed and broken is a fault.
         yield Finding(name=f"extra {extra}", value=value, level="fix" if fault and fault.is_broken else "ok")
 
 

@@ -108,6 +108,7 @@ class Panel:
     data: str
 
 
+# Compared by identity: the equality of arrays is not one truth value.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Point:
     """A configuration on one data set, over its seeds.

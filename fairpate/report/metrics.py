@@ -315,6 +315,7 @@ def evaluate(
         joint_RGYC = resampled_reject_option(
             predictions, groups, true_labels_N=labels, rule=rule, persons_N=persons_N, **sizes, **drawn
         )
+        # Only now: the gate decides in view of all records, those of small groups included.
         joint_RGYC[:, shown.small_G] = 0
     accuracy, accuracy_G = rates.accuracies(joint_GYC)
     coverage, coverage_G = rates.coverages(groups[kept], answered[kept], num_groups=len(group_names))
@@ -390,6 +391,7 @@ def _drawn_apart(
     seed = drawn["generator"].integers(2**63)
 
     def resampled(predicted: npt.NDArray[Any], **changes: Any) -> rates.FloatArray:
+        # The same seed for each table, so that all intervals are of the same replicates.
         generator = np.random.default_rng(seed)
         return rates.resampled_tables(
             predicted, **{**records, **drawn, "generator": generator, **changes}, num_replicates=num_replicates

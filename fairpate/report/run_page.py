@@ -88,6 +88,7 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, 
         {
             "field": field,
             "type": "quantitative",
+            # Never of length 0, for which there is no scale.
             "scale": {"domain": [0, max(*values, 1e-12)], "nice": 4},
             "axis": {"tickCount": 4},
         }
@@ -194,6 +195,7 @@ def _drawn(
         "config": _CHART_CONFIG,
     }
     drawing = vl_convert.vegalite_to_svg(specification)
+    # Without width and height the drawing takes the width of its place on the page.
     frame, body = re.match(r'<svg [^>]*(viewBox="[^"]*")>(.*)</svg>$', drawing, re.DOTALL).groups()  # type: ignore[union-attr]
     # The page's frame names the drawing as a whole, so that a reader by ear does not hear every mark.
     body = re.sub(r' (?:role|aria-[a-z]+)="[^"]*"', "", body)

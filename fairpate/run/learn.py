@@ -98,6 +98,7 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
     if found is None:
         if run.student.exists():  # of a run that an earlier version did not record
             require_student_of(run, now, read_card(run.student))
+        # Last: a folder whose student does not fit gets no record that says it does.
         write_json(run.data, asdict(now))
 
 
@@ -292,6 +293,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
     measured = prediction.answered & kept
     if rule is None:
         return Assessment(evaluations={"student": headline}, measured_N=measured)
+    # Both evaluations are published, so their difference may show no small cell either.
     unrefused = measure(expected, np.ones(len(test), dtype=np.bool_), apart_N=~prediction.answered)
     spread = reject_option_spread(
         prediction.labels,
@@ -304,6 +306,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
         kept_N=kept,
         least_cell=least_cell,
     )
+    # The accuracy in other orders would reveal the one that is not shown.
     if math.isnan(headline.accuracy) or math.isnan(unrefused.accuracy):
         spread = spread.without_accuracy()
     return Assessment(

@@ -68,6 +68,7 @@ def back_up_run(path: Path, out: Path) -> int:
         _note_reading(run, "backup", out=str(out))
     write_store(out, header, rows)
     if run is not None:
+        # Last: the time of the last backup is that of a complete one.
         run.ledger_backup.touch(mode=0o600)
     return len(rows)
 
@@ -255,7 +256,7 @@ def check_audit_log(log: Path, head: str) -> Output:
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
     """Note that an operator reads private entries; where the folder cannot be written, print a remark instead."""
     try:
-        # Who can read the files needs no command for it: refusing here would protect nothing.
+        # An operator can read the files without this command, so refusing here would protect nothing.
         audit.note_action(None if run is None else run.actions, event, **facts)
     except LedgerError as error:
         say(f"not noted in the journal: {error}")
@@ -335,6 +336,7 @@ def _changed(
     root: Path, change: str, name: str, made: Callable[[TokenStore], tuple[TokenStore, T]], **facts: object
 ) -> T:
     """Note a change of tokens in the journal, then make it; return the token where there is a new one."""
+    # The journal first: a crash in between leaves a note without a change, never a change without a note.
     audit.note_action(run_at(root).actions, "tokens", change=change, name=name, **facts)
     return auth.change(run_at(root).tokens, made)
 

@@ -202,6 +202,7 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
         if share is None or accuracy is None:
             continue
         majority = majority or Majority(share=share, source=f"the test records of {name}")
+        # JSON has no infinity: null stands for it.
         is_dearer = epsilon is not None and (record.get("epsilon") or math.inf) >= epsilon
         if record.get("method") == config.method and is_dearer and accuracy <= share:
             found.append(
@@ -250,6 +251,7 @@ def known_majority(data: DataConfig, dataset: Dataset) -> Majority | None:
     if entry is not None and entry.class_shares:
         return Majority(share=max(entry.class_shares), source="the declaration")
     labels = dataset.public.y.numpy()
+    # -1 marks a public record without a label.
     known = labels[labels >= 0]
     if len(known) < _FEWEST_LABELS:
         return None

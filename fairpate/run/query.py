@@ -73,6 +73,7 @@ def query_batch(
     reporter, replies, failure = Reporter(), list[Reply](), None
     with AggregatorClient(url, token=read_token(token_file)) as client:
         statement = client.statement()
+        # Before the first batch: a number that is too large would fail the last one, after the others were charged.
         if max(numbers) >= statement.pool_size:
             raise CommandError(
                 f"--ids: expected record numbers below {statement.pool_size}, the size of this pool, got "
@@ -91,6 +92,7 @@ def query_batch(
             failure = str(error)
             if not replies:
                 raise
+        # Ctrl-C too: what was answered so far is shown before the command ends.
         except BaseException:
             if replies:
                 show(_kept(numbers, replies, out, statement.label_names))
@@ -106,6 +108,7 @@ def _kept(
     failure: str | None = None,
 ) -> Output:
     """Write the replies to ``out`` if it is given, and return what is printed of them."""
+    # A failure sets the exit code also where replies are kept, so that scripts do not take a part for the whole.
     code, counts = int(failure is not None), Counter(reply.status for reply in replies)
     counted = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     if out is not None:

@@ -577,7 +577,7 @@ def read_release(path: Path) -> tuple[Released, Origin]:
 
 def _digest(arrays: Arrays) -> str:
     digest = hashlib.sha256()
-    # By name, for a file has an order of its own; with type and shape, by which equal bytes are other arrays.
+    # Sorted, as a file has an order of its own; with type and shape, as equal bytes may be different arrays.
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())

@@ -256,6 +256,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
 
 def _rank(found: Offer) -> tuple[float, ...]:
     """Degenerate predictors last, then by distance (0 for all that meet the demand), then by accuracy."""
+    # Rounded: distances that differ by floating point alone are equal, and accuracy decides.
     missed = (round(found.distance, 9), round(sum(found.missed.values()), 9))
     values = [found.point.value(name) for name in THEN]
     return bool(found.point.degenerate), *missed, *(math.inf if math.isnan(value) else value for value in values)
