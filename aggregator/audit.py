@@ -128,6 +128,7 @@ def export(place: Place, out: Path) -> None:
             schema = _COLUMNS.with_metadata({"terms": json.dumps(terms)})
             pq.write_table(pa.Table.from_pylist(written, schema=schema), unfinished)
 
+    # For its owner alone: rows hold votes.
     write_atomically(out, write, private=True)
 
 
@@ -201,12 +202,14 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
             elif kind == "limit":
                 values |= {"event": "limit", "caller": payload["caller"], "limit": payload["limit"]}
             else:
+                # Only how many outcomes: which they are depends on votes.
                 values |= {"event": "stored", "first": payload["first"], "queries": len(payload["outcomes"])}
             line, chain = _chained({**values, "digest": digest}, end.chain)
             end = end._replace(entry=Head(number, digest), chain=chain)
             yield end, line
     if actions is None:
         return
+    # With the empty start in front, action n has the index n.
     journal = [(Head(0, ""), {}), *_actions(actions, actions.read_bytes() if actions.exists() else b"")]
     number = end.action.number
     if len(journal) <= number or journal[number][0] != end.action:

@@ -285,6 +285,7 @@ class _Bucket:
     num_seen: int = 0
 
     def level_at(self, now_s: float) -> float:
+        # A clock that was set back fills nothing up.
         passed_s = max(0.0, now_s - self.filled_at_s)
         return max(0.0, self.level - passed_s * self.rule.max_queries / self.rule.period_s)
 

@@ -119,6 +119,7 @@ class ConfigError(UsageError, ValueError):
 class Section(BaseModel):
     """A part of the schema: unknown fields are refused."""
 
+    # Defaults are validated too: a method that declares an impossible one fails at its first use.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 

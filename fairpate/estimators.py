@@ -536,6 +536,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         estimator.n_features_in_ = values["num_features"]
         if values["feature_names"] is not None:
+            # Of type object, as scikit-learn sets it and compares it.
             estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
         estimator.events_ = tuple(event_from(event, statement.unit) for event in statement.events)
         estimator.noise_ = statement.noise

@@ -155,6 +155,7 @@ def open_storage(uri: str) -> Storage:
     marker = join(uri, _MARKER)
     try:
         write(marker, identity.encode())
+        # Read back: a role may write and have no right to read.
         found = read(marker)
     except (OSError, ValueError, ImportError) as error:
         raise StorageError(_unusable(uri, error)) from error

@@ -632,6 +632,7 @@ class HttpServer:
             ssl_keyfile=settings.tls.key if settings.tls else None,
         )
         self._server = _Server(config, listening, settings.tls)
+        # A daemon: a request that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
         self._thread.start()
 

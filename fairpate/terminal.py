@@ -299,6 +299,7 @@ def _bar(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
     bars = Progress(*columns, *words, console=console, transient=patience_s > 0)
     task, pace = bars.add_task(name, total=None, count="", left=""), Pace()
     timer = Timer(patience_s, bars.start)
+    # A command that ends meanwhile must not wait for it.
     timer.daemon = True
 
     def advance(done: int, total: int) -> None:

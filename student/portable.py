@@ -156,6 +156,7 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
     for part in parts:
         part.ClearField("doc_string")
         part.ClearField("metadata_props")
+    # Equal students give equal bytes, and so equal digests.
     content: bytes = model.SerializeToString(deterministic=True)
     return content
 

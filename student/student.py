@@ -216,6 +216,7 @@ def train_student(
 
     def new_model() -> nn.Module:
         if initial_model is not None:
+            # A copy: each round starts from the same weights.
             return copy.deepcopy(initial_model)
         seed = int(torch.randint(2**62, (), generator=generator))
         shape = tuple(records.answered_x.shape[1:])
@@ -285,6 +286,7 @@ def _fixmatch(
                     answered_x = augmented(records.answered_x[rows], config.fit.augment)
                     weak_x = augmented(records.unlabelled_x[others], config.fit.augment)
                     strong_x = augmented(records.unlabelled_x[others], config.strong_augment)
+                    # No gradient: a pseudo-label is a target, which the loss must not move towards the prediction.
                     with torch.no_grad():
                         probability, label = model(weak_x).softmax(dim=1).max(dim=1)
                     sure = probability >= config.confidence

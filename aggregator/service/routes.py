@@ -112,6 +112,7 @@ def add_analyst_routes(
 
     # FastAPI reads the type of a body from the annotation, and this one follows from the pool.
     submit.__annotations__["body"] = queries_type
+    # `response_model` documents the reply here and below: a Response is sent as it is, without a second validation.
     app.post("/v1/queries", response_model=wire.Replies, responses=_FAILURES)(submit)
 
     @app.get("/v1/queries/{key}", response_model=wire.Reply, responses={404: {"model": Faults}})

@@ -102,6 +102,7 @@ def run(
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options: list[Override] = [*(overrides or []), *as_overrides(given)]
+    # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:
         config = open_run_directory(release_of)[0].config
         options = ["out=null", *options]  # not the folder of the run whose release is used
@@ -222,6 +223,7 @@ def _compare_and_draw(
     if not config.exists():
         raise ConfigError(f"{config}: not found; give a YAML file, a results.parquet or the folder of a comparison.")
     check_output_folder(figures, "--figures")
+    # Before the comparison, which may take hours: a wrong style or notion is refused now.
     with checked_arguments():
         style = FigureStyle(
             columns=1 if columns is None else columns,

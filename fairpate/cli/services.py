@@ -292,6 +292,7 @@ def limit_releases(
     known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
     if data not in known:  # Python may give a data set any name, so a mistyped one is only reported
         say(f"{data}: is not a known data set, and nothing was released on it yet{nearest(data, known)}")
+    # The limit is set all the same: it refuses further releases.
     if spent > epsilon:
         say(
             f"{data}, unit {unit}: earlier releases count as {spent:.4g} where later ones may depend on them, which is "

@@ -370,6 +370,7 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
         raise ProjectError(f"NAME: {str(folder)!r} has no letter a-z to begin with; give a name such as hospital.")
     if name in [*REGISTRY]:  # without loading entries
         raise ProjectError(f"NAME: {name} is the name of a known data set; give another, such as my_{name}.")
+    # A link that leads nowhere is in the way too.
     if os.path.lexists(folder):
         raise PlaceError(f"NAME: {folder} exists already; give another name, or remove it.")
     words = {"name": name, "beside": _BESIDE[kind], "first_step": _FIRST_STEP[kind]}

@@ -411,6 +411,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
                 "series": names[point.series],
                 "data": point.panel.data,
                 "privacy": class_label(point.panel.privacy),
+                # Five digits are finer than a pixel, and keep a page of thousands of points small.
                 "values": [round(value, 5) for value in (epsilon, disparity, 1 - error, 1 - refused)],
                 "words": [
                     f"{epsilon_text(epsilon)}{' †' if point.epsilon_is_data_dependent else ''}",
@@ -809,6 +810,7 @@ _SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
 def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
     """File names and contents: slices and attainment of each data set and privacy class, in each format."""
     style = style or FigureStyle()
+    # Of all points: a method looks the same in every picture.
     known = looks(points)
     files: dict[str, bytes] = {}
     names: set[str] = set()
@@ -824,6 +826,7 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
         attainment = attained(view, PAIRS[0], stairs, _PAPER)
         del attainment["autosize"]
         attainment["title"] = _caption(view, style, narrow, "reached by at least half of the seeds")
+        # On paper the rows are inside; on a page the script adds them.
         attainment["datasets"] = {"stairs0": stairs}
         drawn = {"slices": (_slices(view, style), style.width), "attainment": (attainment, narrow)}
         for kind, (specification, width_in) in drawn.items():

@@ -414,6 +414,7 @@ def _class_view(
 ) -> dict[str, Any]:
     """The section of one privacy class: its panels, each with what depends on the notion, once per notion."""
     panels: list[dict[str, Any]] = []
+    # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):
         if panel.privacy != privacy:
             continue

@@ -110,6 +110,7 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, 
         }
     ]
     if len(lines) == 1:
+        # First, so that the area lies below the line.
         layers.insert(0, {"mark": {"type": "area", "fill": "var(--wash)"}, "encoding": place})
         last_x, last_y = points[-1]
         label = {"type": "text", "text": names[0], "align": "right", "dx": -9, "dy": -9, "fill": "var(--ink)"}

@@ -471,4 +471,5 @@ def _extract(bundle: zipfile.ZipFile, folder: Path) -> None:
     # As declared: zipfile reads no more of an entry than that.
     if sum(entry.file_size for entry in bundle.infolist()) > _MOST_BYTES:
         raise ValueError(f"more than {_MOST_BYTES} bytes")
+    # Every name is known and without a folder, so none leads out of this one.
     bundle.extractall(folder)

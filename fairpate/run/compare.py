@@ -327,6 +327,7 @@ def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> A
     try:
         return work(*arguments)
     finally:
+        # Ray uses the worker again, and the next cell has a time of its own.
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -476,6 +477,7 @@ def failure(cell: Cell, cause: str) -> Row:
     )
 
 
+# One is enough, since cells come in the order of data sets and seeds; more would hold several large data sets.
 @lru_cache(maxsize=1)
 def _dataset(config_json: str) -> Dataset:
     """The data set, once for all cells in a row that read it."""

@@ -63,6 +63,7 @@ def back_up_run(path: Path, out: Path) -> int:
     run, source = ledger_of(path)
     if ledger_files(out):
         raise ConfigError(f"{out}: already exists; choose another name.")
+    # Verified before it is copied: a copy of a damaged ledger would pass for a backup.
     header, rows, _ = verified(source.ledger, source.anchor)
     if run is not None:
         _note_reading(run, "backup", out=str(out))
@@ -112,6 +113,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
             )
         audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
         if target.is_in_folder:
+            # Renamed first: nothing is written over a ledger, and a crash in between leaves the old one whole.
             _set_aside(Path(target.ledger))
             write_store(target.ledger, header, rows)
         else:

@@ -144,6 +144,7 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
         models["published model"] = published_model(config)
     shape = tuple(dataset.public.x.shape[1:])
     for name, model in models.items():
+        # Before anything is trained or charged: a file that does not fit would end the run after that.
         if model.weights is not None:
             build_model(model, input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
             reporter.note("weights", f"{name} start from {model.weights.path}, sha256 {model.weights.sha256}")
@@ -261,6 +262,7 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
             warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)  # near enough for a comparison
             predicted = model.fit(x_NF, labels_N).predict(test_MF)
         while len(_predictions) >= _MOST_KEPT:
+            # The oldest entry; another thread may have removed it already.
             _predictions.pop(next(iter(_predictions)), None)
         _predictions[key] = predicted
     return WithoutPrivacy(accuracy=float((predicted == test.y.numpy())[measured_N].mean()), num_records=len(private))

@@ -201,6 +201,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         session=session,
         pool=public,
         count_votes=voters.count_votes,
+        # Without `take_over`: a service that was deposed must not depose its successor by itself.
         reopen=open_books,
         voters_answer=voters.are_answering,
         try_vote=lambda: voters.try_vote(public.features[:1]),

@@ -263,6 +263,7 @@ class Cell:
             if path in ("method", "data.name") or unread_because_of(path, every) is not None:
                 continue
             if path not in start or start[path] != dumped[path]:
+                # In one line, for a shell. PyYAML ends a bare scalar with `...`, the mark of a document's end.
                 text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
                 text = text.removesuffix("\n").removesuffix("\n...")
                 words.append(f"--set {shlex.quote(f'{path}={text}')}")
