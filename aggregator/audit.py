@@ -186,7 +186,7 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
                 f"{name}: holds {last.number} entries, and not the number {before.number} of the log; it was rolled "
                 "back, or the log is another ledger's."
             )
-        # Where entries follow, the digest of the first one is over `before`: another ledger's log fails there.
+        # If entries follow, the digest of the first covers `before`, so that the log of another ledger fails there.
         for number, kind, text, digest in verified_entries(found.rows, name, found.header.chain, before):
             payload = entry_payload(name, number, text)
             values: dict[str, Any] = {"entry": number}
@@ -316,7 +316,7 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
             content = file.read()
             *_, (last, _) = (Head(0, ""), {}), *_actions(journal, content)
             values = {"action": last.number + 1, "at": _moment(time.time()), "event": event, **facts}
-            # Over the part of a line that a crash may have left.
+            # Overwrites the part of a line that a crash may have left.
             file.seek(content.rfind(b"\n") + 1)
             file.truncate()
             file.write(_chained(values, last.digest)[0].encode() + b"\n")

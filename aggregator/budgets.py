@@ -285,7 +285,7 @@ class _Bucket:
     num_seen: int = 0
 
     def level_at(self, now_s: float) -> float:
-        # A clock that was set back fills nothing up.
+        # While a clock that was set back catches up, nothing leaks out.
         passed_s = max(0.0, now_s - self.filled_at_s)
         return max(0.0, self.level - passed_s * self.rule.max_queries / self.rule.period_s)
 

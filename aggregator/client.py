@@ -77,6 +77,7 @@ class AggregatorClient:
         timeout_s: float = 60.0,
         retry: RetryRule | None = None,
     ) -> None:
+        # A header and not a part of the URL, which servers and proxies log.
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url
         self._retry = retry or RetryRule()
@@ -242,6 +243,7 @@ class QueryShell(cmd.Cmd):
         try:
             return bool(super().onecmd(line))
         except UserError as error:
+            # Without markup: the message may quote brackets that the user typed.
             self._console.print(str(error), style="red", markup=False)
             return False
 
@@ -262,6 +264,7 @@ class QueryShell(cmd.Cmd):
     def do_ask(self, line: str) -> None:
         """ask 17 | ask 0:20 | ask {"features": [...], "group": "red"}: ask pool records by number, or one of yours."""
         questions = parse_questions(line)
+        # Before the questions: if this fails, nothing was charged.
         names = self._client.statement().label_names
         table = Table("query", "reply", box=None)
         replies = [reply for batch in self._client.ask_many(questions) for reply in batch.replies]
@@ -326,6 +329,7 @@ def parse_questions(text: str) -> list[Question]:
             raise CommandError(f"Expected JSON ({error}).") from error
         return value if isinstance(value, list) else [value]
     ranges = [parse_range(word) for word in stripped.split()]
+    # Before the list is made, which a long range would fill the memory with.
     if (total := sum(map(len, ranges))) > _MOST_QUESTIONS:
         raise CommandError(f"{stripped}: expected at most {_MOST_QUESTIONS} records at once, got {total}.")
     questions: list[Question] = [number for numbers in ranges for number in numbers]

@@ -556,6 +556,7 @@ class AggregatorConfig(QueriesConfig):
 
     @model_validator(mode="after")
     def _noise_is_positive(self) -> AggregatorConfig:
+        # The record allows 0, for tests; a run without noise would have no price.
         for field in ("threshold_stddev_votes", "noise_stddev_votes"):
             value = getattr(self.mechanism, field)
             if not 0 < value <= MAX_THRESHOLD_VOTES:

@@ -334,7 +334,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if "method" in params:
             if not isinstance(params["method"], str):
                 raise ValueError(f"method: expected a name, got {params['method']!r}.")
-            parameters_of(params["method"])  # a method that there is not changes nothing
+            parameters_of(params["method"])  # an unknown method is refused before anything is changed
             self.method = params["method"]
         known = self.get_params(deep=False)
         # A section before the settings in it, which would be lost otherwise.
@@ -636,7 +636,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return replace(self.student_, card=replace(self.student_.card, group_names=names))
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
-        def short(value: Any) -> str:  # of records, their shape alone
+        def short(value: Any) -> str:  # of records it shows the shape alone
             shape = getattr(value, "shape", None)
             return f"<{type(value).__name__} {'x'.join(map(str, shape))}>" if shape else repr(value)
 
@@ -666,7 +666,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.classifier_tags.poor_score = isinstance(self.public_X, int) or self.sensitive_feature is not None
         try:
             tags.classifier_tags.multi_class = not self._configuration(seed=0).learns_two_classes
-        except ValueError:  # reported by fit, and tags are read before
+        except ValueError:  # fit reports it; tags are read earlier
             tags.classifier_tags.multi_class = True
         return tags
 

@@ -554,7 +554,7 @@ _BIND_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 _BACKLOG, _ACCEPTED_TOGETHER = 4096, 64
 _GRACE_S = 10  # less than `_STOP_TIMEOUT_S`, so that uvicorn ends its requests before its thread is abandoned
-_TICKS_PER_LOOK = 20  # of a tenth of a second
+_TICKS_PER_LOOK = 20  # ticks of a tenth of a second
 
 
 class ServiceError(UserError, RuntimeError):

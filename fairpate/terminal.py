@@ -147,6 +147,7 @@ def speaking(*, to_program: bool) -> Iterator[None]:
     document = (_document.get() or _Document(stream=sys.stdout)) if to_program else None
     token = _document.set(document)
     try:
+        # A library that prints a line would spoil the document.
         with redirect_stdout(sys.stderr) if to_program else nullcontext():
             yield
     finally:
@@ -200,7 +201,7 @@ def _write(values: Mapping[str, Any]) -> None:
     if document is None or document.is_written:
         return
 
-    def plain(value: Any) -> Any:  # numbers of arrays as numbers, all else by its name
+    def plain(value: Any) -> Any:  # scalars of arrays as numbers, anything else as text
         return value.item() if hasattr(value, "item") else str(value)
 
     text = json.dumps(strict(values), indent=2, allow_nan=False, default=plain)
@@ -372,7 +373,7 @@ def extra_fault(extra: str) -> ExtraFault | None:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the packages themselves
+            warnings.simplefilter("ignore")  # those of the packages themselves
             for module in MODULES[extra]:
                 importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -198,6 +198,7 @@ class AnswersWanted(Body):
 
 def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
     """Return a :class:`Reply` as JSON; it does not contain the step that refused."""
+    # Not hidden among refusals: unless votes decide when the budget ends, its room follows from public numbers.
     if isinstance(reply, OverBudget):
         return {"key": key, "status": "over_budget", "label": None}
     return {"key": key, "status": "refused" if reply.label is None else "answered", "label": reply.label}

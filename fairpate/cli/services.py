@@ -52,6 +52,7 @@ data_app = Commands(help="List, fetch and describe data sets; declare your own r
 @data_app.command("list")
 def list_data(data_dir: DataDir = None) -> Output:
     """List all data sets with task, sensitive attribute, size and licence."""
+    # A mistyped folder would look like one without any files.
     if data_dir is not None and not data_dir.is_dir():
         raise ConfigError(f"--data-dir: {data_dir} is not a folder; give the folder with the publishers' files.")
     from fairpate.cli.summaries import listing_table
@@ -126,6 +127,7 @@ def check_data(
 
     with waiting("data"):
         found = check_declaration(data_config(name, options, data_dir))
+    # Exit code 1 where a run would refuse the records, so that scripts notice.
     facts = strict(found) | {"remarks": [READING_TELLS]}
     return Output(facts=facts, words=check_table(found), code=int(bool(found.refused)))
 
@@ -159,6 +161,7 @@ def audit_ledger(
 ) -> Output:
     """Print charges, limits and what operators did as JSON lines, or check such a log. Nothing depends on votes."""
     if check is not None or head is not None:
+        # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
         if check is None or head is None or path is not None or follow or out is not None:
             raise UsageError("--check LOG and --head HASH belong together, without a run, --follow or --out.")
         from fairpate.run.ledger_commands import check_audit_log

@@ -42,7 +42,7 @@ from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import READING_TELLS, UsageError
 from student.card import read_card
 
-_WIDTH = 100  # of prose in columns, which would else be as wide as its longest sentence
+_WIDTH = 100  # columns; otherwise prose is as wide as its longest sentence
 
 
 def list_methods() -> Output:
@@ -213,6 +213,7 @@ def findings() -> Iterator[Finding]:
     yield Finding(name="gpus", value=", ".join(gpus) or "none")
     address = os.environ.get("RAY_ADDRESS")
     yield Finding(name="ray cluster", value=address or "this machine alone (RAY_ADDRESS is not set)")
+    # Runs are written below the working directory unless --out says otherwise.
     free = shutil.disk_usage(Path.cwd()).free
     room = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
     if free < _LITTLE_DISK:

@@ -631,6 +631,7 @@ _PAPER = _Medium(
     scale=0.42,  # a mark on paper is smaller than on a screen
     font="Liberation Sans, Arial, Helvetica, sans-serif",
 )
+# The letters of epsilon, disparity, accuracy and coverage in a row, in the order of drawn coordinates.
 _FIELDS = "edac"
 _CROSS = "M-.7-.7L.7.7M.7-.7L-.7.7"
 _ALL_LEVELS = 1_000_000

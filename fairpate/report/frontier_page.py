@@ -196,6 +196,7 @@ def _accuracy_with_error(point: Point) -> str:
 
 def _accuracy_words(point: Point) -> str:
     words, refused = percent(1 - point.value("error")), point.value("refused")
+    # A mean of zeros over seeds may differ from 0 by rounding.
     return words if refused <= 1e-12 else f"{words} of the {percent(1 - refused)} answered"
 
 

@@ -384,6 +384,7 @@ def _drawn_apart(
     """
     if predictions_N.ndim != 1:
         right_NC = np.take_along_axis(predictions_N, records["labels_N"][:, None], axis=1)
+        # Clipped, because rounding may leave a probability a little outside.
         right = np.concatenate([1 - right_NC, right_NC], axis=1).clip(0, 1)
     else:
         right = (predictions_N == records["labels_N"]).astype(np.int64)
@@ -540,6 +541,7 @@ def shown_records(
         """The cells that are small among one of the sets of records, by their number of different units."""
         found = np.zeros(num_cells, np.bool_)
         for part in of:
+            # Each unit once per cell: a person with ten records in a cell is one.
             pairs = np.unique(cells_N[part] * (units_N.max(initial=0) + 1) + units_N[part])
             size = np.bincount(pairs // (units_N.max(initial=0) + 1), minlength=num_cells)
             found |= (size > 0) & (size < least)

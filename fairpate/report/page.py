@@ -15,7 +15,7 @@ from fairpate.pages import environment
 from fairpate.words import delta_text
 
 _MAX_POINTS = 240
-_ALL_DIGITS = Context(prec=400)  # of any float, and two after its point
+_ALL_DIGITS = Context(prec=400)  # all digits of any float, and two decimals
 # Whatever the language of the machine.
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),

@@ -509,7 +509,7 @@ def _learned_without_privacy(found: WithoutPrivacy) -> str:
 
 
 POPULATION_FORMAT = "fairpate.private_population/1"
-_NEARLY_ONE = 0.995  # an estimate of a constant comes as near to 1
+_NEARLY_ONE = 0.995  # the estimate of a constant prediction comes this near to 1
 
 
 @dataclass(frozen=True, kw_only=True)

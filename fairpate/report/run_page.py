@@ -134,9 +134,11 @@ def histogram(
     totals = [sum(column) for column in zip(*stacks.values(), strict=True)]
     if not any(totals):
         return _NOTHING.format(title)
+    # Stacked here: Vega-Lite stacks bars, and not rectangles between two edges.
     rows, base = [], [0] * len(totals)
     for name, counts in stacks.items():
         for place, number in enumerate(counts):
+            # An empty bar would be drawn as a line, by its outline.
             if number:
                 ends = {
                     "left": edges[place],

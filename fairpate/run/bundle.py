@@ -372,7 +372,7 @@ class _Check:
 
     def student(self) -> str:
         """The student is readable, whole, and the one that card and graph were made from."""
-        from student.student import load_student  # of torch, which writing a bundle does without
+        from student.student import load_student  # imports torch, which writing a bundle does not need
 
         card = load_student(self.bundle.student).card
         digest = sha256_of(self.bundle.student)
@@ -464,6 +464,7 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
 def _extract(bundle: zipfile.ZipFile, folder: Path) -> None:
     """Extract the files of a bundle; ValueError for any other entry, and for more bytes than a bundle has."""
     names = bundle.namelist()
+    # Of two entries with one name, programs differ in which they extract.
     if HEAD not in names or len(set(names)) < len(names):
         raise ValueError(f"no {HEAD}, or a name twice")
     if unknown := sorted(set(names) - _NAMES - {HEAD}):

@@ -135,6 +135,7 @@ def compare(
     by the next call. However the sweep ends, finished cells stay, and the tables hold them. PoolError where no node
     can hold a cell and none comes in time.
     """
+    # An absolute path, because workers have other working directories.
     folder = open_sweep_folder(root.resolve(), sweep)
     with sole_driver(folder, sweep):
         finished = folder.finished(cells)

@@ -109,6 +109,7 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
     """
     if data.embedding is not None and run.embedding.exists():
         try:
+            # Placed by the embedding that is kept: one that is fitted again may have other axes.
             return placed(load(data.model_copy(update={"embedding": None})), read_embedding(run.embedding))
         except EmbeddingFileError as error:
             raise RunDirectoryError(str(error)) from error

@@ -261,9 +261,11 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
     # Read as plain values: a card needs the method's name, not the package that defines it.
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     trained_on = require_data(run)
+    # The file may have been replaced by the model of another run.
     require_student_of(run, trained_on, read_student_card(run.student))
     data = CardData(name=trained_on.name, kind=trained_on.kind, given_from_python=True)
     if not trained_on.given_from_python:
+        # Without the folder of the data: a card can be made where the records are not.
         given = {
             each: config["data"][each] for each in ("name", "seed", "options", "declaration") if each in config["data"]
         }
@@ -456,7 +458,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
     Where packages are missing or torch cannot write the model, a note says why: the run is whole without it.
     """
-    from student.portable import PortableError, missing_packages, portable  # of torch, which a card does without
+    from student.portable import PortableError, missing_packages, portable  # imports torch, which a card does not need
 
     if run.graph.is_file() and run.graph_description.is_file():
         # Checked by content: file times do not survive a copy of the folder.

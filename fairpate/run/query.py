@@ -143,7 +143,7 @@ def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
     try:
         parts = urlsplit(url)
         is_known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no port, or no address, has that form
+    except ValueError:  # the port or the address is malformed
         is_known = False
     if not is_known:
         raise CommandError(f"{url}: expected a URL of a service, such as {DEFAULT_URL}.")
@@ -160,4 +160,5 @@ def read_token(path: Path | None) -> str | None:
     words = text.split()
     if path is not None and not words:
         raise CommandError(f"--token-file: {path} is empty; give the file with your token.")
+    # The last word: a line of a token file may begin with a name.
     return words[-1] if words else None

@@ -387,6 +387,7 @@ class Odometer:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Made here and not by SQLite, which follows the umask.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        # A long timeout, because another process may compose loss distributions inside its transaction.
         database = sqlite3.connect(self.path, isolation_level=None, timeout=60)
         try:
             # A release becomes visible right after its row, which must outlast a loss of power.
@@ -553,6 +554,7 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
     if origin.after:
         header["after"] = origin.after
     write_atomically(path, lambda temporary: temporary.write_bytes(save(arrays, {"release": json.dumps(header)})))
+    # Arrays that were released are public, whatever the umask.
     path.chmod(0o644)
 
 
@@ -599,7 +601,7 @@ def take_release(run: RunDirectory, source: Path) -> None:
     """Let ``run`` learn from the release of the run in ``source``. RunFolderError if it has another release already."""
     content = RunDirectory(root=source).released.read_bytes()
     has_started = run.statement.exists() or run.receipt.exists() or run.released.exists()
-    # The same release again is no second one: a run that was interrupted may be called again.
+    # The same release again is not a second one: the command of an interrupted run may be repeated.
     if has_started and not (run.released.exists() and run.released.read_bytes() == content):
         raise RunFolderError(f"{run.root}: has a release of its own; give another folder with --out.")
     write_atomically(run.released, lambda temporary: temporary.write_bytes(content))
@@ -870,6 +872,7 @@ class LedgerMeter:
         self._settled = ledger.num_reservations
         # A ledger that was opened and never asked is no release.
         if self._settled or self._log.stored() is not None:
+            # Past a limit too: these queries were charged, and a refusal would leave them out of the sum.
             self._store(self._settled, enforce=False)
 
     def __call__(self, num_reservations: int) -> None:

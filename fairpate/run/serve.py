@@ -151,6 +151,7 @@ def service_settings(
 
 
 _WATCH_INTERVAL_S = 5.0
+# A restart verifies the ledger and starts the voters again before the service answers.
 _WATCH_TIMEOUT_S = 300.0
 
 Started = Callable[[Sequence[Mapping[str, object]]], object]
@@ -423,7 +424,7 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
     """Start Ray for a service; one that stays needs a cluster that stays."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError("--detach and --stop need a cluster that stays; set RAY_ADDRESS, or leave them out.")
-    from teachers.ray_pool import start_ray  # of torch, which a refusal does without
+    from teachers.ray_pool import start_ray  # imports torch, which a refusal does not need
 
     with start_ray(config):
         yield

@@ -412,7 +412,7 @@ def _config(
     try:
         for layer in layers:
             if not isinstance(values["data"], dict):
-                break  # to be reported, and not to be replaced unseen
+                break  # reported below; a merge would replace it unseen
             laid.append(layer)
             values = merge(values, read_of(schema, _nested(layer)))
         config = parse_config(values | {"method": method}, schema)
@@ -429,7 +429,7 @@ def _config(
     except (ConfigError, DataError) as error:
         found.append(error)
     read = None
-    with suppress(ValidationError):  # a section that is no section was reported with the rest of the configuration
+    with suppress(ValidationError):  # a value in its place was reported with the rest
         read = DataConfig.model_validate(values["data"])
     try:
         # As JSON text, the key of a cache: thousands of cells share the look-up of a few data sets.
@@ -476,7 +476,7 @@ def _fitted_start(data: str, method: str, layers: Sequence[_Layer]) -> Values:
             given = merge(given, {"data": own})
     try:
         config = parse_config(given["data"], DataConfig)
-    except ConfigError:  # reported with the rest of the configuration
+    except ConfigError:  # the caller reports it with the rest
         return given
     return merge(_fitted_values(method, config.model_dump_json()), {"data": {"name": config.name}})
 
@@ -712,6 +712,7 @@ def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None)
     if known is not None and known.exists():
         with suppress(RecordsTableError):  # damaged: it is assembled anew from the parts
             found = read_table(known)
+            # A failure is read from its own file, which may have another cause by now.
             found = found.filter(pc.equal(found["status"], "ok"))
     read = set(found["digest"].to_pylist())
     new = [read_table(parts / f"{digest}.parquet") for digest in wanted if digest not in read]
