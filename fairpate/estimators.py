@@ -219,7 +219,7 @@ def _write_student(student: Student, folder: Path) -> None:
 def _typed(names: npt.NDArray[Any]) -> dict[str, Any]:
     """Return an array of names as JSON with its type: numbers, truth values or words. ValueError for other objects."""
     words = names.astype(str) if names.dtype == object else names
-    # An array of objects may hold what its text does not give back.
+    # Objects may not be what their text says, and could not be restored from it.
     if words.dtype.kind not in _KINDS or not np.array_equal(words, names):
         raise ValueError(f"classes_, groups_: expected words or numbers, which JSON can hold, got {names.tolist()}.")
     return {"type": str(names.dtype), "values": words.tolist()}
@@ -662,7 +662,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = getattr(self, "noise", "seeded") != "seeded"
-        # Voters of a drawn pool, and features without the sensitive one, are not held to a score on 300 records.
+        # With a drawn pool, or without the sensitive column, a check on 300 records must not expect a high score.
         tags.classifier_tags.poor_score = isinstance(self.public_X, int) or self.sensitive_feature is not None
         try:
             tags.classifier_tags.multi_class = not self._configuration(seed=0).learns_two_classes
@@ -698,7 +698,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return what qualifies the claim of an estimator, in addition to the remarks of a run."""
         found = []
         if self.privacy_.relation == "add or remove one" and self.num_records is None:
-            # Each setting moves one way with the size: where both ends agree, nothing follows from it.
+            # Each setting is monotone in the size: if both ends agree, the settings reveal nothing of it.
             ends = (Sizes(num_records=size, num_public=sizes.num_public) for size in (_FEWEST, _MOST))
             few, many = (self._configuration(end, seed=0) for end in ends)
             found += [_FOLLOWS_FROM_SIZE.format(f"{unit}s")] if few != many else []

@@ -602,7 +602,7 @@ class HttpServer:
 
     def __init__(self, servable: Servable, settings: HttpSettings, *, tracer: Any = None) -> None:
         """Start to serve. ``tracer`` replaces the one that the settings ask for."""
-        # First of all: a port that is taken ends the start.
+        # First: a port that is taken ends the start before anything else is opened.
         listening = bind(settings.host, settings.port)
         if settings.log_file is not None:
             handler = _PrivateFile(settings.log_file, encoding="utf-8")  # opened again after a rotation moved it

@@ -468,7 +468,7 @@ def _degenerate(measured: Evaluation, table_GYC: rates.FloatArray) -> Iterator[s
         if (group.num_answered or 0) < LEAST_RECORDS:
             continue
         only, is_only = _only_class(counts_YC)
-        # Whole numbers, but for the rounding of probabilities that a drawn label's records are counted by.
+        # Rounded: a randomised model's records are counted by probabilities, whose sums are not quite whole.
         if only is None or round(counts_YC.sum() - counts_YC[only].sum()) < LEAST_OTHERS:
             continue
         if is_only:

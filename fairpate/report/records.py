@@ -217,7 +217,7 @@ def described_event(event: Mapping[str, Any], unit: Unit | None = None) -> str:
         for name, value in event.items()
         if isinstance(value, int | float) and name != "count"
     )
-    # Older statements lack the noun.
+    # Older statements lack the noun. Its first word gets the plural: 2 tables of votes.
     head, *of = str(event.get("noun") or event_from(event, unit).noun).partition(" of ")
     number = event.get("count", 1)
     samples = "over Poisson samples" if event.get("sampling_rate", 1) < 1 else ""

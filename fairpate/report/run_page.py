@@ -200,7 +200,7 @@ def _drawn(
     drawing = vl_convert.vegalite_to_svg(specification)
     # Without width and height the drawing takes the width of its place on the page.
     frame, body = re.match(r'<svg [^>]*(viewBox="[^"]*")>(.*)</svg>$', drawing, re.DOTALL).groups()  # type: ignore[union-attr]
-    # The page's frame names the drawing as a whole, so that a reader by ear does not hear every mark.
+    # The SVG's own label names the drawing as a whole, so that a screen reader does not read every mark.
     body = re.sub(r' (?:role|aria-[a-z]+)="[^"]*"', "", body)
     name = escape(title)
     return Markup(f'<svg {frame} role="img" aria-label="{name}"><title>{name}</title>{definitions}{body}</svg>')  # noqa: S704 - vl-convert escapes its text
@@ -342,7 +342,7 @@ def private_report(report: PrivateReport) -> str:
     )
     totals = [public.guarantee.epsilon, *(float(epsilon_Q[-1]) if len(epsilon_Q) else 0.0 for epsilon_Q in courses[1:])]
     queries = _query_by_query(report, voting)
-    # Where no price depends on votes there is one ledger: the paper's rule is of a mechanism that this one is not.
+    # Where no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
     are_one = all(np.array_equal(courses[0], other) for other in courses[1:])
     num_ledgers = 1 if are_one and not queries["costs"] else len(_LEDGERS)
     return render(

@@ -342,7 +342,7 @@ class _Check:
         self.recomputed = recomputed
         stated = math.inf if statement.epsilon is None else statement.epsilon
         self.require(math.isfinite(stated), "statement.json: epsilon is infinite: nothing is guaranteed")
-        # From one side: a claim may exceed what its events cost, as a bound does that was fixed beforehand.
+        # One-sided: a claim may exceed the cost of its events, as a bound does that was fixed beforehand.
         within = recomputed <= stated * (1 + TOLERANCE)
         self.require(
             within, f"epsilon: recomputed {recomputed:.4f} > stated {stated:.4f} at delta {delta_text(statement.delta)}"
@@ -360,7 +360,7 @@ class _Check:
         if queries is None:
             return None
         priced = sum(event.get("count", 0) for event in statement.events)
-        # More may be priced: where released labels decide how many are submitted, what was planned is.
+        # More may be priced: where released labels decide how many are submitted, the plan is priced.
         self.require(priced >= queries.submitted, f"events: {priced} queries priced, {queries.submitted} submitted")
         ended = queries.answered + queries.rejected_confidence + queries.rejected_fairness + queries.refused_free
         self.require(ended <= queries.submitted, f"queries: {ended} ended, {queries.submitted} submitted")

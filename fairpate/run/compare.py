@@ -264,7 +264,7 @@ def collect_shared_releases(
     while not _require_room(sweep, since=started):
         time.sleep(_WAIT_S)
     tasks = sweep.tasks
-    # Never tried again by Ray: a worker that died may have drawn a release, and the next one is another.
+    # Ray must not retry: a worker that died may have drawn a release, and a retry would draw a second one.
     remote: Any = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=0)(_in_time)
     # The file is in the public folder of the release's run directory, hence its second parent.
     drawn = {

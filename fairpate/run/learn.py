@@ -113,7 +113,7 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
             return placed(load(data.model_copy(update={"embedding": None})), read_embedding(run.embedding))
         except EmbeddingFileError as error:
             raise RunDirectoryError(str(error)) from error
-    # Made anew it might turn, and the student's weights belong to the coordinates of before.
+    # Fitted again it may have other axes, and the student's weights belong to the old ones.
     if data.embedding is not None and run.student.exists():
         raise RunDirectoryError(
             f"{run.embedding}: gone, although {run.student} reads its coordinates; restore it from a copy, or start a "
@@ -139,7 +139,7 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
             write_text(path, secrets.token_hex(32) + "\n", private=True)
         secret = bytes.fromhex(path.read_text(encoding="utf-8").strip())
     private = without_order(dataset.private, seed=config.seed, secret=secret)
-    # Its source holds the records in another order.
+    # The source is left out: it has the records in another order.
     return replace(dataset, private=private, source=None)
 
 
@@ -196,7 +196,7 @@ def _digest(dataset: Dataset) -> str:
         dataset = replace(dataset, test=dataset.private)
     digest = hashlib.sha256()
     for split in dataset.splits.values():
-        # JSON of the names and the shape, name by name: a list of all names would not fit where records do not.
+        # JSON of names and shape, name by name: where records do not fit into memory, a list of names may not.
         digest.update(b"[[")
         for row, name in enumerate(split.record_id):
             digest.update(f"{', ' if row else ''}{json.dumps(name)}".encode())

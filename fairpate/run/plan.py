@@ -209,7 +209,7 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
                 f"an earlier run of {config.method}, {name}, did not beat the most common class at epsilon "
                 f"{epsilon_text(record['epsilon'])}: {percent(accuracy)} of {percent(share)}"
             )
-    # Voters where the attribute alone is protected name no class.
+    # Where the attribute alone is protected, the votes are about groups, not about classes.
     voting = None if config.protects_attribute_only else _voting(config, dataset)
     if voting is not None and (words := too_little_to_learn(voting, dataset.num_classes, majority)):
         found.append(words)

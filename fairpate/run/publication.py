@@ -469,7 +469,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
     if missing:
         reporter.note("onnx", f"no model.onnx: {', '.join(missing)} missing; pip install 'fairpate[onnx]', run again")
         return
-    # With the embedding inside, checked on public records as they were before it.
+    # The graph contains the embedding, so it is checked on public records as they were before that.
     records = dataset.public.x[:_MOST_RECORDS]
     if dataset.before_embedding is not None:
         student, records = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples
