@@ -394,6 +394,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folder = getattr(self, "folder", None)
         with tempfile.TemporaryDirectory(prefix="fairpate-") if folder is None else nullcontext(folder) as root:
             trained, student = train_model(config, dataset, Reporter(quiet=not self.progress), folder=Path(root))
+        # Set when all has succeeded: an estimator whose training failed does not look fitted.
         self.classes_, self.groups_ = classes, group_names
         # The data set of the configuration is the records that were given, not the one that commands have by default.
         self.config_ = config.model_copy(update={"data": config.data.model_copy(update={"name": dataset.name})})

@@ -96,7 +96,7 @@ class Backend:
             verification.close()
             for watch in watches:
                 watch.cancel()
-            # In a thread: it waits for the write under way, however long its voters take.
+            # The ledger last, as the watches read it; in a thread, as it waits for the write under way and its voters.
             await asyncio.to_thread(writer.close)
 
         max_bytes = max_body_bytes(pool)

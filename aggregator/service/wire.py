@@ -45,6 +45,7 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import GateRule, IntArray, strict
 from fairpate.words import delta_text, meaning
 
+# As many as the batcher asks together: a full request is one group.
 MAX_QUERIES_PER_REQUEST = 1024
 MAX_KEYS_PER_FILE = 10_000
 
@@ -219,6 +220,7 @@ def worded(values: dict[str, Any]) -> dict[str, Any]:
 class PageOfLedger(Body):
     """The requested part of the ledger; values arrive as text."""
 
+    # A query string is text: a strict model would refuse `limit=100`.
     model_config = ConfigDict(extra="forbid", strict=False)
     start: int = Field(0, ge=0, le=2**31, description="Number of the first charge, from 0.")
     limit: int = Field(100, ge=1, le=1000, description="The most charges to return.")

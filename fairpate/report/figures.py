@@ -731,6 +731,7 @@ def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict
     def channel(values: Sequence[Any], *, has_legend: bool = True) -> dict[str, Any]:
         # A page has buttons in place of a legend.
         legend = {"title": None, "symbolOpacity": 1, "symbolDash": [1, 0]} if has_legend and medium is _PAPER else None
+        # One domain for stroke, fill and shape: Vega-Lite joins their legends into one.
         scale = {"domain": names, "range": list(values)}
         return {"field": "s", "type": "nominal", "scale": scale, "legend": legend}
 

@@ -277,6 +277,7 @@ def collect_shared_releases(
         cell = cell_of[path]
         reporter.note("release", f"for {cell.method} on {cell.data}, seed {cell.config.seed}")
         try:
+            # Without a timeout of its own: `tasks.max_minutes`, where it is set, ends the task.
             content, release = ray.get(reference)
             # Before cells find the file: a crash in between counts it again, under the same id.
             count_cell(release)
