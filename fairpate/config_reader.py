@@ -229,6 +229,7 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
     *parents, field = dotted.split(".")
     section = values
     for name in parents:
+        # A section that is null is off; setting one of its fields switches it on.
         if section.get(name) is None:
             section[name] = {}
         section = section[name]

@@ -195,6 +195,7 @@ def _reject_option(card: StudentCard) -> dict[str, Any]:
     assert card.idp3 is not None
     margin = card.idp3.max_disparity
     return {
+        # JSON has no infinity: null is a margin that refuses nothing.
         "rule": asdict(card.idp3) | {"max_disparity": margin if np.isfinite(margin) else None},
         "state": {
             "name": "counts",

@@ -103,6 +103,7 @@ class StudentReplica:
             "sensitive_attribute": card.sensitive_attribute,
             "randomised": card.is_randomised,
             "needs_group": card.needs_group,
+            # As text, because the margin may be infinite, which JSON cannot say.
             "idp3": None if rule is None else {"max_disparity": str(rule.max_disparity), "min_count": rule.min_count},
         }
 

@@ -88,6 +88,7 @@ class Student:
         With IDP3 some predictions are not answered; IDP3 and a mixing by group need ``sensitive_features`` (N,), the
         groups. ``generator`` draws the labels of a randomised student; None: a fresh one.
         """
+        # Asked here too: `probabilities` needs groups only where predictions are mixed.
         if self.card.idp3 is not None:
             self._require_groups(sensitive_features)
         probabilities = self.probabilities(x, sensitive_features)

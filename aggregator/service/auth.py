@@ -100,6 +100,7 @@ def read_tokens(
     for role, path in sources:
         variable = f"FAIRPATE_{role.upper()}_TOKEN"
         if path is not None:
+            # Read again by the actor, whose working directory may be another one.
             files.append((role, path.absolute()))
             entries += _parse(read_private(path), role, str(path))
         elif environment.get(variable):

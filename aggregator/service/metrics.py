@@ -26,7 +26,9 @@ class ServiceMetrics:
     """The metrics of one service, in two registries of their own."""
 
     def __init__(self) -> None:
+        # Not the library's global one, which holds facts of the process and allows one service per process.
         self._registry, self._private = CollectorRegistry(), CollectorRegistry()
+        # By route, not by path: each key in a path would be another time series.
         self._requests = Counter(
             "fairpate_http_requests", "Requests answered.", ["method", "route", "status"], registry=self._registry
         )

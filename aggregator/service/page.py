@@ -194,6 +194,7 @@ def advice(
             "of the ledger from one copy."
         )
         found.append(Advice(level="now", words=words))
+    # `soon` and not `now`: stored replies are still given, and nothing restores a budget.
     if left <= 0:
         words = "The budget is used up. Stored replies are still given; new queries need a new run with new records."
         found.append(Advice(level="soon", words=words))
@@ -230,6 +231,7 @@ _MOST_CALLERS = 20
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
     """Return a :class:`aggregator.service.wire.Costs` of the first charges, which the running price has priced."""
     ledger, cost_Q = books.ledger, books.price.costs(num_charges)
+    # At one order, at which the costs of queries add up and compare.
     worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.price.order])[0])
     of_worst_Q = shares_of_worst(cost_Q, np.full(len(cost_Q), worst))
     varies = votes_matter(of_worst_Q, books.price.voted(num_charges))

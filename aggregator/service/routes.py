@@ -215,6 +215,7 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "epsilon_submitted": strict(status.epsilon_submitted),
         "queries_submitted": status.queries_submitted,
         "noise": terms.noise,
+        # How the settings were chosen is not known here, so no choice counts as priced.
         "tuning_accounted": False,
         "num_teachers": terms.num_teachers,
         "mechanism": wire.worded({"name": terms.mechanism.name, **terms.mechanism.parameters}),

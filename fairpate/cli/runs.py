@@ -142,6 +142,7 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
 
     config.require_trainable()
     folder = own_folder(check_run_directory(config), config)
+    # By the statement and not the model: labels are released without a model where votes have no features.
     spent = f"{folder.root} has its release already" if folder.statement.exists() else None
     source = folder
     if release_of is not None:

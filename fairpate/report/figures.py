@@ -782,6 +782,7 @@ def _config(medium: _Medium, font_size: float) -> dict[str, Any]:
     text = {"labelFontSize": font_size, "titleFontSize": font_size, "labelFontWeight": "normal"}
     return {
         "font": medium.font,
+        # A page has a ground of its own, by day and by night.
         "background": None if medium is _PAGE else medium.ground,
         "padding": 4 if medium is _PAGE else 1,
         "view": {"stroke": None},

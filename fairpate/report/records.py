@@ -381,6 +381,7 @@ class RunStatement:
             left_out = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
             perfect = ""
             if not math.isnan(measured.perfect_gap):
+                # Where tables are hidden the gap was rounded down, so it is worded as a bound.
                 rounded = f"of {measured.perfect_gap:.1f} or more" if measured.perfect_gap else "below 0.1"
                 of = f"of {measured.perfect_gap:.3f}" if any(measured.confusion_GYC) else rounded
                 perfect = (

@@ -239,6 +239,7 @@ def public_report(report: PublicReport) -> str:
             title="Data-independent privacy budget spent against submitted queries",
         )
         released_CG = [
+            # Undefined, not 0, for a group without an answer.
             [row[k] / sum(row) if sum(row) else math.nan for row in voting.answered_GC]
             for k in range(len(report.headline.class_names))
         ]

@@ -206,6 +206,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
             else:
                 dataset = config.queried(as_trained(run, config, load_for(run, config.data)))
         except UserError as error:
+            # The chain holds: a data set that cannot be read is reported, and is no fault of the ledger.
             held = f"not compared, because the data set cannot be read ({error})"
         else:
             queries = choose_queries(dataset, config.plan(dataset).settings)

@@ -114,6 +114,7 @@ def _kept(
     if out is not None:
         table = pa.table(
             {
+                # The batch may have ended early, by the budget or an error.
                 "id": pa.array(ids[: len(replies)], pa.int64()),
                 "key": [reply.key for reply in replies],
                 "status": [reply.status for reply in replies],
