@@ -237,6 +237,7 @@ def epsilon_axis(points: Sequence[Point]) -> EpsilonAxis:
     levels = epsilon_levels(points)
     logs = [math.log10(value) for point in points if 0 < (value := point.value("epsilon")) < math.inf] or [0.0]
     low, high = min(logs), max(logs)
+    # At least 0.4 of a decade wide, also for a single epsilon.
     middle, half = (low + high) / 2, max((high - low) / 2, 0.2)
     return EpsilonAxis(
         low=middle - half,

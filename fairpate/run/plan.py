@@ -223,6 +223,7 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
     """
     # All voters agree: no other votes survive the noise more often.
     agreed_1C = np.array([[voting.votes, *[0] * (num_classes - 1)]])
+    # Only the noise on the counts is read: every query passes a threshold of -inf.
     noisy = ConfidentGnmax(
         threshold=-math.inf, threshold_stddev_votes=1.0, noise_stddev_votes=voting.noise_stddev_votes
     )

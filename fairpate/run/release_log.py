@@ -420,6 +420,7 @@ def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | N
             values |= {name: _events(values[name]) for name in ("events", "plan")}
             found.append(Release(**values | {"rdp_A": np.frombuffer(values["rdp_A"], dtype="<f8")}))
     except (ValueError, TypeError) as error:
+        # As an error of the database: `_transaction` reports all of them with their remedy.
         raise sqlite3.DatabaseError(f"a row cannot be understood: {error}") from error
     return found
 
@@ -670,6 +671,7 @@ class ReleaseLog:
         else:
             self._begin(path)
             released = draw()
+            # Counted as soon as its events are known, and before it is kept: until then nothing of it is visible.
             self.record((*self._before, *released.events), noise=noise, plan=self._planned)
             origin = Origin(id=self.id, settings=settings, pool=pool, after=after)
             save_release(path, released, origin)
@@ -716,11 +718,13 @@ class ReleaseLog:
                 "both epsilons."
             )
         receipt = read_receipt(self._run)
+        # A further release of this run: one row counts it together with those before it.
         if receipt is not None and self._run.released.exists() and not self._is_copy(receipt):
             self.id, self._before = receipt.run, receipt.events
             return
         if receipt is not None and not self._run.released.exists():
             _log.warning("%s: may have released a model that is gone; the next one is counted too.", self._run.root)
+        # Another id, so that the row of what was counted before stays as it is.
         if receipt is not None or self._run.released.exists():
             self.id = secrets.token_hex(16)
         self._before = ()
