@@ -95,6 +95,7 @@ _OF_ESTIMATORS = {
     "progress": False,
     "random_state": None,
 }
+# So far apart that every setting that follows from the size differs between them.
 _FEWEST, _MOST = 1, 10**9
 
 
@@ -205,6 +206,7 @@ def _pipelines_in_front() -> list[tuple[Pipeline, list[tuple[str, object]]]]:
 _FORMAT = "fairpate.estimator/1"
 _STUDENT, _CONFIG, _EMBEDDING = "student.safetensors", "config.yaml", "embedding.safetensors"
 _ESTIMATOR = "estimator.json"
+# NumPy's letters for truth values, integers, floats and text.
 _KINDS = "biufU"
 
 

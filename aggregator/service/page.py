@@ -350,6 +350,7 @@ class States:
 
 
 State = Callable[[], Awaitable[dict[str, Any]]]
+# Few of the connections that a service accepts, as each stream holds one for minutes.
 _MOST_STREAMS, _MOST_PER_CALLER, _FOR_OPERATORS = 64, 8, 8
 _LONGEST_S, _SIGN_OF_LIFE_S, _TICK_S = 600.0, 15.0, 0.25
 

@@ -143,9 +143,11 @@ class ServiceSettings(HttpSettings):
             raise ValueError(f"Expected 0 <= answer_step_s <= 1, got {self.answer_step_s}.")
 
 
+# Ray finds a named actor in its own namespace only, and every driver would have another one.
 NAMESPACE = "fairpate"
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
+# Shorter than callers wait for the actor: they get the cause, not a timeout.
 _REOPEN_TIMEOUT_S, _REOPEN_PAUSE_S = 240.0, 2.0
 _log = logging.getLogger(__name__)
 

@@ -107,6 +107,7 @@ def declare_data(
         text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
     from fairpate.report.page import counted
 
+    # The mark occurs once more, in the line that explains it.
     facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
     if output is None:
         return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
