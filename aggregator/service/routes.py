@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 def field_name(error: Mapping[str, Any]) -> str:
     """Return the field of one of pydantic's errors, without the tags of unions."""
     parts = field_of(error)
-    # pydantic puts the tag of a union before its fields: `queries.queries.3.id`.
+    # pydantic puts the tag of a union before its fields, as in `queries.queries`.
     if parts[:2] in (["queries", "queries"], ["count", "count"]):
         parts = parts[1:]
     names = [
@@ -112,7 +112,7 @@ def add_analyst_routes(
 
     # FastAPI reads the type of a body from the annotation, and this one follows from the pool.
     submit.__annotations__["body"] = queries_type
-    # `response_model` documents the reply here and below: a Response is sent as it is, without a second validation.
+    # `response_model` documents the reply, here and below: FastAPI sends a Response without validating it.
     app.post("/v1/queries", response_model=wire.Replies, responses=_FAILURES)(submit)
 
     @app.get("/v1/queries/{key}", response_model=wire.Reply, responses={404: {"model": Faults}})

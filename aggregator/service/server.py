@@ -275,7 +275,7 @@ def start_service(
         # A reserved CPU would be missing for its voters on a small machine.
         num_cpus=0,
         resources=resources or {},
-        # Without end: every restart verifies and replays the ledger, so that none forgets a charge.
+        # Without end: every restart verifies and replays the ledger, so that no charge is forgotten.
         max_restarts=-1,
         # A call that finds the actor dead waits for its new process.
         max_task_retries=-1,

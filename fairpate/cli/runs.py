@@ -266,7 +266,7 @@ def report(folder: RunFolder) -> Output:
     from fairpate.run.run import run_method
     from fairpate.terminal import Reporter
 
-    # The folder may have been moved since: it is the output folder again, whatever its configuration says.
+    # The folder may have been moved: it is the output folder now, not the one in its configuration.
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
     with waiting("report"):
@@ -354,7 +354,7 @@ def aggregate(
     from fairpate.run.run import aggregate as run_aggregator
     from fairpate.terminal import Reporter
 
-    # The default is None here, so that a given --label can be told from the default.
+    # The default is None, which distinguishes a label that was given from the default name.
     if label is not None and test is None:
         raise UsageError("--label: read only together with --test; add that, or leave --label out.")
     if not votes.is_file():

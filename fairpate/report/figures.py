@@ -772,7 +772,7 @@ def _axis(
     elif coordinate != DISPARITY:
         axis = {"format": ".3~%", "tickCount": 5}
     domain = [round(end, 5) for end in ends or view.ends[coordinate]]
-    # The extents have room already; Vega would widen them to 0 or to round numbers.
+    # The extents have room already: neither 0 nor round numbers are added to them.
     scale = {"domain": domain, "zero": False, "nice": False}
     return {"field": field, "type": "quantitative", "title": title[coordinate], "axis": axis, "scale": scale}
 

@@ -372,7 +372,7 @@ def frontier_report(report: FrontierReport) -> str:
         # A point seen by another notion is another object, with the same index.
         index={point: index for found in seen for index, point in enumerate(found)},
         members={point for point in points if id(point) in members},
-        # With thousands of configurations the table lists those on a frontier alone: it would slow the page down.
+        # Of thousands of configurations only those on a frontier: a longer table would slow the page down.
         listed=[point for point in points if len(points) <= _MOST_LISTED or id(point) in members],
         series=series,
         series_number={name: number for number, name in enumerate(series)},

@@ -824,7 +824,7 @@ def reject_option_spread(
         present = np.unique(groups_K)
         warm_A = (size_AG[:, present] >= max(rule.min_count, least_cell, 1)).all(axis=-1)
         start = int(warm_A.argmax()) if len(present) > 1 and warm_A.any() else None
-        # The gap would reveal which answers the group with fewer has.
+        # The gap would reveal the answers of a group that has fewer.
         is_known = not ((size_AG[-1] > 0) & (size_AG[-1] < least_cell)).any()
         coverage, coverage_G = rates.coverages(groups_K, answered, num_groups=num_groups)
         right_K = labels_K == truth[of_kept]

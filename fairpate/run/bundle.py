@@ -238,7 +238,7 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
             found.run(check)
             tell(number, len(checks))
         digest = str(found.head.get("digest", ""))
-        # Only this finds a bundle that was made anew as a whole, with a head of its own.
+        # Only this check detects a forged bundle whose files and head agree with each other.
         if head is not None and head != digest:
             found.differs.append(f"{HEAD}: digest {digest}, the published one is {head}")
         statement = found.statement

@@ -202,7 +202,7 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
         if share is None or accuracy is None:
             continue
         majority = majority or Majority(share=share, source=f"the test records of {name}")
-        # JSON has no infinity: null stands for it.
+        # JSON has no infinity: null means infinite.
         is_dearer = epsilon is not None and (record.get("epsilon") or math.inf) >= epsilon
         if record.get("method") == config.method and is_dearer and accuracy <= share:
             found.append(

@@ -555,7 +555,7 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
     if origin.after:
         header["after"] = origin.after
     write_atomically(path, lambda temporary: temporary.write_bytes(save(arrays, {"release": json.dumps(header)})))
-    # Arrays that were released are public, whatever the umask.
+    # Released arrays are public, also under a strict umask.
     path.chmod(0o644)
 
 
@@ -724,7 +724,7 @@ class ReleaseLog:
             return
         if receipt is not None and not self._run.released.exists():
             _log.warning("%s: may have released a model that is gone; the next one is counted too.", self._run.root)
-        # Another id, so that the row of what was counted before stays as it is.
+        # A new id, so that the row of what was counted before is not replaced.
         if receipt is not None or self._run.released.exists():
             self.id = secrets.token_hex(16)
         self._before = ()

@@ -103,7 +103,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
         if x.ndim == 2 and len(x):
             members = [x[groups == group] for group in torch.unique(groups)]
             low, high = (torch.stack([bound(part, dim=0) for part in members]) for bound in (torch.amin, torch.amax))
-            # Finds any code of the group, whatever its values; a column that is equal in all groups shows nothing.
+            # Finds any encoding of the group, with any values; a column that is equal in all groups shows nothing.
             shown = ((low == high).all(dim=0) & (low != low[0]).any(dim=0)).nonzero().flatten().tolist()
             if shown:
                 raise ValueError(

@@ -300,7 +300,7 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
         return json.dumps(of.settings.get(name), sort_keys=True, default=str)
 
     sides = [[each for each in points if each.series == point.series] for points in (source, target)]
-    # Settings of the data differ between two data sets by themselves.
+    # Settings of the data differ between data sets anyway, so they cannot tell configurations apart.
     names = {name for side in sides for each in side for name in each.settings if not name.startswith("data.")}
     varied = [name for name in names if any(len({setting(each, name) for each in side}) > 1 for side in sides)]
     same = [each for each in sides[1] if all(setting(each, name) == setting(point, name) for name in varied)]
@@ -554,7 +554,7 @@ def _panel_parts(found: Achievable, notions: Sequence[NotionName]) -> list[Any]:
     first = offers[0]
     if not found.met:
         parts.append(Text(f"the first misses {_missed_words(first)}"))
-    # No command for a degenerate predictor: nobody should repeat it.
+    # A degenerate predictor is not recommended, so no command repeats it.
     if not first.point.degenerate:
         commands = [repeat_command(command) for command in first.point.commands if command]
         words = f"repeat the first: {commands[0]}" if commands else "no command is recorded for the first."
