@@ -57,7 +57,7 @@ canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 class LedgerError(UserError):
-    """The ledger cannot be trusted, written or shared, or was made for something else; what was committed stays."""
+    """The ledger cannot be trusted, written or shared, or belongs to other terms. What was committed stays in it."""
 
 
 class UnreachableError(LedgerError):

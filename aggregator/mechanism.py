@@ -169,7 +169,8 @@ class Mechanism(ABC):
     def as_in_paper_rdp(self, votes_QC: IntArray, *, rejected_Q: npt.NDArray[np.bool_]) -> FloatArray:  # noqa: ARG002
         """Return the Renyi curve (A,) that the code published with the paper would charge, for comparison only.
 
-        ``rejected_Q``: queries whose label the gate refused. By default the realised cost, as no difference is known.
+        ``rejected_Q``: queries whose label the gate refused. The default is the realised cost, because no difference in
+        the published code is known.
         """
         return accountant.rdp_data_dependent([self.realised(votes_QC)])
 
@@ -205,7 +206,7 @@ def check_votes(votes_QC: IntArray, *, num_teachers: int) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class ConfidentVotes(MechanismParameters, Mechanism):
-    """A noisy argmax after a noisy threshold check, for any voters and either kind of release."""
+    """A noisy argmax after a noisy threshold check. The voters and the kind of release are set by subclasses."""
 
     def answer(
         self,

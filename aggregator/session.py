@@ -293,7 +293,7 @@ class Ballot(Protocol):
         ...
 
     def counts(self, rows: Sequence[int]) -> IntArray:
-        """Return ``votes_QC`` on the queries in ``rows``; to be used for one answer each."""
+        """Return ``votes_QC`` on the queries in ``rows``. Each result may serve one answer only."""
         ...
 
     def take(self, rows: Sequence[int]) -> Self:

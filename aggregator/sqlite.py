@@ -49,7 +49,7 @@ def head_path(path: Path) -> Path:
 
 
 def beside(path: Path, ending: str) -> Path:
-    """Return the file whose name is that of ``path`` and an ending."""
+    """Return the path ``path`` with an ending appended to its name."""
     return path.with_name(path.name + ending)
 
 
@@ -318,7 +318,7 @@ class SqliteStore:
         os.fdatasync(self._head_file)
 
     def fault(self) -> str | None:
-        """Return why nothing can be written any more, as far as this process can see; None without a reason."""
+        """Return why this store can no longer be written, as far as this process can see; None without a reason."""
         # SQLite writes into a file that was unlinked without an error.
         for path, before in self._seen.items():
             try:
@@ -344,7 +344,7 @@ class SqliteStore:
         return False
 
     def has_room(self) -> bool:
-        """Return whether the disk is there, may be written and has room for a transaction."""
+        """Return whether the disk is present and writable and has room for a transaction."""
         try:
             disk = os.statvfs(self._path.parent)
         except OSError:
@@ -432,7 +432,7 @@ class FileAnchor:
         self._path = path
 
     def make(self, head: Head) -> None:
-        """Note ``head`` where nothing was noted. LedgerError where something was, or nothing can be."""
+        """Note ``head`` in a new anchor. LedgerError if an anchor exists already, or none can be made."""
         try:
             # Never over another one, which may hold another ledger to its last entry.
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -447,7 +447,7 @@ class FileAnchor:
             raise LedgerError(f"{self._path}: no anchor can be made there ({error}); give another place.") from error
 
     def noted(self) -> Head:
-        """Return the entry that was noted last. LedgerError where none can be found."""
+        """Return the entry that was noted last. LedgerError if none is found."""
         return self._noted(locked=True)
 
     def look(self) -> None:
@@ -467,7 +467,8 @@ class FileAnchor:
             ) from error
 
     def note(self, head: Head) -> None:
-        """Note ``head`` durably, unless a later one is. StoreError where that fails, or for another ledger's entry."""
+        """Note ``head`` durably unless a later entry is noted. StoreError if that fails or the entry belongs to another
+        ledger."""
         with self._opened(locked=True) as descriptor:
             noted = self._read(descriptor)
             if noted.number > head.number or (noted.number == head.number and noted != head):

@@ -248,7 +248,8 @@ def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float)
 
 
 def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenStore:
-    """Return the store in which the newest token of ``name`` ends at ``expires_s``, and older ones then or sooner."""
+    """Return the store in which the newest token of ``name`` expires at ``expires_s``, and older ones then or
+    sooner."""
     newest = store.of(name)[-1]
     # A token that was rotated out is never prolonged: it may have leaked.
     changed = {token: _by(token, expires_s) for token in store.of(name)}
@@ -257,7 +258,7 @@ def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenSt
 
 
 def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
-    """Return the token with its end at ``expires_s`` at the latest."""
+    """Return the token with an expiry of ``expires_s`` at the latest."""
     return token if expires_s is None or not token.is_good(expires_s) else replace(token, expires_s=expires_s)
 
 
@@ -373,7 +374,7 @@ class LiveTokens:
         return self._needs_token
 
     def _look(self) -> None:
-        """Read files and store again if they changed, at most every half second."""
+        """Read the files and the store again if they have changed, at most every half second."""
         now_s = time.monotonic()
         if now_s < self._look_again_s:
             return

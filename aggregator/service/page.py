@@ -80,7 +80,7 @@ class History:
         self.look(ledger, num_charges, now_s=now_s)
 
     def look(self, ledger: Ledger, num_charges: int, *, now_s: float) -> None:
-        """Count the first ``num_charges`` charges as they are now, and add a point."""
+        """Add a point to the history: the first ``num_charges`` charges, counted as they are now."""
         rows = [(number, ledger.charged(number, number + 1)[0]) for number in self._open]
         # Open reservations were counted as open; those that have an outcome now are counted as that.
         self._counts.subtract((group, "open", None) for _, (_, group, _) in rows)
@@ -279,7 +279,7 @@ class States:
         self._history.begin(snapshot.books.ledger, snapshot.num_charges, now_s=self._started_s)
 
     async def watch(self, interval_s: float) -> None:
-        """Count the charges again and again, so that there is a history."""
+        """Add a point to the history every ``interval_s``."""
         while True:
             await asyncio.sleep(interval_s)
             self._note()
@@ -356,7 +356,7 @@ _LONGEST_S, _SIGN_OF_LIFE_S, _TICK_S = 600.0, 15.0, 0.25
 
 
 class Latest:
-    """A state that is computed at most once in ``max_age_s`` for all callers. To be used from one event loop."""
+    """A state that all callers share and that is computed at most once in ``max_age_s``. Use it from one event loop."""
 
     def __init__(self, compute: State, *, max_age_s: float) -> None:
         self._compute, self._max_age_s = compute, max_age_s

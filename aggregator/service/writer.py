@@ -102,12 +102,13 @@ class RunningPrice:
             return epsilon_of_curve(self._curve_A, _ORDERS_A, target_delta=ledger.terms.budget.delta)[0]
 
     def costs(self, num_charges: int) -> npt.NDArray[np.float64]:
-        """Return the cost at ``order`` of the first ``num_charges`` charges, priced before; 0 if no votes were used."""
+        """Return the costs at ``order`` of the first ``num_charges`` charges, which must have been priced; 0 for a
+        charge without votes."""
         with self._lock:
             return self._cost_Q[:num_charges]
 
     def voted(self, num_charges: int) -> npt.NDArray[np.bool_]:
-        """Return which of these charges used votes, as known when they were priced."""
+        """Return which of these charges used votes, as recorded when they were priced."""
         with self._lock:
             return self._voted_Q[:num_charges]
 
@@ -234,7 +235,8 @@ _PAUSE_S, _SHARE = 0.02, 0.02
 
 
 class Verification:
-    """Rounds over all entries, ``interval_s`` apart, in a thread between :meth:`begin` and :meth:`close`."""
+    """Verifies all entries of the ledger again and again, ``interval_s`` apart, in a thread between :meth:`begin` and
+    :meth:`close`."""
 
     def __init__(self, writer: Writer, *, interval_s: float) -> None:
         self._writer, self._interval_s = writer, interval_s
@@ -330,7 +332,7 @@ class Probe:
         return self._failed or hangs
 
     async def now(self) -> None:
-        """Check, and wait for the result for at most two seconds."""
+        """Run the check, and wait at most two seconds for its result."""
         under_way = self._under_way
         if under_way is None:
             if time.monotonic() < self._began_s + _SHARED_S:
@@ -402,7 +404,7 @@ class Readiness:
             await self.look()
 
     async def look(self) -> None:
-        """Check the facts once, and try again what failed."""
+        """Check the facts once, and retry what has failed."""
         try:
             await self.look_now()
             if self._writer.failure and self._has_room:
@@ -417,7 +419,7 @@ class Readiness:
             _log.exception("The health of the service could not be looked at.")
 
     async def look_now(self) -> None:
-        """Check what may be gone or hang, the ledger and Ray, within two seconds."""
+        """Check within two seconds what may fail or hang: the ledger and Ray."""
         await asyncio.gather(self._ledger.now(), self._cluster.now())
 
     def _check_ledger(self) -> None:

@@ -152,7 +152,7 @@ class Feature(Section):
 
 
 class NumberRange(Section):
-    """A range of numbers; a bound that is left out does not bind."""
+    """A range of numbers; a missing bound means no limit on that side."""
 
     above: Finite | None = Field(None, description="value > above")
     at_least: Finite | None = Field(None, description="value >= at_least")

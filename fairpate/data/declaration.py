@@ -267,7 +267,7 @@ class Declaration(Section):
     header: tuple[str, ...] = Field((), description="Names of all columns, for files without a header line.")
     comment: str = Field("", description="Start of a first line that is skipped, such as #; empty: none is skipped.")
     trim: tuple[Trim, ...] = Field((), description="Characters that are not part of values.")
-    options: dict[str, Choice] = Field({}, description="Choices that `when` refers to.")
+    options: dict[str, Choice] = Field({}, description="Options of the data set, whose values `when` refers to.")
     keep: tuple[Rule, ...] = Field((), description="Rules for rows: a row is a record if all rules keep it.")
     features: dict[str, Feature] = Field(description="Features by name, in this order; none for images.")
     pictures: PicturesConfig | None = Field(

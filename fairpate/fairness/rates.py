@@ -315,7 +315,7 @@ def bootstrap_interval(metric: Metric, joint_RGYC: FloatArray, *, level: float =
 
 
 def predicted(joint_GYC: FloatArray) -> Events:
-    """Every predicted label, unconditionally."""
+    """The events of predicting each label, without a condition."""
     counts_GC = joint_GYC.sum(axis=-2)
     hits_EG = counts_GC.swapaxes(-1, -2)
     sizes_EG = np.broadcast_to(counts_GC.sum(axis=-1)[..., None, :], hits_EG.shape)
@@ -323,7 +323,7 @@ def predicted(joint_GYC: FloatArray) -> Events:
 
 
 def predicted_given_label(joint_GYC: FloatArray) -> Events:
-    """Every predicted label given every true label."""
+    """The events of predicting each label, given each true label."""
     _require_labels(joint_GYC)
     num_classes = joint_GYC.shape[-1]
     batch = joint_GYC.shape[:-3]
@@ -337,7 +337,7 @@ def predicted_given_label(joint_GYC: FloatArray) -> Events:
 
 
 def found_or_mistaken(joint_GYC: FloatArray) -> Events:
-    """Each label against all others: predicted when true (TPR), then predicted when not true (FPR)."""
+    """For each label against all others, the events of predicting it when it is true (TPR) and when it is not (FPR)."""
     _require_labels(joint_GYC)
     true_YG = joint_GYC.sum(axis=-1).swapaxes(-1, -2)
     size_1G = true_YG.sum(axis=-2, keepdims=True)
@@ -352,7 +352,7 @@ def found_or_mistaken(joint_GYC: FloatArray) -> Events:
 
 
 def correct(joint_GYC: FloatArray) -> Events:
-    """The prediction is right."""
+    """The event that the prediction is right."""
     _require_labels(joint_GYC)
     right_1G = _diagonal(joint_GYC).sum(axis=-2, keepdims=True)
     sizes_1G = joint_GYC.sum(axis=(-2, -1))[..., None, :]
@@ -379,7 +379,7 @@ def pairwise(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
 
 
 def level(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
-    """The rates themselves: a bound on levels compares no groups."""
+    """The rates themselves, without a comparison between groups."""
     return divide(hits_EG, sizes_EG)
 
 
@@ -447,7 +447,7 @@ def ermi_given_label(joint_GYC: FloatArray) -> float:
 
 
 def located(differences: FloatArray, cells: Sequence[GroupCell]) -> GroupCell:
-    """The cell of the largest of ``differences``, which a comparison gave."""
+    """The cell of the largest of the ``differences`` that a comparison computed."""
     event, *groups = map(int, np.unravel_index(np.nanargmax(differences), differences.shape))
     if differences.shape[1] == 1:  # a rate over all groups
         return cells[event]
@@ -499,10 +499,10 @@ DEFAULT = DEFAULT_NOTION
 
 @dataclass(frozen=True, kw_only=True)
 class Notion:
-    """One row of the table.
+    """A notion of fairness, as one row of the table of notions.
 
-    ``measure`` is its name on axes and in columns of a page, ``words`` what is compared, ``formula`` the same in
-    symbols (g, h: groups; k: a class; y: the true, p: the predicted one). ``source`` cites its definition.
+    ``measure`` is its name on axes and in columns of a page, ``words`` describes what is compared, ``formula`` says it
+    in symbols (g, h: groups; k: a class; y: the true, p: the predicted one). ``source`` cites its definition.
     """
 
     name: NotionName

@@ -130,7 +130,9 @@ class DpSgdConfig(Section):
         "set for; null: the real number, which is then public.",
     )
     records_per_person: Count = Field(32, description="Most records of a person in one step, chosen at random.")
-    max_records: Count = Field(512, description="Records in memory at once; changes no result.")
+    max_records: Count = Field(
+        512, description="Largest number of records in memory at once; it does not change the result."
+    )
 
 
 def plan_steps(config: DpSgdConfig, *, num_records: int, noise_multiplier: float) -> PrivateSteps:

@@ -379,7 +379,8 @@ def fit_student(
 
 
 def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
-    """Public features with the released labels, or class probabilities; the split's own labels are not read."""
+    """The public features with the released labels or class probabilities. The labels of the public split itself are
+    not read."""
     from student.student import PublicRecords
 
     row_of = {record_id: row for row, record_id in enumerate(public.record_id)}
@@ -447,7 +448,7 @@ class Spending:
 
 
 def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, Any]:
-    """The data-dependent privacy cost: the operator may know it, and it must not be published."""
+    """The data-dependent privacy cost of the queries, for the operator only: it must not be published."""
     delta, submitted = spending.target_delta, len(spending.charges_Q)
     drawn = spending.drawn(0, submitted)
     price = accountant.epsilon_data_dependent([drawn], target_delta=delta)

@@ -154,12 +154,13 @@ def recovery(epsilon: float, num_groups: int) -> FloatArray:
 
 
 def shrinkage(epsilon: float, num_groups: int) -> float:
-    """Ratio of a gap over reported groups to that over true ones, when these are balanced."""
+    """The ratio of a gap over reported groups to the gap over true groups, if the groups have equal sizes."""
     return (num_groups * keep_probability(epsilon, num_groups) - 1) / (num_groups - 1)
 
 
 def recovered_counts(reported_GYC: FloatArray, inverse_GG: FloatArray) -> FloatArray:
-    """Counts over true groups: unbiased, then clipped at 0 and scaled back to each (label, prediction)'s total."""
+    """Estimated counts over true groups: unbiased, then clipped at 0 and rescaled to the total of each (label,
+    prediction)."""
     # Unbiased estimates of small counts fall below 0. Totals over groups are known: labels and predictions are public.
     clipped_GYC = np.maximum(np.tensordot(inverse_GG, reported_GYC, axes=1), 0.0)
     found_YC, total_YC = clipped_GYC.sum(axis=0), reported_GYC.sum(axis=0)

@@ -223,7 +223,10 @@ def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: f
     first of the cheapest. Cost: ``PureReleases(count=1, epsilon)``. ValueError for parameters out of range.
     """
     if not costs or not sensitivity >= 0 or not epsilon >= 0:
-        raise ValueError(f"Expected costs, sensitivity >= 0 and epsilon >= 0, got {sensitivity} and {epsilon}.")
+        raise ValueError(
+            f"Expected at least one cost, sensitivity >= 0 and epsilon >= 0, got {len(costs)}, {sensitivity} "
+            f"and {epsilon}."
+        )
     least = min(costs)
     if math.isinf(epsilon) or not sensitivity:
         return list(costs).index(least)

@@ -142,7 +142,8 @@ _BLOCK_ENTRIES = 2**20
 
 @dataclass(frozen=True)
 class DistinctVotes:
-    """Vote counts in decreasing order, once each; ``inverse_Q`` leads back to the queries."""
+    """The distinct votes of all queries, each sorted in decreasing order. ``inverse_Q`` maps queries to distinct
+    votes."""
 
     ranked_UC: IntArray
     counts_U: FloatArray

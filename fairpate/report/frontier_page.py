@@ -91,7 +91,8 @@ class BudgetFindings:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Sentences of one panel: the middle budget first; which points were left out and why; what gaps do not show."""
+    """The sentences on one panel: the middle budget first, then which points were left out and why, and what the gaps
+    do not show."""
 
     budgets: tuple[BudgetFindings, ...]
     left_out: tuple[str, ...]
@@ -150,7 +151,7 @@ def _why_left_out(point: Point) -> str:
 
 
 def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> BudgetFindings:
-    """The best of the configurations that cost no more than one level."""
+    """The best configurations that cost no more than one level of epsilon."""
     affordable = [point for point in points if level_of(point, levels) <= number]
     rows = []
     for name, found in by_series(affordable).items():
@@ -221,7 +222,7 @@ def rule_words(rule: SelectionRule, notion: NotionName) -> str:
 
 
 def choices(rule: SelectionRule, points: Sequence[Point]) -> dict[Setting, list[Point]]:
-    """One configuration per method of a panel in each of the paper's three settings, the first in rank first."""
+    """For each of the paper's three settings, one configuration per method of a panel, the best first."""
     least = best_error(points, rule)
     chosen = {}
     for setting, first in FIRST.items():

@@ -73,9 +73,10 @@ _WORDS = ("perfect_gap", "majority_class", "majority_accuracy", "degenerate", "u
 
 @dataclass(frozen=True, kw_only=True)
 class GroupResult:
-    """One group: records evaluated, records answered, their share and the accuracy on them.
+    """The results of one group: the number of evaluated and of answered records, their ratio, and the accuracy on
+    answered records.
 
-    Numbers of records are None, and shares NaN, for a group of too few to be shown.
+    Numbers are None and shares NaN for a group with too few records to be shown.
     """
 
     name: str
@@ -513,7 +514,7 @@ def describe_cell(cell: rates.GroupCell | None, *, group_names: Sequence[str], c
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The records ``kept_N`` that public numbers may describe, without the groups ``small_G``.
+    """The records ``kept_N`` that public numbers may describe; they exclude the groups ``small_G``.
 
     ``by_label`` and ``totals_by_label``: whether counts by true label may be shown, of each group and of all together.
     """
@@ -708,7 +709,7 @@ class GroupsTold:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderResult:
-    """The result of one order. Gaps are ``dp_one_vs_rest`` over the records answered so far.
+    """The result for one order of the records. Gaps are ``dp_one_vs_rest`` over the records answered so far.
 
     ``final_gap`` is the gap after the last answer. ``max_gap`` is the largest gap from answer number
     ``max_gap_from`` on (counted from 1): the answer by which every group that has records got ``rule.min_count``
@@ -727,7 +728,8 @@ class OrderResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Mean, least and greatest value over orders, NaN when no order has one; ``n_undefined`` orders were left out."""
+    """The mean, least and greatest value over orders, NaN if no order has a value; ``n_undefined`` orders were left
+    out."""
 
     mean: float
     low: float

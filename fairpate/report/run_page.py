@@ -546,7 +546,8 @@ class IntendedUse:
 
 @dataclass(frozen=True, kw_only=True)
 class CardRefusals:
-    """A student that may refuse: lowest and highest figures over orders of the test records, and without refusals."""
+    """The figures of a student that may refuse: lowest and highest values over orders of the test records, and the
+    evaluation without refusals."""
 
     num_orders: int
     accuracy: tuple[float | None, float | None]

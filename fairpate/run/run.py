@@ -475,8 +475,8 @@ def _opened(
 def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path) -> tuple[Trained, Student]:
     """Train on a data set from Python, then post-process on its public records: what was released, and the student.
 
-    As :func:`run_method`, but no release is counted in the operator's odometer, and little is stored in ``folder``:
-    the ledger of a method that asks teachers and what belongs to it, and the key of an order of records.
+    As :func:`run_method`, but no release is counted in the operator's odometer. ``folder`` only holds the ledger of a
+    method that asks teachers, with its files, and the key of the order of records.
     """
     config.check()
     config = with_pinned_weights(with_given_data(config, dataset).model_copy(update={"out": folder}))

@@ -311,7 +311,7 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
 
 @dataclass(frozen=True, kw_only=True)
 class Transferred:
-    """A choice and a frontier moved from one panel to another with the same unit and relation."""
+    """The transfer of a choice and of a frontier from one panel to another with the same unit and relation."""
 
     source: Panel
     target: Panel
@@ -321,7 +321,8 @@ class Transferred:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecifyAnswer:
-    """The offers of each data set and privacy class of ``table`` for ``demand``, and the choices applied elsewhere."""
+    """The answer to ``demand``: offers for each data set and privacy class of ``table``, and the choices looked up
+    elsewhere."""
 
     demand: Demand
     table: Path

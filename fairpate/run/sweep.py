@@ -338,7 +338,7 @@ class _Layer:
 
 
 def _layers_of(part: SweepPart | SweepConfig, place: str) -> tuple[_Layer, dict[str, list[_Layer]]]:
-    """The settings of one part of the sweep, and a layer for each value of each of its axes."""
+    """The fixed settings of one part of the sweep, and for each of its axes a layer per value."""
     axes = {
         axis: [_Layer(f"{place}grid", dict.fromkeys(axis_fields(axis), value)) for value in values]
         for axis, values in part.grid.items()
@@ -400,7 +400,7 @@ def _config(
     data_dir: Path | None,
     faults: Faults,
 ) -> Method | None:
-    """The configuration under all layers; None where ``faults`` gained some."""
+    """The configuration under all layers; None if faults were added to ``faults``."""
     config = None
     found: list[Exception] = []
     laid: list[_Layer] = []
@@ -470,7 +470,8 @@ def _placed(fault: str, data: str, layers: Sequence[_Layer]) -> str:
 
 
 def _fitted_start(data: str, method: str, layers: Sequence[_Layer]) -> Values:
-    """The start of `fairpate run --method METHOD --data NAME` with the layers' settings of the data."""
+    """The settings that `fairpate run --method METHOD --data NAME` starts from, after the layers' settings of the
+    section `data`."""
     given: Values = {"data": {"name": data}}
     for layer in layers:
         if isinstance(own := _nested(layer).get("data", {}), dict):

@@ -64,7 +64,7 @@ def test_a_choice_has_the_odds_of_the_exponential_mechanism(epsilon: float) -> N
 )
 def test_a_choice_refuses_what_has_no_odds(bad: dict[str, Any]) -> None:
     words = {"costs": [Fraction(0)], "sensitivity": Fraction(1), "epsilon": 1.0} | bad
-    with pytest.raises(ValueError, match="Expected costs, sensitivity >= 0 and epsilon >= 0"):
+    with pytest.raises(ValueError, match="Expected at least one cost, sensitivity >= 0 and epsilon >= 0"):
         choose_cheap(words.pop("costs"), **words, source=SeededSource(0))
 
 
