@@ -33,7 +33,7 @@ def test_a_file_that_is_none_is_named(tmp_path):
     whole = path.read_bytes()
     for content in (b"", whole[:50], whole[:-4], whole[:-4] + b"abcd"):
         path.write_bytes(content)
-        with pytest.raises(EmbeddingFileError, match=f"{re.escape(str(path))}: no embedding .* restore it"):
+        with pytest.raises(EmbeddingFileError, match=f"{re.escape(str(path))}: not a readable embedding .* restore it"):
             read_embedding(path)
     save_file({"weights": torch.zeros(2)}, path)
     with pytest.raises(EmbeddingFileError, match="no embedding"):

@@ -161,7 +161,7 @@ def test_a_parameter_read_from_another_place_is_refused_by_name() -> None:
     torch.manual_seed(0)
     model = Written(lambda m, x: m.second(functional.linear(x, m.elsewhere[0]))).double()
     model.elsewhere = [model.first.weight]
-    with pytest.raises(ValueError, match=r"Parameter first\.weight has another gradient"):
+    with pytest.raises(ValueError, match=r"Parameter first\.weight: per-example gradients do not sum"):
         GradientClipper(model, CrossEntropy(), clip_norm=1.0).sum(*records())
 
 
