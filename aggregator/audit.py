@@ -52,7 +52,8 @@ _COLUMNS = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedLedger:
-    """A ledger whose chain holds, in numbers. ``open`` reservations were left by a crash: charged, not answered."""
+    """The numbers of a ledger whose chain is valid. ``open`` counts reservations that a crash left: charged, but not
+    answered."""
 
     entries: int
     head: str

@@ -102,7 +102,7 @@ class VotesFilter:
             self._spent_A += self._mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
 
     def room(self, wanted: int) -> int:
-        """Return how many of ``wanted`` queries may fit, as far as can be said without their votes."""
+        """Return how many of ``wanted`` queries may fit, as far as known without their votes."""
         return 0 if self._closed else wanted
 
     def admit(self, votes_QC: IntArray) -> int:

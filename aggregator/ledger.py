@@ -212,7 +212,8 @@ def commit_entry(first: int, outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 class LedgerState:
-    """The sum of a ledger's entries: every reservation, its outcome and caller, and the callers' limits.
+    """The state that follows from a ledger's entries: every reservation, its outcome and caller, and the callers'
+    limits.
 
     ``keys``, ``groups`` and ``outcomes`` are by reservation number; an open reservation has the outcome None.
     ``outcome_of`` finds an outcome by key. ``asked`` lists who asked for which reservations, in order; it only grows.

@@ -454,7 +454,7 @@ class PublicDataConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Limits on what is published of test records."""
+    """Limits on which numbers about test records are published."""
 
     least_cell: Count = Field(
         10,

@@ -259,7 +259,7 @@ _PLACES = (
 
 
 class Configuration(Protocol):
-    """A method's configuration, as far as its digest needs it (:class:`fairpate.methods.base.Method`)."""
+    """The part of a method's configuration that its digest needs (:class:`fairpate.methods.base.Method`)."""
 
     @property
     def method(self) -> str: ...
@@ -361,7 +361,7 @@ def shared_settings(of_points: Sequence[Settings]) -> dict[str, Any]:
 
 
 def is_read(name: str, value: Any, settings: Settings) -> bool:
-    """Return whether a setting is switched on and something may read it."""
+    """Return whether a setting is switched on and may be read."""
     is_off = value is None or value == {} or ("augment." in name and not value)
     return not is_off and unread_because_of(name, settings) is None
 

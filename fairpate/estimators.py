@@ -443,7 +443,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         *,
         sensitive_features: npt.ArrayLike | None = None,
     ) -> float:
-        """Return the share of right labels among those that are answered; NaN where none is."""
+        """Return the accuracy on answered records; NaN if none is answered."""
         labels = self.predict(X, sensitive_features=sensitive_features)
         answered = ~np.ma.getmaskarray(labels)
         if not answered.any():
@@ -452,7 +452,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return float(accuracy_score(np.asarray(y)[answered], np.asarray(labels)[answered], sample_weight=weights))
 
     def statement(self) -> PrivacyStatement:
-        """Return what may be claimed of the fitted model, as a run publishes it. NotFittedError before ``fit``."""
+        """Return the privacy statement of the fitted model, as a run publishes it. NotFittedError before ``fit``."""
         check_is_fitted(self, "student_")
         return self.statement_
 
@@ -713,7 +713,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return (*found, f"{fitted}{_UNACCOUNTED}", _NOT_COUNTED)
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
-        """Return codes of groups where predictions need them; where ``fit`` saw none, of those that are given."""
+        """Return the codes of groups if predictions need them. If ``fit`` saw no groups, the codes are those of the
+        given groups."""
         if groups is None or not self.student_.card.needs_group:
             return None
         names = self.groups_ if len(self.groups_) else np.unique(groups)

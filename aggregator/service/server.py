@@ -153,7 +153,7 @@ _log = logging.getLogger(__name__)
 
 
 class ExposureError(ServiceError, UsageError):
-    """A service that would be open to all of the network."""
+    """A service without tokens that would be open to the whole network."""
 
 
 class AggregatorActor:

@@ -79,7 +79,7 @@ class RunningPrice:
         self._cost_Q, self._voted_Q = np.zeros(0), np.zeros(0, dtype=np.bool_)
 
     def epsilon(self, ledger: Ledger, num_charges: int) -> float:
-        """Return epsilon of the first ``num_charges`` charges, or of more if another thread asked for more."""
+        """Return epsilon of the first ``num_charges`` charges, or of more charges if another thread has priced more."""
         with self._lock:
             start, stop = self._num_priced, num_charges
             if start < stop:

@@ -411,7 +411,7 @@ serve = in_modes(
 
 
 def _started(served: Sequence[Mapping[str, Any]]) -> None:
-    """Print what is served as JSON; a person has read it already."""
+    """Print the facts about the started service as JSON; a person has seen them already."""
     show(Output(facts={"served": served}, words=""))
 
 

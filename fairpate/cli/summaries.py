@@ -146,7 +146,7 @@ def summarise(run: RunDirectory) -> Group:
 
 
 def check_table(check: Check) -> Group:
-    """Return what the check itself reveals, then rows by file, counts by column, and what is refused."""
+    """Return a table of what the check reveals, rows by file, counts by column, and faults."""
     table = listing("file", "column", "rows", "clipped", "missing", "other")
     for file, rows in check.rows.items():
         table.add_row(file, "", f"{rows:,}", "", "", "")
@@ -160,7 +160,7 @@ def check_table(check: Check) -> Group:
 
 
 def listing_table(listings: Sequence[DatasetListing]) -> Table:
-    """Return every data set on one line."""
+    """Return a table with one line per data set."""
     table = listing("name", "task", "sensitive attribute", "records", "licence", "here")
     for each in listings:
         entry, here = each.entry, "yes" if each.present else "no"
@@ -191,7 +191,8 @@ _LITTLE_DISK = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line about this installation. ``level`` ``fix``: it does not work yet, and ``value`` says what to do."""
+    """One fact about this installation. ``level`` ``fix`` means that it does not work yet; then ``value`` says what to
+    do."""
 
     name: str
     value: str

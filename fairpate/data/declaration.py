@@ -471,7 +471,8 @@ class Declaration(Section):
         return tuple(" & ".join(each) for each in itertools.product(*names))
 
     def visible(self, options: Mapping[str, Any]) -> tuple[tuple[str, Feature], ...]:
-        """The columns that become features; the attribute and columns computed from it only if asked for."""
+        """The columns that become features. The attribute, and columns computed from it, are included only if an option
+        says so."""
         attributes = (*(group.column for group in self.chosen_groups(options).values()), *self.computed_from_group)
         hidden = () if options.get(SENSITIVE_AS_FEATURE) else attributes
         return tuple(

@@ -144,7 +144,8 @@ class Graph:
         return torch.cat(parts)
 
     def at_once(self, rows_ND: Tensor) -> Tensor:
-        """Coordinates (N, E) of few records whose components are ``rows_ND``: one graph of tensor operations."""
+        """Coordinates (N, E) of a few records with the components ``rows_ND``, computed as one graph of tensor
+        operations."""
         scaled_ND = rows_ND.double() * self.copies[0].scale
         lengths_N1 = scaled_ND.square().sum(dim=1, keepdim=True).sqrt()
         whole_ND = (scaled_ND * (_LARGEST_NORM / lengths_N1.clamp(min=1e-30)).clamp(max=1.0)).round().float()

@@ -103,9 +103,9 @@ REGISTRY: Mapping[str, DatasetEntry] = Registry(CODEBOOKS)
 
 
 def option_showing_attribute(name: str, options: Mapping[str, Any], entry: DatasetEntry | None = None) -> str | None:
-    """The option of data set ``name`` that makes the sensitive attribute a feature; None where none does.
+    """The option of data set ``name`` that makes the sensitive attribute a feature; None if there is no such option.
 
-    ``entry`` is that of a declared table. Other faults of the name or the options are left to the loader.
+    ``entry`` is the entry of a declared table. Other faults of the name or the options are left to the loader.
     """
     known = entry.options if entry is not None else REGISTRY[name].options if name in REGISTRY else {}
     for option, choice in known.items():
@@ -196,7 +196,7 @@ def request_of(config: DataConfig, entry: DatasetEntry) -> Request:
 
 
 def data_dir_of(config: DataConfig) -> Path | None:
-    """The folder of the files: as configured, else that of the declaration; None asks the environment."""
+    """The folder of the files: the configured one, or the declaration's; None: the one that the environment names."""
     if config.data_dir is not None or config.declaration is None:
         return config.data_dir
     return config.declaration.path.parent

@@ -90,7 +90,7 @@ class RateTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class RateConstraint:
-    """``sum of terms <= bound``; ``name`` says what is bounded."""
+    """The constraint ``sum of terms <= bound``; ``name`` says what it bounds."""
 
     name: str
     terms: tuple[RateTerm, ...]

@@ -181,7 +181,7 @@ def estimated_gap(metric: Metric, joint_GYC: FloatArray, draws_RGYC: FloatArray,
 
 @dataclass(frozen=True, kw_only=True)
 class _Fit:
-    """A ridge regression of outcomes on votes, shrunk towards coarser coefficients.
+    """A ridge regression of outcomes on votes, whose coefficients are shrunk towards those of a coarser regression.
 
     ``residual_MJ`` are leave-one-out residuals: those of a fit to few records would be too small.
     """

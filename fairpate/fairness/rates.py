@@ -253,7 +253,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """Rates by event and group, as numerators and denominators; ``cells`` says what each event is."""
+    """The rates of a set of events by group, as numerators and denominators; ``cells`` describes each event."""
 
     hits_EG: FloatArray
     sizes_EG: FloatArray

@@ -220,7 +220,7 @@ class VotingMethod(Method):
 
 
 class GnmaxMethod(VotingMethod):
-    """A method whose voters have one vote each, and whose labels Confident-GNMax releases."""
+    """A method whose voters have one vote each and whose labels are released by Confident-GNMax."""
 
     aggregator: AggregatorConfig = AggregatorConfig()
 

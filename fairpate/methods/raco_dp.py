@@ -356,7 +356,7 @@ def plan_steps(
     noise_multiplier: float,
     laplace_scale: float,
 ) -> HistogramSteps:
-    """The steps that ``training`` means for ``num_records``, with these noises.
+    """The steps that ``training`` plans for ``num_records``, with the given noise.
 
     ``noise_multiplier`` is that of gradient and sizes together; ``size_share`` of its inverse square goes to the sizes.
     """

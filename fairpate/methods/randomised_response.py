@@ -139,9 +139,9 @@ def train(
 
 
 def recovery(epsilon: float, num_groups: int) -> FloatArray:
-    """The inverse of the response, shape (G, G): true counts are expected to be this times reported ones.
+    """The inverse (G, G) of the response matrix: it maps expected reported counts to true counts.
 
-    ValueError for epsilon 0, where all groups report alike.
+    ValueError for epsilon 0, where reports do not depend on the group.
     """
     keep = keep_probability(epsilon, num_groups)
     scale = num_groups * keep - 1

@@ -55,8 +55,8 @@ class SfPateConfig(Section):
 class SfPate(PateFamily):
     """Noise is calibrated to the target, which protects one sensitive attribute.
 
-    ``f_ld`` says what is fair: the student of SF_S, which asks for the attributes of private records, or the teachers
-    of SF_T, who are asked for the labels of the public pool.
+    ``f_ld`` constrains the student in SF_S, whose teachers label the attributes of private records, or the teachers in
+    SF_T, who label the public pool.
     """
 
     title: ClassVar[str] = "SF-PATE"

@@ -329,7 +329,7 @@ def predict_probabilities(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def frozen_features(config: ModelConfig, x: Tensor, *, device: str = "cpu") -> Tensor:
-    """Inputs of the last layer of ``config`` for images (N, channels, height, width): (N, features) ``float32``.
+    """The inputs of the last layer of ``config`` for images (N, channels, height, width): (N, features) ``float32``.
 
     Computed on ``device``, returned on the CPU. ValueError for a model whose backbone is trained.
     """

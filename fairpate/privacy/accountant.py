@@ -267,7 +267,7 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
 
 
 def event_kinds() -> dict[str, type]:
-    """The event types that have a price, by name, as far as their modules are imported; refinements included."""
+    """The event types with a registered price, by name, as far as their modules are imported."""
     found = [kind for kind in event_rdp.registry if kind is not object]
     for kind in found:  # the list grows while it is read, so that subclasses of subclasses are found
         found += kind.__subclasses__()

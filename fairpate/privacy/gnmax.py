@@ -292,7 +292,7 @@ class JointPricing:
 
 
 def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatArray) -> FloatArray:
-    """(alpha - 1) R of both steps from that of the argmax, everything in logarithms."""
+    """Combine the argmax's (alpha - 1) R with the threshold check to that of both steps, in logarithms."""
     below: FloatArray = np.logaddexp(log_yes_S[0] + exponent, log_no_S[0])
     larger: FloatArray = np.maximum(below, np.logaddexp(log_yes_S[1] + exponent, log_no_S[1]))
     return larger
@@ -479,7 +479,7 @@ class _ConfidentQuery:
         return exponent_1A
 
     def pricings(self, distinct: DistinctHistograms, orders_A: FloatArray) -> Iterator[tuple[slice, JointPricing]]:
-        """One pricing for the orders whose moments fit a float, one for the others, with the columns each covers."""
+        """Yield the columns and the pricing of orders whose moments fit a float, then those of all other orders."""
         bit, argmax = self._bit(distinct.largest_V), TheoremSix.prepare(distinct.log_q_U, self.noise_stddev**2)
         # (alpha - 1) times alpha / sigma_2^2 and alpha / (2 sigma_1^2), the two steps for any votes: no exponent is
         # larger.

@@ -89,7 +89,7 @@ class LossDistribution:
 
 
 def symmetric(losses: Losses) -> LossDistribution:
-    """The loss distribution of one release whose mirror image is itself."""
+    """The loss distribution of a release that has the same losses in both directions."""
     direction = ((losses, 1),)
     return LossDistribution(removing=direction, adding=direction)
 
@@ -601,7 +601,8 @@ def _excess(divergence: Callable[[FloatArray], FloatArray], epsilons: FloatArray
 
 
 def _removing(base: WorstPair, epsilons: FloatArray, rate: float) -> FloatArray:
-    """The excess of the divergence: that of ``base`` at the threshold on the sampled records, times the rate."""
+    """The excess of the divergence for removing a record: ``base``'s divergence at the threshold on the sampled
+    records, times the rate."""
     # ln of (e^epsilon - 1 + rate) / rate, with its digits kept near epsilon 0, and far from it without an overflow.
     ratio = np.expm1(np.minimum(epsilons, 1.0)) / rate
     inside = ratio > -1

@@ -383,7 +383,8 @@ def two_step_rdp(
     order: float,
     tail: Tail = "discrete",
 ) -> FloatArray:
-    """The cost that a release publishes, per query, shape (Q,): threshold and argmax priced apart; private."""
+    """The cost per query that a release publishes, shape (Q,): threshold check and argmax priced separately;
+    private."""
     votes = DistinctVotes.of(votes_QC)
     costs = _Costs(threshold, threshold_stddev_votes, noise_stddev_votes, order, tail)
     return costs.rdp(votes)[votes.inverse_Q]

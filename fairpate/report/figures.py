@@ -189,7 +189,7 @@ _STEP, _CELL = 14, 10  # thousandths of an axis
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonAxis:
-    """Decimal logarithms of epsilon. Zero lies left of the least, infinity right of the largest.
+    """An axis of decimal logarithms of epsilon. Zero is left of the smallest value, infinity right of the largest.
 
     ``values`` are the epsilons to mark if they are few and apart; otherwise the ticks are round numbers.
     """
@@ -359,7 +359,7 @@ PAIRS: tuple[tuple[Objective, Objective], ...] = (
 
 
 def titles(notion: NotionName) -> dict[Objective, str]:
-    """The name of each objective where disparity is that of ``notion``."""
+    """The name of each objective, with disparity measured by ``notion``."""
     measure = NOTIONS[notion].measure
     return {"epsilon": "privacy budget ε", "disparity": measure, "error": "accuracy", "refused": "coverage"}
 

@@ -308,7 +308,7 @@ def by_panel(points: Sequence[Point]) -> dict[Panel, list[Point]]:
 
 
 def by_series(points: Sequence[Point]) -> dict[str, list[Point]]:
-    """Points by method; those whose epsilon depends on private votes are a series of their own."""
+    """Points by method. Those whose epsilon depends on private votes form a separate series."""
     series: dict[str, list[Point]] = {}
     for point in points:
         series.setdefault(point.series, []).append(point)
@@ -337,7 +337,7 @@ def rounded_up(epsilon: float) -> float:
 
 
 def defined(points: Sequence[Point], objectives: Sequence[Objective]) -> tuple[list[Point], list[Point]]:
-    """Points with all the objectives, and those that lack one."""
+    """Split points into those with all objectives and those that lack one."""
     lacking_N = np.any(np.isnan(matrix(points, objectives)), axis=1).tolist()
     have = [point for point, lacks in zip(points, lacking_N, strict=True) if not lacks]
     return have, [point for point, lacks in zip(points, lacking_N, strict=True) if lacks]
@@ -445,7 +445,7 @@ def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, be
 
 
 def left_out_by(points: Sequence[Point], *, rule: SelectionRule, best_error: float) -> frozenset[Threshold]:
-    """The thresholds that keep one method out of all settings: those that every point misses, or else all of them.
+    """The thresholds that exclude one method from all settings: those that every point misses, or else all thresholds.
 
     Empty where a point takes part; ``definition`` means that an objective is undefined.
     """

@@ -100,7 +100,7 @@ class Findings:
 
 
 def findings(points: Sequence[Point]) -> Findings:
-    """The sentences of one panel: at the middle budget, then at no more than four others."""
+    """The sentences on one panel: at the middle budget, then at up to four others."""
     compared: list[Point] = []
     methods_by_reason: dict[str, list[str]] = {}
     for point in points:
@@ -236,7 +236,7 @@ def choices(rule: SelectionRule, points: Sequence[Point]) -> dict[Setting, list[
 
 @dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """Accuracies that those of a panel are compared with; NaN where unknown.
+    """The accuracies that a panel's points are compared with; NaN if unknown.
 
     ``majority``: accuracy of the most common class, mean over seeds. ``unprotected``: the best accuracy of a run
     without privacy among the points that may be shown, and ``unprotected_method`` its method.

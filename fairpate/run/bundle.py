@@ -256,7 +256,7 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
 
 
 class _Check:
-    """The checks of one bundle, with what they have found so far."""
+    """Runs the checks of one bundle and collects their results."""
 
     def __init__(self, bundle: RunDirectory) -> None:
         self.bundle = bundle

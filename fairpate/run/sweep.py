@@ -372,7 +372,7 @@ def _misplaced(sweep: SweepConfig, schemas: Mapping[str, type[Method]]) -> Itera
 
 
 def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]]:
-    """The layers over the start, for every combination of the method's axes; a later layer replaces an earlier one.
+    """Yield the layers over the start for every combination of the method's axes; later layers override earlier ones.
 
     Of axes that share a field, the method's replace the data set's, and these replace the sweep's.
     """
