@@ -174,6 +174,7 @@ class GradientClipper:
         return ClippedSum(gradients=total, squared_norms_B=torch.cat([each.squared_norms_B for each in parts]))
 
     def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
+        # Owners need formed gradients: the norm of an average does not follow from its records' norms.
         if owner_B is not None or self.engine == "functional":
             return self._clipped_rows(self._rows(x, targets, owner_B))
         calls = self._layer_calls(x, targets)
@@ -260,6 +261,7 @@ class GradientClipper:
         fixed |= dict(model.named_buffers())
 
         def record_loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+            # A batch of one: a layer that mixes records has no other record to mix in.
             output = functional_call(model, parameters | fixed, (record[None],))
             return loss(output, target[None])[0]
 

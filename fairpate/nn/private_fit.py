@@ -271,6 +271,7 @@ class PoissonBatches:
         while self._num_decided < self._num_records:
             # k tails before a head have probability (1 - q)^k q: the floor of ln u / ln(1 - q).
             words = self._randomness.words(self._gaps_at_once)
+            # Doubles: rounded to a float's 24 bits, long gaps would be wrong by whole records.
             gaps = _log_uniform(words.double()).div_(self._log_tails).floor_().long()
             # Positions count from the first coin of this batch.
             self._heads = torch.cat([self._heads, gaps.add_(1).cumsum(0).add_(self._num_decided - 1)])

@@ -254,6 +254,7 @@ def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
 
 @event_rdp.register
 def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
+    # The binomial mixture compares a mixture with one plain distribution; replacing compares two mixtures.
     if event.relation != "add or remove one":
         raise ValueError("No Renyi curve for replacing a record of a Poisson sample; use epsilon_pld.")
     if event.count and not event.noise_multiplier:

@@ -107,6 +107,7 @@ class SeededSource:
         return np.frombuffer(streams, dtype="<u8").astype(np.uint64, copy=False).reshape(len(keys), count)
 
     def _digest(self, parts: tuple[str | int, ...]) -> hashlib._Hash:
+        # `repr` quotes text and separates parts: joined text would give ("ab",) and ("a", "b") one stream.
         return hashlib.sha256(repr((self._seed, *parts)).encode())
 
 

@@ -109,6 +109,7 @@ class ConfidentGnmaxQueries(CountedEvent, TeacherEvent):
     noise_stddev_votes: float
 
 
+# By identity: an array can neither be compared in one bool nor hashed.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConfidentGnmaxVotes(TeacherEvent):
     """Confident-GNMax queries with the votes they drew: every row is one query submitted, answered or not.
@@ -143,6 +144,7 @@ class PoissonGaussians(CountedEvent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # `not >=` refuses NaN as well.
         if not self.noise_multiplier >= 0 or not 0 < self.sampling_rate <= 1:
             raise ValueError(
                 "Expected noise_multiplier >= 0 and 0 < sampling_rate <= 1, got "
@@ -157,6 +159,7 @@ def of_unit(event: Any, unit: Unit) -> Any:
     """
     if event.unit == unit:
         return event
+    # A unit that is no field belongs to the definition of the event: its price holds for no other unit.
     if "unit" not in {column.name for column in fields(event)}:
         raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}.")
     return replace(event, unit=unit)

@@ -72,7 +72,7 @@ class LossDistribution:
         deltas = []
         for losses in self.directions:
             tilt = _tilt(losses, lambda t, _, mean: mean - epsilon - 1 / t - 1 / (t + 1))
-            # Without a tilt rounding is smaller where epsilon is in the middle already.
+            # Both are upper bounds. Without a tilt, rounding is smaller where epsilon is in the middle already.
             deltas.append(min(_Tail.of(losses, each).delta_at(epsilon) for each in {tilt, 0.0}))
         return max(deltas)
 
@@ -152,6 +152,7 @@ def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | Non
     if len(known) < len(parts):
         return None
     removing = tuple(losses for part in known for losses in part.removing)
+    # One object for both directions, so that the same sum is not composed twice.
     if all(len(part.directions) == 1 for part in known):
         return LossDistribution(removing=removing, adding=removing)
     return LossDistribution(removing=removing, adding=tuple(losses for part in known for losses in part.adding))
@@ -159,6 +160,7 @@ def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | Non
 
 def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution:
     """One release ``base`` with probability ``share``, else nothing, and it shows which: a bound by convexity."""
+    # Single steps: each step draws its own sample, so that mixing comes before composition.
     assert all(count == 1 for direction in base.directions for _, count in direction)
     assert all(len(direction) == 1 for direction in base.directions)
 
@@ -166,6 +168,7 @@ def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution
         lowest, end = min(losses.lowest, 0), max(losses.lowest + len(losses.masses_L), 1)
         masses = np.zeros(end - lowest)
         masses[losses.lowest - lowest :][: len(losses.masses_L)] = share * losses.masses_L
+        # Where nothing was released, the loss is 0.
         masses[-lowest] += 1 - share
         return replace(losses, lowest=lowest, masses_L=masses, infinite=share * losses.infinite), count
 

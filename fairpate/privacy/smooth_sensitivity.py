@@ -162,6 +162,7 @@ class DistinctVotes:
                 f"Expected every query to hold one vote of each teacher, got sums {num_teachers[:3].tolist()}; "
                 "leave out queries that lost teachers, and price them for any votes."
             )
+        # Costs and sensitivities depend on ranked counts alone: queries that differ in class names are priced once.
         ranked_QC = np.sort(votes.astype(np.int64), axis=1)[:, ::-1]
         ranked_UC, inverse_Q, counts_U = np.unique(ranked_QC, axis=0, return_inverse=True, return_counts=True)
         return cls(ranked_UC, counts_U.astype(np.float64), inverse_Q.reshape(-1), int(num_teachers[0]))
@@ -278,6 +279,7 @@ class ArgmaxCurve:
             can_widen_U = (at_U > self.log_q0) & (gaps.min(axis=1) < votes.num_teachers)
             rows = np.flatnonzero(np.where(widen_U, can_widen_U, at_U < self.log_q1))
             if not len(rows):
+                # No vote moves any more: all greater distances have the same worst case.
                 log_q_DU[distance:] = at_U
                 break
             step = np.where(widen_U[rows], 1.0, -1.0)
@@ -347,6 +349,7 @@ def sanitised_rdp(
     )
     return SanitisedRdp(
         release=release,
+        # A second draw: with one draw for both numbers, either would show the other's noise.
         rdp=_published(exact + scale * release.noise_stddev * _normal(source)),
         log_scale=log_scale,
         rdp_data_independent=float(votes.counts_U.sum() * any_votes[0]),
@@ -476,6 +479,7 @@ def _threshold_sensitivity(
         orders_A=[order],
         tail=tail,
     )
+    # The largest count may move by one in either direction: the larger of the two changes counts.
     step = np.abs(np.diff(cost_VA[:, 0]))
     change_V = np.maximum(np.append(0.0, step), np.append(step, 0.0))
     largest_W, inverse_U = np.unique(votes.ranked_UC[:, 0], return_inverse=True)
@@ -502,4 +506,5 @@ def _normal(source: NoiseSource) -> float:
 
 def _published(value: float) -> float:
     """Rounded to a public grid, coarse against the one that noise is drawn on."""
+    # The last digits of a float sum follow the exact cost, and noise of limited precision does not hide them.
     return round(value, PUBLISHED_DECIMALS)
