@@ -294,7 +294,7 @@ def _own_randomness(seed: int) -> Iterator[int]:
     random.seed(seed)
     np.random.seed(short)  # noqa: NPY002 - the same
     try:
-        # A worker's share of the cores, as torch has it: BLAS and OpenMP would take all of them.
+        # BLAS and OpenMP would take all cores: they are limited to the worker's share, which torch knows.
         with seeded_torch(seed), threadpool_limits(torch.get_num_threads()):
             yield short
     finally:

@@ -64,6 +64,7 @@ Codes = npt.NDArray[np.int64]
 
 def noisy_binary_label(digits: npt.ArrayLike, names: Sequence[str], *, seed: int) -> Codes:
     """1 for a digit of 5 or more, else 0; flipped with probability 0.25."""
+    # Flips are hashes of names and no stream: another record must not change the label of this one.
     high = np.asarray(digits) >= FIRST_HIGH_DIGIT
     return (high ^ (keyed_uniform(names, seed=seed, purpose="label flip") < LABEL_FLIP)).astype(np.int64)
 

@@ -235,9 +235,9 @@ class Pricer:
         The price is the derivative of ``num_records * multipliers @ Gamma`` at sizes held fixed: they do not depend on
         a model.
         """
-        # A model of a few weights waits for every call made here; ``dot`` is the quickest.
+        # With a model of a few weights, these calls take a good part of a step's time; ``dot`` is the fastest product.
         mass_UK = self._members_UQ.dot(histogram_QC.dot(self._with_sum_CK))
-        # Unions get the floor; for terms of all records both bounds are one constant, with any noise.
+        # Sizes of unions are floored. Terms of all records are divided by one constant, which is both of their bounds.
         sizes_U1 = np.maximum(mass_UK[:, self._num_classes :], self._least_sizes_U1)
         if self._most_sizes_U1 is not None:
             sizes_U1 = np.minimum(sizes_U1, self._most_sizes_U1)

@@ -113,7 +113,7 @@ def resampled_tables(
     cells_N, tables = groups * num_labels + labels, []
     for chunk in chunks:
         drawn_RN = generator.integers(len(cells_N), size=(chunk, len(cells_N)))
-        # How often each record was drawn: a product per cell then does what gathering every replicate would.
+        # Counts of draws: one product per cell replaces gathering the records of every replicate.
         weights_RN = np.stack([np.bincount(row, minlength=len(cells_N)) for row in drawn_RN]).astype(np.float64)
         tables.append(np.zeros((chunk, num_groups * num_labels, num_classes)))
         for cell in np.unique(cells_N):
@@ -374,6 +374,7 @@ def to_overall(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
 def pairwise(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
     """Each group's rate minus that of each other group: shape (..., E, G, G)."""
     rates_EG = divide(hits_EG, sizes_EG)
+    # A group's gap to itself is 0: left in, it would hide that there is no other group to compare with.
     itself_GG = np.eye(rates_EG.shape[-1], dtype=np.bool_)
     return np.where(itself_GG, np.nan, rates_EG[..., :, None] - rates_EG[..., None, :])
 
@@ -484,7 +485,7 @@ def _select(events: Events, chosen: Sequence[int]) -> Events:
 
 
 def _positive_classes(joint_GYC: FloatArray) -> Sequence[int]:
-    # Of two classes the second, of more each.
+    # By convention the second of two classes is the positive one; of more, each is in turn.
     num_classes = joint_GYC.shape[-1]
     return [1] if num_classes == 2 else list(range(num_classes))
 

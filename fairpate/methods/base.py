@@ -494,6 +494,7 @@ class Method(Section):
             for name in parents:
                 section = section[name]
             section.pop(last)
+        # Evaluation comes after the release, and decides nothing in it.
         values.pop("evaluation", None)
         return values
 

@@ -208,6 +208,7 @@ class FermiLoss:
         """One loss per record, shape (B,)."""
         probability_BC = outputs.softmax(dim=1)
         if self._observe is not None:
+            # Detached: the ascent on W needs predictions and no gradient of the model.
             self._observe(probability_BC.detach(), targets)
         pulled_B = (targets @ self._pull_KC * probability_BC).sum(dim=1)
         if not self._reads_labels:
@@ -309,6 +310,7 @@ def fermi_training(
     else:
         loss, plan = FermiLoss(game.pull_KC, observe=observe), StepPlan(release_more=ascend, events=events)
     training = PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
+    # Mapped over records, the loss sees one record at a time, and could not add up the predictions of a batch.
     if training.clipper.engine == "functional":
         raise ValueError("Expected a model whose layers all have gradients in closed form, such as a CNN or an MLP.")
     return training

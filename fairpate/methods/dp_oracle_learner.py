@@ -397,6 +397,7 @@ class GroupRules:
         differences_GY = self.differences(prices_GE)
         sensitivity = sensitivity_of(differences_GY)
         chosen = []
+        # One release for all groups: a rule's odds are a product over groups, so each group's part is drawn by itself.
         for counts_YJ, difference_Y in zip(self.counts_GYJ.tolist(), differences_GY, strict=True):
             # The cost of predicting 1 where the public classifier says j; a rule's cost is the sum over its 1s.
             cost_J = [sum(d * counts[j] for d, counts in zip(difference_Y, counts_YJ, strict=True)) for j in (0, 1)]

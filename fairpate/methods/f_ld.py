@@ -242,6 +242,7 @@ def measured_violations(
         values_NK = parity.values(predict_logits(model, x), y).double()
         model.train()
         if clip_value < math.inf:
+            # A norm of 0 gives an infinite factor, which is cut to 1 and leaves the value at 0.
             norms_N1 = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
             values_NK = values_NK * (clip_value / norms_N1).clamp(max=1)
         return parity.violations(values_NK, y, cells, sizes_UG=sizes_UG)
@@ -525,7 +526,7 @@ def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
     if slopes_UGK.shape[2] == 1:
         weights_UG = slopes_UGK[..., 0]
         return clip_norm * float((weights_UG.amax(dim=1) - weights_UG.amin(dim=1)).max())
-    # From the end of the longest slope to that of the next: at most both lengths together, in any directions.
+    # The slope of the record changes from one group's to another's: by at most the sum of the two longest.
     longest_UG = torch.linalg.vector_norm(slopes_UGK, dim=2).topk(2, dim=1).values
     return clip_norm * float(longest_UG.sum(dim=1).max())
 

@@ -455,7 +455,7 @@ def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, An
         "relation": relation,
         "delta": delta,
         "epsilon_data_independent": beforehand,
-        # What does not depend on votes may have a tighter price than curves give.
+        # An event that does not depend on votes may have a loss distribution, which is tighter than its Renyi curve.
         "epsilon_data_dependent": price.epsilon if drawn.data_dependent else beforehand,
         "epsilon_as_in_paper": as_in_paper if drawn.data_dependent else beforehand,
         "order": price.order,
@@ -576,7 +576,7 @@ def release_labels(plan: ReleasePlan, dataset: Dataset, queries: Split, votes: B
             if meter is not None:
                 # Room that was held ahead is given back, so that the sum with earlier releases is of what was charged.
                 meter.settle(ledger)
-        # After the odometer is settled and the ledger closed: labels are what becomes visible.
+        # Labels are written last: by then what becomes visible is charged, in the closed ledger and in the odometer.
         write_labels(result.labelled, run.labels)
         labels = _priced(result, spending, plan, training.model)
     assert labels.queries is not None
@@ -676,7 +676,7 @@ def _submit(
                 generator=torch.Generator().manual_seed(plan.seed + number),
             )
             rows = torch.tensor(waiting)
-            # The gate as the labels released so far leave it.
+            # The gate of the next answers starts from the counts of all labels released so far.
             counts_GC = np.zeros((dataset.num_groups, dataset.num_classes), dtype=np.int64)
             np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
             admitted = admit_queries(
@@ -709,7 +709,7 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
     terms = LedgerTerms(
         mechanism=plan.mechanism,
         gate=plan.gate,
-        # A stand-in: the limit is what the queries cost, and that is asked of terms.
+        # A placeholder: the limit follows from the cost of the queries, which is computed from terms.
         budget=Budget(kind="query_count", delta=plan.delta, max_queries=1),
         num_teachers=plan.num_teachers,
         num_classes=dataset.num_classes,

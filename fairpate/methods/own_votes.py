@@ -132,6 +132,7 @@ def read_votes_file(config: VotesConfig) -> VotesFile:
         sensitive_attribute=config.group,
         feature_names=config.features,
     )
+    # The terms of a ledger hold this checksum: the votes of an edited file are those of another ensemble.
     votes = VoteBatch(record_ids=names.tolist(), groups_Q=codes_Q, votes_QC=votes_QC, ensemble=sha256_of(path)[:16])
     return VotesFile(dataset=dataset, votes=votes, num_voters=num_voters)
 

@@ -117,6 +117,7 @@ class UnorderedPool:
     """Public records, equal in any order: as queries they have another order than in the data set."""
 
     digest: bytes
+    # Caches compare the digest: a tensor has no single truth value to compare by.
     x: Tensor = field(compare=False)
 
     @classmethod

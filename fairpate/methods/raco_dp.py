@@ -202,6 +202,7 @@ class PricedLoss:
             rows_BC = functional.one_hot(rows_BC.argmax(dim=1), self._num_classes).to(rows_BC)
         # A row that is not a number would spoil the sums of all others.
         counted_BC = rows_BC.nan_to_num()
+        # A person's rows are averaged: together they add 1 in L1 to the histogram, as one record does.
         if self.share_B is not None:
             counted_BC = counted_BC * self.share_B[:, None]
         sums = counted_BC.new_zeros(self._num_cells * self._num_classes, self._num_classes)
@@ -273,6 +274,7 @@ def priced_training(
 
     def release(histogram_QC: Tensor) -> FloatArray:
         exact_QC = histogram_QC.numpy(force=True)
+        # Noise on every entry: an entry without noise would show that its cell is empty.
         noisy_QC = exact_QC + laplace.take(exact_QC.size).reshape(exact_QC.shape)
         if size_noise is not None:
             # Of the exact histogram, under noise of its own: a noisy row's sum has the variance of all its entries.

@@ -395,6 +395,7 @@ class RecordVotes(VotesOfRecords):
     def _votes(self, released: Released) -> tuple[IntArray | FloatArray, float]:
         """Counts by cell and class, in votes, and the noise of each."""
         arrays, unit = released.arrays, released.events[0].unit
+        # The same search as in `measure`: it is deterministic, and so gives the noise of the release.
         stddev = self.least_noise(_table_event(unit))
         if self.by_group:
             return self.by_class(arrays["votes_GKC"], stddev=stddev)
@@ -422,7 +423,7 @@ def _table_event(unit: Unit) -> Callable[[float], Event]:
 def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
     """The label of every public record by most noisy votes of its prototype."""
     ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
-    # The lead over the runner-up, against its noise and that of counts of this size.
+    # The lead over the runner-up in standard deviations: of the added noise, and of the sampling of counts this large.
     doubt_K = np.sqrt(np.maximum(ordered_KC[:, -1] + ordered_KC[:, -2], 0) + 2 * stddev**2)
     lead_K = (ordered_KC[:, -1] - ordered_KC[:, -2]) / np.maximum(doubt_K, 1e-9)
     return PoolLabels(labels_M=votes_KC.argmax(axis=1)[prototype_M], certainty_M=lead_K[prototype_M])

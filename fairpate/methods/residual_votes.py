@@ -80,7 +80,7 @@ _EXPONENTIALS = np.rint(2.0**30 * np.exp(-np.arange(_LEAST_CHANCE << _SCORE_DIGI
 
 def whole_rule(rule_CW: DoubleArray) -> IntArray:
     """The rule (C, W) that private records are compared with: whole multiples of 2^-12, rows of norm 2^24 at most."""
-    # Longer rules would make sums of products inexact; none is in use.
+    # Longer rules would make sums of products inexact; the limit is far above the rules in use.
     longest = np.linalg.norm(rule_CW, axis=1).max(initial=0.0)
     return np.rint(
         rule_CW * 2.0**_RULE_DIGITS * min(1.0, _LARGEST_RULE / 2.0**_RULE_DIGITS / max(longest, 1e-30))
@@ -212,6 +212,7 @@ class ResidualVotes(VotesOfRecords):
     def multiplier(self) -> float:
         """The noise multiplier of one Gaussian release that costs as much as all of either plan."""
         plans = (self.residual_votes.curvature,) if self.residual_votes.curvature else ("public", "private")
+        # The larger noise of both plans: the sums are released under it before the curvature is chosen.
         return max(
             least_noise(
                 lambda noise, plan=plan: list(self.residual_votes.events(noise, plan)),
@@ -239,6 +240,7 @@ class ResidualVotes(VotesOfRecords):
             sums_CW = sums_CW + _noise(sums_CW.shape, sums.noise_stddev_votes, source, "sums")
             # The constant's column counts records, under the same noise: the real number is never read.
             num_records = max(float(sums_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
+            # From the noisy number of records and public facts alone: the choice is post-processing.
             curvature = settings.curvature or self._chosen(noise, num_records, pool_MW)
             events = settings.events(noise, curvature)
             phi_MW, found_CW = pool_MW / UNITS, sums_CW / UNITS
@@ -265,6 +267,7 @@ class ResidualVotes(VotesOfRecords):
                 inverse_WW = curvature_inverse(
                     released_WW / UNITS**2, floor=_FLOOR * spectral + settings.ridge * stddev
                 )
+                # A shift common to all classes changes no softmax, so it is taken out.
                 rule_CW = _START * (found_CW - found_CW.mean(axis=0)) @ inverse_WW
             rules, residual = [], events[-1]
             for number in range(settings.rounds(curvature)):
@@ -272,6 +275,7 @@ class ResidualVotes(VotesOfRecords):
                 left_NC = residuals(phi_NW, labels_N, whole_CW, bound=settings.bound)
                 step_CW = product_sum(left_NC, phi_NW, norm=residual.norm, person_N=person_N)
                 step_CW = step_CW + _noise(step_CW.shape, residual.noise_stddev_votes, source, f"residuals {number}")
+                # From released sums alone, so that the rule of the next round is public.
                 rule_CW = rule_CW + settings.step * step_CW / UNITS**2 @ inverse_WW
                 rules.append(step_CW)
         training.reporter.note("votes", f"{width} numbers per class, {curvature} curvature, noise {noise:.2f}")
@@ -308,6 +312,7 @@ def _symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray
 
 def curvature_inverse(moments_WW: DoubleArray, *, floor: float) -> DoubleArray:
     """H^-1 (W, W): of symmetric ``moments_WW`` with negative eigenvalues cut at 0, plus ``floor`` > 0."""
+    # The exact matrix has no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
     inverse_WW: DoubleArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
     return inverse_WW

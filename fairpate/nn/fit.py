@@ -240,7 +240,7 @@ def fit(
                 optimizer.step_from_backward(learning_rate)
                 # Added up on the device: a number that is read at each step would wait for it.
                 loss_sum += loss.detach() * len(batch_x)
-            # One loss of the epoch that is not finite leaves no sum that is.
+            # One loss that is not finite makes the sum of its epoch not finite: one check per epoch is enough.
             mean_loss = float(loss_sum) / len(x)
             if not math.isfinite(mean_loss):
                 raise DivergedError(f"Training diverged in epoch {epoch}: loss {mean_loss}; lower learning_rate.")
@@ -269,6 +269,7 @@ def epoch_batches(
         rows = order[segment[0] : segment[-1]]
         segment_x = scale_bytes(x[rows].to(device))
         if changes is not None:
+            # By row: a record's change does not depend on its place in the epoch or on the batch size.
             segment_x = apply_changes(segment_x, config.augment, changes[rows].to(device))
         segment_x = segment_x.contiguous(memory_format=memory_format_for(x))
         sizes = [stop - start for start, stop in itertools.pairwise(segment)]
@@ -445,6 +446,7 @@ def dpfr(logits_BC: Tensor, groups_B: Tensor, config: DpfrConfig) -> Tensor:
     """
     gaps_GC = group_gaps((logits_BC / config.temperature).softmax(dim=1), groups_B)
     if not len(gaps_GC):
+        # Not a plain 0, which has no graph to differentiate.
         return logits_BC.sum() * 0
     gaps = gaps_GC.flatten()
     if config.maximum == "hardmax":

@@ -216,6 +216,7 @@ def squared_norms(values_BP: Tensor) -> Tensor:
 
 def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     norm = cast("nn.GroupNorm", layer)
+    # Normalised without scale and shift: the gradient of the scale is taken against this value.
     normal = functional.group_norm(layer_input, norm.num_groups, eps=norm.eps)
     positions = tuple(range(2, layer_input.ndim))
     weight, bias = output_gradient * normal, output_gradient
@@ -275,6 +276,7 @@ def refuse_statistics(model: nn.Module) -> None:
 def _is_known(module: nn.Module) -> bool:
     own = dict(module.named_parameters(recurse=False))
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    # A hook, or a method of the instance, may compute anything: the type alone would prove nothing.
     if any(hooks) or "forward" in vars(module) or not own.keys() <= {"weight", "bias"}:
         return False
     kind = type(module)

@@ -314,7 +314,7 @@ class _Tail:
         lowest, end = self.first + start, self.first + len(self.tilted_S)
         losses_S, reference = self.interval * np.arange(lowest, end, dtype=np.float64), middle + self.first
         ahead_S = self.interval * np.arange(lowest - reference, end - reference, dtype=np.float64)
-        # Weights are those at the reference, times this.
+        # Masses are the weights below times this factor: counted from the reference, both fit a float.
         scale = math.exp(min(self.log_scale - self.tilt * self.interval * reference, 700.0))
         weights_S = self.tilted_S[start:] * np.exp(-self.tilt * ahead_S)
         with np.errstate(over="ignore"):
@@ -327,7 +327,7 @@ class _Tail:
         place = int(enough[0]) if len(enough) else len(losses_S) - 1
         if not place:
             return (float(losses_S[0]), True) if lowest > 0 else (0.0, False)
-        # Up to the next loss of the grid, the same masses lie above epsilon: the divergence is solved for it.
+        # Between two losses of the grid the same masses lie above epsilon, and the divergence is solved for epsilon.
         left = self.infinite + upper_S[place] - delta
         solved = (
             self.interval * reference + math.log(left) - math.log(moved_S[place])
@@ -349,7 +349,7 @@ def _window(tilted: Sequence[tuple[FloatArray, int]]) -> tuple[int, int]:
     farthest = max(float(np.abs(x_L).max()) for x_L in centred)
     if not farthest:
         return 0, end
-    # The best order for a Gaussian, four times it, and halves of that; none at which an exponential overflows.
+    # Orders: four times the best one for a Gaussian, then halves of it, and none at which an exponential overflows.
     largest = min(4 * math.sqrt(-2 * _LOG_TAIL) / max(spread, 1e-9), _LARGEST_EXPONENT / farthest)
     order = largest / 2 ** (_ORDERS - 1)
     growth = [np.exp(order * x_L) for x_L in centred]
@@ -392,8 +392,8 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
     sums_S = scipy.fft.irfft(product, length)
     sums_S[0] += atom
     mean = 2 * float(np.abs(product).sum()) / length
-    # A power's error is count / base of the base's: at most twice the power where the base is over 1 / 2, else it is
-    # less than any power of 1 / 2 that is left.
+    # An error e of a base makes one of n |base|^(n - 1) e in its power n: at most 2 n e |base|^n where |base| >= 1/2,
+    # and at most n e / 2^(n - 1) elsewhere.
     of_bases *= math.exp(min(2 * of_bases, 700.0))
     of_powers = (mean + atom) * (4 * UNIT * total + 2 * of_bases) + of_bases * 0.5 ** (least - 1)
     error = mean * rounding + of_powers

@@ -217,7 +217,7 @@ class ArgmaxCurve:
         while high - low > 1e-13 * -high:
             middle = (low + high) / 2
             low, high = (middle, high) if self.rdp(np.array(middle)) < self.data_independent else (low, middle)
-        # From above: at q0 the cost must be the data-independent one already.
+        # The upper end: at q0 the cost must be the data-independent one already.
         return high
 
     @property
