@@ -83,6 +83,7 @@ class Voters:
         places = np.lexsort((self.labels_N[rows], self.order_N[rows], squared))
         if self.person_N is None:
             return places
+        # The nearest record of each person, who moves the counts no more than a record does.
         _, first = np.unique(self.person_N[rows[places]], return_index=True)
         return places[np.sort(first)]
 

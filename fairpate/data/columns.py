@@ -30,6 +30,7 @@ OTHER = "other"
 
 def stretched(values: Floats, scale: str | None) -> Floats:
     """The values on the scale that is linear between the bounds of a number."""
+    # Unlike ln v, this is defined at 0 and for negative amounts.
     return np.sign(values) * np.log1p(np.abs(values)) if scale == "log" else values
 
 
@@ -50,6 +51,7 @@ class Feature(Section):
     """A published column that becomes features: one of a number, a category, or bands of a numeric code."""
 
     columns: Texts = Field((), description="Columns in the file that share this declaration; empty: the own name.")
+    # Bounds and categories are declared: those found in private records would reveal that a record has them.
     bounds: tuple[Finite, Finite] | None = Field(
         None, description="Number: the values that become 0 and 1; a number beyond them is clipped to the nearer one."
     )

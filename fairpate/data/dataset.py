@@ -505,6 +505,7 @@ def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[
         hasher = keyed.copy()
         hasher.update(name.encode())
         digests += hasher.digest()
+    # Little-endian on every machine, so that a seed means the same splits everywhere.
     return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64)
 
 

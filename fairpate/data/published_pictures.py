@@ -80,6 +80,7 @@ def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -
     Where colour is not ``visible`` the ink has one channel: (N, 1, height, width).
     """
     if not visible:
+        # A copy, because the published pictures are cached or read-only.
         return grey[:, None].copy()
     painted = np.zeros((len(grey), 2, *grey.shape[1:]), dtype=np.uint8)
     painted[np.arange(len(grey)), colour] = grey

@@ -271,6 +271,7 @@ def combined(*parts: RateConstraints) -> RateConstraints:
         inside: dict[int, list[int]] = {cell: [] for cell in range(coarse.num_cells)}
         for label in range(labels):
             for group in range(groups):
+                # A part distinguishes all labels or has one: the remainder is the label, or 0. Groups likewise.
                 here = coarse.cell(label=label % coarse.num_labels, group=group % coarse.num_groups)
                 inside[here].append(partition.cell(label=label, group=group))
         for constraint in part.constraints:

@@ -544,7 +544,7 @@ class PrivateMethod(Method):
 
     @property
     def source(self) -> NoiseSource:
-        # Whoever has the configuration can make seeded noise again, and take it off.
+        # Anybody with the configuration can draw seeded noise again and subtract it.
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
     def require_replacing(self) -> None:

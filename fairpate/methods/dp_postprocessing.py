@@ -140,6 +140,7 @@ def train(
         num_groups=num_groups,
         num_classes=said_NC.shape[1],
     )
+    # Both read the same records, so their events add up; the counts may depend on the base, which is released.
     events = (*events, counted)
     with spent(events, noise=noise):
         mixing = fair_mixing(counts_GYC, config, epsilon=counted.epsilon)

@@ -236,6 +236,7 @@ class DpSgdFamily(PrivateMethod):
 
     @property
     def rate_tells_size(self) -> bool:
+        # Batch size over sampling rate is the number of records, and both are published.
         return self.dp_sgd.num_records is None
 
     def sgd_arguments(self, training: Training) -> dict[str, Any]:

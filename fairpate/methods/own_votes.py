@@ -110,6 +110,7 @@ def read_votes_file(config: VotesConfig) -> VotesFile:
     names, groups = _names_and_groups(table, config, faults)
     votes_QC, num_voters = (_counts if config.are_counts else _per_voter)(table, config, faults)
     x = torch.from_numpy(_features(table, config, faults))
+    # The records are public, and so are the names of their groups.
     group_names = sorted(set(groups.tolist()))
     codes_Q: IntArray = np.searchsorted(group_names, groups).astype(np.int64)
     test = None if config.test is None else _test(config.test, config, names, group_names, faults)

@@ -151,6 +151,7 @@ class PricedLoss:
         # By target: the prices of its cell, then its label one-hot. One look-up per record fetches both.
         one_hot = torch.eye(num_classes).repeat(num_cells, 1)
         self._by_target = torch.cat([torch.zeros_like(one_hot), one_hot], dim=1)
+        # A view: prices that are written to it are in the table that records are looked up in.
         self._price_part = self._by_target.numpy().reshape(num_cells, num_classes, -1)[:, :, :num_classes]
         self.prices_QC: FloatArray | None = None
         self.share_B: Tensor | None = None
@@ -504,6 +505,7 @@ class Lagrangian:
             l1_radius=config.max_total_multiplier or math.inf,
         )
         self._constraints, self._size_floor = constraints, steps.size_floor
+        # The expected size of a batch, because the realised one is private.
         self._batch_size = steps.gradient.expected_batch_size
         self._pricer = Pricer(constraints, size_floor=self._size_floor, num_records=self._batch_size)
         # The first half describes models that are far from the published one.

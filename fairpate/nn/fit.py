@@ -238,7 +238,7 @@ def fit(
                         loss = loss + penalty(model)
                 torch.autograd.backward(loss)
                 optimizer.step_from_backward(learning_rate)
-                # Added up on the device: a number that is read at each step would wait for it.
+                # Added up on the device: reading a number at each step would wait for the device.
                 loss_sum += loss.detach() * len(batch_x)
             # One loss that is not finite makes the sum of its epoch not finite: one check per epoch is enough.
             mean_loss = float(loss_sum) / len(x)

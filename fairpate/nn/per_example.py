@@ -211,12 +211,12 @@ class GradientClipper:
         if self._chain is not None and self._chain.reads(x):
             values = self._chain.forward(x)
             return self._chain.backward(values, self._loss_gradient(values[-1], targets))
-        # Another version later means that a layer has overwritten the input. An output may be overwritten: its edge is
-        # where it enters the graph.
+        # A later version shows that a layer has overwritten the input. Outputs may be overwritten: an edge of the graph
+        # refers to the value before.
         calls: list[tuple[nn.Module, Tensor, int, GradientEdge]] = []
 
         def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            # The norm of a record is taken per call, and is not that of a sum over calls.
+            # Norms are taken per call. A layer that runs twice has the sum of two gradients, which has another norm.
             if any(layer is other for other, *_ in calls):
                 raise ValueError(f"{type(layer).__name__} runs twice for one record; use engine `functional`.")
             layer_input = inputs[0].detach()

@@ -53,6 +53,7 @@ def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
     """Turn a ValueError raised after the release of ``events`` into a SpentError, so that they are still charged."""
     try:
         yield
+    # A ValueError's message depends on the release. Any other error is a fault of the program, and passes unchanged.
     except ValueError as error:
         raise SpentError(error, events, noise) from error
 
@@ -123,6 +124,7 @@ class ConfidentGnmaxVotes(TeacherEvent):
     threshold: float
     threshold_stddev_votes: float
     noise_stddev_votes: float
+    # The noise that is drawn is discrete; the continuous tail is for comparison with published numbers.
     tail: Tail = "discrete"
 
 
