@@ -354,6 +354,7 @@ def _codes(column: str, feature: Feature) -> Iterator[FeatureCode]:
         for place in range(feature.vector):
             yield code(feature=f"{column}[{place}]", kind="element", place=place)
     elif feature.bands:
+        # A band ends where the next one begins; the last one is open.
         for (name, start), (_, end) in itertools.pairwise([*feature.bands.items(), ("", None)]):
             yield code(feature=f"{column}={name}", kind="band", at_least=start, below=end)
     else:
@@ -425,6 +426,7 @@ class RecordForm:
                 is_declared = any(text in (code.values or ()) for code in codes)
                 if not is_declared and (codes[-1].kind != "other" or not text):
                     raise ValueError(f"{column}: expected one of its categories, got {text!r}")
+                # `other` holds the values of all other features of the column: it is 1 where the text is none of them.
                 features += [(text in (code.values or ())) != (code.kind == "other") for code in codes]
                 continue
             number, unknown = _number_in(value), first.unknown or ()
@@ -435,6 +437,7 @@ class RecordForm:
             if first.kind == "band":
                 if number is None or number < (first.at_least or 0):
                     raise ValueError(f"{column}: expected a number from {first.at_least:g} on, got {number}")
+                # Bands ascend, so that the last one whose start is reached holds the number.
                 place = sum(number >= (code.at_least or 0) for code in codes) - 1
                 features += [place == each for each in range(len(codes))]
                 continue

@@ -176,6 +176,7 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
         **splits,
     )
     check_members(dataset)
+    # After the split, because an embedding is fitted to the public part alone.
     return embedded(dataset, config.embedding)
 
 

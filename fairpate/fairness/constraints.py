@@ -364,6 +364,7 @@ def named_constraints(
         for words, y, z, k in cases:
             own = RateTerm(cells=(partition.cell(label=y, group=z),), weights=at(k))
             rest_cells = tuple(partition.cell(label=y, group=other) for other in groups if other != z)
+            # One union: the rate of all other members together, and not the mean of their groups' rates.
             rest = RateTerm(cells=rest_cells, weights=at(k, -1.0))
             constraints.append(RateConstraint(name=f"{name}({words})", terms=(own, rest), bound=bound))
     return RateConstraints(partition=partition, num_classes=num_classes, constraints=tuple(constraints))

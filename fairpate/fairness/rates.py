@@ -63,6 +63,7 @@ def joint_table(
     groups, labels, mass_NC = _answered_records(
         predictions, groups_N, labels_N, answered_N, num_groups=num_groups, num_classes=num_classes
     )
+    # `np.add.at`, because plain indexing would count a cell once, however many records it has.
     joint_GYC = np.zeros((num_groups, 1 if labels_N is None else num_classes, num_classes))
     np.add.at(joint_GYC, (groups, labels), mass_NC)
     return joint_GYC
@@ -200,6 +201,7 @@ def _answered_records(
 
 def _indices(name: str, values_N: npt.NDArray[np.generic], stop: int) -> IndexArray:
     indices_N = values_N.astype(np.int64)
+    # Numbers that are not whole are refused, and not truncated to codes.
     if (indices_N != values_N).any() or (indices_N < 0).any() or (indices_N >= stop).any():
         raise ValueError(f"Expected {name} to hold integers from 0 to {stop - 1}, got {np.unique(values_N)}.")
     return indices_N

@@ -282,6 +282,7 @@ def price(
     relation = relation or (events[0].relation if events else None)
     if relation is None or any(event.relation != relation for event in events):
         raise ValueError(f"Expected events under relation {relation!r}, got {[e.relation for e in events]}.")
+    # One accountant for all events: a curve and a loss distribution do not compose with each other.
     if not accountant.has_loss_distributions(events):
         accounting = "rdp"
     # Both bounds hold for any data, so that taking the smaller one reveals nothing.
@@ -880,6 +881,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         "teachers": linear | {"num_teachers": teachers},
         "aggregator": {
             "num_queries": num_queries,
+            # Counts teach no student that learns from released attributes.
             "release": "label" if method.protects_attribute_only else "counts",
             "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": teachers / 10},
         },

@@ -154,6 +154,7 @@ def play(
     for done in range(rules.num_rounds):
         multipliers = multipliers_of(theta, rules.dual_bound)
         answers.append(answer(prices(multipliers, shares_GE, reference_group=rules.reference_group)))
+        # Without a projection: the exponential weights keep multipliers positive and their sum below B.
         theta = theta + rules.learning_rate * violations(answers[-1])
         total += multipliers
         on_round(done + 1, rules.num_rounds)
@@ -211,6 +212,7 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
 
     def answer(prices_GE: FloatArray) -> Any:
         differences = cost_differences(cells, prices_GE)
+        # A learner of weighted labels minimises the cost: the cheaper label is the target, its advantage the weight.
         target, weight = (differences < 0).astype(np.int64), np.abs(differences)
         # An estimator refuses a single class; there the cheapest rule is constant.
         constant = len(np.unique(target[weight > 0])) < 2

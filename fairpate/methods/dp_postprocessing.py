@@ -199,6 +199,7 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
     if not (reference := config.reference_group) < num_groups:
         raise ValueError(f"Expected reference_group < {num_groups}, got {reference}.")
     parity_KGCC, slack_KG = _constraints(counts_GYC, config, epsilon)
+    # Of the released total: where whole records are protected, their number is private.
     share_GYC = counts_GYC / counts_GYC.sum()
     # The error of predicting k where Yhat says j, (G, j, k).
     wrong_GCC = share_GYC.sum(axis=1)[:, :, None] - share_GYC.transpose(0, 2, 1)

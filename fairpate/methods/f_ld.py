@@ -593,6 +593,7 @@ class _NoisyGradients:
         targets = torch.cat([y[:, None], self._directions_JK.index_select(0, cells)], dim=1)
         weights_B = self._lengths_J.index_select(0, cells)
         gradients, term = self._gradients.both(x, y, targets, weights_B)
+        # Noise on the groups' term alone: the gradient of J reads features and labels, which are public.
         self._normals.add_to(term, self._noise_stddev)
         # By the number that the batch represents: the real size of a secret sample is private.
         torch._foreach_mul_(gradients, 1 / (share * len(self._y)))

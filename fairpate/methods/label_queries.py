@@ -334,6 +334,7 @@ class VoteCounter:
 
     def __call__(self, questions: Sequence[Question]) -> IntArray:
         """``votes_QC``. VotesUnavailableError unless every teacher voted on every question."""
+        # The run's own votes first: teachers on another machine may vote otherwise, because they round otherwise.
         rows = [self._collected.get(question.query.record_id) for question in questions]
         missing = [i for i, row in enumerate(rows) if row is None]
         if missing:
@@ -519,6 +520,7 @@ def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
     """The first public records, each content once: equal records are one query. With admission, all candidates."""
     first_of: dict[str, int] = {}
     for row, key in enumerate(keys_of(dataset.public)):
+        # Asked again, equal content would get the stored answer: it is charged once, and is one query.
         first_of.setdefault(key, row)
     wanted = settings.num_queries or len(first_of)
     if wanted > len(first_of):
@@ -673,6 +675,7 @@ def _submit(
                 public_records(queries, labelled),
                 learning,
                 num_classes=dataset.num_classes,
+                # From the run's seed and the round: a run that resumes chooses the same queries.
                 generator=torch.Generator().manual_seed(plan.seed + number),
             )
             rows = torch.tensor(waiting)

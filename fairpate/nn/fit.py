@@ -150,6 +150,7 @@ class Optimizer:
         device = self._parameters[0].device if self._parameters else None
         # A count per parameter: of stacked teachers some make fewer steps.
         self._steps = torch.zeros(len(self._parameters), device=device)
+        # Views of the one tensor: all counts rise in one operation, and each parameter's kernel reads its own.
         self._step_counts = list(self._steps.unbind())
 
     @torch.no_grad()
@@ -363,6 +364,7 @@ class Mixture(nn.Module):
             logits = member(x)
             votes.append(functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(logits.dtype))
         total: Tensor = sum(votes[1:], start=votes[0])
+        # Logarithms: the softmax of these logits is the share of votes itself.
         return (total / len(votes)).log()
 
 
