@@ -153,7 +153,7 @@ class InProcessPool:
 
 def added(total: Counts | None, counts: Counts) -> Counts:
     """Add ``counts`` to a total, where None is an empty one."""
-    # In fresh memory: arrays from Ray's store are read-only.
+    # Not in place, because arrays from Ray's store are read-only.
     return counts if total is None else total + counts
 
 

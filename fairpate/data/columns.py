@@ -163,7 +163,7 @@ class NumberRange(Section):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ValueError(f"Expected {one} or {other}, got both")
         lower, upper = self.bounds
-        # As pairs: at equal numbers an open end (1 or -1) leaves no number in the range.
+        # Compared with their sides: at equal numbers, an open end (1 or -1) leaves no number in the range.
         if lower > upper:
             raise ValueError("Expected a range with a number in it")
         return self

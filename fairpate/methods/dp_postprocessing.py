@@ -127,7 +127,7 @@ def train(
         )
         events = base.events
         counted = LaplaceReleases(count=1, epsilon=share * target.epsilon, unit="record", relation=relation)
-        # Of two sources the one that is not private decides.
+        # One seeded source is enough to make the result not private, so its label is the one that is stated.
         noise = source.label if base.noise == OS_ENTROPY else base.noise
     said_NC = said_labels(model, x)
     counts_GYC = released_counts(

@@ -179,7 +179,7 @@ def train_f_ld(
         if ascent.is_active:
             here_UG = parity.group_sizes(cells_B)
             values = parity.values(outputs, labels)
-            # By 1 instead of 0: `where` below would pass on the gradient of what is not a number.
+            # Divided by 1 where a size is 0: a NaN in the branch that `where` leaves out would still reach the gradient.
             violations_UGK = parity.violations(values, labels, cells_B, sizes_UG=here_UG.clamp(min=1))
             loss = loss + torch.where((here_UG > 0)[..., None], ascent.penalty(violations_UGK), 0.0).sum()
         return list(torch.autograd.grad(loss, descent.parameters))

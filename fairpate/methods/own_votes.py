@@ -45,7 +45,7 @@ from fairpate.report.page import counted
 from fairpate.run.context import RunDirectory
 from fairpate.types import GateRule, IntArray, MechanismParameters, Unit, UserError, VoteBatch
 
-# 128 bits: no two ids of a file meet by chance.
+# 128 bits: two ids of one file share a digest with negligible probability.
 _DIGEST_BYTES = 16
 
 

@@ -258,7 +258,7 @@ class PrivateKnn(VotingMethod):
         if self.private_knn.queries == "first":
             return super().learn(training, labels)
         taught = self.taught(training, labels, self._of_clusters(training.dataset, labels.labelled))
-        # All that was released is behind it; how many records a label was copied to is not what is counted.
+        # The number of released labels: copies to the other records of a cluster are not counted.
         return replace(taught, num_training_labels=len(labels.labelled.labels))
 
     def _of_clusters(self, dataset: Dataset, labelled: LabelledSet) -> LabelledSet:

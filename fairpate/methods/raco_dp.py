@@ -299,7 +299,7 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
     variance = 2 * laplace_scale**2
     if not variance:
         return histogram_QC
-    # An entry's covariance with the row's misfit over the misfit's variance, C entries and the size's own noise.
+    # The covariance of an entry with the row's misfit, over the misfit's variance: that of C entries and of the size.
     weight = variance / (histogram_QC.shape[1] * variance + size_noise**2)
     nearest_QC: FloatArray = histogram_QC + weight * (sizes_Q - histogram_QC.sum(axis=1))[:, None]
     return nearest_QC
@@ -328,7 +328,7 @@ class HistogramSteps:
     @property
     def event(self) -> PoissonGaussianLaplaces:
         """Event of all steps: gradients, histograms and sizes."""
-        # Gradients and sizes are Gaussians of one sample, so one of less noise; with the histogram amplified once.
+        # Gradients and sizes are Gaussians on one sample: one of less noise, amplified once together with the histogram.
         sizes = () if self.size_noise is None else (self.size_noise,)
         return PoissonGaussianLaplaces(
             count=self.gradient.num_steps,

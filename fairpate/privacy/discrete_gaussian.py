@@ -132,7 +132,7 @@ def sample_discrete_gaussian(stddev: float | Fraction, source: RandomSource) -> 
 def _exact_parameters(stddev: float | Fraction) -> tuple[Fraction, int]:
     require_positive_stddev(float(stddev))
     exact = Fraction(stddev)
-    # Any scale of the candidates is exact. Next to the standard deviation few are rejected (their Algorithm 3).
+    # Candidates of any scale give exact draws; close to the standard deviation, few are rejected (their Algorithm 3).
     return exact**2, math.floor(exact) + 1
 
 

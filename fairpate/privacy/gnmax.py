@@ -124,7 +124,7 @@ class TheoremSix:
         else:
             stay_BA, leave_BA = _exp_of_lines(self.lines_2UL[:, rows], powers_LA, runs)
             moment_BA = np.add(stay_BA, leave_BA, out=stay_BA)
-        # Both bound the moment. Close to mu1 e^b alone comes up to the other, and e^a is added to it.
+        # Both are bounds. Close to mu1, e^b alone reaches the data-independent one, and e^a comes on top.
         np.minimum(moment_BA, independent_A, out=moment_BA)
         # `powers_LA` holds alpha - 1.
         last_B = self.limit_U[rows] - 1

@@ -301,7 +301,7 @@ class AtomicLoss:
     @cached_property
     def _tails(self) -> tuple[FloatArray, FloatArray]:
         """ln of the mass from each loss on, moved and unmoved; the last entry, past all losses, is a placeholder."""
-        # From the right and in log space: what decides a small delta are the smallest masses.
+        # Summed from the right and in log space, because the smallest masses decide a small delta.
         moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
         unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
         return np.append(moved, 0.0), np.append(unmoved, 0.0)
