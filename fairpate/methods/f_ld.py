@@ -179,7 +179,7 @@ def train_f_ld(
         if ascent.is_active:
             here_UG = parity.group_sizes(cells_B)
             values = parity.values(outputs, labels)
-            # Divided by 1 where a size is 0: a NaN in the branch that `where` leaves out would still reach the gradient.
+            # A size of 0 counts as 1: a NaN in the branch that `where` leaves out would still reach the gradient.
             violations_UGK = parity.violations(values, labels, cells_B, sizes_UG=here_UG.clamp(min=1))
             loss = loss + torch.where((here_UG > 0)[..., None], ascent.penalty(violations_UGK), 0.0).sum()
         return list(torch.autograd.grad(loss, descent.parameters))
@@ -694,6 +694,7 @@ def coefficients(
     constraints: list[LinearConstraint] = []
     if config.max_covariance == 0:
         # The last group's covariance is fixed by the others, as all add up to 0.
+        # On the null space all covariances are 0, where a solver would keep constraints up to a tolerance.
         basis_DK = null_space(covariance_GD[:-1])
     elif config.max_covariance < math.inf:
         # Of two groups, the covariance of one is the negative of the other's.

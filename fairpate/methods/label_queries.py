@@ -719,6 +719,7 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
         num_groups=dataset.num_groups,
         noise=plan.source.label,
         ensemble=ensemble,
+        # A changed attribute moves one vote of a query, as a record does, and the ledger prices both alike.
         unit="record" if plan.unit == "sensitive attribute" else plan.unit,
     )
     if plan.budget is not None:

@@ -328,7 +328,7 @@ class HistogramSteps:
     @property
     def event(self) -> PoissonGaussianLaplaces:
         """Event of all steps: gradients, histograms and sizes."""
-        # Gradients and sizes are Gaussians on one sample: one of less noise, amplified once together with the histogram.
+        # Gradients and sizes are Gaussians on one sample: one of less noise, amplified once with the histogram.
         sizes = () if self.size_noise is None else (self.size_noise,)
         return PoissonGaussianLaplaces(
             count=self.gradient.num_steps,

@@ -257,6 +257,7 @@ class VotesOfRecords(ReleasingMethod):
 def with_noise(table: IntArray, *, stddev: float, source: NoiseSource, row: str) -> IntArray:
     """The released table (rows, columns): noise on every cell; ``row`` is what a row is called."""
     # Cells without a vote as well: a cell without noise would show that it is empty.
+    # A key for each row: under a seed, the noise of a row does not depend on the other rows.
     words = source.words([f"{row} {k}" for k in range(table.shape[0])], table.shape[1])
     return table + discrete_gaussians(stddev, words, source)
 

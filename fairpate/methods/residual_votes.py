@@ -97,6 +97,7 @@ def residuals(phi_NW: IntArray, labels_N: IntArray, rule_CW: IntArray, *, bound:
     below_NC = (scores_NC.max(axis=1, keepdims=True) - scores_NC) // (UNITS << _RULE_DIGITS >> _SCORE_DIGITS)
     # A table of whole numbers: library functions may round a number differently at another place of an array.
     weights_NC = _EXPONENTIALS[np.minimum(below_NC, len(_EXPONENTIALS) - 1)]
+    # Rounding may make a residual longer: its norm is taken of the whole numbers.
     found_NC = -(weights_NC * UNITS // weights_NC.sum(axis=1, keepdims=True))
     found_NC[np.arange(len(labels_N)), labels_N] += UNITS
     squared_N1 = (found_NC * found_NC).sum(axis=1, keepdims=True)
@@ -263,6 +264,7 @@ class ResidualVotes(VotesOfRecords):
                 released_WW = product_sum(phi_NW, phi_NW, norm=UNITS**2, person_N=person_N)
                 released_WW = released_WW + _symmetric_noise(width, moments.noise_stddev_votes, source)
                 arrays["moments_WW"] = released_WW
+                # The typical spectral norm of such a noise matrix, which a draw may exceed.
                 spectral = math.sqrt(2 * width) * moments.noise_stddev_votes / UNITS**2
                 inverse_WW = curvature_inverse(
                     released_WW / UNITS**2, floor=_FLOOR * spectral + settings.ridge * stddev
@@ -274,6 +276,7 @@ class ResidualVotes(VotesOfRecords):
                 whole_CW = whole_rule(rule_CW)
                 left_NC = residuals(phi_NW, labels_N, whole_CW, bound=settings.bound)
                 step_CW = product_sum(left_NC, phi_NW, norm=residual.norm, person_N=person_N)
+                # Named by the round: under a seed, all rounds would otherwise draw the same noise.
                 step_CW = step_CW + _noise(step_CW.shape, residual.noise_stddev_votes, source, f"residuals {number}")
                 # From released sums alone, so that the rule of the next round is public.
                 rule_CW = rule_CW + settings.step * step_CW / UNITS**2 @ inverse_WW
