@@ -255,7 +255,7 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[Arra
                     failure = f"{type(error).__name__}: {error}"
         failures.append(failure)
         if failure is not None:
-            # Its shard's most common class. Without records its number decides: one class for all would tilt the counts.
+            # Its shard's most common class. Without records its number decides: one class for all would tilt counts.
             counts_C = np.bincount(y, minlength=lesson.num_classes)
             constant = int(counts_C.argmax()) if len(y) else teacher % lesson.num_classes
             predicted = np.full(len(lesson.queries), constant)
