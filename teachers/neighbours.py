@@ -132,6 +132,7 @@ def blocks_of(
             coordinates_ND=coordinates_ND[part],
             labels_N=labels_N[part],
             order_N=order_N[part],
+            # Numbered from 0 within the block: its sampler tosses one coin for each of these numbers.
             person_N=None if person_N is None else np.unique(person_N[part], return_inverse=True)[1],
         )
 

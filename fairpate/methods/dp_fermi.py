@@ -347,6 +347,7 @@ class GameCells:
             return cls(cells_N=y.long() * num_groups + groups, num_events=num_classes, **sizes)
         if not config.positive_label < num_classes:
             raise ValueError(f"Expected dp_fermi.positive_label < {num_classes}, got {config.positive_label}.")
+        # The code after the last cell means no event: its indicators are zeros, so that nothing pulls the record.
         cells_N = torch.where(y == config.positive_label, groups, num_groups)
         return cls(cells_N=cells_N.long(), num_events=1, **sizes)
 
@@ -535,6 +536,7 @@ def train(
     )
     sampler = None
     if config.mode == "sens_public_batches":
+        # From the training seed: a public partition needs no secret randomness.
         sampler = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
     events = (steps.event, *shares.events)
     training = fermi_training(

@@ -229,6 +229,7 @@ def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[I
         known_QC = _text(table, voter)[:, None] == np.array(config.classes)
         faults.add(voter, ~known_QC.any(axis=1), f"no vote for one of {', '.join(config.classes)}")
         votes_QC += known_QC
+    # A run that is repeated states the number of voters, so that a file with a column more is refused.
     if len(voters) < 2 or config.num_voters not in (None, len(voters)):
         raise VotesFileError(
             f"{config.path}: expected a column for each of {config.num_voters or '2 or more'} voters, "

@@ -164,6 +164,7 @@ class Optimizer:
 
         config = self._config
         if config.optimizer == "adam":
+            # The kernel's bias correction takes counts that include the present step.
             self._steps[slice(None) if only is None else list(only)] += 1
             torch._fused_adam_(
                 chosen(self._parameters),

@@ -126,6 +126,7 @@ class GradientClipper:
         """
         if not clip_norm > 0:
             raise ValueError(f"Expected clip_norm > 0, got {clip_norm}.")
+        # With any engine: running statistics would keep private records in the model, without noise.
         refuse_statistics(model)
         unknown = unknown_module(model)
         if engine == "book_keeping" and unknown is not None:
@@ -135,6 +136,7 @@ class GradientClipper:
             )
         self.engine: Engine = engine if engine != "auto" else "functional" if unknown else "book_keeping"
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        # Known layers need no trial, as their list proves that records stay apart.
         self._trained, self._is_tried, self._has_warned = self.parameters, unknown is None, False
         self._model, self._loss, self._clip_norm, self._max_records = model, loss, clip_norm, max_records
         self._gradient_of_loss: PerExampleLoss | None = getattr(loss, "gradient", None)
@@ -156,6 +158,7 @@ class GradientClipper:
         if not self._is_tried and len(x):
 
             def gradients(model: nn.Module, x: Tensor, weights: Tensor) -> list[Tensor]:
+                # Random weights of all outputs: a trial must not depend on what the loss reads.
                 return self._mapped_gradients(model, lambda outputs, w: (outputs * w).flatten(1).sum(dim=1), x, weights)
 
             try_records_apart(self._model, gradients, x)

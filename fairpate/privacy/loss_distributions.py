@@ -422,12 +422,14 @@ def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
             mean += count * float(np.dot(masses, losses_B) / moment)
         return excess(tilt, log_moment, mean)
 
+    # In ln t, because the tilt that is looked for may be of any order of magnitude.
     high = math.log(_LARGEST_TILT / losses[0][0].interval)
     if at(high) <= 0:
         return math.exp(high)
     low = high - 1.0
     while at(low) > 0:
         high, low = low, low - 2.0
+        # The excess is positive for every tilt that matters: none is used.
         if low < -40:
             return 0.0
     return math.exp(scipy.optimize.brentq(at, low, high, xtol=1e-3))
