@@ -598,6 +598,7 @@ class DpFermi(DpSgdFamily):
             private.y, private.z, config=settings, num_classes=dataset.num_classes, num_groups=dataset.num_groups
         )
         planned = (steps.event, *share_events(settings, self.target.record_relation))
+        # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.
         training.admit(
             planned if person_N is None else [of_unit(event, "person") for event in planned], randomness.label
         )

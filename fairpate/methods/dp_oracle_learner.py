@@ -278,6 +278,7 @@ class Setting:
 
         ``events``: all that the game will release, these shares included.
         """
+        # Before the draw, which may end the run: a refusal afterwards would reveal that it did not.
         self.admit(events, self.source.label)
         sizes_GE = self.noisy_sums(np.ones(len(self.features)), norm=1.0, epsilon=self.sizes.epsilon)
         shares_GE: FloatArray = sizes_GE / len(self.features)

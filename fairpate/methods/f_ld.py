@@ -454,6 +454,7 @@ def train_pf_ld(
     spread = noise.violation * violation_sensitivity(sizes_UG, clip_value=config.clip_value)
 
     def ascend() -> None:
+        # Multipliers stay at 0, so that nothing reads a violation: none is released.
         if not config.dual_step:
             return
         violations_UGK = measured_violations(

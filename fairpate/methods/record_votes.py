@@ -450,6 +450,7 @@ def chances_of_line(
     A record has an equal share of its cell's counts. The ridge is what the noise of K cells calls for, against the
     information in that many votes. If fewer than two labels have votes, theirs are certain.
     """
+    # Noise can make counts negative, and a negative sample weight would reward a wrong label.
     positive_KC = np.maximum(votes_KC, 0)
     shares_KC = positive_KC / np.maximum(np.bincount(prototype_M, minlength=len(votes_KC)), 1)[:, None]
     weights_MC = shares_KC[prototype_M]

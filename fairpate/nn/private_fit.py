@@ -307,6 +307,7 @@ class PersonBatches:
         first_B = (counts.cumsum(0) - counts)[owner_B]
         place_B = torch.arange(len(owner_B)) - first_B
         rows_B = self._row_N[self._start_P[persons][owner_B] + place_B]
+        # The limit bounds work and not sensitivity: a person's average is clipped in any case.
         if not (counts > self._most_records).any():
             return rows_B, owner_B
         # The records of each person in an order of their own draw; the first of them stay.
@@ -338,6 +339,7 @@ class GaussianNoise:
         """Fresh normals, shape (size,)."""
         if len(self._left) < size:
             drawn = max(size, _DRAWN_AT_ONCE)
+            # An even number, because normals come in pairs.
             normals = torch.empty(drawn + drawn % 2)
             # Box and Muller: a radius from one word, an angle from another, in pieces that stay in a processor's cache.
             for piece in torch.split(normals, _NORMALS_PER_PIECE):

@@ -451,6 +451,7 @@ class _Costs:
             tail=self.tail,
         )
         if self.threshold == math.inf:
+            # Nothing is ever answered: no argmax runs.
             return bit_UA[:, 0]
         curve = ArgmaxCurve.of(votes, self.noise_stddev, self.order, self.tail)
         total_U: FloatArray = bit_UA[:, 0] + curve.rdp(curve.log_q(gaps_of(votes)))
