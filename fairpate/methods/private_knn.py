@@ -75,6 +75,7 @@ class Places:
         embed: Embed = Components.of(pool, plain, evened=False)
         if embedding == "graph":
             embed = Graph.of(pool, embed, seed=seed)
+        # Of the public pool alone: the scale of the grid must not depend on private records.
         largest = max(float(embed(part).abs().max()) for part in torch.split(pool, _AT_ONCE))
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 

@@ -293,6 +293,7 @@ class RecordVotesConfig(TaughtConfig):
         """K, as configured or from public facts."""
         if self.num_prototypes is not None:
             return self.num_prototypes
+        # From the declared number: where records are added or removed, the real one is private.
         filled = pool if self.num_records is None else int(self.num_records / (_STDDEVS_PER_CELL * stddev))
         return max(1, min(filled, pool // _POOL_PER_CELL))
 
@@ -501,6 +502,7 @@ class WeightedBallot:
         """A ballot whose radius is the median norm of public records."""
         embedding = None if dataset.embedding is not None else Embedding.of(dataset.public.x, config)
         pool = dataset.public.x if embedding is None else embedding(dataset.public.x)
+        # Of the public pool alone: the radius scales every private vote.
         return cls(embedding=embedding, radius=float(pool.norm(dim=1).median()) or 1.0)
 
     def votes(self, x: Tensor) -> IntArray:

@@ -254,6 +254,7 @@ class ArgmaxCurve:
         return np.minimum(moved, 0.0)
 
     def raised(self, log_q: FloatArray) -> FloatArray:
+        # A moved vote changes a gap by 2 at most, and the difference of two noises has the deviation sqrt(2) sigma.
         return self.moved(log_q, math.sqrt(2) / self.noise_stddev)
 
     def lowered(self, log_q: FloatArray) -> FloatArray:
