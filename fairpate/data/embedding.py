@@ -70,6 +70,7 @@ class Nearness:
         """``others_KD`` are public; no public row has a larger norm than ``radius``."""
         scale = _LARGEST_NORM / max(radius, 1e-30)
         whole_KD = np.rint(others_KD * scale).astype(np.float32)
+        # Rounded down to whole numbers: halves would take a binary digit from the exact range of float32.
         half_K = np.floor(np.square(whole_KD, dtype=np.float64).sum(axis=1) / 2)
         return cls(scale=scale, others_KD=whole_KD, half_squares_K=half_K.astype(np.float32))
 
@@ -353,6 +354,7 @@ def _thresholds(pool: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         different, counts = values.unique(return_counts=True)
         if not steps or len(different) <= max(steps, 2):
             continue
+        # A value that most records share would fill most of the quantiles.
         common = different[counts.argmax()] if counts.max() * 2 > len(values) else None
         others = values if common is None else values[values != common]
         # Lower: a threshold is one of the values, never a rounded number between two.

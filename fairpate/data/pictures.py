@@ -54,6 +54,7 @@ def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
     key = check_archive(choice, path)
     try:
         with zipfile.ZipFile(path) as opened:
+            # Sorted, because the order inside an archive means nothing and may differ between copies.
             names = tuple(sorted(name for name in opened.namelist() if _is_picture(name)))
     except zipfile.BadZipFile as error:
         raise DataError(f"{path}: damaged archive ({error}); delete it and fetch it again.") from error
