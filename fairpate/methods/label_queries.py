@@ -456,7 +456,7 @@ def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, An
         "relation": relation,
         "delta": delta,
         "epsilon_data_independent": beforehand,
-        # An event that does not depend on votes may have a loss distribution, which is tighter than its Renyi curve.
+        # An event that does not depend on votes may have a loss distribution, which is usually tighter than its curve.
         "epsilon_data_dependent": price.epsilon if drawn.data_dependent else beforehand,
         "epsilon_as_in_paper": as_in_paper if drawn.data_dependent else beforehand,
         "order": price.order,

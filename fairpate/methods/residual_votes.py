@@ -288,6 +288,8 @@ class ResidualVotes(VotesOfRecords):
     def _chosen(self, noise: float, num_records: float, pool_MW: IntArray) -> Curvature:
         """Frobenius norms: of the noise of moments, against half of the sampling error of the pool's moments."""
         stddev = noise / math.sqrt(_SHARES["private"]["moments"])
+        # The noise: W^2 numbers of variance stddev^2 / 2. Features have norm one at most, so that the moments of M
+        # public records, counted as n, err by about n / sqrt(M).
         error = pool_MW.shape[1] * stddev / math.sqrt(2)
         return "private" if error < num_records / math.sqrt(len(pool_MW)) / 2 else "public"
 
@@ -315,7 +317,7 @@ def _symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray
 
 def curvature_inverse(moments_WW: DoubleArray, *, floor: float) -> DoubleArray:
     """H^-1 (W, W): of symmetric ``moments_WW`` with negative eigenvalues cut at 0, plus ``floor`` > 0."""
-    # The exact matrix has no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
+    # Second moments have no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
     inverse_WW: DoubleArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
     return inverse_WW

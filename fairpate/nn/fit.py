@@ -150,7 +150,7 @@ class Optimizer:
         device = self._parameters[0].device if self._parameters else None
         # A count per parameter: of stacked teachers some make fewer steps.
         self._steps = torch.zeros(len(self._parameters), device=device)
-        # Views of the one tensor: all counts rise in one operation, and each parameter's kernel reads its own.
+        # Views of the one tensor: all counts rise in one operation, and the kernel reads one for each parameter.
         self._step_counts = list(self._steps.unbind())
 
     @torch.no_grad()

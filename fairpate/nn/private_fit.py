@@ -411,6 +411,7 @@ class ShiftedClipper(GradientClipper):
         **options: Any,
     ) -> None:
         num_values = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        # Every gradient is formed in double precision: memory limits how many there may be at a time.
         at_once = max(1, _VALUES_AT_ONCE // max(1, num_values))
         super().__init__(
             copy.deepcopy(model).double(), loss, max_records=min(max_records or at_once, at_once), **options

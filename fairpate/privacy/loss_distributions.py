@@ -257,6 +257,7 @@ class _Tail:
             moment = float(masses_L.sum())
             masses_L /= moment
             log_moment += count * (largest + math.log(moment))
+            # A bound on every exponent above: 760 is more than |ln x| of any positive float x.
             size = tilt * max(abs(values_L[0]), abs(values_L[-1])) + abs(largest) + 760
             error += 8 * UNIT * count * size
             tilted.append((masses_L, count))
@@ -280,6 +281,7 @@ class _Tail:
             log_scale=log_scale,
             tilted_S=sums_S,
             error=error_of_sums,
+            # 1 less the chance that all losses are finite: `expm1` keeps small masses that 1 - x would round away.
             infinite=beyond - math.expm1(log_finite),
             # A grid of twice the interval splits every other loss; half of it would add a quarter of that.
             excess=odd * (tilt + 1) * interval**2 / 6,

@@ -508,5 +508,5 @@ def _normal(source: NoiseSource) -> float:
 
 def _published(value: float) -> float:
     """Rounded to a public grid, coarse against the one that noise is drawn on."""
-    # The last digits of a float sum follow the exact cost, and noise of limited precision does not hide them.
+    # Rounded: the last digits of a float sum follow the exact cost, and noise of limited precision does not hide them.
     return round(value, PUBLISHED_DECIMALS)
