@@ -173,6 +173,7 @@ def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
 def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_group: int) -> FloatArray:
     """W / q, shape (G, E)."""
     signed_OE = multipliers_SOE[0] - multipliers_SOE[1]
+    # Every gap is measured to the reference, whose weight is therefore minus the sum of all others.
     weights_GE = np.insert(signed_OE, reference_group, -signed_OE.sum(axis=0), axis=0)
     priced_GE: FloatArray = weights_GE / shares_GE
     return priced_GE

@@ -208,6 +208,7 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
         for group in (group for group in range(num_groups) if group != reference):
             difference_GCC = np.zeros_like(row_GCC)
             difference_GCC[group], difference_GCC[reference] = row_GCC[group], -row_GCC[reference]
+            # Both signs, because a linear programme has no absolute value.
             rows += [difference_GCC.ravel(), -difference_GCC.ravel()]
             bounds += [bound_G[group]] * 2
     total = np.kron(np.eye(num_groups * num_classes), np.ones(num_classes))

@@ -221,6 +221,7 @@ def train_dp_sgd(
         CrossEntropy(),
         steps,
         randomness=randomness,
+        # Added once: by the clipper before clipping, or by the loop after the noise.
         public_gradient=None if shifted else public_gradient,
         person_N=person_N,
         plan=plan,

@@ -301,6 +301,7 @@ class DualAscent:
         if not 0 <= learning_rate < math.inf:
             raise ValueError(f"Expected a dual learning rate >= 0 and finite, got {learning_rate}.")
         self._learning_rate, self._cap, self._l1_radius = learning_rate, cap, l1_radius
+        # Projected for its checks of the two bounds.
         self.multipliers_J = project(np.zeros(num_multipliers), cap=cap, l1_radius=l1_radius)
 
     def step(self, violations_J: FloatArray) -> FloatArray:
