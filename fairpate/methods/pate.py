@@ -276,7 +276,7 @@ def sorted_filter(
     for label in np.unique(labels):
         members = [np.flatnonzero((labels == label) & (groups == group)) for group in (0, 1)]
         smaller = min(len(rows) for rows in members)
-        # `share` is an exact fraction: rounding would move the limit by a record.
+        # `share` is an exact fraction: rounding could move the limit by a record.
         limit = smaller + math.floor(share * smaller)
         for rows in members:
             # The first of a fixed order: one record more changes at most K that are kept, where a running count has no
