@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import cmd
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -347,6 +348,9 @@ def parse_range(word: str) -> Sequence[int]:
         raise CommandError(f"{word}: expected the number of a record (from 0), or a range such as 0:500.")
     if colon and not int(start) < int(stop):
         raise CommandError(f"{word}: an empty range; expected its first number below its end, such as 0:500.")
+    # A longer range has no length in Python.
+    if colon and int(stop) > sys.maxsize:
+        raise CommandError(f"{word}: expected numbers of records below {sys.maxsize}.")
     return range(int(start), int(stop)) if colon else [int(start)]
 
 

@@ -186,7 +186,7 @@ class AggregatorActor:
         return self._server is not None and self._server.is_alive
 
     def stop(self) -> None:
-        """Close server, teachers and ledger in this order."""
+        """Close the server, which closes the ledger, and then the voters."""
         # The server first: its shutdown answers the requests under way, which need the voters, and closes the ledger.
         if self._server is not None:
             self._server.stop()

@@ -82,7 +82,7 @@ _EXPONENTIALS = np.rint(2.0**30 * np.exp(-np.arange(_LEAST_CHANCE << _SCORE_DIGI
 def whole_rule(rule_CW: DoubleArray) -> IntArray:
     """The rule (C, W) rounded to multiples of 2^-12, with rows of norm at most 2^24. Private records are compared with
     it."""
-    # Longer rules would make sums of products inexact; none is in use.
+    # Longer rules would make sums of products inexact; the limit is far above the rules in use.
     longest = np.linalg.norm(rule_CW, axis=1).max(initial=0.0)
     scale = min(2.0**_RULE_DIGITS, _LARGEST_RULE / max(longest, 1e-30))
     whole_CW: IntArray = np.rint(rule_CW * scale).astype(np.int64)
@@ -100,6 +100,7 @@ def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: in
     below_NC = (scores_NC.max(axis=1, keepdims=True) - scores_NC) // (UNITS << _RULE_DIGITS >> _SCORE_DIGITS)
     # A table of whole numbers: library functions may round a number differently at another place of an array.
     weights_NC = _EXPONENTIALS[np.minimum(below_NC, len(_EXPONENTIALS) - 1)]
+    # Rounding may make a residual longer: its norm is taken of the whole numbers.
     found_NC = -(weights_NC * UNITS // weights_NC.sum(axis=1, keepdims=True))
     found_NC[np.arange(len(labels_N)), labels_N] += UNITS
     squared_N1 = (found_NC * found_NC).sum(axis=1, keepdims=True)
@@ -238,6 +239,7 @@ class ResidualVotes(VotesOfRecords):
 
         chosen = self.residual_votes.curvature
         # Both plans have the same total of squared sensitivity over variance: the prices differ by rounding.
+        # The larger noise serves both, because the sums are released before the curvature is chosen.
         return of_plan(chosen) if chosen else max(of_plan("public"), of_plan("private"))
 
     def measure(self, training: Training) -> Released:
@@ -260,6 +262,7 @@ class ResidualVotes(VotesOfRecords):
             sums_CW = noisy_sum(ones_NC, phi_NW, sums, "sums")
             # The constant's column counts records, under the same noise: the real number is never read.
             num_records = max(float(sums_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
+            # From the noisy number of records and public facts alone: the choice is post-processing.
             curvature = settings.curvature or _curvature_for(noise, num_records, pool_MW.shape)
             events = settings.events(noise, curvature)
             arrays: dict[str, npt.NDArray[Any]] = {"pool_MW": pool_MW, "sums_CW": sums_CW}
@@ -281,11 +284,14 @@ class ResidualVotes(VotesOfRecords):
                 floor += _FLOOR * math.sqrt(2 * len(exact_WW)) * spread / UNITS**2
                 inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=floor)
                 # No pool to fit: from the rule that knows nothing, one step by the sums.
+                # A shift common to all classes changes no softmax, so it is taken out.
                 rule_CW = _START * (found_CW - found_CW.mean(axis=0)) @ inverse_WW
             steps = []
             for number in range(settings.rounds(curvature)):
                 left_NC = residuals(phi_NW, labels_N, whole_rule(rule_CW), bound=settings.bound)
+                # Named by the round: under a seed, all rounds would otherwise draw the same noise.
                 steps.append(noisy_sum(left_NC, phi_NW, events[-1], f"residuals {number}"))
+                # From released sums alone, so that the rule of the next round is public.
                 rule_CW = rule_CW + settings.step * steps[-1] / UNITS**2 @ inverse_WW
         training.reporter.note("votes", f"{pool_MW.shape[1]} numbers per class, {curvature} curvature")
         arrays |= {"residuals_RCW": np.stack(steps), "rule_CW": rule_CW}
@@ -305,6 +311,8 @@ def _curvature_for(noise: float, num_records: float, shape: tuple[int, ...]) -> 
     """Choose the private curvature if the Frobenius norm of its noise is below half the sampling error of the pool's
     moments, else the public one."""
     num_public, width = shape
+    # The noise: W^2 numbers of half the variance. Features have norm one at most, so that the moments of M public
+    # records, counted as n, err by about n / sqrt(M).
     error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / math.sqrt(2)
     return "private" if error < num_records / math.sqrt(num_public) / 2 else "public"
 
@@ -324,6 +332,7 @@ def _symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray
 def curvature_inverse(moments_WW: DoubleArray, *, floor: float) -> DoubleArray:
     """The inverse (W, W) of H: symmetric ``moments_WW`` with negative eigenvalues set to 0, plus ``floor`` > 0 times
     the identity."""
+    # Second moments have no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
     inverse_WW: DoubleArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
     return inverse_WW

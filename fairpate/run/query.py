@@ -74,10 +74,9 @@ def query_batch(
     with AggregatorClient(url, token=read_token(token_file)) as client:
         statement = client.statement()
         # Before the first batch: a number that is too large would fail the last one, after the others were charged.
-        if max(numbers) >= statement.pool_size:
+        if numbers[-1] >= statement.pool_size:
             raise CommandError(
-                f"--ids: expected record numbers below {statement.pool_size}, the size of this pool, got "
-                f"{max(numbers)}."
+                f"--ids: expected record numbers below {statement.pool_size}, the size of this pool, got {numbers[-1]}."
             )
         try:
             with reporter.stage("queries") as advance:
