@@ -571,8 +571,8 @@ def published_num_rounds(
 
 
 class OracleLearner(AttributeMethod):
-    """Noise is calibrated to the target, which protects one sensitive attribute. Learns a mixture of linear rules for
-    two classes."""
+    """Noise is calibrated to the target for one sensitive attribute; the model is a mixture of two-class linear
+    rules."""
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"

@@ -265,8 +265,7 @@ def _constraints(
 
 
 class Postprocessing(DpSgdFamily):
-    """Noise is calibrated to the target, which protects one sensitive attribute, or one record if the base is private
-    too."""
+    """Noise is calibrated to the target: one sensitive attribute is protected, or one record with a private base."""
 
     title: ClassVar[str] = "DP-postprocessing"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 1"

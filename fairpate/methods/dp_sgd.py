@@ -336,8 +336,7 @@ def regulariser_gradient(
 
 
 class FairDpSgd(DpSgdFamily):
-    """Noise is calibrated to the target, which protects one record or one person. A regulariser on public records
-    enforces parity."""
+    """Noise is calibrated to the target for one record or person; a regulariser on public records enforces parity."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "FairDP-SGD"

@@ -569,8 +569,7 @@ def epsilon_as_in_paper(steps: HistogramSteps, *, target_delta: float) -> float:
 
 
 class RacoDp(DpSgdFamily):
-    """Noise is calibrated to the target, which protects one record or one person. The constraint concerns private
-    groups and labels."""
+    """Noise is calibrated to the target for one record or person; the constraint is on private groups and labels."""
 
     protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "RaCO-DP"

@@ -348,8 +348,7 @@ def noisy_votes(
 
 
 class RecordVotes(VotesOfRecords):
-    """Each private record votes once, for its label at the nearest public prototype. One record or person is
-    protected."""
+    """Each private record votes once, for its label at the nearest public prototype, under noise within the target."""
 
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; kin: McSherry 2009, arXiv 2406.08039"
