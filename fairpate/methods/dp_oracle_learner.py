@@ -571,8 +571,7 @@ def published_num_rounds(
 
 
 class OracleLearner(AttributeMethod):
-    """Noise is calibrated to the target for one sensitive attribute; the model is a mixture of two-class linear
-    rules."""
+    """Noise is calibrated to the target for one sensitive attribute; a mixture of linear rules for two classes."""
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
