@@ -128,6 +128,7 @@ def export(place: Place, out: Path) -> None:
             schema = _COLUMNS.with_metadata({"terms": json.dumps(terms)})
             pq.write_table(pa.Table.from_pylist(written, schema=schema), unfinished)
 
+    # For its owner alone: rows hold votes.
     write_atomically(out, write, private=True)
 
 
@@ -185,7 +186,7 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
                 f"{name}: holds {last.number} entries, and not the number {before.number} of the log; it was rolled "
                 "back, or the log is another ledger's."
             )
-        # Where entries follow, the digest of the first one is over `before`: another ledger's log fails there.
+        # If entries follow, the digest of the first covers `before`, so that the log of another ledger fails there.
         for number, kind, text, digest in verified_entries(found.rows, name, found.header.chain, before):
             payload = entry_payload(name, number, text)
             values: dict[str, Any] = {"entry": number}
@@ -201,12 +202,14 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
             elif kind == "limit":
                 values |= {"event": "limit", "caller": payload["caller"], "limit": payload["limit"]}
             else:
+                # Only how many outcomes: which they are depends on votes.
                 values |= {"event": "stored", "first": payload["first"], "queries": len(payload["outcomes"])}
             line, chain = _chained({**values, "digest": digest}, end.chain)
             end = end._replace(entry=Head(number, digest), chain=chain)
             yield end, line
     if actions is None:
         return
+    # With the empty start in front, action n has the index n.
     journal = [(Head(0, ""), {}), *_actions(actions, actions.read_bytes() if actions.exists() else b"")]
     number = end.action.number
     if len(journal) <= number or journal[number][0] != end.action:
@@ -313,7 +316,7 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
             content = file.read()
             *_, (last, _) = (Head(0, ""), {}), *_actions(journal, content)
             values = {"action": last.number + 1, "at": _moment(time.time()), "event": event, **facts}
-            # Over the part of a line that a crash may have left.
+            # Overwrites the part of a line that a crash may have left.
             file.seek(content.rfind(b"\n") + 1)
             file.truncate()
             file.write(_chained(values, last.digest)[0].encode() + b"\n")

@@ -97,6 +97,7 @@ class VotesFilter:
         self._mechanism, self._renyi = ledger.terms.mechanism, _renyi(ledger.terms.budget)
         self._spent_A = np.zeros(len(_ORDERS_A))
         self._closed = False
+        # Reservations without an outcome count: a crash may have come after their noise was drawn.
         if ledger.num_reservations:
             self._spent_A += self._mechanism.realised_rdp(ledger.votes_QC, _ORDERS_A).sum(axis=0)
 
@@ -284,6 +285,7 @@ class _Bucket:
     num_seen: int = 0
 
     def level_at(self, now_s: float) -> float:
+        # While a clock that was set back catches up, nothing leaks out.
         passed_s = max(0.0, now_s - self.filled_at_s)
         return max(0.0, self.level - passed_s * self.rule.max_queries / self.rule.period_s)
 

@@ -149,7 +149,7 @@ def verified_entries(rows: Iterable[Row], name: str, chain: Chain, head: Head) -
 def entry_text(payload: Mapping[str, Any]) -> str:
     """Return the stored text of an entry. ValueError for text that no reader accepts: half of a UTF-16 pair."""
     text = canonical(payload)
-    if "\\ud" in text:  # only then can there be such a half; parsing every entry twice would be slow
+    if "\\ud" in text:  # without this escape there is no half; parsing every entry would be slow
         from_json(text)
     return text
 
@@ -185,6 +185,7 @@ def shown(place: Place) -> str:
     before, _, options = address.partition("?")
     if "@" in options and "/" not in before:
         before = address  # the question mark may be part of a password
+    # From the right: a password may hold an @, an address cannot.
     login, at, host = before.rpartition("@")
     user = login.partition("?")[0].partition(":")[0]
     return f"{scheme}://{user}{at}{host.partition('?')[0]}{hash_}{name}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import cmd
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -77,6 +78,7 @@ class AggregatorClient:
         timeout_s: float = 60.0,
         retry: RetryRule | None = None,
     ) -> None:
+        # A header and not a part of the URL, which servers and proxies log.
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self.url = url
         self._retry = retry or RetryRule()
@@ -114,6 +116,7 @@ class AggregatorClient:
 
     def reply(self, key: str) -> Reply:
         """Return the stored reply of a query. QueryError with status 404 without one."""
+        # Quoted in full: a slash in a mistyped key would lead to another route.
         return self._request("GET", f"/v1/queries/{quote(key, safe='')}", Reply)
 
     def estimate(self, questions: Sequence[Question] | None = None, *, count: int | None = None) -> Estimate:
@@ -144,6 +147,7 @@ class AggregatorClient:
             try:
                 response = self._http.request(method, path, json=body)
             except httpx.RequestError as error:  # also a body that is not encoded as its header states
+                # Another scheme than HTTP fails at every attempt.
                 if is_last or isinstance(error, httpx.UnsupportedProtocol):
                     raise QueryError(f"{self.url}: no service answers ({error}); is it running?") from error
             else:
@@ -224,6 +228,7 @@ class QueryShell(cmd.Cmd):
                     break
                 except KeyboardInterrupt:
                     self._console.print()
+                    # `cmdloop` prints the intro each time it is entered.
                     self.intro = ""
         finally:
             if path is not None:
@@ -239,6 +244,7 @@ class QueryShell(cmd.Cmd):
         try:
             return bool(super().onecmd(line))
         except UserError as error:
+            # Without markup: the message may quote brackets that the user typed.
             self._console.print(str(error), style="red", markup=False)
             return False
 
@@ -259,9 +265,11 @@ class QueryShell(cmd.Cmd):
     def do_ask(self, line: str) -> None:
         """ask 17 | ask 0:20 | ask {"features": [...], "group": "red"}: ask pool records by number, or one of yours."""
         questions = parse_questions(line)
+        # Before the questions: if this fails, nothing was charged.
         names = self._client.statement().label_names
         table = Table("query", "reply", box=None)
         replies = [reply for batch in self._client.ask_many(questions) for reply in batch.replies]
+        # Not strict: there is no reply behind the batch that crossed the budget.
         for question, reply in zip(questions, replies, strict=False):
             table.add_row(str(question) if isinstance(question, int) else reply.key[:12], describe(reply, names))
         self._tell({"replies": [reply_facts(reply, names) for reply in replies]}, table)
@@ -322,6 +330,7 @@ def parse_questions(text: str) -> list[Question]:
             raise CommandError(f"Expected JSON ({error}).") from error
         return value if isinstance(value, list) else [value]
     ranges = [parse_range(word) for word in stripped.split()]
+    # Before the list is made, which a long range would fill the memory with.
     if (total := sum(map(len, ranges))) > _MOST_QUESTIONS:
         raise CommandError(f"{stripped}: expected at most {_MOST_QUESTIONS} records at once, got {total}.")
     questions: list[Question] = [number for numbers in ranges for number in numbers]
@@ -333,10 +342,15 @@ def parse_questions(text: str) -> list[Question]:
 def parse_range(word: str) -> Sequence[int]:
     """Return the numbers of ``17`` or ``0:500`` (500 not included). CommandError otherwise."""
     start, colon, stop = word.partition(":")
+    # `isdecimal`, as `isdigit` accepts superscripts, which int() refuses. Length is limited, as int() refuses a number
+    # of more than 4300 digits with an error of its own.
     if not start.isdecimal() or (colon and not stop.isdecimal()) or len(word) > _LONGEST_RANGE:
         raise CommandError(f"{word}: expected the number of a record (from 0), or a range such as 0:500.")
     if colon and not int(start) < int(stop):
         raise CommandError(f"{word}: an empty range; expected its first number below its end, such as 0:500.")
+    # A longer range has no length in Python.
+    if colon and int(stop) > sys.maxsize:
+        raise CommandError(f"{word}: expected numbers of records below {sys.maxsize}.")
     return range(int(start), int(stop)) if colon else [int(start)]
 
 

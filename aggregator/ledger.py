@@ -287,7 +287,7 @@ class LedgerState:
         self.groups += groups
         self._votes.append(votes)
         self.outcomes += [None] * len(keys)
-        # Last: other threads take the number of keys for that of reservations, and each of these must be whole.
+        # Last: other threads count reservations by their keys, and may see complete ones only.
         self.keys += keys
 
     def _add_outcomes(self, first: int, outcomes: Sequence[Outcome]) -> None:

@@ -465,7 +465,7 @@ def _expected_votes(counts_QC: IntArray, total: int, stddev: float) -> FloatArra
     # Reversed: where this class has n votes, the others have the rest of the total.
     joint_CQK = weight_CQK * np.stack([convolved(b, a)[:, ::-1] for b, a in zip(before, after, strict=True)])
     expected_CQ = (joint_CQK @ votes_K) / joint_CQK.sum(axis=2)
-    # Rounding alone moves their sum.
+    # Rounding moved the sum a little; scaled, it is the total again.
     expected_QC: FloatArray = (total * expected_CQ / expected_CQ.sum(axis=0)).T
     return expected_QC
 

@@ -309,6 +309,7 @@ def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
     url, name = split_place(place)
     with closing(connect(url)) as connection, as_ledger_errors(shown(place)):
         require_primary(connection, shown(place))
+        # One snapshot for both statements below, while a writer may append between them.
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         last, header = _header(connection, shown(place), name)
         # Closed before the connection is used again: rows that are on their way block it.
@@ -357,6 +358,7 @@ def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) 
         with connection.cursor().copy("COPY fairpate_entries FROM STDIN") as copy:
             for row in rows:
                 copy.write_row((name, *row))
+    # Behind the transaction: the warning comes with its COMMIT.
     commits.require_waited()
 
 

@@ -207,7 +207,7 @@ class AggregatorSession:
             # Requests that share a block may state different quotas; no caller is charged beyond the smallest.
             return min(request.quota(caller) for request in requests)
 
-        # Kept where this thread ends by no Exception: the threads that wait must not take that for success.
+        # Stays if an interrupt, which is no Exception, ends this thread: those that wait must not see success.
         error: Exception | None = RuntimeError("The thread that wrote for this request was interrupted; ask again.")
         try:
             queries = [query for request in requests for query in request.queries]

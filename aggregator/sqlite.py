@@ -359,6 +359,7 @@ class SqliteStore:
             with trial.open("wb") as file:
                 file.write(bytes(MIN_FREE_BYTES))
                 file.flush()
+                # A full disk may report it only when the data are flushed.
                 os.fsync(file.fileno())
         except OSError as error:
             raise LedgerError(f"{folder}: cannot be written yet ({error}); fix the disk.") from error

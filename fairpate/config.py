@@ -73,7 +73,7 @@ def named_object(place: str) -> Any:
     try:
         imported = import_module(module)
     except ModuleNotFoundError as error:
-        # Another module is missing than the one that is named: looking elsewhere would hide which.
+        # The named module was found, and one that it imports is missing: looking elsewhere would hide which.
         if error.name != module.partition(".")[0]:
             raise
         here = str(Path.cwd())
@@ -100,6 +100,7 @@ def is_own_file(module: ModuleType) -> bool:
 
 LARGEST = 1e12
 """No real setting is as large; a larger value would overflow far from the field that caused it."""
+# Tables of results hold seeds as int64.
 _LARGEST_INT, _LARGEST_SEED = 2**31 - 1, 2**63 - 1
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0, le=LARGEST)]
@@ -118,6 +119,7 @@ class ConfigError(UsageError, ValueError):
 class Section(BaseModel):
     """A part of the schema: unknown fields are refused."""
 
+    # Defaults are validated too: a method that declares an impossible one fails at its first use.
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
 
@@ -130,8 +132,10 @@ class PinnedFile(Section):
     @classmethod
     def _is_pinned(cls, values: Any) -> Any:
         values = {"path": values} if isinstance(values, (str, Path)) else values
+        # `imagenet` has no path yet: it gets one, with its checksum, when the file is looked for.
         if not isinstance(values, dict) or values.get("path") in (None, IMAGENET, Path(IMAGENET)):
             return values
+        # Absolute: workers may have another working directory.
         path, digest = Path(values["path"]).expanduser().absolute(), values.get("sha256")
         if not digest:
             # Computed when the configuration is read: a file that is edited later is another configuration.
@@ -140,7 +144,7 @@ class PinnedFile(Section):
                     digest = hashlib.file_digest(stream, "sha256").hexdigest()
             except OSError as error:
                 raise ValueError(f"{path} cannot be read ({error.strerror}); {cls.remedy}") from error
-        # As text, as JSON has it.
+        # As text: JSON has no paths.
         return {"path": str(path), "sha256": digest}
 
 
@@ -552,6 +556,7 @@ class AggregatorConfig(QueriesConfig):
 
     @model_validator(mode="after")
     def _noise_is_positive(self) -> AggregatorConfig:
+        # The record allows 0, for tests; a run without noise would have no price.
         for field in ("threshold_stddev_votes", "noise_stddev_votes"):
             value = getattr(self.mechanism, field)
             if not 0 < value <= MAX_THRESHOLD_VOTES:
@@ -603,6 +608,7 @@ def overlapping(one: str, other: str) -> bool:
 
 
 def _apart(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    # Of two axes that set one field, the later would replace the earlier without notice.
     for one, other in itertools.combinations(grid, 2):
         if overlapping(one, other):
             raise ValueError(f"Expected axes that share no field, got {one!r} and {other!r}; leave one out.")

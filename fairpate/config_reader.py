@@ -97,7 +97,7 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
                 faults.append(f"{path}: unknown field{nearest(fault['loc'][-1], names) if names else ''}.")
             elif fault["type"] in ("missing", "missing_keyword_only_argument"):
                 faults.append(f"{path}: missing; add it.")
-            elif fault["type"] == "value_error":  # ours name the value themselves
+            elif fault["type"] == "value_error":  # our own checks name the value in their message
                 faults.append(f"{path}: {expected(fault)}.")
             else:
                 got = repr(fault["input"])
@@ -229,6 +229,7 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
     *parents, field = dotted.split(".")
     section = values
     for name in parents:
+        # A section that is null is off; setting one of its fields switches it on.
         if section.get(name) is None:
             section[name] = {}
         section = section[name]

@@ -258,6 +258,7 @@ def dataset_of(
     private_z = None if sensitive_features is None else np.asarray(sensitive_features)
     public_z = None if public_sensitive_features is None else np.asarray(public_sensitive_features)
     given = [values for values in (private_z, public_z) if values is not None and len(values)]
+    # Concatenated they would all become text, in which the groups 1 and 1.0 differ.
     if len({np.issubdtype(values.dtype, np.number) for values in given}) > 1:
         raise ValueError("sensitive_features: private and public ones differ, the one are numbers and the other words.")
     groups: Values = np.unique(np.concatenate(given)) if given else np.array([])

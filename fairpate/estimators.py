@@ -95,6 +95,7 @@ _OF_ESTIMATORS = {
     "progress": False,
     "random_state": None,
 }
+# So far apart that every setting that follows from the size differs between them.
 _FEWEST, _MOST = 1, 10**9
 
 
@@ -205,6 +206,7 @@ def _pipelines_in_front() -> list[tuple[Pipeline, list[tuple[str, object]]]]:
 _FORMAT = "fairpate.estimator/1"
 _STUDENT, _CONFIG, _EMBEDDING = "student.safetensors", "config.yaml", "embedding.safetensors"
 _ESTIMATOR = "estimator.json"
+# NumPy's letters for truth values, integers, floats and text.
 _KINDS = "biufU"
 
 
@@ -219,7 +221,7 @@ def _write_student(student: Student, folder: Path) -> None:
 def _typed(names: npt.NDArray[Any]) -> dict[str, Any]:
     """Return an array of names as JSON with its type: numbers, truth values or words. ValueError for other objects."""
     words = names.astype(str) if names.dtype == object else names
-    # An array of objects may hold what its text does not give back.
+    # Objects may not be what their text says, and could not be restored from it.
     if words.dtype.kind not in _KINDS or not np.array_equal(words, names):
         raise ValueError(f"classes_, groups_: expected words or numbers, which JSON can hold, got {names.tolist()}.")
     return {"type": str(names.dtype), "values": words.tolist()}
@@ -323,16 +325,18 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; with ``deep`` also the settings in sections, as ``section__setting``."""
+        # Not from the signature, where scikit-learn looks: it names `method` alone.
         defaults = parameters_of(self.method).items()
         own = {"method": self.method} | {name: getattr(self, name, default) for name, default in defaults}
         return own | (dict(_settings_in(own)) if deep else {})
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters, and settings in sections as ``section__setting``. ValueError for a name there is not."""
+        # The method first: it decides which other names are known.
         if "method" in params:
             if not isinstance(params["method"], str):
                 raise ValueError(f"method: expected a name, got {params['method']!r}.")
-            parameters_of(params["method"])  # a method that there is not changes nothing
+            parameters_of(params["method"])  # an unknown method is refused before anything is changed
             self.method = params["method"]
         known = self.get_params(deep=False)
         # A section before the settings in it, which would be lost otherwise.
@@ -392,6 +396,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folder = getattr(self, "folder", None)
         with tempfile.TemporaryDirectory(prefix="fairpate-") if folder is None else nullcontext(folder) as root:
             trained, student = train_model(config, dataset, Reporter(quiet=not self.progress), folder=Path(root))
+        # Set when all has succeeded: an estimator whose training failed does not look fitted.
         self.classes_, self.groups_ = classes, group_names
         # The data set of the configuration is the records that were given, not the one that commands have by default.
         self.config_ = config.model_copy(update={"data": config.data.model_copy(update={"name": dataset.name})})
@@ -513,6 +518,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if values["format"] != _FORMAT:
             raise ValueError(f"expected format {_FORMAT}, found {values['format']}")
         for name, digest in values["files"].items():
+            # Only these names: a folder may come from others, and a name such as `../x` would lead out of it.
             if name not in (_STUDENT, _CONFIG, _EMBEDDING) or sha256_of(folder / name) != digest:
                 raise ValueError(f"{name} is not that of its checksum")
         config = configured(folder / _CONFIG)
@@ -533,6 +539,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
         estimator.n_features_in_ = values["num_features"]
         if values["feature_names"] is not None:
+            # Of type object, as scikit-learn sets it and compares it.
             estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
         estimator.events_ = tuple(event_from(event, statement.unit) for event in statement.events)
         estimator.noise_ = statement.noise
@@ -632,7 +639,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return replace(self.student_, card=replace(self.student_.card, group_names=names))
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
-        def short(value: Any) -> str:  # of records, their shape alone
+        def short(value: Any) -> str:  # of records it shows the shape alone
             shape = getattr(value, "shape", None)
             return f"<{type(value).__name__} {'x'.join(map(str, shape))}>" if shape else repr(value)
 
@@ -658,11 +665,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = getattr(self, "noise", "seeded") != "seeded"
-        # Voters of a drawn pool, and features without the sensitive one, are not held to a score on 300 records.
+        # With a drawn pool, or without the sensitive column, a check on 300 records must not expect a high score.
         tags.classifier_tags.poor_score = isinstance(self.public_X, int) or self.sensitive_feature is not None
         try:
             tags.classifier_tags.multi_class = not self._configuration(seed=0).learns_two_classes
-        except ValueError:  # reported by fit, and tags are read before
+        except ValueError:  # fit reports it; tags are read earlier
             tags.classifier_tags.multi_class = True
         return tags
 
@@ -694,7 +701,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return what qualifies the claim of an estimator, in addition to the remarks of a run."""
         found = []
         if self.privacy_.relation == "add or remove one" and self.num_records is None:
-            # Each setting moves one way with the size: where both ends agree, nothing follows from it.
+            # Each setting is monotone in the size: if both ends agree, the settings reveal nothing of it.
             ends = (Sizes(num_records=size, num_public=sizes.num_public) for size in (_FEWEST, _MOST))
             few, many = (self._configuration(end, seed=0) for end in ends)
             found += [_FOLLOWS_FROM_SIZE.format(f"{unit}s")] if few != many else []

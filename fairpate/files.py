@@ -70,7 +70,7 @@ def _check_place(path: Path, option: str) -> None:
     """Write a file without a name into the nearest folder that exists: permissions alone do not show that."""
     try:
         with suppress(FileNotFoundError):
-            path.lstat()  # a name that is too long, or no name at all
+            path.lstat()  # raises for a name that is too long or empty
         there = next(folder for folder in (path, *path.absolute().parents) if os.path.lexists(folder))
         folder = there if there.is_dir() or there != path else there.parent
         with tempfile.TemporaryFile(dir=folder):
@@ -155,6 +155,7 @@ def open_storage(uri: str) -> Storage:
     marker = join(uri, _MARKER)
     try:
         write(marker, identity.encode())
+        # Read back: a role may write and have no right to read.
         found = read(marker)
     except (OSError, ValueError, ImportError) as error:
         raise StorageError(_unusable(uri, error)) from error

@@ -357,4 +357,5 @@ class Guard:
         finally:
             self._large[name] -= 1
             if not self._large[name]:
+                # Names of strangers are addresses: kept at 0, they would fill the memory.
                 del self._large[name]

@@ -554,7 +554,7 @@ _BIND_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 _BACKLOG, _ACCEPTED_TOGETHER = 4096, 64
 _GRACE_S = 10  # less than `_STOP_TIMEOUT_S`, so that uvicorn ends its requests before its thread is abandoned
-_TICKS_PER_LOOK = 20  # of a tenth of a second
+_TICKS_PER_LOOK = 20  # ticks of a tenth of a second
 
 
 class ServiceError(UserError, RuntimeError):
@@ -602,7 +602,7 @@ class HttpServer:
 
     def __init__(self, servable: Servable, settings: HttpSettings, *, tracer: Any = None) -> None:
         """Start to serve. ``tracer`` replaces the one that the settings ask for."""
-        # First of all: a port that is taken ends the start.
+        # First: a port that is taken ends the start before anything else is opened.
         listening = bind(settings.host, settings.port)
         if settings.log_file is not None:
             handler = _PrivateFile(settings.log_file, encoding="utf-8")  # opened again after a rotation moved it
@@ -632,6 +632,7 @@ class HttpServer:
             ssl_keyfile=settings.tls.key if settings.tls else None,
         )
         self._server = _Server(config, listening, settings.tls)
+        # A daemon: a request that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listening]}, daemon=True)
         self._thread.start()
 

@@ -31,6 +31,7 @@ def environment(**filters: Callable[..., Any]) -> jinja2.Environment:
         loader=_LOADER, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     made.filters.update(filters)
+    # JSON has no NaN: a script in the page could not parse it.
     made.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False, "separators": (",", ":")}
     made.globals["term_of"] = term_of
     # The terms that buttons of a page explain, each once, in their order.

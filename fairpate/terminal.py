@@ -107,6 +107,7 @@ def ended_by_signals() -> Iterator[Ending]:
 
 def discard_output() -> None:
     """Discard what is still to be flushed, after the reader of a pipe left."""
+    # Python flushes standard output at exit, and would print an error and exit with 120.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -146,6 +147,7 @@ def speaking(*, to_program: bool) -> Iterator[None]:
     document = (_document.get() or _Document(stream=sys.stdout)) if to_program else None
     token = _document.set(document)
     try:
+        # A library that prints a line would spoil the document.
         with redirect_stdout(sys.stderr) if to_program else nullcontext():
             yield
     finally:
@@ -199,7 +201,7 @@ def _write(values: Mapping[str, Any]) -> None:
     if document is None or document.is_written:
         return
 
-    def plain(value: Any) -> Any:  # numbers of arrays as numbers, all else by its name
+    def plain(value: Any) -> Any:  # scalars of arrays as numbers, anything else as text
         return value.item() if hasattr(value, "item") else str(value)
 
     text = json.dumps(strict(values), indent=2, allow_nan=False, default=plain)
@@ -213,7 +215,7 @@ _NAME_WIDTH = 12
 _PATIENCE_S = 2.0
 # In a log: a line after 10 seconds, each next one after half as long again, and at least every 5 minutes.
 _FIRST_LINE_S, _NEXT_LINE, _RAREST_S = 10.0, 1.5, 300.0
-_LEAST_S = 1.0  # of a pace that says anything
+_LEAST_S = 1.0  # a pace over less time is not shown
 
 
 @dataclass
@@ -298,6 +300,7 @@ def _bar(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
     bars = Progress(*columns, *words, console=console, transient=patience_s > 0)
     task, pace = bars.add_task(name, total=None, count="", left=""), Pace()
     timer = Timer(patience_s, bars.start)
+    # A command that ends meanwhile must not wait for it.
     timer.daemon = True
 
     def advance(done: int, total: int) -> None:
@@ -370,7 +373,7 @@ def extra_fault(extra: str) -> ExtraFault | None:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the packages themselves
+            warnings.simplefilter("ignore")  # those of the packages themselves
             for module in MODULES[extra]:
                 importlib.import_module(module)
     except ModuleNotFoundError as error:

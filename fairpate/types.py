@@ -101,6 +101,7 @@ class GateRule:
     gap: GapDefinition = "one_vs_rest"
 
     def __post_init__(self) -> None:
+        # In this form NaN is refused too.
         if not self.max_disparity >= 0:
             raise ValueError(f"Expected max_disparity >= 0 (inf switches the gate off), got {self.max_disparity}.")
         if not 0 <= self.min_count < 2**31:
@@ -372,6 +373,7 @@ def strict(value: Any) -> Any:
 
 Advance = Callable[[int, int], None]
 ItemT = TypeVar("ItemT")
+# By context and not global: runs in several threads of a process do not report to each other's listener.
 _listener: ContextVar[Advance | None] = ContextVar("listener", default=None)
 
 

@@ -156,6 +156,7 @@ def _graph(whole: nn.Module, records: Tensor, groups: Tensor | None) -> bytes:
     for part in parts:
         part.ClearField("doc_string")
         part.ClearField("metadata_props")
+    # Equal students give equal bytes, and so equal digests.
     content: bytes = model.SerializeToString(deterministic=True)
     return content
 
@@ -194,6 +195,7 @@ def _reject_option(card: StudentCard) -> dict[str, Any]:
     assert card.idp3 is not None
     margin = card.idp3.max_disparity
     return {
+        # JSON has no infinity: null is a margin that refuses nothing.
         "rule": asdict(card.idp3) | {"max_disparity": margin if np.isfinite(margin) else None},
         "state": {
             "name": "counts",

@@ -53,6 +53,7 @@ class SharedGate:
 
     def offer(self, groups: list[int], labels: list[int]) -> list[bool]:
         """Return which of these predictions, in this order, may be answered."""
+        # Nothing is awaited between two predictions, so that the requests of two clients do not mix.
         return [self._gate.admit(group, label) for group, label in zip(groups, labels, strict=True)]
 
 
@@ -72,12 +73,14 @@ class StudentReplica:
         features = np.stack([read_features(record, i, shape) for i, record in enumerate(body.records)])
         for i, record in enumerate(body.records):
             if record.group is None and not card.needs_group:
+                # Any number: this student neither mixes by group nor has a gate.
                 groups.append(0)
             elif record.group in card.group_names:
                 groups.append(card.group_names.index(record.group))
             else:
                 remedy = f"Expected one of: {', '.join(card.group_names)}."
                 raise FaultError(422, f"records.{i}.group", record.group, remedy)
+        # All records are valid by now: a request that fails must not have moved the gate's counters.
         labels = self._student.predict(torch.from_numpy(features), np.array(groups)).labels.tolist()
         answered = [True] * len(labels) if self._offer is None else await self._offer(groups, labels)
         return {"labels": [label if shown else None for label, shown in zip(labels, answered, strict=True)]}
@@ -100,6 +103,7 @@ class StudentReplica:
             "sensitive_attribute": card.sensitive_attribute,
             "randomised": card.is_randomised,
             "needs_group": card.needs_group,
+            # As text, because the margin may be infinite, which JSON cannot say.
             "idp3": None if rule is None else {"max_disparity": str(rule.max_disparity), "min_count": rule.min_count},
         }
 

@@ -88,6 +88,7 @@ class Student:
         With IDP3 some predictions are not answered; IDP3 and a mixing by group need ``sensitive_features`` (N,), the
         groups. ``generator`` draws the labels of a randomised student; None: a fresh one.
         """
+        # Asked here too: `probabilities` needs groups only where predictions are mixed.
         if self.card.idp3 is not None:
             self._require_groups(sensitive_features)
         probabilities = self.probabilities(x, sensitive_features)
@@ -138,6 +139,7 @@ def save_student(student: Student, path: Path) -> None:
     card["sha256"] = content_digest(card, {name: tensor.numpy() for name, tensor in tensors.items()})
     # Several keys would be written in random order.
     path.write_bytes(save(tensors, metadata={"card": json.dumps(card)}))
+    # The model is public; a strict umask would hide it from the processes that serve it.
     path.chmod(0o644)
 
 
@@ -215,6 +217,7 @@ def train_student(
 
     def new_model() -> nn.Module:
         if initial_model is not None:
+            # A copy: each round starts from the same weights.
             return copy.deepcopy(initial_model)
         seed = int(torch.randint(2**62, (), generator=generator))
         shape = tuple(records.answered_x.shape[1:])
@@ -243,6 +246,7 @@ def train_student(
             added = label[sure]
             if records.labels.ndim == 2:
                 added = F.one_hot(added, records.labels.shape[1]).to(records.labels.dtype)
+            # From the released labels anew in each round: a label that this round's student doubts is dropped.
             x = torch.cat([records.answered_x, unlabelled_x[sure]])
             targets = torch.cat([records.labels, added])
     return model
@@ -283,6 +287,7 @@ def _fixmatch(
                     answered_x = augmented(records.answered_x[rows], config.fit.augment)
                     weak_x = augmented(records.unlabelled_x[others], config.fit.augment)
                     strong_x = augmented(records.unlabelled_x[others], config.strong_augment)
+                    # No gradient: a pseudo-label is a target, which the loss must not move towards the prediction.
                     with torch.no_grad():
                         probability, label = model(weak_x).softmax(dim=1).max(dim=1)
                     sure = probability >= config.confidence

@@ -153,7 +153,7 @@ class InProcessPool:
 
 def added(total: Counts | None, counts: Counts) -> Counts:
     """Add ``counts`` to a total, where None is an empty one."""
-    # In fresh memory: arrays from Ray's store are read-only.
+    # Not in place, because arrays from Ray's store are read-only.
     return counts if total is None else total + counts
 
 
@@ -178,6 +178,7 @@ def assign_teachers(unit_ids: Sequence[str], num_teachers: int, key: bytes) -> I
         raise ValueError(f"Expected num_teachers >= 1, got {num_teachers}.")
     if not _MIN_KEY_BYTES <= len(key) <= _MAX_KEY_BYTES:
         raise ValueError(f"Expected a key of {_MIN_KEY_BYTES} to {_MAX_KEY_BYTES} bytes, got {len(key)}.")
+    # A function of the unit alone: in equal pieces of a table, one record more would shift many others.
     digests = (hashlib.blake2b(unit_id.encode(), key=key, digest_size=8).digest() for unit_id in unit_ids)
     # With 64 bits no teacher is likelier than another by more than num_teachers / 2^64.
     return np.array([int.from_bytes(digest) % num_teachers for digest in digests], dtype=np.int64)
@@ -250,6 +251,7 @@ def load_block(location: Location) -> ArrayWeights:
     # The header of a safetensors file is its length in eight bytes, then JSON.
     end = _HEADER_LENGTH + int.from_bytes(content[:_HEADER_LENGTH], "little")
     metadata: dict[str, str] = json.loads(content[_HEADER_LENGTH:end]).get("__metadata__", {})
+    # safetensors has no checksum of its own: altered tensors of the right size would load.
     if metadata.get(_DIGEST) != _digest(weights):
         raise CheckpointError(f"{location}: content does not match its digest; train the teachers again.")
     return weights
@@ -324,7 +326,7 @@ def computed(
 
     ``given(teachers)`` is sent to the worker of a block.
     """
-    # Checkpoints are tested by the processes that write them.
+    # Workers read and write a shared storage, so they test it; a local folder is known to this process alone.
     readers = InProcessPool() if storage is None else workers
     is_stored = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
     missing = [position for position in range(len(blocks)) if not is_stored[position]]

@@ -83,6 +83,7 @@ class Voters:
         places = np.lexsort((self.labels_N[rows], self.order_N[rows], squared))
         if self.person_N is None:
             return places
+        # The nearest record of each person, who moves the counts no more than a record does.
         _, first = np.unique(self.person_N[rows[places]], return_index=True)
         return places[np.sort(first)]
 
@@ -131,6 +132,7 @@ def blocks_of(
             coordinates_ND=coordinates_ND[part],
             labels_N=labels_N[part],
             order_N=order_N[part],
+            # Numbered from 0 within the block: its sampler tosses one coin for each of these numbers.
             person_N=None if person_N is None else np.unique(person_N[part], return_inverse=True)[1],
         )
 

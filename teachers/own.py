@@ -255,7 +255,7 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[Arra
                     failure = f"{type(error).__name__}: {error}"
         failures.append(failure)
         if failure is not None:
-            # Its shard's most common class, or without records a public one.
+            # Its shard's most common class. Without records its number decides: one class for all would tilt counts.
             counts_C = np.bincount(y, minlength=lesson.num_classes)
             constant = int(counts_C.argmax()) if len(y) else teacher % lesson.num_classes
             predicted = np.full(len(lesson.queries), constant)
@@ -294,7 +294,7 @@ def _own_randomness(seed: int) -> Iterator[int]:
     random.seed(seed)
     np.random.seed(short)  # noqa: NPY002 - the same
     try:
-        # A worker's share of the cores, as torch has it: BLAS and OpenMP would take all of them.
+        # BLAS and OpenMP would take all cores: they are limited to the worker's share, which torch knows.
         with seeded_torch(seed), threadpool_limits(torch.get_num_threads()):
             yield short
     finally:

@@ -94,6 +94,7 @@ class Worker:
     def take(self, number: int) -> Counts:
         """Return the total of sum ``number`` and forget it."""
         assert number == self._number, "a total of another sum"
+        # Forgotten, because a total that was fetched twice would count twice.
         total, self._total = self._total, None
         return at_least_one(total)
 
@@ -556,6 +557,7 @@ class _ServingActors:
             "num_cpus": config.num_cpus,
             "num_gpus": num_gpus,
             "max_restarts": _MAX_RESTARTS,
+            # Safe to repeat: teachers vote the same again, and nothing was released of a lost call's sample.
             "max_task_retries": _MAX_RETRIES,
             # A second thread: a busy actor still answers pings, and is not taken for a hung one.
             "concurrency_groups": {BESIDE_WORK: 1},
@@ -661,6 +663,7 @@ class VoterWatch:
                     elif voter.answers and time.monotonic() > voter.asked_s + _HANG_TIMEOUT_S:
                         _log.warning("A voter gave no sign of life for %g s and is started again.", _HANG_TIMEOUT_S)
                         voter.answers, voter.ping = False, None
+                        # Ray restarts it behind the same handle, which the callers hold.
                         ray.kill(voter.actor, no_restart=False)
                 self._looked_s = time.monotonic()
             except Exception:  # noqa: BLE001 - the watch continues, and counts as without an answer meanwhile

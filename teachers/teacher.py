@@ -173,6 +173,7 @@ def standardized(shard: Shard) -> tuple[Shard, StackedWeights]:
     """
     x = scale_bytes(shard.x)
     over = [axis for axis in range(x.ndim) if axis != 1]
+    # Of this shard alone: with statistics of all private records, one record would change every teacher.
     mean = x.mean(dim=over) if len(x) else x.new_zeros(x.shape[1])
     # Without correction, which divides by N - 1: of one record the spread would be NaN.
     std = x.std(dim=over, correction=0) if len(x) else x.new_ones(x.shape[1])
@@ -193,6 +194,7 @@ def stack_weights(weights: Sequence[StackedWeights]) -> StackedWeights:
 
 def _seed_of(seed: int, teacher: int, purpose: int) -> int:
     """Return 63 bits that differ between runs, teachers and purposes."""
+    # Hashed together: by a sum, a teacher of this seed would draw the numbers of another teacher of the next seed.
     return int(np.random.SeedSequence([seed, teacher, purpose]).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -297,7 +299,7 @@ class _Stack:
             {name: p for name, p in model.named_parameters() if p.requires_grad} for model in models
         ]
         self._parameters = {name: value.detach().to(device) for name, value in stack_weights(states).items()}
-        # Views of the stack, one list for all teachers: a state each, updated where the parameters live.
+        # Views of the stack: the optimiser has a state for each teacher, and updates the stacked tensors in place.
         rows = zip(*(value.unbind() for value in self._parameters.values()), strict=True)
         self._optimizer = Optimizer([parameter for row in rows for parameter in row], spec.fit)
         self._fit, self._device, self._shards = spec.fit, device, shards
@@ -346,7 +348,7 @@ class _Stack:
         gradients = [(torch.zeros_like(p) if p.grad is None else p.grad).unbind() for p in active.values()]
         own = [gradient[t] for t in step.teachers for gradient in gradients]
         count = len(gradients)
-        # By parameter: a teacher without a batch keeps its momentum and its number of steps too.
+        # Updates of a teacher without a batch are left out: a gradient of 0 would still move momentum and step counts.
         only = None if len(own) == count * len(x_TB) else [t * count + k for t in step.teachers for k in range(count)]
         self._optimizer.step(own, learning_rate, only=only)
 
@@ -378,7 +380,7 @@ class _Records:
         self._y = torch.cat([*(shard.y for shard in shards), torch.tensor([spec.num_classes])]).to(home)
         self.dtype = self._x.dtype if self._x.is_floating_point() else torch.float32
         smoothing, classes = spec.fit.label_smoothing, torch.eye(spec.num_classes, dtype=self.dtype)
-        # The target of each class, then that of the filler: zeros.
+        # The target of the filler is a row of zeros, so that it adds 0 to the loss and to every gradient.
         targets = functional.pad(classes * (1 - smoothing) + smoothing / spec.num_classes, (0, 0, 0, 1))
         self._targets = targets.to(device)
         self._augment, self._home, self._device = spec.fit.augment, home, device
@@ -448,7 +450,7 @@ def train_teachers(
     chosen = choose_engine(spec.model, device) if engine == "auto" else engine
     inputs = [standardized(shard) if spec.standardize else (shard, {}) for shard in shards]
     own_shards = [shard for shard, _ in inputs]
-    # A GPU's convolutions by algorithms that give equal bits for equal inputs, chosen by shapes alone.
+    # A teacher is a function of its shard bit for bit: cuDNN must choose its algorithm by shapes, not by timing.
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
         if chosen == "stacked":
             trained = train_stacked(own_shards, spec, indices, device=torch.device(device))
@@ -463,7 +465,7 @@ def train_teachers(
             _log.warning("Teacher %d diverged and keeps its initial weights; lower its learning_rate.", teacher)
         else:
             on_diverged(teacher)
-        # The weights of a teacher without records.
+        # Its weights before training, as without records: an error would reveal something of the shard.
         empty = Shard(x=shard.x[:0], y=shard.y[:0])
         statistics = standardized(empty)[1] if spec.standardize else {}
         weights[-1] = _state(initial_model(spec, teacher, empty)) | statistics
@@ -489,7 +491,7 @@ def _fitted(shard: Shard, spec: TeacherSpec, teacher: int, device: torch.device)
         fit(model, shard.x, shard.y, spec.fit, generator=training_generator(spec, teacher))
     except DivergedError:
         for parameter in model.parameters():
-            # As the stacked engine leaves a diverged teacher, so that both are handled in one place.
+            # NaN, as a diverged teacher has it in the stacked engine: the caller handles both in one place.
             parameter.data.fill_(torch.nan)
     return _state(model)
 

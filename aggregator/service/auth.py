@@ -35,9 +35,11 @@ from fairpate.files import file_version, write_atomically
 from fairpate.http_requests import LOCAL_ANALYST, KnownCaller, Role
 from fairpate.types import UsageError
 
+# 96 bits if the characters are hexadecimal digits: too many to guess.
 _MIN_TOKEN_CHARACTERS = 24
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
 _FORMAT: Literal["fairpate.tokens/1"] = "fairpate.tokens/1"
+# A revoked token may be admitted for this long; a look per request would cost a `stat` of every file.
 _LOOK_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
 
@@ -98,6 +100,7 @@ def read_tokens(
     for role, path in sources:
         variable = f"FAIRPATE_{role.upper()}_TOKEN"
         if path is not None:
+            # Read again by the actor, whose working directory may be another one.
             files.append((role, path.absolute()))
             entries += _parse(read_private(path), role, str(path))
         elif environment.get(variable):
@@ -107,6 +110,7 @@ def read_tokens(
 
 def is_loopback(host: str) -> bool:
     """Return whether ``host`` is reached from this machine only; False for any name but localhost."""
+    # No other name is trusted: it may resolve to another address tomorrow.
     if host == "localhost":
         return True
     try:
@@ -236,6 +240,7 @@ def added(
 
 def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float) -> tuple[TokenStore, str]:
     """Return the store with a further token for ``name``, and the token; older ones end by ``old_expires_s``."""
+    # The new token inherits the end of the newest one: rotating must not prolong access.
     newest = store.of(name)[-1]
     store = replace(store, tokens=tuple(_by(t, old_expires_s) if t.name == name else t for t in store.tokens))
     return _with_new_token(store, name, role=newest.role, expires_s=newest.expires_s, now_s=now_s)
@@ -264,6 +269,7 @@ def limited(store: TokenStore, name: str, limit: OwnLimit) -> TokenStore:
 def revoked(store: TokenStore, name: str) -> TokenStore:
     """Return the store without the tokens of ``name``; its limit stays. TokenError for a name without a token."""
     store.of(name)
+    # The limit stays: otherwise a new token would give the name what the limit had refused.
     return replace(store, tokens=tuple(token for token in store.tokens if token.name != name))
 
 

@@ -26,7 +26,9 @@ class ServiceMetrics:
     """The metrics of one service, in two registries of their own."""
 
     def __init__(self) -> None:
+        # Not the library's global one, which holds facts of the process and allows one service per process.
         self._registry, self._private = CollectorRegistry(), CollectorRegistry()
+        # By route, not by path: each key in a path would be another time series.
         self._requests = Counter(
             "fairpate_http_requests", "Requests answered.", ["method", "route", "status"], registry=self._registry
         )
@@ -87,6 +89,7 @@ class ServiceMetrics:
         return self.render(status, overview["health"]["reasons"]) + generate_latest(self._private)
 
     def _set(self, registry: CollectorRegistry, name: str, text: str, value: float | None, **labels: str) -> None:
+        # A registry refuses a second gauge of the same name, so each one is kept.
         if name not in self._gauges:
             self._gauges[name] = Gauge(name, text, list(labels), registry=registry)
         gauge = self._gauges[name].labels(**labels) if labels else self._gauges[name]

@@ -74,6 +74,7 @@ class History:
         The run's own queries are in the first point, so that they do not count in the rate of its callers.
         """
         known = [asked for asked in ledger.asked if asked.at_s and asked.asker != NOBODY and asked.first < num_charges]
+        # Half of the points at most, so that the first new ones do not thin these out at once.
         for asked in known[:: max(1, len(known) // (_MOST_POINTS // 2))]:
             self.look(ledger, asked.first, now_s=asked.at_s)
         self.look(ledger, num_charges, now_s=now_s)
@@ -98,6 +99,8 @@ class History:
             self.points.pop()  # the last point is always the present
         self.points.append(ChargesAt(now_s, self._seen, answered_G, refused_G))
         if len(self.points) > _MOST_POINTS:
+            # Every second point goes and the spacing doubles: memory stays bounded, and the whole history stays
+            # visible.
             self.points = [*self.points[:-1:2], self.points[-1]]
             self._spacing_s *= 2
 
@@ -183,6 +186,7 @@ def advice(
 
     ``chain``: the fault that the last verification found, or empty.
     """
+    # Without `chain`, which follows with the fault that was found.
     found = [Advice(level="now", words=_REMEDIES[reason]) for reason in reasons if reason != "chain"]
     if chain:
         words = (
@@ -190,6 +194,7 @@ def advice(
             "of the ledger from one copy."
         )
         found.append(Advice(level="now", words=words))
+    # `soon` and not `now`: stored replies are still given, and nothing restores a budget.
     if left <= 0:
         words = "The budget is used up. Stored replies are still given; new queries need a new run with new records."
         found.append(Advice(level="soon", words=words))
@@ -226,6 +231,7 @@ _MOST_CALLERS = 20
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
     """Return a :class:`aggregator.service.wire.Costs` of the first charges, which the running price has priced."""
     ledger, cost_Q = books.ledger, books.price.costs(num_charges)
+    # At one order, at which the costs of queries add up and compare.
     worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.price.order])[0])
     of_worst_Q = shares_of_worst(cost_Q, np.full(len(cost_Q), worst))
     varies = votes_matter(of_worst_Q, books.price.voted(num_charges))
@@ -344,6 +350,7 @@ class States:
 
 
 State = Callable[[], Awaitable[dict[str, Any]]]
+# Few of the connections that a service accepts, as each stream holds one for minutes.
 _MOST_STREAMS, _MOST_PER_CALLER, _FOR_OPERATORS = 64, 8, 8
 _LONGEST_S, _SIGN_OF_LIFE_S, _TICK_S = 600.0, 15.0, 0.25
 
@@ -358,6 +365,7 @@ class Latest:
 
     async def __call__(self) -> dict[str, Any]:
         """Return the state, computed again if it is too old."""
+        # Callers that find the state too old at the same time wait for one computation.
         async with self._lock:
             now_s = asyncio.get_running_loop().time()
             if now_s - self._made_s >= self._max_age_s:
@@ -374,11 +382,13 @@ class Streams:
 
     def close(self) -> None:
         """End all streams; from any thread."""
+        # A flag, because tasks cannot be cancelled from another thread; every stream reads it within one tick.
         self._is_closing = True
 
     def response(self, request: Request, state: State) -> StreamingResponse:
         """Return events of ``state`` for the caller of ``request``. FaultError 503 if too many streams are open."""
         caller, most = request.scope["state"]["caller"], _MOST_STREAMS
+        # Some places stay free for operators: analysts cannot lock them out of their page.
         if caller.role != "operator":
             most -= _FOR_OPERATORS
         if self._open.total() >= most or self._open[caller.name] >= _MOST_PER_CALLER:
@@ -404,6 +414,7 @@ class Streams:
                 yield f"event: state\ndata: {text}\n\n"
             elif loop.time() - said_s > _SIGN_OF_LIFE_S:
                 said_s = loop.time()
+                # A comment of the event stream: proxies close a connection on which nothing is sent.
                 yield ": still here\n\n"
             await asyncio.sleep(_TICK_S)
 
@@ -412,6 +423,7 @@ class _Stream(StreamingResponse):
     """Events; ``on_end`` is called when they end or never begin."""
 
     def __init__(self, events: AsyncIterator[str], on_end: Callable[[], None]) -> None:
+        # nginx would collect events in a buffer before it forwards any.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
         self._on_end = on_end
@@ -420,6 +432,8 @@ class _Stream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
+            # Here rather than in the generator: if the client leaves before the first event, the generator never
+            # starts.
             self._on_end()
 
 
@@ -442,6 +456,7 @@ def page_headers() -> dict[str, str]:
         f"style-src {_digest(*_STYLES)}",
         "connect-src 'self'",
         "img-src data:",
+        # A user types a token here: no form may send it elsewhere, and no other site may frame the page.
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",

@@ -32,6 +32,7 @@ from fairpate.http_server import faults_response, json_response
 from fairpate.types import strict
 
 _TAGS = ("id", "features", "record")
+# Longer than the pause between two attempts to open a failed ledger again.
 _RETRY_AFTER = {"Retry-After": "2"}
 _ANALYSTS_AGE_S, _OPERATORS_AGE_S = 1.0, 2.0
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}, 503: {"model": Faults}}
@@ -45,6 +46,7 @@ _log = logging.getLogger(__name__)
 def field_name(error: Mapping[str, Any]) -> str:
     """Return the field of one of pydantic's errors, without the tags of unions."""
     parts = field_of(error)
+    # pydantic puts the tag of a union before its fields, as in `queries.queries`.
     if parts[:2] in (["queries", "queries"], ["count", "count"]):
         parts = parts[1:]
     names = [
@@ -59,6 +61,7 @@ def add_error_bodies(app: FastAPI) -> None:
     @app.exception_handler(QuotaExceededError)
     async def over_quota(_: Request, error: QuotaExceededError) -> Response:
         value, refusal = f"{error.num_new} new", error.refusal
+        # Without Retry-After: waiting does not help a request that is larger than the whole quota.
         if math.isinf(refusal.retry_after_s):
             remedy = "More than this token may ever ask at once; send fewer new queries in one request."
             return faults_response(429, [fault("queries", value, remedy)])
@@ -68,6 +71,7 @@ def add_error_bodies(app: FastAPI) -> None:
 
     @app.exception_handler(VotesUnavailableError)
     async def votes_unavailable(_: Request, error: VotesUnavailableError) -> Response:
+        # The cause goes to the log alone: it is about the operator's machines.
         _log.error("Teachers did not vote: %s", error)
         remedy = "Some teachers are not available; no query was answered. Ask again later."
         return faults_response(503, [fault("votes", "", remedy)], _RETRY_AFTER)
@@ -99,6 +103,7 @@ def add_analyst_routes(
         """Submit queries; each gets a label, a refusal, or `over_budget` if the budget has no room for it."""
         questions = [wire.question_of(query, pool) for query in body.queries]
         state = request.scope["state"]
+        # For the access log and the metrics, which see the request and not its body.
         state["num_queries"] = len(questions)
         replies = await batcher.ask(questions, state["caller"], state["request_id"])
         rows = [wire.reply_json(q.query.key, reply) for q, reply in zip(questions, replies, strict=True)]
@@ -107,11 +112,13 @@ def add_analyst_routes(
 
     # FastAPI reads the type of a body from the annotation, and this one follows from the pool.
     submit.__annotations__["body"] = queries_type
+    # `response_model` documents the reply, here and below: FastAPI sends a Response without validating it.
     app.post("/v1/queries", response_model=wire.Replies, responses=_FAILURES)(submit)
 
     @app.get("/v1/queries/{key}", response_model=wire.Reply, responses={404: {"model": Faults}})
     async def look_up(key: Key) -> Response:
         """Return the stored reply to a query; free, and never drawn again."""
+        # From memory: stored replies are given also while the ledger cannot be written.
         outcome = writer.books.ledger.outcome(key)
         if outcome is None:
             raise FaultError(404, "key", key, "No reply is stored; ask with POST /v1/queries.")
@@ -119,6 +126,7 @@ def add_analyst_routes(
 
     async def estimate(body: Any) -> Response:
         """Return the cost of queries, or of a number of new ones; none is asked."""
+        # A set: a query that is given twice in one request is charged once.
         keys = {wire.question_of(query, pool).query.key for query in getattr(body, "queries", ())}
         # One snapshot, so that both budgets are of one moment.
         snapshot = writer.snapshot
@@ -207,6 +215,7 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         "epsilon_submitted": strict(status.epsilon_submitted),
         "queries_submitted": status.queries_submitted,
         "noise": terms.noise,
+        # How the settings were chosen is not known here, so no choice counts as priced.
         "tuning_accounted": False,
         "num_teachers": terms.num_teachers,
         "mechanism": wire.worded({"name": terms.mechanism.name, **terms.mechanism.parameters}),
@@ -236,7 +245,7 @@ def add_operator_routes(
         books, total = snapshot.books, snapshot.num_charges
         start, stop = min(page.start, total), min(page.start + page.limit, total)
         caller: KnownCaller = request.scope["state"]["caller"]
-        # In a thread: the journal waits for its disk.
+        # Noted before anything is read, so that no reading goes unrecorded. In a thread: it waits for the disk.
         await asyncio.to_thread(note_action, books.ledger.actions, "read", caller=caller.name, charges=[start, stop])
         entries = []
         for number, (key, group, outcome) in enumerate(books.ledger.charged(start, stop), start):

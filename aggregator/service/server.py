@@ -96,6 +96,7 @@ class Backend:
             verification.close()
             for watch in watches:
                 watch.cancel()
+            # The ledger last, as the watches read it; in a thread, as it waits for the write under way and its voters.
             await asyncio.to_thread(writer.close)
 
         max_bytes = max_body_bytes(pool)
@@ -142,9 +143,11 @@ class ServiceSettings(HttpSettings):
             raise ValueError(f"Expected 0 <= answer_step_s <= 1, got {self.answer_step_s}.")
 
 
+# Ray finds a named actor in its own namespace only, and every driver would have another one.
 NAMESPACE = "fairpate"
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
+# Shorter than callers wait for the actor: they get the cause, not a timeout.
 _REOPEN_TIMEOUT_S, _REOPEN_PAUSE_S = 240.0, 2.0
 _log = logging.getLogger(__name__)
 
@@ -183,7 +186,8 @@ class AggregatorActor:
         return self._server is not None and self._server.is_alive
 
     def stop(self) -> None:
-        """Close server, teachers and ledger in this order."""
+        """Close the server, which closes the ledger, and then the voters."""
+        # The server first: its shutdown answers the requests under way, which need the voters, and closes the ledger.
         if self._server is not None:
             self._server.stop()
         if self._backend is not None:
@@ -238,6 +242,7 @@ class Service:
         """End the actor at once, and wait until its name is free."""
         import ray
 
+        # Ends it for good: `max_restarts` does not apply to an actor that is killed without `no_restart=False`.
         ray.kill(self.actor)
         deadline_s = time.monotonic() + _STOP_TIMEOUT_S
         while find_service(self.name) is not None and time.monotonic() < deadline_s:
@@ -262,12 +267,15 @@ def start_service(
     import ray
 
     check_exposure(settings)
+    # For the message: Ray itself refuses a second actor of one name.
     if find_service(name) is not None:
         raise ServiceError(f"{name}: is served already; stop that service first, or query it.")
     actor_class: Any = ray.remote(AggregatorActor)
     actor = actor_class.options(
+        # A reserved CPU would be missing for its voters on a small machine.
         num_cpus=0,
         resources=resources or {},
+        # Without end: every restart verifies and replays the ledger, so that no charge is forgotten.
         max_restarts=-1,
         # A call that finds the actor dead waits for its new process.
         max_task_retries=-1,
@@ -279,6 +287,7 @@ def start_service(
     try:
         service.is_serving(timeout_s=_START_TIMEOUT_S)
     except ServiceError:
+        # An actor whose start failed still runs and holds the name, so the next start would be refused.
         service.kill()
         raise
     return service

@@ -45,6 +45,7 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import GateRule, IntArray, strict
 from fairpate.words import delta_text, meaning
 
+# As many as the batcher asks together: a full request is one group.
 MAX_QUERIES_PER_REQUEST = 1024
 MAX_KEYS_PER_FILE = 10_000
 
@@ -198,6 +199,7 @@ class AnswersWanted(Body):
 
 def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
     """Return a :class:`Reply` as JSON; it does not contain the step that refused."""
+    # Not hidden among refusals: unless votes decide when the budget ends, its room follows from public numbers.
     if isinstance(reply, OverBudget):
         return {"key": key, "status": "over_budget", "label": None}
     return {"key": key, "status": "refused" if reply.label is None else "answered", "label": reply.label}
@@ -218,6 +220,7 @@ def worded(values: dict[str, Any]) -> dict[str, Any]:
 class PageOfLedger(Body):
     """The requested part of the ledger; values arrive as text."""
 
+    # A query string is text: a strict model would refuse `limit=100`.
     model_config = ConfigDict(extra="forbid", strict=False)
     start: int = Field(0, ge=0, le=2**31, description="Number of the first charge, from 0.")
     limit: int = Field(100, ge=1, le=1000, description="The most charges to return.")
@@ -382,6 +385,7 @@ class PublicPool:
     def __post_init__(self) -> None:
         if not len(self.features) == len(self.groups_N) == len(self.record_ids):
             raise ValueError("Expected as many groups and record_ids as records.")
+        # Only these two: `bodies_for` derives the range of posted values from the type.
         if self.features.dtype not in (np.uint8, np.float32):
             raise ValueError(f"Expected features of uint8 or float32, got {self.features.dtype}.")
 
@@ -431,6 +435,7 @@ class PublicPool:
 
 def _without_negative_zero(features: Features) -> Features:
     """Return ``features`` with -0.0 as 0.0: equal values get equal bytes, so that a record has one key."""
+    # IEEE 754: -0.0 + 0.0 is 0.0, and no other number changes.
     zeroed: Features = np.add(features, features.dtype.type(0))
     return zeroed
 
@@ -451,6 +456,7 @@ def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
     # FailFast ends validation at the first fault: a body of thousands of wrong values would get as many errors.
     for size in reversed(pool.record_shape):
         features = Annotated[list[features], Field(min_length=size, max_length=size), FailFast()]
+    # `getitem`, because type checkers refuse `Literal[...]` of names that are known at run time only.
     group: Any = operator.getitem(Literal, pool.group_names)
     by_id: Any = create_model("QueryById", __base__=Body, id=(number, ...))
     by_features: Any = create_model("QueryByFeatures", __base__=Body, features=(features, ...), group=(group, ...))
@@ -589,6 +595,7 @@ def answers_file(
     The status is ``not_stored`` for a key without a reply.
     """
     labels = [None if outcome is None else outcome.label for outcome in outcomes]
+    # One word for every refusal: the step that refused depends on votes, and analysts may read this file.
     statuses = {None: "not_stored", "answer": "answered"}
     verdicts = [None if outcome is None else outcome.verdict for outcome in outcomes]
     table = pa.table(

@@ -263,6 +263,7 @@ class Verification:
         books = self._writer.books
         try:
             entries = (await asyncio.to_thread(audit.verify, books.ledger.place)).entries
+        # Not a broken chain: the last result stays.
         except UnreachableError:
             raise
         except LedgerError as error:

@@ -124,6 +124,7 @@ class Mode:
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The options and arguments that this mode reads, by name."""
+        # Evaluated, because annotations are text under `from __future__ import annotations`.
         found = dict(inspect.signature(self.function, eval_str=True).parameters)
         if self.flag is not None:
             assert self.option is not None
@@ -143,6 +144,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
     declared: dict[str, inspect.Parameter] = {}
     for own in reads.values():
         for parameter in own.values():
+            # Modes that share an option have to declare it alike: it is one option of the command.
             assert declared.setdefault(parameter.name, parameter) == parameter, parameter
     (without_option,) = (mode for mode in modes if mode.option is None)
 

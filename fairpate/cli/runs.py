@@ -102,6 +102,7 @@ def run(
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options: list[Override] = [*(overrides or []), *as_overrides(given)]
+    # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:
         config = open_run_directory(release_of)[0].config
         options = ["out=null", *options]  # not the folder of the run whose release is used
@@ -141,6 +142,7 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
 
     config.require_trainable()
     folder = own_folder(check_run_directory(config), config)
+    # By the statement and not the model: labels are released without a model where votes have no features.
     spent = f"{folder.root} has its release already" if folder.statement.exists() else None
     source = folder
     if release_of is not None:
@@ -183,6 +185,7 @@ def _compare(
     from fairpate.run.sweep import load_sweep
 
     sweep = load_sweep(config, overrides or [], data_dir=data_dir)
+    # Now rather than after hours of training.
     check_output_folder(out or sweep.out or Path("runs"), "--out")
     comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
     return comparison_outcome(comparison)
@@ -221,6 +224,7 @@ def _compare_and_draw(
     if not config.exists():
         raise ConfigError(f"{config}: not found; give a YAML file, a results.parquet or the folder of a comparison.")
     check_output_folder(figures, "--figures")
+    # Before the comparison, which may take hours: a wrong style or notion is refused now.
     with checked_arguments():
         style = FigureStyle(
             columns=1 if columns is None else columns,
@@ -262,6 +266,7 @@ def report(folder: RunFolder) -> Output:
     from fairpate.run.run import run_method
     from fairpate.terminal import Reporter
 
+    # The folder may have been moved: it is the output folder now, not the one in its configuration.
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
     with waiting("report"):
@@ -349,6 +354,7 @@ def aggregate(
     from fairpate.run.run import aggregate as run_aggregator
     from fairpate.terminal import Reporter
 
+    # The default is None, which distinguishes a label that was given from the default name.
     if label is not None and test is None:
         raise UsageError("--label: read only together with --test; add that, or leave --label out.")
     if not votes.is_file():

@@ -52,6 +52,7 @@ data_app = Commands(help="List, fetch and describe data sets; declare your own r
 @data_app.command("list")
 def list_data(data_dir: DataDir = None) -> Output:
     """List all data sets with task, sensitive attribute, size and licence."""
+    # A mistyped folder would look like one without any files.
     if data_dir is not None and not data_dir.is_dir():
         raise ConfigError(f"--data-dir: {data_dir} is not a folder; give the folder with the publishers' files.")
     from fairpate.cli.summaries import listing_table
@@ -94,6 +95,7 @@ def declare_data(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML file to write; default: none.")] = None,
 ) -> Output:
     """Draft a declaration of your own records, with questions where public records do not suffice."""
+    # An existing draft may hold answers of the user.
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
     for name, table in (("file", file), ("--public", public)):
@@ -105,6 +107,7 @@ def declare_data(
         text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
     from fairpate.report.page import counted
 
+    # The mark occurs once more, in the line that explains it.
     facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
     if output is None:
         return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
@@ -125,6 +128,7 @@ def check_data(
 
     with waiting("data"):
         found = check_declaration(data_config(name, options, data_dir))
+    # Exit code 1 where a run would refuse the records, so that scripts notice.
     facts = strict(found) | {"remarks": [READING_TELLS]}
     return Output(facts=facts, words=check_table(found), code=int(bool(found.refused)))
 
@@ -158,6 +162,7 @@ def audit_ledger(
 ) -> Output:
     """Print charges, limits and what operators did as JSON lines, or check such a log. Nothing depends on votes."""
     if check is not None or head is not None:
+        # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
         if check is None or head is None or path is not None or follow or out is not None:
             raise UsageError("--check LOG and --head HASH belong together, without a run, --follow or --out.")
         from fairpate.run.ledger_commands import check_audit_log
@@ -173,6 +178,7 @@ def audit_ledger(
     from fairpate.run.ledger_commands import audit_lines
 
     lines = audit_lines(path, follow=follow, out=out)
+    # Both are lazy and share one iterator: only one of them is ever printed.
     return Output(facts={"file": out, "entries": (json.loads(line) for line in lines)}, words=lines)
 
 
@@ -290,6 +296,7 @@ def limit_releases(
     known = dict.fromkeys([*REGISTRY, *(total.data for total in odometer.totals(delta=delta))])
     if data not in known:  # Python may give a data set any name, so a mistyped one is only reported
         say(f"{data}: is not a known data set, and nothing was released on it yet{nearest(data, known)}")
+    # The limit is set all the same: it refuses further releases.
     if spent > epsilon:
         say(
             f"{data}, unit {unit}: earlier releases count as {spent:.4g} where later ones may depend on them, which is "
@@ -523,6 +530,7 @@ def revoke_tokens(folder: RunFolder, name: Name) -> Output:
 
 
 def _shown_once(name: str, token: str) -> Output:
+    # On standard error, so that the token alone can be piped into a file.
     say(f"This is the token of {name}; it is shown only now.")
     return Output(facts={"name": name, "token": token}, words=token)
 
@@ -552,6 +560,7 @@ def new(
 
     data, files = write_project(name, kind)
     words = [f"{name}: data set {data}, with example records to replace by yours, see README.md. To begin:"]
+    # `cd` would read a leading hyphen as an option.
     place = f"./{name}" if str(name).startswith("-") else str(name)
     words += [f"  cd {shlex.quote(place)}", "  fairpate run settings.yaml"]
     return Output(facts={"folder": name, "kind": kind, "data": data, "files": files}, words="\n".join(words))

@@ -42,7 +42,7 @@ from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import READING_TELLS, UsageError
 from student.card import read_card
 
-_WIDTH = 100  # of prose in columns, which would else be as wide as its longest sentence
+_WIDTH = 100  # columns; otherwise prose is as wide as its longest sentence
 
 
 def list_methods() -> Output:
@@ -213,6 +213,7 @@ def findings() -> Iterator[Finding]:
     yield Finding(name="gpus", value=", ".join(gpus) or "none")
     address = os.environ.get("RAY_ADDRESS")
     yield Finding(name="ray cluster", value=address or "this machine alone (RAY_ADDRESS is not set)")
+    # Runs are written below the working directory unless --out says otherwise.
     free = shutil.disk_usage(Path.cwd()).free
     room = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"
     if free < _LITTLE_DISK:
@@ -234,6 +235,7 @@ def findings() -> Iterator[Finding]:
     for extra in MODULES:
         fault = extra_fault(extra)
         value = "installed" if fault is None else fault.words
+        # An extra that is not installed is a choice; one that is installed and broken is a fault.
         yield Finding(name=f"extra {extra}", value=value, level="fix" if fault and fault.is_broken else "ok")
 
 
@@ -369,6 +371,7 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
         raise ProjectError(f"NAME: {str(folder)!r} has no letter a-z to begin with; give a name such as hospital.")
     if name in [*REGISTRY]:  # without loading entries
         raise ProjectError(f"NAME: {name} is the name of a known data set; give another, such as my_{name}.")
+    # A link that leads nowhere is in the way too.
     if os.path.lexists(folder):
         raise PlaceError(f"NAME: {folder} exists already; give another name, or remove it.")
     words = {"name": name, "beside": _BESIDE[kind], "first_step": _FIRST_STEP[kind]}

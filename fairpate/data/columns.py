@@ -30,6 +30,7 @@ OTHER = "other"
 
 def stretched(values: Floats, scale: str | None) -> Floats:
     """The values on the scale that is linear between the bounds of a number."""
+    # Unlike ln v, this is defined at 0 and for negative amounts.
     return np.sign(values) * np.log1p(np.abs(values)) if scale == "log" else values
 
 
@@ -50,6 +51,7 @@ class Feature(Section):
     """A published column that becomes features: one of a number, a category, or bands of a numeric code."""
 
     columns: Texts = Field((), description="Columns in the file that share this declaration; empty: the own name.")
+    # Bounds and categories are declared: those found in private records would reveal that a record has them.
     bounds: tuple[Finite, Finite] | None = Field(
         None, description="Number: the values that become 0 and 1; a number beyond them is clipped to the nearer one."
     )
@@ -161,7 +163,7 @@ class NumberRange(Section):
             if getattr(self, one) is not None and getattr(self, other) is not None:
                 raise ValueError(f"Expected {one} or {other}, got both")
         lower, upper = self.bounds
-        # As pairs: at equal numbers an open end (1 or -1) leaves no number in the range.
+        # Compared with their sides: at equal numbers, an open end (1 or -1) leaves no number in the range.
         if lower > upper:
             raise ValueError("Expected a range with a number in it")
         return self
@@ -352,6 +354,7 @@ def _codes(column: str, feature: Feature) -> Iterator[FeatureCode]:
         for place in range(feature.vector):
             yield code(feature=f"{column}[{place}]", kind="element", place=place)
     elif feature.bands:
+        # A band ends where the next one begins; the last one is open.
         for (name, start), (_, end) in itertools.pairwise([*feature.bands.items(), ("", None)]):
             yield code(feature=f"{column}={name}", kind="band", at_least=start, below=end)
     else:
@@ -423,6 +426,7 @@ class RecordForm:
                 is_declared = any(text in (code.values or ()) for code in codes)
                 if not is_declared and (codes[-1].kind != "other" or not text):
                     raise ValueError(f"{column}: expected one of its categories, got {text!r}")
+                # `other` holds the values of all other features of the column: it is 1 where the text is none of them.
                 features += [(text in (code.values or ())) != (code.kind == "other") for code in codes]
                 continue
             number, unknown = _number_in(value), first.unknown or ()
@@ -433,6 +437,7 @@ class RecordForm:
             if first.kind == "band":
                 if number is None or number < (first.at_least or 0):
                     raise ValueError(f"{column}: expected a number from {first.at_least:g} on, got {number}")
+                # Bands ascend, so that the last one whose start is reached holds the number.
                 place = sum(number >= (code.at_least or 0) for code in codes) - 1
                 features += [place == each for each in range(len(codes))]
                 continue

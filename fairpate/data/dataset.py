@@ -110,7 +110,7 @@ class Split:
         rows = index.numpy()
         taken = index if (run := run_of(rows)) is None else run
         names = {name: as_names(values).take(rows) for name in NAMED_BY if (values := getattr(self, name))}
-        # One sequence serves as both, so that no name is kept twice.
+        # Where units are records, one sequence serves as both, so that no name is in memory twice.
         if self.unit_id is self.record_id:
             names.pop("unit_id", None)
         return Split(x=x, y=self.y[taken], z=self.z[taken], **({"record_id": ()} | names))
@@ -505,6 +505,7 @@ def keyed_hash(names: Iterable[str], *, seed: int, purpose: str) -> npt.NDArray[
         hasher = keyed.copy()
         hasher.update(name.encode())
         digests += hasher.digest()
+    # Little-endian on every machine, so that a seed means the same splits everywhere.
     return np.frombuffer(bytes(digests), dtype="<u8").astype(np.uint64)
 
 

@@ -622,6 +622,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
                 kept &= rule.holds(numbers(found, rule.unknown))
             left_out[place] += (keep & ~kept).sum()  # a row counts for the first rule that leaves it out
             keep &= kept
+        # Before anything is encoded: what is wrong in a row that is left out is no fault.
         rows = rows.filter(pa.array(keep)) if rules else rows
         faults.rows[file] += len(rows)
         if table.pictures:
@@ -738,6 +739,7 @@ def _unit_names(
             # Its faults are reported where the features themselves are made.
             block = encode(rows, features, file, TableFaults())
             block += 0.0  # no negative zero, which is equal to zero and has other digits
+            # Bytes of the features: a name must not depend on how a file writes a number.
             content = (row.tobytes().hex() for row in block)
         texts += [pa.array(content, pa.string()), pa.array(map(str, codes_N.tolist()), pa.string())]
     return content_units(prefix if pool == "records" else f"{prefix}-{pool}", texts).packed

@@ -70,6 +70,7 @@ class Nearness:
         """``others_KD`` are public; no public row has a larger norm than ``radius``."""
         scale = _LARGEST_NORM / max(radius, 1e-30)
         whole_KD = np.rint(others_KD * scale).astype(np.float32)
+        # Rounded down to whole numbers: halves would take a binary digit from the exact range of float32.
         half_K = np.floor(np.square(whole_KD, dtype=np.float64).sum(axis=1) / 2)
         return cls(scale=scale, others_KD=whole_KD, half_squares_K=half_K.astype(np.float32))
 
@@ -113,12 +114,12 @@ class Graph:
         near_MK, squared_MK = (np.concatenate(side) for side in zip(*found, strict=True))
         # A record is nearest to itself, in one copy or another.
         others = near_MK != np.arange(len(pool))[:, None]
-        # Distances against each record's own neighbourhood: the pool is denser in some places than in others.
+        # Relative to each record's own neighbourhood, because the pool is denser in some places than in others.
         farthest_M1 = np.maximum(squared_MK.max(axis=1, keepdims=True), 1e-12)
         weights = np.where(others, np.exp(-2 * squared_MK / farthest_M1), 0.0)
         rows = np.repeat(np.arange(len(pool)), near_MK.shape[1])
         one_way = scipy.sparse.csr_matrix((weights.ravel(), (rows, near_MK.ravel())), shape=(len(pool),) * 2)
-        # Symmetric, though nearness to the nearest is not: eigenvectors are asked for below.
+        # Made symmetric for the eigenvectors below: of two records, one may be among the nearest of the other alone.
         adjacency = one_way.maximum(one_way.T)
         root_M = np.sqrt(np.asarray(adjacency.sum(axis=1)).ravel())
         scale = scipy.sparse.diags(1 / root_M)
@@ -353,6 +354,7 @@ def _thresholds(pool: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         different, counts = values.unique(return_counts=True)
         if not steps or len(different) <= max(steps, 2):
             continue
+        # A value that most records share would fill most of the quantiles.
         common = different[counts.argmax()] if counts.max() * 2 > len(values) else None
         others = values if common is None else values[values != common]
         # Lower: a threshold is one of the values, never a rounded number between two.
@@ -388,7 +390,7 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
         edges, copies = embedding.graph.components, embedding.graph.copies
         assert isinstance(edges, Components)
         tensors |= {f"edges.{name}": getattr(edges, name) for name in _COMPONENTS}
-        # Whole numbers of at most 2^11.
+        # Whole numbers of at most 2^11, which 16 bits hold exactly.
         tensors["graph.others_VKD"] = torch.stack([torch.from_numpy(copy.others_KD).short() for copy in copies])
         tensors["graph.half_squares_VK"] = torch.stack([torch.from_numpy(copy.half_squares_K) for copy in copies])
         tensors["graph.coordinates_ME"] = torch.from_numpy(embedding.graph.coordinates_ME)

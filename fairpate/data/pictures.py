@@ -54,6 +54,7 @@ def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
     key = check_archive(choice, path)
     try:
         with zipfile.ZipFile(path) as opened:
+            # Sorted, because the order inside an archive means nothing and may differ between copies.
             names = tuple(sorted(name for name in opened.namelist() if _is_picture(name)))
     except zipfile.BadZipFile as error:
         raise DataError(f"{path}: damaged archive ({error}); delete it and fetch it again.") from error
@@ -81,6 +82,7 @@ def _of_files(names: Sequence[str], folder: Path) -> Pictures:
 def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = "RGB") -> Pixels:
     """Pixels (N, channels, size, size) of ``names`` in that order, from the cache if it has them."""
     shape = (len(names), 3 if mode == "RGB" else 1, size, size)
+    # All that decides the pixels is in the name, so that no file of the cache is ever out of date.
     recipe = "\n".join((str(CACHE_VERSION), pictures.key, mode, str(size), *names))
     path = cache_dir() / f"pictures-{hashlib.sha256(recipe.encode()).hexdigest()[:32]}.arrow"
 

@@ -64,6 +64,7 @@ Codes = npt.NDArray[np.int64]
 
 def noisy_binary_label(digits: npt.ArrayLike, names: Sequence[str], *, seed: int) -> Codes:
     """1 for a digit of 5 or more, else 0; flipped with probability 0.25."""
+    # Flips are hashes of names and no stream: another record must not change the label of this one.
     high = np.asarray(digits) >= FIRST_HIGH_DIGIT
     return (high ^ (keyed_uniform(names, seed=seed, purpose="label flip") < LABEL_FLIP)).astype(np.int64)
 
@@ -79,6 +80,7 @@ def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -
     Where colour is not ``visible`` the ink has one channel: (N, 1, height, width).
     """
     if not visible:
+        # A copy, because the published pictures are cached or read-only.
         return grey[:, None].copy()
     painted = np.zeros((len(grey), 2, *grey.shape[1:]), dtype=np.uint8)
     painted[np.arange(len(grey)), colour] = grey

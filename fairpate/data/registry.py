@@ -176,6 +176,7 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
         **splits,
     )
     check_members(dataset)
+    # After the split, because an embedding is fitted to the public part alone.
     return embedded(dataset, config.embedding)
 
 
@@ -477,6 +478,7 @@ def check_declaration(config: DataConfig) -> Check:
     entry, faults = entry_for(config), TableFaults()
     try:
         records = read_records(read_declaration(config.declaration.path), request_of(config, entry), faults)
+        # For its refusals alone: names that repeat, and sizes and splits that the records cannot fill.
         dataset_of(records, config, entry)
         refused = []
     except DataError as error:

@@ -411,6 +411,7 @@ def codes_of(found: ColumnCells, coding: Coding, what: str, *, may_lack: bool = 
         values_N = numbers(found)
         codes_N = np.full(len(values_N), -1, dtype=np.int64)
         for meaning, code in meanings:
+            # Declared ranges do not overlap, so that the order of these assignments does not matter.
             codes_N[meaning.holds(values_N)] = code
         known_N = (codes_N >= 0) | np.isnan(values_N)
     empty_N = _is_empty(found) & (codes_N < 0)
@@ -494,6 +495,7 @@ def _encode_number(found: ColumnCells, feature: Feature) -> FloatArray:
 def _encode_vector(found: ColumnCells, size: int) -> FloatArray:
     values, expected = found.values, f"a list of {size} numbers"
     fault = partial(found.faults.add, found.file, found.column)
+    # Rows at fault stay zeros: the load ends with an error, after all faults were found.
     block = np.zeros((len(values), size), dtype=np.float32)
     if not is_vectors(values.type):
         remedy = f"store lists in Parquet, or declare `array: true`; the column holds {values.type}"

@@ -235,9 +235,9 @@ class Pricer:
         The price is the derivative of ``num_records * multipliers @ Gamma`` at sizes held fixed: they do not depend on
         a model.
         """
-        # A model of a few weights waits for every call made here; ``dot`` is the quickest.
+        # With a model of a few weights, these calls take a good part of a step's time; ``dot`` is the fastest product.
         mass_UK = self._members_UQ.dot(histogram_QC.dot(self._with_sum_CK))
-        # Unions get the floor; for terms of all records both bounds are one constant, with any noise.
+        # Sizes of unions are floored. Terms of all records are divided by one constant, which is both of their bounds.
         sizes_U1 = np.maximum(mass_UK[:, self._num_classes :], self._least_sizes_U1)
         if self._most_sizes_U1 is not None:
             sizes_U1 = np.minimum(sizes_U1, self._most_sizes_U1)
@@ -271,6 +271,7 @@ def combined(*parts: RateConstraints) -> RateConstraints:
         inside: dict[int, list[int]] = {cell: [] for cell in range(coarse.num_cells)}
         for label in range(labels):
             for group in range(groups):
+                # A part distinguishes all labels or has one: the remainder is the label, or 0. Groups likewise.
                 here = coarse.cell(label=label % coarse.num_labels, group=group % coarse.num_groups)
                 inside[here].append(partition.cell(label=label, group=group))
         for constraint in part.constraints:
@@ -363,6 +364,7 @@ def named_constraints(
         for words, y, z, k in cases:
             own = RateTerm(cells=(partition.cell(label=y, group=z),), weights=at(k))
             rest_cells = tuple(partition.cell(label=y, group=other) for other in groups if other != z)
+            # One union: the rate of all other members together, and not the mean of their groups' rates.
             rest = RateTerm(cells=rest_cells, weights=at(k, -1.0))
             constraints.append(RateConstraint(name=f"{name}({words})", terms=(own, rest), bound=bound))
     return RateConstraints(partition=partition, num_classes=num_classes, constraints=tuple(constraints))

@@ -142,6 +142,7 @@ def filter_streams(
     """:func:`filter_stream` of many streams at once, (R, N): resampling passes thousands through fresh gates."""
     num_streams, length = labels_RN.shape
     margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity)
+    # The left side bounds every product in `_is_below`.
     if margin is not None and (length + 1) ** 2 * max(margin.as_integer_ratio()) >= _LARGEST:
         # Products that int64 does not hold: Python's integers do.
         rows = [

@@ -214,6 +214,7 @@ def _large_enough(
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Hits and sizes, and those of the draws; 0 where a size is not significantly above 0."""
     found, drawn = events(joint_GYC), events(draws_RGYC)
+    # A ratio over a size that may be 0 has no interval, so such rates are left out beforehand.
     error_EG = np.sqrt(np.square(drawn.sizes_EG - found.sizes_EG).mean(axis=0))
     is_known_EG = found.sizes_EG > _LEAST_STDDEVS * error_EG
     # `divide` turns sizes of 0 into undefined rates, as for groups without records.

@@ -63,6 +63,7 @@ def joint_table(
     groups, labels, mass_NC = _answered_records(
         predictions, groups_N, labels_N, answered_N, num_groups=num_groups, num_classes=num_classes
     )
+    # `np.add.at`, because plain indexing would count a cell once, however many records it has.
     joint_GYC = np.zeros((num_groups, 1 if labels_N is None else num_classes, num_classes))
     np.add.at(joint_GYC, (groups, labels), mass_NC)
     return joint_GYC
@@ -113,7 +114,7 @@ def resampled_tables(
     cells_N, tables = groups * num_labels + labels, []
     for chunk in chunks:
         drawn_RN = generator.integers(len(cells_N), size=(chunk, len(cells_N)))
-        # How often each record was drawn: a product per cell then does what gathering every replicate would.
+        # Counts of draws: one product per cell replaces gathering the records of every replicate.
         weights_RN = np.stack([np.bincount(row, minlength=len(cells_N)) for row in drawn_RN]).astype(np.float64)
         tables.append(np.zeros((chunk, num_groups * num_labels, num_classes)))
         for cell in np.unique(cells_N):
@@ -200,6 +201,7 @@ def _answered_records(
 
 def _indices(name: str, values_N: npt.NDArray[np.generic], stop: int) -> IndexArray:
     indices_N = values_N.astype(np.int64)
+    # Numbers that are not whole are refused, and not truncated to codes.
     if (indices_N != values_N).any() or (indices_N < 0).any() or (indices_N >= stop).any():
         raise ValueError(f"Expected {name} to hold integers from 0 to {stop - 1}, got {np.unique(values_N)}.")
     return indices_N
@@ -374,6 +376,7 @@ def to_overall(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
 def pairwise(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
     """Each group's rate minus that of each other group: shape (..., E, G, G)."""
     rates_EG = divide(hits_EG, sizes_EG)
+    # A group's gap to itself is 0: left in, it would hide that there is no other group to compare with.
     itself_GG = np.eye(rates_EG.shape[-1], dtype=np.bool_)
     return np.where(itself_GG, np.nan, rates_EG[..., :, None] - rates_EG[..., None, :])
 
@@ -484,7 +487,7 @@ def _select(events: Events, chosen: Sequence[int]) -> Events:
 
 
 def _positive_classes(joint_GYC: FloatArray) -> Sequence[int]:
-    # Of two classes the second, of more each.
+    # By convention the second of two classes is the positive one; of more, each is in turn.
     num_classes = joint_GYC.shape[-1]
     return [1] if num_classes == 2 else list(range(num_classes))
 

@@ -282,6 +282,7 @@ def price(
     relation = relation or (events[0].relation if events else None)
     if relation is None or any(event.relation != relation for event in events):
         raise ValueError(f"Expected events under relation {relation!r}, got {[e.relation for e in events]}.")
+    # One accountant for all events: a curve and a loss distribution do not compose with each other.
     if not accountant.has_loss_distributions(events):
         accounting = "rdp"
     # Both bounds hold for any data, so that taking the smaller one reveals nothing.
@@ -494,6 +495,7 @@ class Method(Section):
             for name in parents:
                 section = section[name]
             section.pop(last)
+        # Evaluation comes after the release, and decides nothing in it.
         values.pop("evaluation", None)
         return values
 
@@ -543,7 +545,7 @@ class PrivateMethod(Method):
 
     @property
     def source(self) -> NoiseSource:
-        # Whoever has the configuration can make seeded noise again, and take it off.
+        # Anybody with the configuration can draw seeded noise again and subtract it.
         return OsEntropy() if self.noise == "os_entropy" else SeededSource(stream_seed(self.seed, Stream.NOISE))
 
     def require_replacing(self) -> None:
@@ -879,6 +881,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         "teachers": linear | {"num_teachers": teachers},
         "aggregator": {
             "num_queries": num_queries,
+            # Counts teach no student that learns from released attributes.
             "release": "label" if method.protects_attribute_only else "counts",
             "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": teachers / 10},
         },

@@ -208,6 +208,7 @@ class FermiLoss:
         """One loss per record, shape (B,)."""
         probability_BC = outputs.softmax(dim=1)
         if self._observe is not None:
+            # Detached: the ascent on W needs predictions and no gradient of the model.
             self._observe(probability_BC.detach(), targets)
         pulled_B = (targets @ self._pull_KC * probability_BC).sum(dim=1)
         if not self._reads_labels:
@@ -309,6 +310,7 @@ def fermi_training(
     else:
         loss, plan = FermiLoss(game.pull_KC, observe=observe), StepPlan(release_more=ascend, events=events)
     training = PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
+    # Mapped over records, the loss sees one record at a time, and could not add up the predictions of a batch.
     if training.clipper.engine == "functional":
         raise ValueError("Expected a model whose layers all have gradients in closed form, such as a CNN or an MLP.")
     return training
@@ -345,6 +347,7 @@ class GameCells:
             return cls(cells_N=y.long() * num_groups + groups, num_events=num_classes, **sizes)
         if not config.positive_label < num_classes:
             raise ValueError(f"Expected dp_fermi.positive_label < {num_classes}, got {config.positive_label}.")
+        # The code after the last cell means no event: its indicators are zeros, so that nothing pulls the record.
         cells_N = torch.where(y == config.positive_label, groups, num_groups)
         return cls(cells_N=cells_N.long(), num_events=1, **sizes)
 
@@ -533,6 +536,7 @@ def train(
     )
     sampler = None
     if config.mode == "sens_public_batches":
+        # From the training seed: a public partition needs no secret randomness.
         sampler = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
     events = (steps.event, *shares.events)
     training = fermi_training(
@@ -594,6 +598,7 @@ class DpFermi(DpSgdFamily):
             private.y, private.z, config=settings, num_classes=dataset.num_classes, num_groups=dataset.num_groups
         )
         planned = (steps.event, *share_events(settings, self.target.record_relation))
+        # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.
         training.admit(
             planned if person_N is None else [of_unit(event, "person") for event in planned], randomness.label
         )

@@ -154,6 +154,7 @@ def play(
     for done in range(rules.num_rounds):
         multipliers = multipliers_of(theta, rules.dual_bound)
         answers.append(answer(prices(multipliers, shares_GE, reference_group=rules.reference_group)))
+        # Without a projection: the exponential weights keep multipliers positive and their sum below B.
         theta = theta + rules.learning_rate * violations(answers[-1])
         total += multipliers
         on_round(done + 1, rules.num_rounds)
@@ -172,6 +173,7 @@ def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
 def prices(multipliers_SOE: FloatArray, shares_GE: FloatArray, *, reference_group: int) -> FloatArray:
     """W / q, shape (G, E)."""
     signed_OE = multipliers_SOE[0] - multipliers_SOE[1]
+    # Every gap is measured to the reference, whose weight is therefore minus the sum of all others.
     weights_GE = np.insert(signed_OE, reference_group, -signed_OE.sum(axis=0), axis=0)
     priced_GE: FloatArray = weights_GE / shares_GE
     return priced_GE
@@ -211,6 +213,7 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
 
     def answer(prices_GE: FloatArray) -> Any:
         differences = cost_differences(cells, prices_GE)
+        # A learner of weighted labels minimises the cost: the cheaper label is the target, its advantage the weight.
         target, weight = (differences < 0).astype(np.int64), np.abs(differences)
         # An estimator refuses a single class; there the cheapest rule is constant.
         constant = len(np.unique(target[weight > 0])) < 2
@@ -276,6 +279,7 @@ class Setting:
 
         ``events``: all that the game will release, these shares included.
         """
+        # Before the draw, which may end the run: a refusal afterwards would reveal that it did not.
         self.admit(events, self.source.label)
         sizes_GE = self.noisy_sums(np.ones(len(self.features)), norm=1.0, epsilon=self.sizes.epsilon)
         shares_GE: FloatArray = sizes_GE / len(self.features)
@@ -397,6 +401,7 @@ class GroupRules:
         differences_GY = self.differences(prices_GE)
         sensitivity = sensitivity_of(differences_GY)
         chosen = []
+        # One release for all groups: a rule's odds are a product over groups, so each group's part is drawn by itself.
         for counts_YJ, difference_Y in zip(self.counts_GYJ.tolist(), differences_GY, strict=True):
             # The cost of predicting 1 where the public classifier says j; a rule's cost is the sum over its 1s.
             cost_J = [sum(d * counts[j] for d, counts in zip(difference_Y, counts_YJ, strict=True)) for j in (0, 1)]

@@ -127,7 +127,7 @@ def train(
         )
         events = base.events
         counted = LaplaceReleases(count=1, epsilon=share * target.epsilon, unit="record", relation=relation)
-        # Of two sources the one that is not private decides.
+        # One seeded source is enough to make the result not private, so its label is the one that is stated.
         noise = source.label if base.noise == OS_ENTROPY else base.noise
     said_NC = said_labels(model, x)
     counts_GYC = released_counts(
@@ -140,6 +140,7 @@ def train(
         num_groups=num_groups,
         num_classes=said_NC.shape[1],
     )
+    # Both read the same records, so their events add up; the counts may depend on the base, which is released.
     events = (*events, counted)
     with spent(events, noise=noise):
         mixing = fair_mixing(counts_GYC, config, epsilon=counted.epsilon)
@@ -198,6 +199,7 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
     if not (reference := config.reference_group) < num_groups:
         raise ValueError(f"Expected reference_group < {num_groups}, got {reference}.")
     parity_KGCC, slack_KG = _constraints(counts_GYC, config, epsilon)
+    # Of the released total: where whole records are protected, their number is private.
     share_GYC = counts_GYC / counts_GYC.sum()
     # The error of predicting k where Yhat says j, (G, j, k).
     wrong_GCC = share_GYC.sum(axis=1)[:, :, None] - share_GYC.transpose(0, 2, 1)
@@ -206,6 +208,7 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
         for group in (group for group in range(num_groups) if group != reference):
             difference_GCC = np.zeros_like(row_GCC)
             difference_GCC[group], difference_GCC[reference] = row_GCC[group], -row_GCC[reference]
+            # Both signs, because a linear programme has no absolute value.
             rows += [difference_GCC.ravel(), -difference_GCC.ravel()]
             bounds += [bound_G[group]] * 2
     total = np.kron(np.eye(num_groups * num_classes), np.ones(num_classes))

@@ -221,6 +221,7 @@ def train_dp_sgd(
         CrossEntropy(),
         steps,
         randomness=randomness,
+        # Added once: by the clipper before clipping, or by the loop after the noise.
         public_gradient=None if shifted else public_gradient,
         person_N=person_N,
         plan=plan,
@@ -236,6 +237,7 @@ class DpSgdFamily(PrivateMethod):
 
     @property
     def rate_tells_size(self) -> bool:
+        # Batch size over sampling rate is the number of records, and both are published.
         return self.dp_sgd.num_records is None
 
     def sgd_arguments(self, training: Training) -> dict[str, Any]:

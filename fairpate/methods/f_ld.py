@@ -179,7 +179,7 @@ def train_f_ld(
         if ascent.is_active:
             here_UG = parity.group_sizes(cells_B)
             values = parity.values(outputs, labels)
-            # By 1 instead of 0: `where` below would pass on the gradient of what is not a number.
+            # A size of 0 counts as 1: a NaN in the branch that `where` leaves out would still reach the gradient.
             violations_UGK = parity.violations(values, labels, cells_B, sizes_UG=here_UG.clamp(min=1))
             loss = loss + torch.where((here_UG > 0)[..., None], ascent.penalty(violations_UGK), 0.0).sum()
         return list(torch.autograd.grad(loss, descent.parameters))
@@ -242,6 +242,7 @@ def measured_violations(
         values_NK = parity.values(predict_logits(model, x), y).double()
         model.train()
         if clip_value < math.inf:
+            # A norm of 0 gives an infinite factor, which is cut to 1 and leaves the value at 0.
             norms_N1 = torch.linalg.vector_norm(values_NK, dim=1, keepdim=True)
             values_NK = values_NK * (clip_value / norms_N1).clamp(max=1)
         return parity.violations(values_NK, y, cells, sizes_UG=sizes_UG)
@@ -453,6 +454,7 @@ def train_pf_ld(
     spread = noise.violation * violation_sensitivity(sizes_UG, clip_value=config.clip_value)
 
     def ascend() -> None:
+        # Multipliers stay at 0, so that nothing reads a violation: none is released.
         if not config.dual_step:
             return
         violations_UGK = measured_violations(
@@ -525,7 +527,7 @@ def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:
     if slopes_UGK.shape[2] == 1:
         weights_UG = slopes_UGK[..., 0]
         return clip_norm * float((weights_UG.amax(dim=1) - weights_UG.amin(dim=1)).max())
-    # From the end of the longest slope to that of the next: at most both lengths together, in any directions.
+    # The slope of the record changes from one group's to another's: by at most the sum of the two longest.
     longest_UG = torch.linalg.vector_norm(slopes_UGK, dim=2).topk(2, dim=1).values
     return clip_norm * float(longest_UG.sum(dim=1).max())
 
@@ -592,6 +594,7 @@ class _NoisyGradients:
         targets = torch.cat([y[:, None], self._directions_JK.index_select(0, cells)], dim=1)
         weights_B = self._lengths_J.index_select(0, cells)
         gradients, term = self._gradients.both(x, y, targets, weights_B)
+        # Noise on the groups' term alone: the gradient of J reads features and labels, which are public.
         self._normals.add_to(term, self._noise_stddev)
         # By the number that the batch represents: the real size of a secret sample is private.
         torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
@@ -692,6 +695,7 @@ def coefficients(
     constraints: list[LinearConstraint] = []
     if config.max_covariance == 0:
         # The last group's covariance is fixed by the others, as all add up to 0.
+        # On the null space all covariances are 0, where a solver would keep constraints up to a tolerance.
         basis_DK = null_space(covariance_GD[:-1])
     elif config.max_covariance < math.inf:
         # Of two groups, the covariance of one is the negative of the other's.

@@ -334,6 +334,7 @@ class VoteCounter:
 
     def __call__(self, questions: Sequence[Question]) -> IntArray:
         """``votes_QC``. VotesUnavailableError unless every teacher voted on every question."""
+        # The run's own votes first: teachers on another machine may vote otherwise, because they round otherwise.
         rows = [self._collected.get(question.query.record_id) for question in questions]
         missing = [i for i, row in enumerate(rows) if row is None]
         if missing:
@@ -455,7 +456,7 @@ def costs(spending: Spending, *, unit: Unit, relation: Relation) -> dict[str, An
         "relation": relation,
         "delta": delta,
         "epsilon_data_independent": beforehand,
-        # What does not depend on votes may have a tighter price than curves give.
+        # An event that does not depend on votes may have a loss distribution, which is usually tighter than its curve.
         "epsilon_data_dependent": price.epsilon if drawn.data_dependent else beforehand,
         "epsilon_as_in_paper": as_in_paper if drawn.data_dependent else beforehand,
         "order": price.order,
@@ -519,6 +520,7 @@ def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
     """The first public records, each content once: equal records are one query. With admission, all candidates."""
     first_of: dict[str, int] = {}
     for row, key in enumerate(keys_of(dataset.public)):
+        # Asked again, equal content would get the stored answer: it is charged once, and is one query.
         first_of.setdefault(key, row)
     wanted = settings.num_queries or len(first_of)
     if wanted > len(first_of):
@@ -576,7 +578,7 @@ def release_labels(plan: ReleasePlan, dataset: Dataset, queries: Split, votes: B
             if meter is not None:
                 # Room that was held ahead is given back, so that the sum with earlier releases is of what was charged.
                 meter.settle(ledger)
-        # After the odometer is settled and the ledger closed: labels are what becomes visible.
+        # Labels are written last: by then what becomes visible is charged, in the closed ledger and in the odometer.
         write_labels(result.labelled, run.labels)
         labels = _priced(result, spending, plan, training.model)
     assert labels.queries is not None
@@ -673,10 +675,11 @@ def _submit(
                 public_records(queries, labelled),
                 learning,
                 num_classes=dataset.num_classes,
+                # From the run's seed and the round: a run that resumes chooses the same queries.
                 generator=torch.Generator().manual_seed(plan.seed + number),
             )
             rows = torch.tensor(waiting)
-            # The gate as the labels released so far leave it.
+            # The gate of the next answers starts from the counts of all labels released so far.
             counts_GC = np.zeros((dataset.num_groups, dataset.num_classes), dtype=np.int64)
             np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
             admitted = admit_queries(
@@ -709,13 +712,14 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
     terms = LedgerTerms(
         mechanism=plan.mechanism,
         gate=plan.gate,
-        # A stand-in: the limit is what the queries cost, and that is asked of terms.
+        # A placeholder: the limit follows from the cost of the queries, which is computed from terms.
         budget=Budget(kind="query_count", delta=plan.delta, max_queries=1),
         num_teachers=plan.num_teachers,
         num_classes=dataset.num_classes,
         num_groups=dataset.num_groups,
         noise=plan.source.label,
         ensemble=ensemble,
+        # A changed attribute moves one vote of a query, as a record does, and the ledger prices both alike.
         unit="record" if plan.unit == "sensitive attribute" else plan.unit,
     )
     if plan.budget is not None:

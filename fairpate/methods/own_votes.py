@@ -45,7 +45,7 @@ from fairpate.report.page import counted
 from fairpate.run.context import RunDirectory
 from fairpate.types import GateRule, IntArray, MechanismParameters, Unit, UserError, VoteBatch
 
-# 128 bits: no two ids of a file meet by chance.
+# 128 bits: two ids of one file share a digest with negligible probability.
 _DIGEST_BYTES = 16
 
 
@@ -110,6 +110,7 @@ def read_votes_file(config: VotesConfig) -> VotesFile:
     names, groups = _names_and_groups(table, config, faults)
     votes_QC, num_voters = (_counts if config.are_counts else _per_voter)(table, config, faults)
     x = torch.from_numpy(_features(table, config, faults))
+    # The records are public, and so are the names of their groups.
     group_names = sorted(set(groups.tolist()))
     codes_Q: IntArray = np.searchsorted(group_names, groups).astype(np.int64)
     test = None if config.test is None else _test(config.test, config, names, group_names, faults)
@@ -132,6 +133,7 @@ def read_votes_file(config: VotesConfig) -> VotesFile:
         sensitive_attribute=config.group,
         feature_names=config.features,
     )
+    # The terms of a ledger hold this checksum: the votes of an edited file are those of another ensemble.
     votes = VoteBatch(record_ids=names.tolist(), groups_Q=codes_Q, votes_QC=votes_QC, ensemble=sha256_of(path)[:16])
     return VotesFile(dataset=dataset, votes=votes, num_voters=num_voters)
 
@@ -227,6 +229,7 @@ def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[I
         known_QC = _text(table, voter)[:, None] == np.array(config.classes)
         faults.add(voter, ~known_QC.any(axis=1), f"no vote for one of {', '.join(config.classes)}")
         votes_QC += known_QC
+    # A run that is repeated states the number of voters, so that a file with a column more is refused.
     if len(voters) < 2 or config.num_voters not in (None, len(voters)):
         raise VotesFileError(
             f"{config.path}: expected a column for each of {config.num_voters or '2 or more'} voters, "

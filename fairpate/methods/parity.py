@@ -206,7 +206,7 @@ class MeanParity:
         sums_JK = values_NK.new_zeros(num_populations * num_groups, num_values)
         sums_UGK = sums_JK.index_add(0, cells_N[known_N], values_NK[known_N]).view(self.shape)
         mean_UK = total_UK / self.population_sizes(labels_N).to(total_UK)[:, None]
-        # By sizes that are given: a sum over a private, counted size would move with two groups at once.
+        # Divided by the sizes that are given: PF-LD gives released ones, because the exact sizes are private.
         return mean_UK[:, None] - sums_UGK / sizes_UG.to(sums_UGK)[..., None]
 
     def slopes(self, multipliers_UGK: Tensor, labels_N: Tensor, *, sizes_UG: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ def project(values_J: npt.ArrayLike, *, cap: float = math.inf, l1_radius: float 
         return np.minimum(positive_J, cap)
     if l1_radius == math.inf or positive_J.sum() <= l1_radius:
         return positive_J
-    # Duchi et al. 2008: all entries sink alike, by what the largest ones, which stay positive, decide.
+    # Duchi et al. 2008: every entry is lowered by one amount and cut at 0; the entries that stay positive determine it.
     falling_J = np.sort(positive_J)[::-1]
     sinks_J = (np.cumsum(falling_J) - l1_radius) / np.arange(1, len(falling_J) + 1)
     sink = sinks_J[np.flatnonzero(falling_J > sinks_J)[-1]]
@@ -301,6 +301,7 @@ class DualAscent:
         if not 0 <= learning_rate < math.inf:
             raise ValueError(f"Expected a dual learning rate >= 0 and finite, got {learning_rate}.")
         self._learning_rate, self._cap, self._l1_radius = learning_rate, cap, l1_radius
+        # Projected for its checks of the two bounds.
         self.multipliers_J = project(np.zeros(num_multipliers), cap=cap, l1_radius=l1_radius)
 
     def step(self, violations_J: FloatArray) -> FloatArray:

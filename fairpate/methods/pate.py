@@ -252,6 +252,7 @@ def target_behind_sorted_filter(
     epsilon: float, delta: float, *, max_disparity: float | Fraction
 ) -> tuple[float, float]:
     """The largest (epsilon, delta) of a mechanism behind the filter that costs (``epsilon``, ``delta``) with it."""
+    # The cost is computed for its checks alone. K changes at epsilon / K together multiply delta by K e^epsilon.
     factor, _ = preprocessing_factor(max_disparity), cost_behind_sorted_filter(epsilon, delta, max_disparity=0)
     return epsilon / factor, delta * math.exp(-epsilon) / factor
 
@@ -275,6 +276,7 @@ def sorted_filter(
     for label in np.unique(labels):
         members = [np.flatnonzero((labels == label) & (groups == group)) for group in (0, 1)]
         smaller = min(len(rows) for rows in members)
+        # `share` is an exact fraction: rounding could move the limit by a record.
         limit = smaller + math.floor(share * smaller)
         for rows in members:
             # The first of a fixed order: one record more changes at most K that are kept, where a running count has no
@@ -287,6 +289,7 @@ def _share(max_disparity: float | Fraction) -> Fraction:
     """2 gamma / (1 - gamma), exactly."""
     if not 0 <= max_disparity < 1:
         raise ValueError(f"Expected 0 <= max_disparity < 1, got {max_disparity}.")
+    # As the decimal that it prints: the binary 0.8 is a little larger, and would make K 11 instead of 10.
     gamma = max_disparity if isinstance(max_disparity, Fraction) else Fraction(repr(float(max_disparity)))
     return 2 * gamma / (1 - gamma)
 

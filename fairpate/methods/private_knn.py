@@ -75,6 +75,7 @@ class Places:
         embed: Embed = Components.of(pool, plain, evened=False)
         if embedding == "graph":
             embed = Graph.of(pool, embed, seed=seed)
+        # Of the public pool alone: the scale of the grid must not depend on private records.
         largest = max(float(embed(part).abs().max()) for part in torch.split(pool, _AT_ONCE))
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 
@@ -117,6 +118,7 @@ class UnorderedPool:
     """Public records, equal in any order: as queries they have another order than in the data set."""
 
     digest: bytes
+    # Caches compare the digest: a tensor has no single truth value to compare by.
     x: Tensor = field(compare=False)
 
     @classmethod
@@ -257,7 +259,7 @@ class PrivateKnn(VotingMethod):
         if self.private_knn.queries == "first":
             return super().learn(training, labels)
         taught = self.taught(training, labels, self._of_clusters(training.dataset, labels.labelled))
-        # All that was released is behind it; how many records a label was copied to is not what is counted.
+        # The number of released labels: copies to the other records of a cluster are not counted.
         return replace(taught, num_training_labels=len(labels.labelled.labels))
 
     def _of_clusters(self, dataset: Dataset, labelled: LabelledSet) -> LabelledSet:

@@ -151,6 +151,7 @@ class PricedLoss:
         # By target: the prices of its cell, then its label one-hot. One look-up per record fetches both.
         one_hot = torch.eye(num_classes).repeat(num_cells, 1)
         self._by_target = torch.cat([torch.zeros_like(one_hot), one_hot], dim=1)
+        # A view: prices that are written to it are in the table that records are looked up in.
         self._price_part = self._by_target.numpy().reshape(num_cells, num_classes, -1)[:, :, :num_classes]
         self.prices_QC: FloatArray | None = None
         self.share_B: Tensor | None = None
@@ -202,6 +203,7 @@ class PricedLoss:
             rows_BC = functional.one_hot(rows_BC.argmax(dim=1), self._num_classes).to(rows_BC)
         # A row that is not a number would spoil the sums of all others.
         counted_BC = rows_BC.nan_to_num()
+        # A person's rows are averaged: together they add 1 in L1 to the histogram, as one record does.
         if self.share_B is not None:
             counted_BC = counted_BC * self.share_B[:, None]
         sums = counted_BC.new_zeros(self._num_cells * self._num_classes, self._num_classes)
@@ -273,6 +275,7 @@ def priced_training(
 
     def release(histogram_QC: Tensor) -> FloatArray:
         exact_QC = histogram_QC.numpy(force=True)
+        # Noise on every entry: an entry without noise would show that its cell is empty.
         noisy_QC = exact_QC + laplace.take(exact_QC.size).reshape(exact_QC.shape)
         if size_noise is not None:
             # Of the exact histogram, under noise of its own: a noisy row's sum has the variance of all its entries.
@@ -296,7 +299,7 @@ def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: flo
     variance = 2 * laplace_scale**2
     if not variance:
         return histogram_QC
-    # An entry's covariance with the row's misfit over the misfit's variance, C entries and the size's own noise.
+    # The covariance of an entry with the row's misfit, over the misfit's variance: that of C entries and of the size.
     weight = variance / (histogram_QC.shape[1] * variance + size_noise**2)
     nearest_QC: FloatArray = histogram_QC + weight * (sizes_Q - histogram_QC.sum(axis=1))[:, None]
     return nearest_QC
@@ -325,7 +328,7 @@ class HistogramSteps:
     @property
     def event(self) -> PoissonGaussianLaplaces:
         """Event of all steps: gradients, histograms and sizes."""
-        # Gradients and sizes are Gaussians of one sample, so one of less noise; with the histogram amplified once.
+        # Gradients and sizes are Gaussians on one sample: one of less noise, amplified once with the histogram.
         sizes = () if self.size_noise is None else (self.size_noise,)
         return PoissonGaussianLaplaces(
             count=self.gradient.num_steps,
@@ -502,6 +505,7 @@ class Lagrangian:
             l1_radius=config.max_total_multiplier or math.inf,
         )
         self._constraints, self._size_floor = constraints, steps.size_floor
+        # The expected size of a batch, because the realised one is private.
         self._batch_size = steps.gradient.expected_batch_size
         self._pricer = Pricer(constraints, size_floor=self._size_floor, num_records=self._batch_size)
         # The first half describes models that are far from the published one.

@@ -100,9 +100,10 @@ def train(
     reported = torch.from_numpy(
         randomise_response(groups.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
     )
-    # Two halves: of the records that it was fitted to, a rule's predictions are too good for statistics.
+    # Two halves: a rule predicts the records that it was fitted to too well, and would mislead the second step.
     order = torch.randperm(len(y), generator=generator) if two_step else torch.arange(len(y))
     first, second = order.tensor_split([len(order) // 2 if two_step else len(order)])
+    # Every reported group mixes true ones: a gap between them is a share of the true gap, and so is the bound.
     shrunk = shrinkage(epsilon, num_groups) if config.corrects_bound else 1.0
     learn = learner or exponentiated_gradient(config, num_groups, shrunk=shrunk)
     model = learn(x[first], y[first], reported[first], config.max_gap * shrunk)

@@ -257,6 +257,7 @@ class VotesOfRecords(ReleasingMethod):
 def with_noise(table: IntArray, *, stddev: float, source: NoiseSource, row: str) -> IntArray:
     """The released table (rows, columns): noise on every cell; ``row`` is what a row is called."""
     # Cells without a vote as well: a cell without noise would show that it is empty.
+    # A key for each row: under a seed, the noise of a row does not depend on the other rows.
     words = source.words([f"{row} {k}" for k in range(table.shape[0])], table.shape[1])
     return table + discrete_gaussians(stddev, words, source)
 
@@ -292,6 +293,7 @@ class RecordVotesConfig(TaughtConfig):
         """K, as configured or from public facts."""
         if self.num_prototypes is not None:
             return self.num_prototypes
+        # From the declared number: where records are added or removed, the real one is private.
         filled = pool if self.num_records is None else int(self.num_records / (_STDDEVS_PER_CELL * stddev))
         return max(1, min(filled, pool // _POOL_PER_CELL))
 
@@ -395,6 +397,7 @@ class RecordVotes(VotesOfRecords):
     def _votes(self, released: Released) -> tuple[IntArray | FloatArray, float]:
         """Counts by cell and class, in votes, and the noise of each."""
         arrays, unit = released.arrays, released.events[0].unit
+        # The same search as in `measure`: it is deterministic, and so gives the noise of the release.
         stddev = self.least_noise(_table_event(unit))
         if self.by_group:
             return self.by_class(arrays["votes_GKC"], stddev=stddev)
@@ -422,7 +425,7 @@ def _table_event(unit: Unit) -> Callable[[float], Event]:
 def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, stddev: float) -> PoolLabels:
     """The label of every public record by most noisy votes of its prototype."""
     ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
-    # The lead over the runner-up, against its noise and that of counts of this size.
+    # The lead over the runner-up in standard deviations: of the added noise, and of the sampling of counts this large.
     doubt_K = np.sqrt(np.maximum(ordered_KC[:, -1] + ordered_KC[:, -2], 0) + 2 * stddev**2)
     lead_K = (ordered_KC[:, -1] - ordered_KC[:, -2]) / np.maximum(doubt_K, 1e-9)
     return PoolLabels(labels_M=votes_KC.argmax(axis=1)[prototype_M], certainty_M=lead_K[prototype_M])
@@ -448,6 +451,7 @@ def chances_of_line(
     A record has an equal share of its cell's counts. The ridge is what the noise of K cells calls for, against the
     information in that many votes. If fewer than two labels have votes, theirs are certain.
     """
+    # Noise can make counts negative, and a negative sample weight would reward a wrong label.
     positive_KC = np.maximum(votes_KC, 0)
     shares_KC = positive_KC / np.maximum(np.bincount(prototype_M, minlength=len(votes_KC)), 1)[:, None]
     weights_MC = shares_KC[prototype_M]
@@ -498,6 +502,7 @@ class WeightedBallot:
         """A ballot whose radius is the median norm of public records."""
         embedding = None if dataset.embedding is not None else Embedding.of(dataset.public.x, config)
         pool = dataset.public.x if embedding is None else embedding(dataset.public.x)
+        # Of the public pool alone: the radius scales every private vote.
         return cls(embedding=embedding, radius=float(pool.norm(dim=1).median()) or 1.0)
 
     def votes(self, x: Tensor) -> IntArray:

@@ -50,12 +50,13 @@ from fairpate.methods.record_votes import (
 )
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
-from fairpate.privacy.events import Event, of_unit
+from fairpate.privacy.events import of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
 from fairpate.types import IntArray
 
 DoubleArray = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.integer]
 Curvature = Literal["public", "private"]
 _AT_ONCE = 8192
 _COMPARED = 2000  # public records, with one another
@@ -80,14 +81,14 @@ _EXPONENTIALS = np.rint(2.0**30 * np.exp(-np.arange(_LEAST_CHANCE << _SCORE_DIGI
 
 def whole_rule(rule_CW: DoubleArray) -> IntArray:
     """The rule (C, W) that private records are compared with: whole multiples of 2^-12, rows of norm 2^24 at most."""
-    # Longer rules would make sums of products inexact; none is in use.
+    # Longer rules would make sums of products inexact; the limit is far above the rules in use.
     longest = np.linalg.norm(rule_CW, axis=1).max(initial=0.0)
-    return np.rint(
-        rule_CW * 2.0**_RULE_DIGITS * min(1.0, _LARGEST_RULE / 2.0**_RULE_DIGITS / max(longest, 1e-30))
-    ).astype(np.int64)
+    scale = min(2.0**_RULE_DIGITS, _LARGEST_RULE / max(longest, 1e-30))
+    whole_CW: IntArray = np.rint(rule_CW * scale).astype(np.int64)
+    return whole_CW
 
 
-def residuals(phi_NW: IntArray, labels_N: IntArray, rule_CW: IntArray, *, bound: int) -> IntArray:
+def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: int) -> IntArray:
     """``e_y - softmax(W phi)`` in units of 1 / :data:`UNITS`, shortened to the L2 norm ``bound`` at most: (N, C).
 
     ``rule_CW`` comes from :func:`whole_rule`. Whole numbers; a row is a function of its record and the rule alone.
@@ -97,15 +98,17 @@ def residuals(phi_NW: IntArray, labels_N: IntArray, rule_CW: IntArray, *, bound:
     below_NC = (scores_NC.max(axis=1, keepdims=True) - scores_NC) // (UNITS << _RULE_DIGITS >> _SCORE_DIGITS)
     # A table of whole numbers: library functions may round a number differently at another place of an array.
     weights_NC = _EXPONENTIALS[np.minimum(below_NC, len(_EXPONENTIALS) - 1)]
+    # Rounding may make a residual longer: its norm is taken of the whole numbers.
     found_NC = -(weights_NC * UNITS // weights_NC.sum(axis=1, keepdims=True))
     found_NC[np.arange(len(labels_N)), labels_N] += UNITS
     squared_N1 = (found_NC * found_NC).sum(axis=1, keepdims=True)
     # Towards zero, and a little shorter than the bound, so that no rounding of floats makes a residual longer.
     shorter_NC = np.trunc(found_NC * (bound - 1) / np.sqrt(np.maximum(squared_N1, 1))).astype(np.int64)
-    return np.where(squared_N1 > bound**2, shorter_NC, found_NC)
+    kept_NC: IntArray = np.where(squared_N1 > bound**2, shorter_NC, found_NC)
+    return kept_NC
 
 
-def product_sum(left_NA: IntArray, right_NB: IntArray, *, norm: int, person_N: IntArray | None = None) -> IntArray:
+def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArray | None = None) -> IntArray:
     """The sum over records of ``left right^T`` (A, B), exactly.
 
     No record's product has a Frobenius norm above ``norm``, below 2^30. With ``person_N``, products of a person are
@@ -133,7 +136,8 @@ def shortened(matrix: IntArray, *, norm: int) -> IntArray:
     limit = norm * (1 - 2.0**-30)
     if squared <= limit**2:
         return matrix
-    return np.trunc(matrix * (limit / math.sqrt(squared))).astype(np.int64)
+    short: IntArray = np.trunc(matrix * (limit / math.sqrt(squared))).astype(np.int64)
+    return short
 
 
 def _rows_of_persons(person_N: IntArray) -> Iterator[IntArray]:
@@ -169,7 +173,7 @@ class ResidualVotesConfig(TaughtConfig):
         """The largest norm of a residual, in units of 1 / :data:`UNITS`."""
         return max(1, round(self.clip * UNITS))
 
-    def events(self, noise: float, curvature: Curvature) -> tuple[Event, ...]:
+    def events(self, noise: float, curvature: Curvature) -> tuple[VoteSums, ...]:
         """All releases, where one Gaussian release of multiplier ``noise`` would cost as much."""
         shares, rounds = _SHARES[curvature], self.rounds(curvature)
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
@@ -210,79 +214,74 @@ class ResidualVotes(VotesOfRecords):
         )
 
     def multiplier(self) -> float:
-        """The noise multiplier of one Gaussian release that costs as much as all of either plan."""
-        plans = (self.residual_votes.curvature,) if self.residual_votes.curvature else ("public", "private")
-        return max(
-            least_noise(
-                lambda noise, plan=plan: list(self.residual_votes.events(noise, plan)),
+        """The noise multiplier of the one Gaussian release that costs as much as all of either plan."""
+
+        def of_plan(curvature: Curvature) -> float:
+            return least_noise(
+                lambda noise: self.residual_votes.events(noise, curvature),
                 target_epsilon=self.target.epsilon,
                 target_delta=self.target.delta,
                 accounting=self.target.accounting,
             )
-            for plan in plans
-        )
+
+        chosen = self.residual_votes.curvature
+        # Both plans have the same total of squared sensitivity over variance: the prices differ by rounding.
+        # The larger noise serves both, because the sums are released before the curvature is chosen.
+        return of_plan(chosen) if chosen else max(of_plan("public"), of_plan("private"))
 
     def measure(self, training: Training) -> Released:
         """Sums, perhaps second moments, and residuals, each in view of those before."""
         dataset, settings, private = training.dataset, self.residual_votes, training.dataset.private
-        noise = self.multiplier()
+        noise, source, labels_N = self.multiplier(), self.source, private.y.numpy()
         person_N = None if private.person_N is None else private.person_N.numpy()
-        labels_N, source = private.y.numpy(), self.source
+
+        def noisy_sum(left_NA: Whole, right_NB: Whole, event: VoteSums, name: str) -> IntArray:
+            exact_AB = product_sum(left_NA, right_NB, norm=event.norm, person_N=person_N)
+            return exact_AB + _noise(exact_AB.shape, event.noise_stddev_votes, source, name)
+
         with training.reporter.stage("votes"):
             ballot = WeightedBallot.of(dataset, settings.embedding)
             # In 16 bits: no number of a vote is above U, which is 2^14.
             phi_NW, pool_MW = (ballot.votes(split.x).astype(np.int16) for split in (private, dataset.public))
-            width = pool_MW.shape[1]
+            sums = settings.events(noise, "public")[0]
             ones_NC = (labels_N[:, None] == np.arange(dataset.num_classes)).astype(np.int64)
-            sums, *_ = settings.events(noise, "public")
-            sums_CW = product_sum(ones_NC, phi_NW, norm=UNITS, person_N=person_N)
-            sums_CW = sums_CW + _noise(sums_CW.shape, sums.noise_stddev_votes, source, "sums")
+            sums_CW = noisy_sum(ones_NC, phi_NW, sums, "sums")
             # The constant's column counts records, under the same noise: the real number is never read.
             num_records = max(float(sums_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
-            curvature = settings.curvature or self._chosen(noise, num_records, pool_MW)
+            # From the noisy number of records and public facts alone: the choice is post-processing.
+            curvature = settings.curvature or _curvature_for(noise, num_records, pool_MW.shape)
             events = settings.events(noise, curvature)
-            phi_MW, found_CW = pool_MW / UNITS, sums_CW / UNITS
-            stddev = sums.noise_stddev_votes / UNITS
             arrays: dict[str, npt.NDArray[Any]] = {"pool_MW": pool_MW, "sums_CW": sums_CW}
+            found_CW, stddev = sums_CW / UNITS, sums.noise_stddev_votes / UNITS
+            floor = settings.ridge * stddev
             if curvature == "public":
-                weights_M = balancing_weights(
-                    phi_MW,
-                    found_CW.sum(axis=0) / num_records,
-                    ridge=stddev / num_records * math.sqrt(len(found_CW)),
-                )
-                inverse_WW = curvature_inverse(
-                    num_records * (phi_MW * weights_M[:, None]).T @ phi_MW, floor=settings.ridge * stddev
-                )
-                rule_CW = matched_rule(
-                    phi_MW, found_CW / num_records, weights_M, ridge=settings.ridge * stddev / num_records
-                )
+                phi_MW, mean_CW = pool_MW / UNITS, found_CW / num_records
+                # The sum over C classes carries C independent noises.
+                tilt = stddev / num_records * math.sqrt(len(mean_CW))
+                weights_M = balancing_weights(phi_MW, mean_CW.sum(axis=0), ridge=tilt)
+                moments_WW = num_records * (phi_MW * weights_M[:, None]).T @ phi_MW
+                inverse_WW = curvature_inverse(moments_WW, floor=floor)
+                rule_CW = matched_rule(phi_MW, mean_CW, weights_M, ridge=floor / num_records)
             else:
-                _, moments, _ = events
-                released_WW = product_sum(phi_NW, phi_NW, norm=UNITS**2, person_N=person_N)
-                released_WW = released_WW + _symmetric_noise(width, moments.noise_stddev_votes, source)
-                arrays["moments_WW"] = released_WW
-                spectral = math.sqrt(2 * width) * moments.noise_stddev_votes / UNITS**2
-                inverse_WW = curvature_inverse(
-                    released_WW / UNITS**2, floor=_FLOOR * spectral + settings.ridge * stddev
-                )
+                exact_WW = product_sum(phi_NW, phi_NW, norm=events[1].norm, person_N=person_N)
+                spread = events[1].noise_stddev_votes
+                arrays["moments_WW"] = exact_WW + _symmetric_noise(len(exact_WW), spread, source)
+                # In proportion to the typical largest eigenvalue of the noise, a public number.
+                floor += _FLOOR * math.sqrt(2 * len(exact_WW)) * spread / UNITS**2
+                inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=floor)
+                # No pool to fit: from the rule that knows nothing, one step by the sums.
+                # A shift common to all classes changes no softmax, so it is taken out.
                 rule_CW = _START * (found_CW - found_CW.mean(axis=0)) @ inverse_WW
-            rules, residual = [], events[-1]
+            steps = []
             for number in range(settings.rounds(curvature)):
-                whole_CW = whole_rule(rule_CW)
-                left_NC = residuals(phi_NW, labels_N, whole_CW, bound=settings.bound)
-                step_CW = product_sum(left_NC, phi_NW, norm=residual.norm, person_N=person_N)
-                step_CW = step_CW + _noise(step_CW.shape, residual.noise_stddev_votes, source, f"residuals {number}")
-                rule_CW = rule_CW + settings.step * step_CW / UNITS**2 @ inverse_WW
-                rules.append(step_CW)
-        training.reporter.note("votes", f"{width} numbers per class, {curvature} curvature, noise {noise:.2f}")
-        arrays |= {"residuals_RCW": np.stack(rules), "rule_CW": rule_CW}
+                left_NC = residuals(phi_NW, labels_N, whole_rule(rule_CW), bound=settings.bound)
+                # Named by the round: under a seed, all rounds would otherwise draw the same noise.
+                steps.append(noisy_sum(left_NC, phi_NW, events[-1], f"residuals {number}"))
+                # From released sums alone, so that the rule of the next round is public.
+                rule_CW = rule_CW + settings.step * steps[-1] / UNITS**2 @ inverse_WW
+        training.reporter.note("votes", f"{pool_MW.shape[1]} numbers per class, {curvature} curvature")
+        arrays |= {"residuals_RCW": np.stack(steps), "rule_CW": rule_CW}
         return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
-
-    def _chosen(self, noise: float, num_records: float, pool_MW: IntArray) -> Curvature:
-        """Frobenius norms: of the noise of moments, against half of the sampling error of the pool's moments."""
-        stddev = noise / math.sqrt(_SHARES["private"]["moments"])
-        error = pool_MW.shape[1] * stddev / math.sqrt(2)
-        return "private" if error < num_records / math.sqrt(len(pool_MW)) / 2 else "public"
 
     def learn(self, training: Training, released: Released) -> Trained:
         """A student of what the last rule says of the pool."""
@@ -294,7 +293,16 @@ class ResidualVotes(VotesOfRecords):
         return self.taught(said, self.residual_votes, training, events=released.events)
 
 
-def _noise(shape: tuple[int, int], stddev: float, source: NoiseSource, name: str) -> IntArray:
+def _curvature_for(noise: float, num_records: float, shape: tuple[int, ...]) -> Curvature:
+    """Private if the noise of moments has less than half the Frobenius norm of the sampling error of the pool's."""
+    num_public, width = shape
+    # The noise: W^2 numbers of half the variance. Features have norm one at most, so that the moments of M public
+    # records, counted as n, err by about n / sqrt(M).
+    error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / math.sqrt(2)
+    return "private" if error < num_records / math.sqrt(num_public) / 2 else "public"
+
+
+def _noise(shape: tuple[int, ...], stddev: float, source: NoiseSource, name: str) -> IntArray:
     words = source.words([f"{name}, class {row}" for row in range(shape[0])], shape[1])
     return discrete_gaussians(stddev, words, source)
 
@@ -308,6 +316,7 @@ def _symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray
 
 def curvature_inverse(moments_WW: DoubleArray, *, floor: float) -> DoubleArray:
     """H^-1 (W, W): of symmetric ``moments_WW`` with negative eigenvalues cut at 0, plus ``floor`` > 0."""
+    # Second moments have no negative eigenvalue. Noise can make some, along which a Newton step goes uphill.
     values_W, vectors_WW = np.linalg.eigh(moments_WW)
     inverse_WW: DoubleArray = (vectors_WW / (np.maximum(values_W, 0.0) + floor)) @ vectors_WW.T
     return inverse_WW

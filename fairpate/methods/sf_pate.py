@@ -210,6 +210,7 @@ def first_alike(private: Split) -> IntArray:
     units_N = as_names(private.unit_id).numbered()
     first_N = np.arange(len(private))
     seen: dict[tuple[int, bytes, int], int] = {}
+    # Equal records have equal units: a record with a unit to itself needs no comparison.
     for row in np.flatnonzero(np.bincount(units_N)[units_N] > 1).tolist():
         alike = (int(units_N[row]), private.x[row].numpy().tobytes(), int(private.y[row]))
         first_N[row] = seen.setdefault(alike, row)

@@ -150,6 +150,7 @@ class Optimizer:
         device = self._parameters[0].device if self._parameters else None
         # A count per parameter: of stacked teachers some make fewer steps.
         self._steps = torch.zeros(len(self._parameters), device=device)
+        # Views of the one tensor: all counts rise in one operation, and the kernel reads one for each parameter.
         self._step_counts = list(self._steps.unbind())
 
     @torch.no_grad()
@@ -163,6 +164,7 @@ class Optimizer:
 
         config = self._config
         if config.optimizer == "adam":
+            # The kernel's bias correction takes counts that include the present step.
             self._steps[slice(None) if only is None else list(only)] += 1
             torch._fused_adam_(
                 chosen(self._parameters),
@@ -238,9 +240,9 @@ def fit(
                         loss = loss + penalty(model)
                 torch.autograd.backward(loss)
                 optimizer.step_from_backward(learning_rate)
-                # Added up on the device: a number that is read at each step would wait for it.
+                # Added up on the device: reading a number at each step would wait for the device.
                 loss_sum += loss.detach() * len(batch_x)
-            # One loss of the epoch that is not finite leaves no sum that is.
+            # One loss that is not finite makes the sum of its epoch not finite: one check per epoch is enough.
             mean_loss = float(loss_sum) / len(x)
             if not math.isfinite(mean_loss):
                 raise DivergedError(f"Training diverged in epoch {epoch}: loss {mean_loss}; lower learning_rate.")
@@ -269,6 +271,7 @@ def epoch_batches(
         rows = order[segment[0] : segment[-1]]
         segment_x = scale_bytes(x[rows].to(device))
         if changes is not None:
+            # By row: a record's change does not depend on its place in the epoch or on the batch size.
             segment_x = apply_changes(segment_x, config.augment, changes[rows].to(device))
         segment_x = segment_x.contiguous(memory_format=memory_format_for(x))
         sizes = [stop - start for start, stop in itertools.pairwise(segment)]
@@ -362,6 +365,7 @@ class Mixture(nn.Module):
             logits = member(x)
             votes.append(functional.one_hot(logits.argmax(dim=1), logits.shape[1]).to(logits.dtype))
         total: Tensor = sum(votes[1:], start=votes[0])
+        # Logarithms: the softmax of these logits is the share of votes itself.
         return (total / len(votes)).log()
 
 
@@ -445,6 +449,7 @@ def dpfr(logits_BC: Tensor, groups_B: Tensor, config: DpfrConfig) -> Tensor:
     """
     gaps_GC = group_gaps((logits_BC / config.temperature).softmax(dim=1), groups_B)
     if not len(gaps_GC):
+        # Not a plain 0, which has no graph to differentiate.
         return logits_BC.sum() * 0
     gaps = gaps_GC.flatten()
     if config.maximum == "hardmax":

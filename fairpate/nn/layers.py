@@ -216,6 +216,7 @@ def squared_norms(values_BP: Tensor) -> Tensor:
 
 def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     norm = cast("nn.GroupNorm", layer)
+    # Normalised without scale and shift: the gradient of the scale is taken against this value.
     normal = functional.group_norm(layer_input, norm.num_groups, eps=norm.eps)
     positions = tuple(range(2, layer_input.ndim))
     weight, bias = output_gradient * normal, output_gradient
@@ -275,6 +276,7 @@ def refuse_statistics(model: nn.Module) -> None:
 def _is_known(module: nn.Module) -> bool:
     own = dict(module.named_parameters(recurse=False))
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    # A hook, or a method of the instance, may compute anything: the type alone would prove nothing.
     if any(hooks) or "forward" in vars(module) or not own.keys() <= {"weight", "bias"}:
         return False
     kind = type(module)
@@ -286,7 +288,7 @@ def _is_known(module: nn.Module) -> bool:
     if f"{kind.__module__}.{kind.__qualname__}" in _CONTAINERS:
         return not own
     if isinstance(module, nn.LayerNorm) and not any(p.requires_grad for p in own.values()):
-        # More axes could be the records', and only training layers are checked for that.
+        # Of several normalised axes one could be the records'; that is checked for layers in training alone.
         return kind is nn.LayerNorm and len(module.normalized_shape) == 1
     # The closed form pads with zeros.
     if isinstance(module, nn.Conv2d) and module.padding_mode != "zeros":
@@ -320,7 +322,7 @@ def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None
         with _unchanged(model):
             together = _outputs(model, tried)
             alone = [_outputs(model, record[None]) for record in tried]
-            # Random numbers of a layer's own, and state that it keeps without a buffer, show at a second call alone.
+            # A second call shows layers that draw random numbers of their own, or keep state outside of buffers.
             again = _outputs(model, tried)
         joined = torch.cat([outputs[-1][1] for outputs in alone])
         is_one_each = len(joined) == len(tried) and _are_close(together[-1][1], joined)

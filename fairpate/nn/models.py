@@ -121,7 +121,7 @@ def load_weights(config: ModelConfig) -> Mapping[str, Tensor]:
     return _read(config.name, weights.path, weights.sha256)
 
 
-# With the checksum in the key: cached tensors had it, and for another checksum the file is read anew.
+# The checksum is part of the key: a file with another checksum is read again.
 @lru_cache(maxsize=1)
 def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
     try:
@@ -383,7 +383,7 @@ def _backbone(config: ModelConfig, channels: int, num_classes: int, *, reads_fil
     head = HEAD_OF[config.name]
     if config.weights is not None and reads_file:
         backbone.load_state_dict(load_weights(config), strict=False)  # all but the head, as load_weights has checked
-    # After the file is read, whose tensors are named as BatchNorm's.
+    # After loading, because the tensors of the file have the names of BatchNorm's.
     _replace_batch_norm(backbone, config)
     if config.weights is None:
         parent, name = (backbone.features, "conv0") if hasattr(backbone, "features") else (backbone, "conv1")
@@ -404,6 +404,7 @@ def _dropout(config: ModelConfig) -> list[nn.Module]:
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:
+    # GroupNorm takes groups of one size: the most, up to eight, that divide the channels.
     groups = max(g for g in range(1, _MAX_NORM_GROUPS + 1) if channels % g == 0)
     return nn.GroupNorm(groups, channels)
 

@@ -126,6 +126,7 @@ class GradientClipper:
         """
         if not clip_norm > 0:
             raise ValueError(f"Expected clip_norm > 0, got {clip_norm}.")
+        # With any engine: running statistics would keep private records in the model, without noise.
         refuse_statistics(model)
         unknown = unknown_module(model)
         if engine == "book_keeping" and unknown is not None:
@@ -135,6 +136,7 @@ class GradientClipper:
             )
         self.engine: Engine = engine if engine != "auto" else "functional" if unknown else "book_keeping"
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+        # Known layers need no trial, as their list proves that records stay apart.
         self._trained, self._is_tried, self._has_warned = self.parameters, unknown is None, False
         self._model, self._loss, self._clip_norm, self._max_records = model, loss, clip_norm, max_records
         self._gradient_of_loss: PerExampleLoss | None = getattr(loss, "gradient", None)
@@ -156,6 +158,7 @@ class GradientClipper:
         if not self._is_tried and len(x):
 
             def gradients(model: nn.Module, x: Tensor, weights: Tensor) -> list[Tensor]:
+                # Random weights of all outputs: a trial must not depend on what the loss reads.
                 return self._mapped_gradients(model, lambda outputs, w: (outputs * w).flatten(1).sum(dim=1), x, weights)
 
             try_records_apart(self._model, gradients, x)
@@ -174,6 +177,7 @@ class GradientClipper:
         return ClippedSum(gradients=total, squared_norms_B=torch.cat([each.squared_norms_B for each in parts]))
 
     def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
+        # Owners need formed gradients: the norm of an average does not follow from its records' norms.
         if owner_B is not None or self.engine == "functional":
             return self._clipped_rows(self._rows(x, targets, owner_B))
         calls = self._layer_calls(x, targets)
@@ -210,12 +214,12 @@ class GradientClipper:
         if self._chain is not None and self._chain.reads(x):
             values = self._chain.forward(x)
             return self._chain.backward(values, self._loss_gradient(values[-1], targets))
-        # Another version later means that a layer has overwritten the input. An output may be overwritten: its edge is
-        # where it enters the graph.
+        # A later version shows that a layer has overwritten the input. Outputs may be overwritten: an edge of the graph
+        # refers to the value before.
         calls: list[tuple[nn.Module, Tensor, int, GradientEdge]] = []
 
         def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            # The norm of a record is taken per call, and is not that of a sum over calls.
+            # Norms are taken per call. A layer that runs twice has the sum of two gradients, which has another norm.
             if any(layer is other for other, *_ in calls):
                 raise ValueError(f"{type(layer).__name__} runs twice for one record; use engine `functional`.")
             layer_input = inputs[0].detach()
@@ -260,6 +264,7 @@ class GradientClipper:
         fixed |= dict(model.named_buffers())
 
         def record_loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
+            # A batch of one: a layer that mixes records has no other record to mix in.
             output = functional_call(model, parameters | fixed, (record[None],))
             return loss(output, target[None])[0]
 

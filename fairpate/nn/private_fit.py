@@ -271,6 +271,7 @@ class PoissonBatches:
         while self._num_decided < self._num_records:
             # k tails before a head have probability (1 - q)^k q: the floor of ln u / ln(1 - q).
             words = self._randomness.words(self._gaps_at_once)
+            # Doubles: rounded to a float's 24 bits, long gaps would be wrong by whole records.
             gaps = _log_uniform(words.double()).div_(self._log_tails).floor_().long()
             # Positions count from the first coin of this batch.
             self._heads = torch.cat([self._heads, gaps.add_(1).cumsum(0).add_(self._num_decided - 1)])
@@ -306,6 +307,7 @@ class PersonBatches:
         first_B = (counts.cumsum(0) - counts)[owner_B]
         place_B = torch.arange(len(owner_B)) - first_B
         rows_B = self._row_N[self._start_P[persons][owner_B] + place_B]
+        # The limit bounds work and not sensitivity: a person's average is clipped in any case.
         if not (counts > self._most_records).any():
             return rows_B, owner_B
         # The records of each person in an order of their own draw; the first of them stay.
@@ -337,6 +339,7 @@ class GaussianNoise:
         """Fresh normals, shape (size,)."""
         if len(self._left) < size:
             drawn = max(size, _DRAWN_AT_ONCE)
+            # An even number, because normals come in pairs.
             normals = torch.empty(drawn + drawn % 2)
             # Box and Muller: a radius from one word, an angle from another, in pieces that stay in a processor's cache.
             for piece in torch.split(normals, _NORMALS_PER_PIECE):
@@ -408,6 +411,7 @@ class ShiftedClipper(GradientClipper):
         **options: Any,
     ) -> None:
         num_values = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        # Every gradient is formed in double precision: memory limits how many there may be at a time.
         at_once = max(1, _VALUES_AT_ONCE // max(1, num_values))
         super().__init__(
             copy.deepcopy(model).double(), loss, max_records=min(max_records or at_once, at_once), **options

@@ -132,6 +132,7 @@ def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.
     below_A, above_A = np.floor(orders), np.ceil(orders)
     whole = np.unique([below_A, above_A]).astype(int).tolist()
     exponent_of = dict(zip(whole, _exponents(log_moments, sampling_rate, whole), strict=True))
+    # Between whole orders the chord of (alpha - 1) R is above the curve, which is convex.
     share_A = orders - below_A
     below = np.array([exponent_of[order] for order in below_A])
     above = np.array([exponent_of[order] for order in above_A])
@@ -142,7 +143,7 @@ def poisson_rdp(log_moments: LogMoments, *, sampling_rate: float, orders_A: npt.
 def poisson_gaussian_rdp(noise_multiplier: float, *, sampling_rate: float, orders_A: npt.ArrayLike) -> FloatArray:
     """:func:`poisson_rdp` of one Gaussian sum; errors as there and as :func:`gaussian_log_moments`."""
     orders = tuple(np.asarray(orders_A, dtype=np.float64).tolist())
-    # The cached array is every caller's.
+    # A copy, because all callers share the cached array.
     return _poisson_gaussian_rdp(noise_multiplier, sampling_rate, orders).copy()
 
 
@@ -254,6 +255,7 @@ def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
 
 @event_rdp.register
 def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
+    # The binomial mixture compares a mixture with one plain distribution; replacing compares two mixtures.
     if event.relation != "add or remove one":
         raise ValueError("No Renyi curve for replacing a record of a Poisson sample; use epsilon_pld.")
     if event.count and not event.noise_multiplier:

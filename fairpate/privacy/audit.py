@@ -124,6 +124,7 @@ def epsilon_of_best_threshold(
     sides = [np.asarray(scores, dtype=np.float64) for scores in (with_R, without_S)]
     if any(scores.ndim != 1 or len(scores) < 2 or np.isnan(scores).any() for scores in sides):
         raise ValueError("Expected two scores or more of releases with and without the canary, and no NaN.")
+    # Halves: on the scores that chose it, a threshold looks better than it is.
     chosen, counted = ([np.sort(scores[half::2]) for scores in sides] for half in (0, 1))
     ascending = np.sort(np.concatenate(chosen))
     # A few of the scores, close together at both ends, where the rare outcomes lie.

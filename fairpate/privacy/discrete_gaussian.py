@@ -107,6 +107,7 @@ class SeededSource:
         return np.frombuffer(streams, dtype="<u8").astype(np.uint64, copy=False).reshape(len(keys), count)
 
     def _digest(self, parts: tuple[str | int, ...]) -> hashlib._Hash:
+        # `repr` quotes text and separates parts: joined text would give ("ab",) and ("a", "b") one stream.
         return hashlib.sha256(repr((self._seed, *parts)).encode())
 
 
@@ -131,7 +132,7 @@ def sample_discrete_gaussian(stddev: float | Fraction, source: RandomSource) -> 
 def _exact_parameters(stddev: float | Fraction) -> tuple[Fraction, int]:
     require_positive_stddev(float(stddev))
     exact = Fraction(stddev)
-    # Any scale of the candidates is exact. Next to the standard deviation few are rejected (their Algorithm 3).
+    # Candidates of any scale give exact draws; close to the standard deviation, few are rejected (their Algorithm 3).
     return exact**2, math.floor(exact) + 1
 
 

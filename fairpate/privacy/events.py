@@ -53,6 +53,7 @@ def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
     """Turn a ValueError raised after the release of ``events`` into a SpentError, so that they are still charged."""
     try:
         yield
+    # A ValueError's message depends on the release. Any other error is a fault of the program, and passes unchanged.
     except ValueError as error:
         raise SpentError(error, events, noise) from error
 
@@ -109,6 +110,7 @@ class ConfidentGnmaxQueries(CountedEvent, TeacherEvent):
     noise_stddev_votes: float
 
 
+# By identity: an array can neither be compared in one bool nor hashed.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ConfidentGnmaxVotes(TeacherEvent):
     """Confident-GNMax queries with the votes they drew: every row is one query submitted, answered or not.
@@ -122,6 +124,7 @@ class ConfidentGnmaxVotes(TeacherEvent):
     threshold: float
     threshold_stddev_votes: float
     noise_stddev_votes: float
+    # The noise that is drawn is discrete; the continuous tail is for comparison with published numbers.
     tail: Tail = "discrete"
 
 
@@ -143,6 +146,7 @@ class PoissonGaussians(CountedEvent):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # `not >=` refuses NaN as well.
         if not self.noise_multiplier >= 0 or not 0 < self.sampling_rate <= 1:
             raise ValueError(
                 "Expected noise_multiplier >= 0 and 0 < sampling_rate <= 1, got "
@@ -157,6 +161,7 @@ def of_unit(event: Any, unit: Unit) -> Any:
     """
     if event.unit == unit:
         return event
+    # A unit that is no field belongs to the definition of the event: its price holds for no other unit.
     if "unit" not in {column.name for column in fields(event)}:
         raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}.")
     return replace(event, unit=unit)

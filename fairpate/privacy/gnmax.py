@@ -60,6 +60,7 @@ class DistinctHistograms:
     def of(cls, largest_Q: IntArray, log_q_Q: FloatArray) -> DistinctHistograms:
         """Group queries; ``inverse_Q`` leads back from U to them."""
         # One key sorts faster than two; keys that rounding makes equal cost time, never a wrong group.
+        # With log_q <= 0 the fraction is at most 1/2: it orders within a largest count and never across two.
         order_Q = np.argsort(largest_Q - 1 / (2 - log_q_Q))
         largest_Q, log_q_Q = largest_Q[order_Q], log_q_Q[order_Q]
         opens_group_Q = np.diff(largest_Q, prepend=-1) != 0
@@ -96,6 +97,7 @@ class TheoremSix:
         """``variance``: of a Gaussian mechanism with the same data-independent cost, alpha / variance per query."""
         # ln 0 would lead to inf - inf in the conditions below.
         log_q_U = np.maximum(log_q_U, NEVER)
+        # The theorem holds for any mu1 and mu2 in its range; the paper sets mu2 = sigma sqrt(-ln q) and mu1 = mu2 + 1.
         mu2_U = np.sqrt(-variance * log_q_U)
         cost2_U = mu2_U / variance
         inner_U = np.where(mu2_U > 1, mu2_U, 2.0)  # finite logarithms also where the theorem does not apply
@@ -122,7 +124,7 @@ class TheoremSix:
         else:
             stay_BA, leave_BA = _exp_of_lines(self.lines_2UL[:, rows], powers_LA, runs)
             moment_BA = np.add(stay_BA, leave_BA, out=stay_BA)
-        # Both bound the moment. Close to mu1 e^b alone comes up to the other, and e^a is added to it.
+        # Both are bounds. Close to mu1, e^b alone reaches the data-independent one, and e^a comes on top.
         np.minimum(moment_BA, independent_A, out=moment_BA)
         # `powers_LA` holds alpha - 1.
         last_B = self.limit_U[rows] - 1
@@ -136,6 +138,7 @@ class TheoremSix:
         """R itself, shape (U, A), with small relative error also for tiny costs; orders need not increase."""
         stay_UA, leave_UA = self.lines_2UL @ order_powers(orders_A)
         # Costs near 0 are e^a + e^b - 1 for a near 0: expm1 and log1p keep the digits that logaddexp would lose.
+        # Exponents are cut at 1, above which logaddexp is taken: no branch overflows.
         excess_UA = np.expm1(np.minimum(stay_UA, 1.0)) + np.exp(np.minimum(leave_UA, 1.0))
         is_small_UA = np.maximum(stay_UA, leave_UA) <= 1
         exponent_UA = np.where(is_small_UA, np.log1p(excess_UA), np.logaddexp(stay_UA, leave_UA))
@@ -402,6 +405,7 @@ def confident_gnmax_rdp_total(
     else:
         distinct = DistinctHistograms.of(ranked_QC[:, -1], _log_q_ranked(ranked_QC, noise_stddev_votes, tail))
         exponent_A = np.concatenate([pricing.total_exponents() for _, pricing in query.pricings(distinct, orders)])
+    # Rounding alone may leave the range from 0 to the data-independent cost.
     cap_A = len(ranked_QC) * query.data_independent_rdp(orders)
     total_A: FloatArray = np.clip(exponent_A / (orders - 1), 0.0, cap_A)
     return total_A if original_A is None else total_A[original_A]
@@ -551,6 +555,7 @@ def _log_answer_probability(
     if tail == "discrete":
         # Counts and discrete noise are whole: reaching the threshold is reaching its ceiling.
         return log_survival_and_complement(stddev, math.ceil(threshold) - largest)
+    # Both tails by themselves: 1 - p would lose all digits where p rounds to 1.
     margin = (threshold - largest) / stddev
     return scipy.special.log_ndtr(-margin), scipy.special.log_ndtr(margin)
 

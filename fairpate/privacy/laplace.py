@@ -143,6 +143,7 @@ def release_epsilon_for(
     """
     if math.isinf(target_epsilon):
         return math.inf
+    # Plain addition of pure guarantees always holds: the search starts where it already fits.
     low = (target_epsilon - pure_epsilon(others)) / (count * len(kinds))
     if not low > 0:
         raise ValueError(f"Expected target_epsilon > {pure_epsilon(others):g}, got {target_epsilon:g}; raise it.")
@@ -227,9 +228,11 @@ def choose_cheap(costs: Sequence[Fraction], *, sensitivity: Fraction, epsilon: f
     least = min(costs)
     if math.isinf(epsilon) or not sensitivity:
         return list(costs).index(least)
+    # The 2 pays for the normaliser: one unit changes it too.
     slope = Fraction(epsilon) / (2 * sensitivity)
     while True:
         place = source.randbelow(len(costs))
+        # Relative to the cheapest: odds are then at most 1, and the normaliser is never computed.
         exponent = slope * (costs[place] - least)
         if bernoulli_exp(exponent.numerator, exponent.denominator, source):
             return place

@@ -72,7 +72,7 @@ class LossDistribution:
         deltas = []
         for losses in self.directions:
             tilt = _tilt(losses, lambda t, _, mean: mean - epsilon - 1 / t - 1 / (t + 1))
-            # Without a tilt rounding is smaller where epsilon is in the middle already.
+            # Both are upper bounds. Without a tilt, rounding is smaller where epsilon is in the middle already.
             deltas.append(min(_Tail.of(losses, each).delta_at(epsilon) for each in {tilt, 0.0}))
         return max(deltas)
 
@@ -152,6 +152,7 @@ def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | Non
     if len(known) < len(parts):
         return None
     removing = tuple(losses for part in known for losses in part.removing)
+    # One object for both directions, so that the same sum is not composed twice.
     if all(len(part.directions) == 1 for part in known):
         return LossDistribution(removing=removing, adding=removing)
     return LossDistribution(removing=removing, adding=tuple(losses for part in known for losses in part.adding))
@@ -159,6 +160,7 @@ def composed(parts: Sequence[LossDistribution | None]) -> LossDistribution | Non
 
 def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution:
     """One release ``base`` with probability ``share``, else nothing, and it shows which: a bound by convexity."""
+    # Single steps: each step draws its own sample, so that mixing comes before composition.
     assert all(count == 1 for direction in base.directions for _, count in direction)
     assert all(len(direction) == 1 for direction in base.directions)
 
@@ -166,6 +168,7 @@ def mixed_with_nothing(base: LossDistribution, share: float) -> LossDistribution
         lowest, end = min(losses.lowest, 0), max(losses.lowest + len(losses.masses_L), 1)
         masses = np.zeros(end - lowest)
         masses[losses.lowest - lowest :][: len(losses.masses_L)] = share * losses.masses_L
+        # Where nothing was released, the loss is 0.
         masses[-lowest] += 1 - share
         return replace(losses, lowest=lowest, masses_L=masses, infinite=share * losses.infinite), count
 
@@ -254,6 +257,7 @@ class _Tail:
             moment = float(masses_L.sum())
             masses_L /= moment
             log_moment += count * (largest + math.log(moment))
+            # A bound on every exponent above: 760 is more than |ln x| of any positive float x.
             size = tilt * max(abs(values_L[0]), abs(values_L[-1])) + abs(largest) + 760
             error += 8 * UNIT * count * size
             tilted.append((masses_L, count))
@@ -277,6 +281,7 @@ class _Tail:
             log_scale=log_scale,
             tilted_S=sums_S,
             error=error_of_sums,
+            # 1 less the chance that all losses are finite: `expm1` keeps small masses that 1 - x would round away.
             infinite=beyond - math.expm1(log_finite),
             # A grid of twice the interval splits every other loss; half of it would add a quarter of that.
             excess=odd * (tilt + 1) * interval**2 / 6,
@@ -311,7 +316,7 @@ class _Tail:
         lowest, end = self.first + start, self.first + len(self.tilted_S)
         losses_S, reference = self.interval * np.arange(lowest, end, dtype=np.float64), middle + self.first
         ahead_S = self.interval * np.arange(lowest - reference, end - reference, dtype=np.float64)
-        # Weights are those at the reference, times this.
+        # Masses are the weights below times this factor: counted from the reference, both fit a float.
         scale = math.exp(min(self.log_scale - self.tilt * self.interval * reference, 700.0))
         weights_S = self.tilted_S[start:] * np.exp(-self.tilt * ahead_S)
         with np.errstate(over="ignore"):
@@ -324,7 +329,7 @@ class _Tail:
         place = int(enough[0]) if len(enough) else len(losses_S) - 1
         if not place:
             return (float(losses_S[0]), True) if lowest > 0 else (0.0, False)
-        # Up to the next loss of the grid, the same masses lie above epsilon: the divergence is solved for it.
+        # Between two losses of the grid the same masses lie above epsilon, and the divergence is solved for epsilon.
         left = self.infinite + upper_S[place] - delta
         solved = (
             self.interval * reference + math.log(left) - math.log(moved_S[place])
@@ -346,7 +351,7 @@ def _window(tilted: Sequence[tuple[FloatArray, int]]) -> tuple[int, int]:
     farthest = max(float(np.abs(x_L).max()) for x_L in centred)
     if not farthest:
         return 0, end
-    # The best order for a Gaussian, four times it, and halves of that; none at which an exponential overflows.
+    # Orders: four times the best one for a Gaussian, then halves of it, and none at which an exponential overflows.
     largest = min(4 * math.sqrt(-2 * _LOG_TAIL) / max(spread, 1e-9), _LARGEST_EXPONENT / farthest)
     order = largest / 2 ** (_ORDERS - 1)
     growth = [np.exp(order * x_L) for x_L in centred]
@@ -389,8 +394,8 @@ def _transformed(tilted: Sequence[tuple[FloatArray, int]], first: int, size: int
     sums_S = scipy.fft.irfft(product, length)
     sums_S[0] += atom
     mean = 2 * float(np.abs(product).sum()) / length
-    # A power's error is count / base of the base's: at most twice the power where the base is over 1 / 2, else it is
-    # less than any power of 1 / 2 that is left.
+    # An error e of a base makes one of n |base|^(n - 1) e in its power n: at most 2 n e |base|^n where |base| >= 1/2,
+    # and at most n e / 2^(n - 1) elsewhere.
     of_bases *= math.exp(min(2 * of_bases, 700.0))
     of_powers = (mean + atom) * (4 * UNIT * total + 2 * of_bases) + of_bases * 0.5 ** (least - 1)
     error = mean * rounding + of_powers
@@ -419,12 +424,14 @@ def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
             mean += count * float(np.dot(masses, losses_B) / moment)
         return excess(tilt, log_moment, mean)
 
+    # In ln t, because the tilt that is looked for may be of any order of magnitude.
     high = math.log(_LARGEST_TILT / losses[0][0].interval)
     if at(high) <= 0:
         return math.exp(high)
     low = high - 1.0
     while at(low) > 0:
         high, low = low, low - 2.0
+        # The excess is positive for every tilt that matters: none is used.
         if low < -40:
             return 0.0
     return math.exp(scipy.optimize.brentq(at, low, high, xtol=1e-3))

@@ -301,7 +301,7 @@ class AtomicLoss:
     @cached_property
     def _tails(self) -> tuple[FloatArray, FloatArray]:
         """ln of the mass from each loss on, moved and unmoved; the last entry, past all losses, is a placeholder."""
-        # From the right and in log space: what decides a small delta are the smallest masses.
+        # Summed from the right and in log space, because the smallest masses decide a small delta.
         moved = np.logaddexp.accumulate(self.log_masses[::-1])[::-1]
         unmoved = np.logaddexp.accumulate((self.log_masses - self.losses)[::-1])[::-1]
         return np.append(moved, 0.0), np.append(unmoved, 0.0)
@@ -358,6 +358,7 @@ def _(event: VoteTables, orders_A: FloatArray) -> FloatArray:
 @event_rdp.register
 def _(event: VoteSums, orders_A: FloatArray) -> FloatArray:
     stddev = event.noise_stddev_votes
+    # No t here: the Renyi curve of discrete noise never exceeds the continuous one, for vectors too.
     return _repeated_rdp(event, (event.norm / stddev) ** 2 if stddev else math.inf, orders_A)
 
 
@@ -380,9 +381,11 @@ def _(event: VoteTables, interval: float) -> LossDistribution | None:
 def _(event: VoteSums, interval: float) -> LossDistribution | None:
     if not event.count:
         return nothing(interval)
+    # The rounding argument needs noise above t. Below, no bound is known, and none is claimed.
     if event.noise_stddev_votes <= _ROUNDING:
         return None
     multiplier = math.sqrt(event.noise_stddev_votes**2 - _ROUNDING**2) / event.norm
+    # Without sampling, n Gaussians are one with sqrt(n) times less noise: there is nothing to compose.
     if event.sampling_rate == 1:
         return gaussians(event.count, multiplier, interval=interval)
     return poisson_gaussians(event.count, multiplier, sampling_rate=event.sampling_rate, interval=interval)
@@ -508,6 +511,7 @@ def _counts(events: Sequence[Event]) -> Counter[Event]:
     for event in events:
         count = getattr(event, "count", None)
         if isinstance(count, int):
+            # A count of 1 in the key: events that differ in their count alone are added up.
             counts[replace(event, count=1)] += count  # type: ignore[type-var]
         else:
             counts[event] += 1
@@ -548,6 +552,7 @@ class RecordWithinPerson:
 
 @event_rdp.register
 def _(event: RecordWithinPerson, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    # Renyi curves alone: this triangle inequality has no counterpart here for loss distributions.
     out_A, in_A = (event_rdp(event.by_person, orders) for orders in (2 * orders_A, 2 * orders_A - 1))
     return np.asarray((orders_A - 0.5) / (orders_A - 1) * out_A + in_A)
 

@@ -119,8 +119,7 @@ def together(*pairs: Pair | None) -> Pair | None:
     found = [pair for pair in pairs if pair is not None]
     if len(found) < len(pairs):
         return None
-    # Every factor and product is made coarse: a pair has thousands of points, and a product the product of their
-    # numbers.
+    # A product has as many points as those of its factors multiplied: factors and products are made coarse.
     total, *others = (_coarse(pair) for pair in found)
     for other in others:
         total = _coarse(

@@ -162,6 +162,7 @@ class DistinctVotes:
                 f"Expected every query to hold one vote of each teacher, got sums {num_teachers[:3].tolist()}; "
                 "leave out queries that lost teachers, and price them for any votes."
             )
+        # Costs and sensitivities depend on ranked counts alone: queries that differ in class names are priced once.
         ranked_QC = np.sort(votes.astype(np.int64), axis=1)[:, ::-1]
         ranked_UC, inverse_Q, counts_U = np.unique(ranked_QC, axis=0, return_inverse=True, return_counts=True)
         return cls(ranked_UC, counts_U.astype(np.float64), inverse_Q.reshape(-1), int(num_teachers[0]))
@@ -216,7 +217,7 @@ class ArgmaxCurve:
         while high - low > 1e-13 * -high:
             middle = (low + high) / 2
             low, high = (middle, high) if self.rdp(np.array(middle)) < self.data_independent else (low, middle)
-        # From above: at q0 the cost must be the data-independent one already.
+        # The upper end: at q0 the cost must be the data-independent one already.
         return high
 
     @property
@@ -253,6 +254,7 @@ class ArgmaxCurve:
         return np.minimum(moved, 0.0)
 
     def raised(self, log_q: FloatArray) -> FloatArray:
+        # A moved vote changes a gap by 2 at most, and the difference of two noises has the deviation sqrt(2) sigma.
         return self.moved(log_q, math.sqrt(2) / self.noise_stddev)
 
     def lowered(self, log_q: FloatArray) -> FloatArray:
@@ -278,6 +280,7 @@ class ArgmaxCurve:
             can_widen_U = (at_U > self.log_q0) & (gaps.min(axis=1) < votes.num_teachers)
             rows = np.flatnonzero(np.where(widen_U, can_widen_U, at_U < self.log_q1))
             if not len(rows):
+                # No vote moves any more: all greater distances have the same worst case.
                 log_q_DU[distance:] = at_U
                 break
             step = np.where(widen_U[rows], 1.0, -1.0)
@@ -347,6 +350,7 @@ def sanitised_rdp(
     )
     return SanitisedRdp(
         release=release,
+        # A second draw: with one draw for both numbers, either would show the other's noise.
         rdp=_published(exact + scale * release.noise_stddev * _normal(source)),
         log_scale=log_scale,
         rdp_data_independent=float(votes.counts_U.sum() * any_votes[0]),
@@ -448,6 +452,7 @@ class _Costs:
             tail=self.tail,
         )
         if self.threshold == math.inf:
+            # Nothing is ever answered: no argmax runs.
             return bit_UA[:, 0]
         curve = ArgmaxCurve.of(votes, self.noise_stddev, self.order, self.tail)
         total_U: FloatArray = bit_UA[:, 0] + curve.rdp(curve.log_q(gaps_of(votes)))
@@ -476,6 +481,7 @@ def _threshold_sensitivity(
         orders_A=[order],
         tail=tail,
     )
+    # The largest count may move by one in either direction: the larger of the two changes counts.
     step = np.abs(np.diff(cost_VA[:, 0]))
     change_V = np.maximum(np.append(0.0, step), np.append(step, 0.0))
     largest_W, inverse_U = np.unique(votes.ranked_UC[:, 0], return_inverse=True)
@@ -502,4 +508,5 @@ def _normal(source: NoiseSource) -> float:
 
 def _published(value: float) -> float:
     """Rounded to a public grid, coarse against the one that noise is drawn on."""
+    # Rounded: the last digits of a float sum follow the exact cost, and noise of limited precision does not hide them.
     return round(value, PUBLISHED_DECIMALS)

@@ -237,6 +237,7 @@ def epsilon_axis(points: Sequence[Point]) -> EpsilonAxis:
     levels = epsilon_levels(points)
     logs = [math.log10(value) for point in points if 0 < (value := point.value("epsilon")) < math.inf] or [0.0]
     low, high = min(logs), max(logs)
+    # At least 0.4 of a decade wide, also for a single epsilon.
     middle, half = (low + high) / 2, max((high - low) / 2, 0.2)
     return EpsilonAxis(
         low=middle - half,
@@ -411,6 +412,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
                 "series": names[point.series],
                 "data": point.panel.data,
                 "privacy": class_label(point.panel.privacy),
+                # Five digits are finer than a pixel, and keep a page of thousands of points small.
                 "values": [round(value, 5) for value in (epsilon, disparity, 1 - error, 1 - refused)],
                 "words": [
                     f"{epsilon_text(epsilon)}{' †' if point.epsilon_is_data_dependent else ''}",
@@ -630,6 +632,7 @@ _PAPER = _Medium(
     scale=0.42,  # a mark on paper is smaller than on a screen
     font="Liberation Sans, Arial, Helvetica, sans-serif",
 )
+# The letters of epsilon, disparity, accuracy and coverage in a row, in the order of drawn coordinates.
 _FIELDS = "edac"
 _CROSS = "M-.7-.7L.7.7M.7-.7L-.7.7"
 _ALL_LEVELS = 1_000_000
@@ -645,6 +648,7 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
         "y": _axis(view, up, medium, field=_FIELDS[up]),
     }
     series, width = _series(view.looks, medium), 1.4 * medium.scale
+    # Without a scale: the areas were computed, and are the same in every chart.
     area = {"field": "z", "type": "quantitative", "scale": None}
     line = {
         "transform": [{"filter": "datum.j"}],
@@ -711,8 +715,10 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "width": "container",
         "height": 270,
+        # `fit`: labels lie within the width that the page gives to the chart.
         "autosize": {"type": "fit", "contains": "padding"},
         "data": {"name": data},
+        # The same parameters in every chart, so that the page's script can set them in all.
         "params": [{"name": name, "value": values.get(name, value)} for name, value in _PARAMETERS.items()],
         "transform": [{"filter": shown}],
         "layer": list(layers),
@@ -724,7 +730,9 @@ def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict
     names = list(known)
 
     def channel(values: Sequence[Any], *, has_legend: bool = True) -> dict[str, Any]:
+        # A page has buttons in place of a legend.
         legend = {"title": None, "symbolOpacity": 1, "symbolDash": [1, 0]} if has_legend and medium is _PAPER else None
+        # One domain for stroke, fill and shape: Vega-Lite joins their legends into one.
         scale = {"domain": names, "range": list(values)}
         return {"field": "s", "type": "nominal", "scale": scale, "legend": legend}
 
@@ -758,11 +766,13 @@ def _axis(
     title = ["ε" if medium is _PAPER else names["epsilon"], names["disparity"], names["error"], names["refused"]]
     axis: dict[str, Any] = {"tickCount": 5}
     if coordinate == EPSILON:
+        # Rounded once for both: Vega finds the label of a tick by equality.
         places, words = zip(*((round(at, 4), label) for at, label in view.axis.ticks), strict=True)
         axis = {"values": places, "labelExpr": f"{json.dumps(words)}[indexof({json.dumps(places)}, datum.value)]"}
     elif coordinate != DISPARITY:
         axis = {"format": ".3~%", "tickCount": 5}
     domain = [round(end, 5) for end in ends or view.ends[coordinate]]
+    # The extents have room already: neither 0 nor round numbers are added to them.
     scale = {"domain": domain, "zero": False, "nice": False}
     return {"field": field, "type": "quantitative", "title": title[coordinate], "axis": axis, "scale": scale}
 
@@ -773,6 +783,7 @@ def _config(medium: _Medium, font_size: float) -> dict[str, Any]:
     text = {"labelFontSize": font_size, "titleFontSize": font_size, "labelFontWeight": "normal"}
     return {
         "font": medium.font,
+        # A page has a ground of its own, by day and by night.
         "background": None if medium is _PAGE else medium.ground,
         "padding": 4 if medium is _PAGE else 1,
         "view": {"stroke": None},
@@ -803,13 +814,14 @@ _SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
 def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) -> dict[str, bytes]:
     """File names and contents: slices and attainment of each data set and privacy class, in each format."""
     style = style or FigureStyle()
+    # Of all points: a method looks the same in every picture.
     known = looks(points)
     files: dict[str, bytes] = {}
     names: set[str] = set()
     for panel, found in by_panel(points).items():
         words = f"{panel.data} {panel.privacy.unit} {panel.privacy.relation} {panel.privacy.delta:g}"
         name = re.sub("[^a-z0-9]+", "-", words.lower()).strip("-")
-        # Of names that are equal in a file's letters, the later ones are numbered.
+        # Names that differ only in characters that files do not take are numbered.
         name = next(each for each in (name, *(f"{name}-{n}" for n in range(2, len(names) + 3))) if each not in names)
         names.add(name)
         view = PanelView(found, known)
@@ -818,6 +830,7 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
         attainment = attained(view, PAIRS[0], stairs, _PAPER)
         del attainment["autosize"]
         attainment["title"] = _caption(view, style, narrow, "reached by at least half of the seeds")
+        # On paper the rows are inside; on a page the script adds them.
         attainment["datasets"] = {"stairs0": stairs}
         drawn = {"slices": (_slices(view, style), style.width), "attainment": (attainment, narrow)}
         for kind, (specification, width_in) in drawn.items():
@@ -843,6 +856,7 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
         # Parameters of a page are constants here: parts of one picture may not define them again.
         values = {parameter["name"]: parameter["value"] for parameter in each.pop("params")}
         each["transform"] = [{"filter": f"datum.l <= {values['level']}"}]
+        # Vega-Lite fits single charts only, not parts of a picture.
         del each["autosize"]
     crossed = "; crossed out: degenerate" if any(point.degenerate for point in view.points) else ""
     words = f"size: coverage; pale: dominated{crossed}; lines: the most accurate at each ε"
@@ -877,6 +891,7 @@ def _pictures(
     config = _config(_PAPER, style.font_size)
     longest = max(map(len, view.looks), default=1)
     width = _POINTS_PER_INCH * width_in
+    # Vega does not wrap a legend, so its columns are counted from the mean width of a letter.
     config["legend"]["columns"] = max(1, int(width / ((longest * _LETTER + 4) * style.font_size)))
     # The room that labels take is known once they are drawn, so the planes are fitted in a few rounds.
     inner = width / across - 5 * style.font_size
@@ -890,6 +905,7 @@ def _pictures(
         inner += missing / across
     make: Mapping[str, Callable[[], bytes]] = {
         "pdf": lambda: vl_convert.svg_to_pdf(drawing),
+        # With the unit: numbers without one are pixels, which are smaller than points.
         "svg": lambda: _SVG_WIDTH.sub(r'width="\1pt" height="\2pt"', drawing, count=1).encode(),
         "png": lambda: vl_convert.svg_to_png(drawing, ppi=_DPI),
     }

@@ -108,6 +108,7 @@ class Panel:
     data: str
 
 
+# Compared by identity: the equality of arrays is not one truth value.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Point:
     """A configuration on one data set, over its seeds.
@@ -172,6 +173,7 @@ class Point:
         """Standard deviation over seeds, with one degree of freedom taken by the mean; NaN for a single seed."""
         if len(self.seeds) < 2:
             return np.full(len(OBJECTIVES), math.nan)
+        # The spread of infinite epsilons is inf - inf: NaN, and no reason for a warning.
         with np.errstate(invalid="ignore"):
             spread: FloatArray = self.values_SO.std(axis=0, ddof=1)
         return spread

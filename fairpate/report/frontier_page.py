@@ -196,6 +196,7 @@ def _accuracy_with_error(point: Point) -> str:
 
 def _accuracy_words(point: Point) -> str:
     words, refused = percent(1 - point.value("error")), point.value("refused")
+    # A mean of zeros over seeds may differ from 0 by rounding.
     return words if refused <= 1e-12 else f"{words} of the {percent(1 - refused)} answered"
 
 
@@ -368,8 +369,10 @@ def frontier_report(report: FrontierReport) -> str:
             ("Runs", count(len(done)), f"{seeds}; {count(len(report.failed))} failed"),
         ],
         points=points,
+        # A point seen by another notion is another object, with the same index.
         index={point: index for found in seen for index, point in enumerate(found)},
         members={point for point in points if id(point) in members},
+        # Of thousands of configurations only those on a frontier: a longer table would slow the page down.
         listed=[point for point in points if len(points) <= _MOST_LISTED or id(point) in members],
         series=series,
         series_number={name: number for number, name in enumerate(series)},
@@ -412,6 +415,7 @@ def _class_view(
 ) -> dict[str, Any]:
     """The section of one privacy class: its panels, each with what depends on the notion, once per notion."""
     panels: list[dict[str, Any]] = []
+    # Numbered among all panels, as the script numbers its charts.
     for number, (panel, points) in enumerate(by_notion[0].items()):
         if panel.privacy != privacy:
             continue

@@ -315,6 +315,7 @@ def evaluate(
         joint_RGYC = resampled_reject_option(
             predictions, groups, true_labels_N=labels, rule=rule, persons_N=persons_N, **sizes, **drawn
         )
+        # Only now: the gate decides in view of all records, those of small groups included.
         joint_RGYC[:, shown.small_G] = 0
     accuracy, accuracy_G = rates.accuracies(joint_GYC)
     coverage, coverage_G = rates.coverages(groups[kept], answered[kept], num_groups=len(group_names))
@@ -383,6 +384,7 @@ def _drawn_apart(
     """
     if predictions_N.ndim != 1:
         right_NC = np.take_along_axis(predictions_N, records["labels_N"][:, None], axis=1)
+        # Clipped, because rounding may leave a probability a little outside.
         right = np.concatenate([1 - right_NC, right_NC], axis=1).clip(0, 1)
     else:
         right = (predictions_N == records["labels_N"]).astype(np.int64)
@@ -390,6 +392,7 @@ def _drawn_apart(
     seed = drawn["generator"].integers(2**63)
 
     def resampled(predicted: npt.NDArray[Any], **changes: Any) -> rates.FloatArray:
+        # The same seed for each table, so that all intervals are of the same replicates.
         generator = np.random.default_rng(seed)
         return rates.resampled_tables(
             predicted, **{**records, **drawn, "generator": generator, **changes}, num_replicates=num_replicates
@@ -465,7 +468,7 @@ def _degenerate(measured: Evaluation, table_GYC: rates.FloatArray) -> Iterator[s
         if (group.num_answered or 0) < LEAST_RECORDS:
             continue
         only, is_only = _only_class(counts_YC)
-        # Whole numbers, but for the rounding of probabilities that a drawn label's records are counted by.
+        # Rounded: a randomised model's records are counted by probabilities, whose sums are not quite whole.
         if only is None or round(counts_YC.sum() - counts_YC[only].sum()) < LEAST_OTHERS:
             continue
         if is_only:
@@ -538,6 +541,7 @@ def shown_records(
         """The cells that are small among one of the sets of records, by their number of different units."""
         found = np.zeros(num_cells, np.bool_)
         for part in of:
+            # Each unit once per cell: a person with ten records in a cell is one.
             pairs = np.unique(cells_N[part] * (units_N.max(initial=0) + 1) + units_N[part])
             size = np.bincount(pairs // (units_N.max(initial=0) + 1), minlength=num_cells)
             found |= (size > 0) & (size < least)
@@ -820,6 +824,7 @@ def reject_option_spread(
         present = np.unique(groups_K)
         warm_A = (size_AG[:, present] >= max(rule.min_count, least_cell, 1)).all(axis=-1)
         start = int(warm_A.argmax()) if len(present) > 1 and warm_A.any() else None
+        # The gap would reveal the answers of a group that has fewer.
         is_known = not ((size_AG[-1] > 0) & (size_AG[-1] < least_cell)).any()
         coverage, coverage_G = rates.coverages(groups_K, answered, num_groups=num_groups)
         right_K = labels_K == truth[of_kept]

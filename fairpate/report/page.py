@@ -15,8 +15,8 @@ from fairpate.pages import environment
 from fairpate.words import delta_text
 
 _MAX_POINTS = 240
-_ALL_DIGITS = Context(prec=400)  # of any float, and two after its point
-# Whatever the language of the machine.
+_ALL_DIGITS = Context(prec=400)  # all digits of any float, and two decimals
+# Written out: strftime would follow the language of the machine.
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
@@ -69,7 +69,7 @@ def epsilon_text(value: float) -> str:
     """
     if not math.isfinite(value):
         return decimal(value)
-    # Rounding would fail on more digits than the usual precision has.
+    # `quantize` fails where its result has more digits than the context's precision.
     return str(Decimal(repr(float(value))).quantize(Decimal("0.01"), rounding=ROUND_CEILING, context=_ALL_DIGITS))
 
 

@@ -217,7 +217,7 @@ def described_event(event: Mapping[str, Any], unit: Unit | None = None) -> str:
         for name, value in event.items()
         if isinstance(value, int | float) and name != "count"
     )
-    # Older statements lack the noun.
+    # Older statements lack the noun. Its first word gets the plural: 2 tables of votes.
     head, *of = str(event.get("noun") or event_from(event, unit).noun).partition(" of ")
     number = event.get("count", 1)
     samples = "over Poisson samples" if event.get("sampling_rate", 1) < 1 else ""
@@ -381,6 +381,7 @@ class RunStatement:
             left_out = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
             perfect = ""
             if not math.isnan(measured.perfect_gap):
+                # Where tables are hidden the gap was rounded down, so it is worded as a bound.
                 rounded = f"of {measured.perfect_gap:.1f} or more" if measured.perfect_gap else "below 0.1"
                 of = f"of {measured.perfect_gap:.3f}" if any(measured.confusion_GYC) else rounded
                 perfect = (
@@ -509,7 +510,7 @@ def _learned_without_privacy(found: WithoutPrivacy) -> str:
 
 
 POPULATION_FORMAT = "fairpate.private_population/1"
-_NEARLY_ONE = 0.995  # an estimate of a constant comes as near to 1
+_NEARLY_ONE = 0.995  # the estimate of a constant prediction comes this near to 1
 
 
 @dataclass(frozen=True, kw_only=True)

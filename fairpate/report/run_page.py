@@ -88,6 +88,7 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, 
         {
             "field": field,
             "type": "quantitative",
+            # Never of length 0, for which there is no scale.
             "scale": {"domain": [0, max(*values, 1e-12)], "nice": 4},
             "axis": {"tickCount": 4},
         }
@@ -109,6 +110,7 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, 
         }
     ]
     if len(lines) == 1:
+        # First, so that the area lies below the line.
         layers.insert(0, {"mark": {"type": "area", "fill": "var(--wash)"}, "encoding": place})
         last_x, last_y = points[-1]
         label = {"type": "text", "text": names[0], "align": "right", "dx": -9, "dy": -9, "fill": "var(--ink)"}
@@ -132,9 +134,11 @@ def histogram(
     totals = [sum(column) for column in zip(*stacks.values(), strict=True)]
     if not any(totals):
         return _NOTHING.format(title)
+    # Stacked here: Vega-Lite stacks bars, and not rectangles between two edges.
     rows, base = [], [0] * len(totals)
     for name, counts in stacks.items():
         for place, number in enumerate(counts):
+            # An empty bar would be drawn as a line, by its outline.
             if number:
                 ends = {
                     "left": edges[place],
@@ -194,8 +198,9 @@ def _drawn(
         "config": _CHART_CONFIG,
     }
     drawing = vl_convert.vegalite_to_svg(specification)
+    # Without width and height the drawing takes the width of its place on the page.
     frame, body = re.match(r'<svg [^>]*(viewBox="[^"]*")>(.*)</svg>$', drawing, re.DOTALL).groups()  # type: ignore[union-attr]
-    # The page's frame names the drawing as a whole, so that a reader by ear does not hear every mark.
+    # The SVG's own label names the drawing as a whole, so that a screen reader does not read every mark.
     body = re.sub(r' (?:role|aria-[a-z]+)="[^"]*"', "", body)
     name = escape(title)
     return Markup(f'<svg {frame} role="img" aria-label="{name}"><title>{name}</title>{definitions}{body}</svg>')  # noqa: S704 - vl-convert escapes its text
@@ -234,6 +239,7 @@ def public_report(report: PublicReport) -> str:
             title="Data-independent privacy budget spent against submitted queries",
         )
         released_CG = [
+            # Undefined, not 0, for a group without an answer.
             [row[k] / sum(row) if sum(row) else math.nan for row in voting.answered_GC]
             for k in range(len(report.headline.class_names))
         ]
@@ -337,7 +343,7 @@ def private_report(report: PrivateReport) -> str:
     )
     totals = [public.guarantee.epsilon, *(float(epsilon_Q[-1]) if len(epsilon_Q) else 0.0 for epsilon_Q in courses[1:])]
     queries = _query_by_query(report, voting)
-    # Where no price depends on votes there is one ledger: the paper's rule is of a mechanism that this one is not.
+    # Where no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
     are_one = all(np.array_equal(courses[0], other) for other in courses[1:])
     num_ledgers = 1 if are_one and not queries["costs"] else len(_LEDGERS)
     return render(

@@ -238,6 +238,7 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
             found.run(check)
             tell(number, len(checks))
         digest = str(found.head.get("digest", ""))
+        # Only this check detects a forged bundle whose files and head agree with each other.
         if head is not None and head != digest:
             found.differs.append(f"{HEAD}: digest {digest}, the published one is {head}")
         statement = found.statement
@@ -342,7 +343,7 @@ class _Check:
         self.recomputed = recomputed
         stated = math.inf if statement.epsilon is None else statement.epsilon
         self.require(math.isfinite(stated), "statement.json: epsilon is infinite: nothing is guaranteed")
-        # From one side: a claim may exceed what its events cost, as a bound does that was fixed beforehand.
+        # One-sided: a claim may exceed the cost of its events, as a bound does that was fixed beforehand.
         within = recomputed <= stated * (1 + TOLERANCE)
         self.require(
             within, f"epsilon: recomputed {recomputed:.4f} > stated {stated:.4f} at delta {delta_text(statement.delta)}"
@@ -360,7 +361,7 @@ class _Check:
         if queries is None:
             return None
         priced = sum(event.get("count", 0) for event in statement.events)
-        # More may be priced: where released labels decide how many are submitted, what was planned is.
+        # More may be priced: where released labels decide how many are submitted, the plan is priced.
         self.require(priced >= queries.submitted, f"events: {priced} queries priced, {queries.submitted} submitted")
         ended = queries.answered + queries.rejected_confidence + queries.rejected_fairness + queries.refused_free
         self.require(ended <= queries.submitted, f"queries: {ended} ended, {queries.submitted} submitted")
@@ -372,7 +373,7 @@ class _Check:
 
     def student(self) -> str:
         """The student is readable, whole, and the one that card and graph were made from."""
-        from student.student import load_student  # of torch, which writing a bundle does without
+        from student.student import load_student  # imports torch, which writing a bundle does not need
 
         card = load_student(self.bundle.student).card
         digest = sha256_of(self.bundle.student)
@@ -464,6 +465,7 @@ def _unpacked(path: Path) -> Iterator[RunDirectory]:
 def _extract(bundle: zipfile.ZipFile, folder: Path) -> None:
     """Extract the files of a bundle; ValueError for any other entry, and for more bytes than a bundle has."""
     names = bundle.namelist()
+    # Of two entries with one name, programs differ in which they extract.
     if HEAD not in names or len(set(names)) < len(names):
         raise ValueError(f"no {HEAD}, or a name twice")
     if unknown := sorted(set(names) - _NAMES - {HEAD}):
@@ -471,4 +473,5 @@ def _extract(bundle: zipfile.ZipFile, folder: Path) -> None:
     # As declared: zipfile reads no more of an entry than that.
     if sum(entry.file_size for entry in bundle.infolist()) > _MOST_BYTES:
         raise ValueError(f"more than {_MOST_BYTES} bytes")
+    # Every name is known and without a folder, so none leads out of this one.
     bundle.extractall(folder)

@@ -135,6 +135,7 @@ def compare(
     by the next call. However the sweep ends, finished cells stay, and the tables hold them. PoolError where no node
     can hold a cell and none comes in time.
     """
+    # An absolute path, because workers have other working directories.
     folder = open_sweep_folder(root.resolve(), sweep)
     with sole_driver(folder, sweep):
         finished = folder.finished(cells)
@@ -152,6 +153,7 @@ def compare(
                     table = SweepTable(cells, finished, console)
                     run_cells(missing, cells, folder, faults, sweep, table, compute=compute or run_cell)
         finally:
+            # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
     return Comparison(folder=folder, changed=True, notion=sweep.notion)
 
@@ -213,6 +215,7 @@ def collect_shared_votes(
     missing = {path: cell for path, cell in cell_of.items() if path is not None and not path.exists()}
     faults: dict[Path, str] = {}
     if missing:
+        # One pool for all ensembles, so that its actors start once.
         with open_pool(cluster) as pool:
             for path, cell in missing.items():
                 reporter.note("teachers", f"for {cell.data}, seed {cell.config.seed}")
@@ -261,7 +264,7 @@ def collect_shared_releases(
     while not _require_room(sweep, since=started):
         time.sleep(_WAIT_S)
     tasks = sweep.tasks
-    # Never tried again by Ray: a worker that died may have drawn a release, and the next one is another.
+    # Ray must not retry: a worker that died may have drawn a release, and a retry would draw a second one.
     remote: Any = ray.remote(num_cpus=tasks.num_cpus, num_gpus=tasks.num_gpus, max_retries=0)(_in_time)
     # The file is in the public folder of the release's run directory, hence its second parent.
     drawn = {
@@ -274,12 +277,14 @@ def collect_shared_releases(
         cell = cell_of[path]
         reporter.note("release", f"for {cell.method} on {cell.data}, seed {cell.config.seed}")
         try:
+            # Without a timeout of its own: `tasks.max_minutes`, where it is set, ends the task.
             content, release = ray.get(reference)
             # Before cells find the file: a crash in between counts it again, under the same id.
             count_cell(release)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, partial(Path.write_bytes, data=content))
         except (ray.exceptions.RayError, LimitReachedError, OdometerError, OSError) as error:
+            # The remote error rather than Ray's wrapper, whose text is a traceback.
             cause = getattr(error, "cause", None) or error
             faults[path] = f"{type(cause).__name__}: {cause}"
     return faults
@@ -302,6 +307,7 @@ def count_cell(release: Release) -> None:
     try:
         odometer.record(release)
     except LimitReachedError:
+        # The release has happened: leaving it out would understate the total.
         odometer.record(release, enforce=False)
         raise
 
@@ -316,12 +322,14 @@ def _in_time(tasks: TasksConfig, work: Callable[..., Any], *arguments: Any) -> A
     def interrupt(*_: object) -> None:
         raise CellTimeoutError(f"ran longer than tasks.max_minutes={tasks.max_minutes:g}; raise it, or train less.")
 
+    # A signal rather than a thread: it also interrupts a loop that never waits.
     signal.signal(signal.SIGALRM, interrupt)
     # 0 sets no timer.
     signal.setitimer(signal.ITIMER_REAL, 60 * (tasks.max_minutes or 0))
     try:
         return work(*arguments)
     finally:
+        # Ray uses the worker again, and the next cell has a time of its own.
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -386,6 +394,8 @@ def run_cells(
     with table.shown():
         try:
             while True:
+                # A bounded number at once: each submitted task costs memory on the driver, and a sweep may have
+                # thousands.
                 while len(pending) < _SUBMITTED_AT_ONCE and (cell := next(waiting, None)) is not None:
                     submit(cell)
                 if not pending:
@@ -432,6 +442,7 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
     rows = []
     for path in dict.fromkeys(path for path in (run.record, run.private_record) if path.exists()):
         values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in read_json(path).items()}
+        # JSON has no infinity, so the file holds null.
         if values["epsilon"] is None:
             values["epsilon"] = math.inf
         # Under the name that the sweep gives the data set, and without the places where the cell ran.
@@ -468,6 +479,7 @@ def failure(cell: Cell, cause: str) -> Row:
     )
 
 
+# One is enough, since cells come in the order of data sets and seeds; more would hold several large data sets.
 @lru_cache(maxsize=1)
 def _dataset(config_json: str) -> Dataset:
     """The data set, once for all cells in a row that read it."""
@@ -572,7 +584,7 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
         is_newer = min(page.stat().st_mtime_ns for page in pages) > max(table.stat().st_mtime_ns for table in tables)
         if is_newer and f'data-opens="{comparison.notion}"' in folder.report.read_text(encoding="utf-8"):
             return
-    # Of all rows, though it shows no secret one: a page to publish counts what it leaves out.
+    # All rows: the public page shows no secret one, and counts how many it leaves out.
     public = FrontierReport(
         title=title,
         rows=comparison.operators_rows,
@@ -661,7 +673,7 @@ def comparison_outcome(comparison: Comparison) -> Output:
         files.add_row("left out", left_out)
     for name, path in (("results", folder.results), ("report", folder.report), ("operator only", folder.private)):
         files.add_row(name, str(path))
-    # Each in one line, to copy.
+    # Commands are not wrapped, so that they can be copied.
     words = Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines), files)
     trouble = f"{counted(len(failed), 'cell')} failed; the same command tries them again." if failed else None
     return Output(facts=facts, words=words, code=int(bool(failed)), failure=trouble)

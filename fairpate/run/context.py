@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from fairpate.files import PathIn, Storage, open_storage, write_atomically
 from fairpate.types import IntArray, LabelledSet, PrivacyStatement, UsageError, UserError, VoteBatch
 
-LOCK = ".lock"  # the first file in a folder
+LOCK = ".lock"  # the first file that a run makes in its folder
 _ENSEMBLE = b"ensemble"
 
 

@@ -98,6 +98,7 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
     if found is None:
         if run.student.exists():  # of a run that an earlier version did not record
             require_student_of(run, now, read_card(run.student))
+        # Last: a folder whose student does not fit gets no record that says it does.
         write_json(run.data, asdict(now))
 
 
@@ -108,10 +109,11 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
     """
     if data.embedding is not None and run.embedding.exists():
         try:
+            # Placed by the embedding that is kept: one that is fitted again may have other axes.
             return placed(load(data.model_copy(update={"embedding": None})), read_embedding(run.embedding))
         except EmbeddingFileError as error:
             raise RunDirectoryError(str(error)) from error
-    # Made anew it might turn, and the student's weights belong to the coordinates of before.
+    # Fitted again it may have other axes, and the student's weights belong to the old ones.
     if data.embedding is not None and run.student.exists():
         raise RunDirectoryError(
             f"{run.embedding}: gone, although {run.student} reads its coordinates; restore it from a copy, or start a "
@@ -137,7 +139,7 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
             write_text(path, secrets.token_hex(32) + "\n", private=True)
         secret = bytes.fromhex(path.read_text(encoding="utf-8").strip())
     private = without_order(dataset.private, seed=config.seed, secret=secret)
-    # Its source holds the records in another order.
+    # The source is left out: it has the records in another order.
     return replace(dataset, private=private, source=None)
 
 
@@ -194,7 +196,7 @@ def _digest(dataset: Dataset) -> str:
         dataset = replace(dataset, test=dataset.private)
     digest = hashlib.sha256()
     for split in dataset.splits.values():
-        # JSON of the names and the shape, name by name: a list of all names would not fit where records do not.
+        # JSON of names and shape, name by name: where records do not fit into memory, a list of names may not.
         digest.update(b"[[")
         for row, name in enumerate(split.record_id):
             digest.update(f"{', ' if row else ''}{json.dumps(name)}".encode())
@@ -292,6 +294,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
     measured = prediction.answered & kept
     if rule is None:
         return Assessment(evaluations={"student": headline}, measured_N=measured)
+    # Both evaluations are published, so their difference may show no small cell either.
     unrefused = measure(expected, np.ones(len(test), dtype=np.bool_), apart_N=~prediction.answered)
     spread = reject_option_spread(
         prediction.labels,
@@ -304,6 +307,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
         kept_N=kept,
         least_cell=least_cell,
     )
+    # The accuracy in other orders would reveal the one that is not shown.
     if math.isnan(headline.accuracy) or math.isnan(unrefused.accuracy):
         spread = spread.without_accuracy()
     return Assessment(

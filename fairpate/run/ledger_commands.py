@@ -63,11 +63,13 @@ def back_up_run(path: Path, out: Path) -> int:
     run, source = ledger_of(path)
     if ledger_files(out):
         raise ConfigError(f"{out}: already exists; choose another name.")
+    # Verified before it is copied: a copy of a damaged ledger would pass for a backup.
     header, rows, _ = verified(source.ledger, source.anchor)
     if run is not None:
         _note_reading(run, "backup", out=str(out))
     write_store(out, header, rows)
     if run is not None:
+        # Last: the time of the last backup is that of a complete one.
         run.ledger_backup.touch(mode=0o600)
     return len(rows)
 
@@ -111,6 +113,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
             )
         audit.note_action(run.actions, "restore", copy=shown(copy), entries=len(rows), to=shown(target.ledger))
         if target.is_in_folder:
+            # Renamed first: nothing is written over a ledger, and a crash in between leaves the old one whole.
             _set_aside(Path(target.ledger))
             write_store(target.ledger, header, rows)
         else:
@@ -203,6 +206,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
             else:
                 dataset = config.queried(as_trained(run, config, load_for(run, config.data)))
         except UserError as error:
+            # The chain holds: a data set that cannot be read is reported, and is no fault of the ledger.
             held = f"not compared, because the data set cannot be read ({error})"
         else:
             queries = choose_queries(dataset, config.plan(dataset).settings)
@@ -255,7 +259,7 @@ def check_audit_log(log: Path, head: str) -> Output:
 def _note_reading(run: RunDirectory | None, event: str, **facts: object) -> None:
     """Note that an operator reads private entries; where the folder cannot be written, print a remark instead."""
     try:
-        # Who can read the files needs no command for it: refusing here would protect nothing.
+        # An operator can read the files without this command, so refusing here would protect nothing.
         audit.note_action(None if run is None else run.actions, event, **facts)
     except LedgerError as error:
         say(f"not noted in the journal: {error}")
@@ -335,6 +339,7 @@ def _changed(
     root: Path, change: str, name: str, made: Callable[[TokenStore], tuple[TokenStore, T]], **facts: object
 ) -> T:
     """Note a change of tokens in the journal, then make it; return the token where there is a new one."""
+    # The journal first: a crash in between leaves a note without a change, never a change without a note.
     audit.note_action(run_at(root).actions, "tokens", change=change, name=name, **facts)
     return auth.change(run_at(root).tokens, made)
 

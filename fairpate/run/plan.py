@@ -202,13 +202,14 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
         if share is None or accuracy is None:
             continue
         majority = majority or Majority(share=share, source=f"the test records of {name}")
+        # JSON has no infinity: null means infinite.
         is_dearer = epsilon is not None and (record.get("epsilon") or math.inf) >= epsilon
         if record.get("method") == config.method and is_dearer and accuracy <= share:
             found.append(
                 f"an earlier run of {config.method}, {name}, did not beat the most common class at epsilon "
                 f"{epsilon_text(record['epsilon'])}: {percent(accuracy)} of {percent(share)}"
             )
-    # Voters where the attribute alone is protected name no class.
+    # Where the attribute alone is protected, the votes are about groups, not about classes.
     voting = None if config.protects_attribute_only else _voting(config, dataset)
     if voting is not None and (words := too_little_to_learn(voting, dataset.num_classes, majority)):
         found.append(words)
@@ -222,6 +223,7 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
     """
     # All voters agree: no other votes survive the noise more often.
     agreed_1C = np.array([[voting.votes, *[0] * (num_classes - 1)]])
+    # Only the noise on the counts is read: every query passes a threshold of -inf.
     noisy = ConfidentGnmax(
         threshold=-math.inf, threshold_stddev_votes=1.0, noise_stddev_votes=voting.noise_stddev_votes
     )
@@ -250,6 +252,7 @@ def known_majority(data: DataConfig, dataset: Dataset) -> Majority | None:
     if entry is not None and entry.class_shares:
         return Majority(share=max(entry.class_shares), source="the declaration")
     labels = dataset.public.y.numpy()
+    # -1 marks a public record without a label.
     known = labels[labels >= 0]
     if len(known) < _FEWEST_LABELS:
         return None

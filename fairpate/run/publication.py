@@ -113,6 +113,7 @@ def run_html(run: RunDirectory) -> str:
                 "Statement in Python": "fairpate.read_statement(run)",
             },
         )
+    # A representation must not raise: the notebook would show a traceback in place of the run.
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RunDirectoryError):
         words = (
             f"No published result in {run.root}: the run is unfinished or damaged, or it has no privacy guarantee and "
@@ -257,12 +258,14 @@ def read_card(run: RunDirectory, *, use: IntendedUse) -> Card:
             f"{run.metrics}: measured by an earlier version, which showed groups of any size; repeat the run's "
             "command, which measures the same model again and charges nothing."
         )
-    # As plain values: a card needs the method's name, and not the package that it is from.
+    # Read as plain values: a card needs the method's name, not the package that defines it.
     config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     trained_on = require_data(run)
+    # The file may have been replaced by the model of another run.
     require_student_of(run, trained_on, read_student_card(run.student))
     data = CardData(name=trained_on.name, kind=trained_on.kind, given_from_python=True)
     if not trained_on.given_from_python:
+        # Without the folder of the data: a card can be made where the records are not.
         given = {
             each: config["data"][each] for each in ("name", "seed", "options", "declaration") if each in config["data"]
         }
@@ -372,6 +375,7 @@ def _answered_queries(spending: Spending, statement: PrivacyStatement, num_publi
         course: Sequence[float] = np.interp(np.arange(1, submitted + 1), ends, epsilons).tolist()
     else:
         course = _course(spending, lambda start, end: accountant.rdp([spending.submitted(start, end)]))
+    # The last reservation has the outcome: a crash left the earlier ones of a query open.
     asked = [charges[-1] for charges in spending.charges_Q]
     outcomes = Counter(zip((last.group for last in asked), spending.outcomes_Q, strict=True))
     labels = Counter(
@@ -416,6 +420,7 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
             float(accountant.rdp_data_dependent([spending.drawn(query, query + 1)], [best.order])[0])
             for query in stepwise(submitted)
         ],
+        # Every reservation of a query was charged, those that a crash left open included.
         rdp_worst_Q=[worst * len(charges) for charges in spending.charges_Q],
         epsilon_data_dependent_course_Q=dependent,
         epsilon_as_in_paper_course_Q=as_in_paper,
@@ -453,9 +458,10 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
     Where packages are missing or torch cannot write the model, a note says why: the run is whole without it.
     """
-    from student.portable import PortableError, missing_packages, portable  # of torch, which a card does without
+    from student.portable import PortableError, missing_packages, portable  # imports torch, which a card does not need
 
     if run.graph.is_file() and run.graph_description.is_file():
+        # Checked by content: file times do not survive a copy of the folder.
         found = {"sha256": sha256_of(run.graph), "student_sha256": sha256_of(run.student)}
         if found.items() <= read_json(run.graph_description).items():
             return
@@ -463,7 +469,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
     if missing:
         reporter.note("onnx", f"no model.onnx: {', '.join(missing)} missing; pip install 'fairpate[onnx]', run again")
         return
-    # With the embedding inside, checked on public records as they were before it.
+    # The graph contains the embedding, so it is checked on public records as they were before that.
     records = dataset.public.x[:_MOST_RECORDS]
     if dataset.before_embedding is not None:
         student, records = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples

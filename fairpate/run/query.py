@@ -73,10 +73,10 @@ def query_batch(
     reporter, replies, failure = Reporter(), list[Reply](), None
     with AggregatorClient(url, token=read_token(token_file)) as client:
         statement = client.statement()
-        if max(numbers) >= statement.pool_size:
+        # Before the first batch: a number that is too large would fail the last one, after the others were charged.
+        if numbers[-1] >= statement.pool_size:
             raise CommandError(
-                f"--ids: expected record numbers below {statement.pool_size}, the size of this pool, got "
-                f"{max(numbers)}."
+                f"--ids: expected record numbers below {statement.pool_size}, the size of this pool, got {numbers[-1]}."
             )
         try:
             with reporter.stage("queries") as advance:
@@ -91,6 +91,7 @@ def query_batch(
             failure = str(error)
             if not replies:
                 raise
+        # Ctrl-C too: what was answered so far is shown before the command ends.
         except BaseException:
             if replies:
                 show(_kept(numbers, replies, out, statement.label_names))
@@ -106,11 +107,13 @@ def _kept(
     failure: str | None = None,
 ) -> Output:
     """Write the replies to ``out`` if it is given, and return what is printed of them."""
+    # A failure sets the exit code also where replies are kept, so that scripts do not take a part for the whole.
     code, counts = int(failure is not None), Counter(reply.status for reply in replies)
     counted = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     if out is not None:
         table = pa.table(
             {
+                # The batch may have ended early, by the budget or an error.
                 "id": pa.array(ids[: len(replies)], pa.int64()),
                 "key": [reply.key for reply in replies],
                 "status": [reply.status for reply in replies],
@@ -140,7 +143,7 @@ def split_url(words: Sequence[str]) -> tuple[str, list[str]]:
     try:
         parts = urlsplit(url)
         is_known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no port, or no address, has that form
+    except ValueError:  # the port or the address is malformed
         is_known = False
     if not is_known:
         raise CommandError(f"{url}: expected a URL of a service, such as {DEFAULT_URL}.")
@@ -157,4 +160,5 @@ def read_token(path: Path | None) -> str | None:
     words = text.split()
     if path is not None and not words:
         raise CommandError(f"--token-file: {path} is empty; give the file with your token.")
+    # The last word: a line of a token file may begin with a name.
     return words[-1] if words else None

@@ -387,6 +387,7 @@ class Odometer:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Made here and not by SQLite, which follows the umask.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+        # A long timeout, because another process may compose loss distributions inside its transaction.
         database = sqlite3.connect(self.path, isolation_level=None, timeout=60)
         try:
             # A release becomes visible right after its row, which must outlast a loss of power.
@@ -419,6 +420,7 @@ def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | N
             values |= {name: _events(values[name]) for name in ("events", "plan")}
             found.append(Release(**values | {"rdp_A": np.frombuffer(values["rdp_A"], dtype="<f8")}))
     except (ValueError, TypeError) as error:
+        # As an error of the database: `_transaction` reports all of them with their remedy.
         raise sqlite3.DatabaseError(f"a row cannot be understood: {error}") from error
     return found
 
@@ -553,6 +555,7 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
     if origin.after:
         header["after"] = origin.after
     write_atomically(path, lambda temporary: temporary.write_bytes(save(arrays, {"release": json.dumps(header)})))
+    # Released arrays are public, also under a strict umask.
     path.chmod(0o644)
 
 
@@ -577,7 +580,7 @@ def read_release(path: Path) -> tuple[Released, Origin]:
 
 def _digest(arrays: Arrays) -> str:
     digest = hashlib.sha256()
-    # By name, for a file has an order of its own; with type and shape, by which equal bytes are other arrays.
+    # Sorted, as a file has an order of its own; with type and shape, as equal bytes may be different arrays.
     for name in sorted(arrays):
         array = arrays[name]
         digest.update(json.dumps([name, array.dtype.str, list(array.shape)]).encode())
@@ -599,7 +602,7 @@ def take_release(run: RunDirectory, source: Path) -> None:
     """Let ``run`` learn from the release of the run in ``source``. RunFolderError if it has another release already."""
     content = RunDirectory(root=source).released.read_bytes()
     has_started = run.statement.exists() or run.receipt.exists() or run.released.exists()
-    # The same release again is no second one: a run that was interrupted may be called again.
+    # The same release again is not a second one: the command of an interrupted run may be repeated.
     if has_started and not (run.released.exists() and run.released.read_bytes() == content):
         raise RunFolderError(f"{run.root}: has a release of its own; give another folder with --out.")
     write_atomically(run.released, lambda temporary: temporary.write_bytes(content))
@@ -668,6 +671,7 @@ class ReleaseLog:
         else:
             self._begin(path)
             released = draw()
+            # Counted as soon as its events are known, and before it is kept: until then nothing of it is visible.
             self.record((*self._before, *released.events), noise=noise, plan=self._planned)
             origin = Origin(id=self.id, settings=settings, pool=pool, after=after)
             save_release(path, released, origin)
@@ -714,11 +718,13 @@ class ReleaseLog:
                 "both epsilons."
             )
         receipt = read_receipt(self._run)
+        # A further release of this run: one row counts it together with those before it.
         if receipt is not None and self._run.released.exists() and not self._is_copy(receipt):
             self.id, self._before = receipt.run, receipt.events
             return
         if receipt is not None and not self._run.released.exists():
             _log.warning("%s: may have released a model that is gone; the next one is counted too.", self._run.root)
+        # A new id, so that the row of what was counted before is not replaced.
         if receipt is not None or self._run.released.exists():
             self.id = secrets.token_hex(16)
         self._before = ()
@@ -870,6 +876,7 @@ class LedgerMeter:
         self._settled = ledger.num_reservations
         # A ledger that was opened and never asked is no release.
         if self._settled or self._log.stored() is not None:
+            # Past a limit too: these queries were charged, and a refusal would leave them out of the sum.
             self._store(self._settled, enforce=False)
 
     def __call__(self, num_reservations: int) -> None:

@@ -103,7 +103,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
         if x.ndim == 2 and len(x):
             members = [x[groups == group] for group in torch.unique(groups)]
             low, high = (torch.stack([bound(part, dim=0) for part in members]) for bound in (torch.amin, torch.amax))
-            # Any code of the group, with any values; a column that is the same for all groups shows nothing.
+            # Finds any encoding of the group, with any values; a column that is equal in all groups shows nothing.
             shown = ((low == high).all(dim=0) & (low != low[0]).any(dim=0)).nonzero().flatten().tolist()
             if shown:
                 raise ValueError(
@@ -129,7 +129,7 @@ def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, repor
     """LimitReachedError before any teacher is trained; and a note if the budget is smaller than the plan."""
     plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
     planned = plan.settings.num_queries
-    # What is counted was admitted; the ledger's own meter asks for all that is charged beyond it.
+    # A stored release was admitted already; the ledger's meter checks what is charged beyond it.
     if log.stored() is None:
         log.check([plan.worst_case(num_fitting)], noise=plan.source.label)
     if planned is not None and num_fitting < planned:
@@ -144,6 +144,7 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
         models["published model"] = published_model(config)
     shape = tuple(dataset.public.x.shape[1:])
     for name, model in models.items():
+        # Before anything is trained or charged: a file that does not fit would end the run after that.
         if model.weights is not None:
             build_model(model, input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
             reporter.note("weights", f"{name} start from {model.weights.path}, sha256 {model.weights.sha256}")
@@ -261,6 +262,7 @@ def without_privacy(private: Split, test: Split, measured_N: npt.NDArray[np.bool
             warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)  # near enough for a comparison
             predicted = model.fit(x_NF, labels_N).predict(test_MF)
         while len(_predictions) >= _MOST_KEPT:
+            # The oldest entry; another thread may have removed it already.
             _predictions.pop(next(iter(_predictions)), None)
         _predictions[key] = predicted
     return WithoutPrivacy(accuracy=float((predicted == test.y.numpy())[measured_N].mean()), num_records=len(private))
@@ -435,7 +437,7 @@ def _opened(
     is_given = dataset is not None
     if dataset is None:
         config.require_trainable()
-    else:  # its features are looked at themselves, below
+    else:  # `check_data` looks at its features, below
         config.check()
         config = with_given_data(config, dataset)
     config = with_pinned_weights(config)
@@ -455,7 +457,7 @@ def _opened(
         run = create_run_directory(config)
         record_data(run, dataset, given_from_python=is_given)
         if dataset.embedding is not None and not run.embedding.exists():
-            save_embedding(dataset.embedding, run.embedding)  # which made the features that the student will read
+            save_embedding(dataset.embedding, run.embedding)  # it made the features that the student will read
         if release_of is not None:
             take_release(run, release_of)
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")

@@ -151,6 +151,7 @@ def service_settings(
 
 
 _WATCH_INTERVAL_S = 5.0
+# A restart verifies the ledger and starts the voters again before the service answers.
 _WATCH_TIMEOUT_S = 300.0
 
 Started = Callable[[Sequence[Mapping[str, object]]], object]
@@ -183,6 +184,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         ledger_meter = LedgerMeter(log, terms, unit=plan.unit, planned=plan.counted_beforehand)
         if take_over:
             note_action(run.actions, "take over")
+        # Never made here: a run whose ledger is gone must not begin to count from zero.
         ledger = open_ledger(run, terms, queries, create=False, meter=ledger_meter, take_over=take_over)
         return ledger, AggregatorSession(ledger, source=plan.source)
 
@@ -200,6 +202,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         session=session,
         pool=public,
         count_votes=voters.count_votes,
+        # Without `take_over`: a service that was deposed must not depose its successor by itself.
         reopen=open_books,
         voters_answer=voters.are_answering,
         try_vote=lambda: voters.try_vote(public.features[:1]),
@@ -225,6 +228,7 @@ def serve_aggregator(
     a database only: end a service elsewhere whose process hangs or whose node is lost. ServiceError, LedgerError or
     RunDirectoryError where it cannot start or ends for good.
     """
+    # Before the check: the run's token store, too, lets a service listen beyond this machine.
     settings = replace(settings, tokens=replace(settings.tokens, store=RunDirectory(root=root.absolute()).tokens))
     check_exposure(settings)
     run, config = _run_with_votes(root)
@@ -235,7 +239,7 @@ def serve_aggregator(
         raise UsageError("--take-over: needs a ledger in a database, and here it is in its run's folder; leave it out.")
     if data_dir is not None and isinstance(config, OwnVotes):
         raise UsageError("--data-dir: not read, for the records are in the file of votes; leave it out.")
-    # For a process with another working directory and environment.
+    # Resolved here: the actor may have another working directory and environment.
     found = data_dir or config.data.data_dir
     if found is None and config.data.declaration is None:
         found = Path(os.environ["FAIRPATE_DATA"]) if os.environ.get("FAIRPATE_DATA") else None
@@ -245,8 +249,8 @@ def serve_aggregator(
         if detach and is_in_folder:
             import ray
 
-            # A ledger in files is on this node's disk, where Ray must start its service again. Of the 1 that a node
-            # has: so little that many services fit.
+            # A ledger in files is on this node's disk, where Ray must start its service again. A node has 1 of this
+            # resource; 0.001 leaves room for many services.
             resources = {f"node:{ray.util.get_node_ip_address()}": 0.001}
         service = start_service(
             service_name(run),
@@ -318,6 +322,7 @@ def serve_student_of(
     with (
         _student_here(run, settings) if num_replicas is None else _student_on_ray(run, settings, ray, num_replicas)
     ) as is_serving:
+        # As Ctrl-C, so that the server finishes its requests.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         say(f"The student of {run.root} is served at {settings.url} (documentation: /docs)")
         if settings.tokens.is_empty:
@@ -419,7 +424,7 @@ def _ray(config: RayConfig, *, detach: bool) -> Iterator[None]:
     """Start Ray for a service; one that stays needs a cluster that stays."""
     if detach and not os.environ.get("RAY_ADDRESS"):
         raise ServiceError("--detach and --stop need a cluster that stays; set RAY_ADDRESS, or leave them out.")
-    from teachers.ray_pool import start_ray  # of torch, which a refusal does without
+    from teachers.ray_pool import start_ray  # imports torch, which a refusal does not need
 
     with start_ray(config):
         yield

@@ -223,6 +223,7 @@ def _missed(values: Mapping[str, float], demand: Demand) -> dict[str, float]:
         if name == "epsilon":
             value = rounded_up(value)
         excess = math.inf if math.isnan(value) else abs(value - limit) / (limit or _ZERO_SCALE)
+        # A limit that is missed by the rounding of a mean counts as met.
         if excess > _ROUNDING:
             missed[name] = excess
     return missed
@@ -256,6 +257,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
 
 def _rank(found: Offer) -> tuple[float, ...]:
     """Degenerate predictors last, then by distance (0 for all that meet the demand), then by accuracy."""
+    # Rounded: distances that differ by floating point alone are equal, and accuracy decides.
     missed = (round(found.distance, 9), round(sum(found.missed.values()), 9))
     values = [found.point.value(name) for name in THEN]
     return bool(found.point.degenerate), *missed, *(math.inf if math.isnan(value) else value for value in values)
@@ -298,6 +300,7 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
         return json.dumps(of.settings.get(name), sort_keys=True, default=str)
 
     sides = [[each for each in points if each.series == point.series] for points in (source, target)]
+    # Settings of the data differ between data sets anyway, so they cannot tell configurations apart.
     names = {name for side in sides for each in side for name in each.settings if not name.startswith("data.")}
     varied = [name for name in names if any(len({setting(each, name) for each in side}) > 1 for side in sides)]
     same = [each for each in sides[1] if all(setting(each, name) == setting(point, name) for name in varied)]
@@ -551,9 +554,11 @@ def _panel_parts(found: Achievable, notions: Sequence[NotionName]) -> list[Any]:
     first = offers[0]
     if not found.met:
         parts.append(Text(f"the first misses {_missed_words(first)}"))
+    # A degenerate predictor is not recommended, so no command repeats it.
     if not first.point.degenerate:
         commands = [repeat_command(command) for command in first.point.commands if command]
         words = f"repeat the first: {commands[0]}" if commands else "no command is recorded for the first."
+        # In one line, to be copied.
         parts.append(Text(f"{words}\n", no_wrap=True, overflow="ignore"))
     return parts
 

@@ -220,6 +220,7 @@ def _row(values: dict[str, Any]) -> Row:
         digest=values["digest"],
         command=values["command"],
         error=values["error"],
+        # Null, in tables of earlier versions: an infinite epsilon then says that there is no guarantee.
         has_guarantee=values["has_guarantee"] is not False,
         minutes=minutes,
         record=record,
@@ -250,7 +251,7 @@ class Cell:
         It is published, so it names files of weights without their folders; the checksum says which file is meant.
         """
         data = self.config.data
-        # The start may read what this cell leaves unread, and the other way about: both without that.
+        # Without the settings that this cell leaves unread: the start may read them, and the command need not set them.
         start = flattened(determining(_start(self.method, data.model_dump_json()).model_dump(), self.config))
         # A default that is derived from other fields is not the same as that value when set.
         dumped = flattened(self.config.model_dump())
@@ -262,6 +263,7 @@ class Cell:
             if path in ("method", "data.name") or unread_because_of(path, every) is not None:
                 continue
             if path not in start or start[path] != dumped[path]:
+                # In one line, for a shell. PyYAML ends a bare scalar with `...`, the mark of a document's end.
                 text = yaml.safe_dump(value, default_flow_style=True, width=10**6)
                 text = text.removesuffix("\n").removesuffix("\n...")
                 words.append(f"--set {shlex.quote(f'{path}={text}')}")
@@ -410,11 +412,11 @@ def _config(
     try:
         for layer in layers:
             if not isinstance(values["data"], dict):
-                break  # to be reported, and not to be replaced unseen
+                break  # reported below; a merge would replace it unseen
             laid.append(layer)
             values = merge(values, read_of(schema, _nested(layer)))
         config = parse_config(values | {"method": method}, schema)
-        # What other settings leave unread is set as where the cell's command starts: it makes no other cell.
+        # Unread settings get the values that the cell's command starts from, so that they make no second cell.
         settings = flattened(config.model_dump(mode="json"))
         beneath = flattened(_start(method, config.data.model_dump_json()).model_dump())
         unread = [
@@ -427,10 +429,10 @@ def _config(
     except (ConfigError, DataError) as error:
         found.append(error)
     read = None
-    with suppress(ValidationError):  # a section that is no section was reported with the rest of the configuration
+    with suppress(ValidationError):  # a value in its place was reported with the rest
         read = DataConfig.model_validate(values["data"])
     try:
-        # As text, by which thousands of cells share the look-up of a few data sets, and by which workers read it.
+        # As JSON text, the key of a cache: thousands of cells share the look-up of a few data sets.
         if read is not None:
             _check_data(read.model_copy(update={"data_dir": data_dir or read.data_dir}).model_dump_json())
     except DataError as error:
@@ -474,7 +476,7 @@ def _fitted_start(data: str, method: str, layers: Sequence[_Layer]) -> Values:
             given = merge(given, {"data": own})
     try:
         config = parse_config(given["data"], DataConfig)
-    except ConfigError:  # reported with the rest of the configuration
+    except ConfigError:  # the caller reports it with the rest
         return given
     return merge(_fitted_values(method, config.model_dump_json()), {"data": {"name": config.name}})
 
@@ -638,6 +640,7 @@ class SweepFolder:
         finished = set(done["digest"].to_pylist())
         failed = _gathered([digest for digest in digests if digest not in finished], self.failed)
         rows = _in_order(digests, pa.concat_tables([done, failed]))
+        # The operator's table first: after a crash in between, `holds` finds that the public one lacks rows.
         write_table(rows, self.private_results, private=True)
         write_table(publishable(rows, unprotected=self.publish_unprotected), self.results)
 
@@ -648,6 +651,7 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     RunDirectoryError for a folder that holds something else.
     """
     folder = SweepFolder(root=root, publish_unprotected=sweep.publish_unprotected)
+    # Earlier versions had `parts` in the folder itself.
     if root.exists() and any(root.iterdir()) and not (folder.parts.is_dir() or (root / "parts").is_dir()):
         raise RunDirectoryError(f"{root}: not empty and not a sweep; give another folder with --out.")
     (root / "runs").mkdir(parents=True, exist_ok=True)
@@ -708,6 +712,7 @@ def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None)
     if known is not None and known.exists():
         with suppress(RecordsTableError):  # damaged: it is assembled anew from the parts
             found = read_table(known)
+            # A failure is read from its own file, which may have another cause by now.
             found = found.filter(pc.equal(found["status"], "ok"))
     read = set(found["digest"].to_pylist())
     new = [read_table(parts / f"{digest}.parquet") for digest in wanted if digest not in read]

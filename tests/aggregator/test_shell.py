@@ -74,7 +74,9 @@ def test_commands(shell, capsys):
     assert shell("") == ""
 
 
-@pytest.mark.parametrize("text", ["", "x", "1:", "-3", "1:2:3", '{"id": ', "0x1", "2:2", "10:0"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "1:", "-3", "0:99999999999999999999", "1:2:3", '{"id": ', "0x1", "2:2", "10:0"]
+)
 def test_a_question_that_is_none_is_explained(text):
     with pytest.raises(CommandError, match=r"Expected|expected"):
         parse_questions(text)

@@ -413,7 +413,7 @@ def test_no_cell_of_a_table_is_cut_at_eighty_columns(fairpate, tmp_path, words):
             ["serve", ".", "--analyst-token-file", "no"],
             "no: cannot be read as a token file (No such file or directory); give",
         ),
-        (["compare", "settings.yaml"], "a configuration of one run is for `fairpate run`"),
+        (["compare", "settings.yaml"], "This configures one run, not a sweep"),
         (["new", "clinic"], "clinic exists already"),
     ],
 )
