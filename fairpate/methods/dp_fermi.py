@@ -524,8 +524,8 @@ def train(
 ) -> FermiTrained:
     """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
 
-    ``person_N``, in mode ``all`` alone, gives the number of each record's person. ``generator`` drives dropout and
-    public batches; secret samples and noise come from ``randomness``. Errors as :func:`fermi_training`.
+    ``person_N``, in mode ``all`` alone, gives the number of each record's person. ``generator`` draws public
+    batches; secret samples and noise come from ``randomness``. Errors as :func:`fermi_training`.
     """
     game = MatrixGame(
         shares.shares_EG,
@@ -556,7 +556,7 @@ def train(
     return FermiTrained(
         model=model,
         shares_EG=shares.shares_EG,
-        events=training.run(generator=generator, averaged_share=config.averaged_share, on_progress=on_progress),
+        events=training.run(averaged_share=config.averaged_share, on_progress=on_progress),
         noise=randomness.label,
         remarks=shares.remarks,
     )

@@ -123,7 +123,7 @@ def train(
         rest = target.model_copy(update={"epsilon": (1 - share) * target.epsilon})
         steps = dp_sgd.calibrated_steps(dp_sgd_config, rest, num_records=len(x))
         base = dp_sgd.train_dp_sgd(
-            model, x, y, steps, relation=relation, randomness=randomness, generator=generator, on_progress=on_progress
+            model, x, y, steps, relation=relation, randomness=randomness, on_progress=on_progress
         )
         events = base.events
         counted = LaplaceReleases(count=1, epsilon=share * target.epsilon, unit="record", relation=relation)

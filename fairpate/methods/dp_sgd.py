@@ -182,7 +182,6 @@ def train_dp_sgd(
     steps: PrivateSteps,
     *,
     randomness: PrivateRandomness,
-    generator: torch.Generator,
     relation: Relation = "add or remove one",
     person_N: Tensor | None = None,
     on_progress: Progress = lambda *_: None,
@@ -191,8 +190,8 @@ def train_dp_sgd(
 ) -> Trained:
     """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
 
-    ``person_N`` gives the number of each record's person, and then persons are protected. ``generator`` drives dropout
-    alone; sampling and noise come from ``randomness``. ``public_gradient`` is added after the noise, or to every
+    ``person_N`` gives the number of each record's person, and then persons are protected. Sampling and noise
+    come from ``randomness``. ``public_gradient`` is added after the noise, or to every
     record's gradient ``before_clipping``; neither changes the events. Errors as
     :class:`fairpate.nn.private_fit.PrivateTraining`.
     """
@@ -226,7 +225,7 @@ def train_dp_sgd(
         person_N=person_N,
         plan=plan,
     )
-    events = training.run(generator=generator, on_progress=on_progress)
+    events = training.run(on_progress=on_progress)
     return Trained(model=model, events=events, noise=randomness.label)
 
 
@@ -245,8 +244,8 @@ class DpSgdFamily(PrivateMethod):
         private = training.dataset.private
         # Persons where these are protected: the rate is that of what is sampled.
         steps = calibrated_steps(self.dp_sgd, self.target, num_records=private.num_protected)
-        given = {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
-        return arguments(training) | given | {"person_N": private.person_N}
+        records = {"model": training.model, "x": private.x, "y": private.y, "person_N": private.person_N}
+        return records | {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
 
 
 class DpSgd(DpSgdFamily):
@@ -285,13 +284,12 @@ def train_fair_dp_sgd(
     generator: torch.Generator,
     **options: Any,
 ) -> Trained:
-    """Run :func:`train_dp_sgd` with its ``options`` and the regulariser; ``generator`` also draws public batches."""
+    """Run :func:`train_dp_sgd` with its ``options`` and the regulariser; ``generator`` draws public batches."""
     return train_dp_sgd(
         model,
         x,
         y,
         steps,
-        generator=generator,
         public_gradient=regulariser_gradient(public, config, generator) if config.weight else None,
         before_clipping=config.variant == "as_in_paper",
         **options,
@@ -366,5 +364,6 @@ class FairDpSgd(DpSgdFamily):
                 **self.sgd_arguments(training),
                 config=self.fair_dp_sgd,
                 public=public,
+                generator=training.generator(Stream.TRAINING),
                 on_progress=advance,
             )

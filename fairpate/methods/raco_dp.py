@@ -53,7 +53,7 @@ from fairpate.config import ConfigError, CountOrZero, Fraction, NotNegative, Pos
 from fairpate.fairness.constraints import ConstraintName, Pricer, RateConstraints, named_constraints
 from fairpate.fairness.rates import FloatArray
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Progress, Stream, Trained, Training, arguments
+from fairpate.methods.base import Progress, Stream, Trained, Training
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
 from fairpate.nn.per_example import ClippedSum, GradientClipper, shares_of
@@ -456,14 +456,13 @@ def train(
     constraints: RateConstraints,
     randomness: PrivateRandomness,
     histogram_randomness: PrivateRandomness,
-    generator: torch.Generator,
     person_N: Tensor | None = None,
     on_progress: Progress = lambda *_: None,
 ) -> RacoTrained:
     """Train ``model`` in place on private ``x`` (N, ...), ``y`` (N,) and ``groups`` (N,), all of them protected.
 
-    ``person_N`` gives the number of each record's person, and then persons are protected. ``generator`` drives dropout
-    alone; the histogram's noise has a randomness of its own, so that prices of 0 are DP-SGD, bit for bit. Errors as
+    ``person_N`` gives the number of each record's person, and then persons are protected. The
+    histogram's noise has a randomness of its own, so that prices of 0 are DP-SGD, bit for bit. Errors as
     :func:`priced_training`; also ValueError for labels or groups that the constraints' partition does not have.
     """
     lagrangian = Lagrangian(constraints, config, steps)
@@ -487,7 +486,7 @@ def train(
         # A person's average row sums to 1 as a record's does: the same event holds for persons.
         events=(steps.event if person_N is None else replace(steps.event, unit="person"),),
     )
-    events = training.run(generator=generator, averaged_share=steps.averaged_share, on_progress=on_progress)
+    events = training.run(averaged_share=steps.averaged_share, on_progress=on_progress)
     return RacoTrained(model=model, events=events, noise=randomness.label, report=lagrangian.report())
 
 
@@ -584,12 +583,16 @@ class RacoDp(DpSgdFamily):
 
     def train(self, training: Training) -> Trained:
         dataset, config = training.dataset, self.raco_dp
+        private = dataset.private
         with training.reporter.stage(self.method) as advance:
             trained = train(
-                **arguments(training, groups=True),
+                training.model,
+                private.x,
+                private.y,
+                private.z,
                 config=config,
-                person_N=dataset.private.person_N,
-                steps=calibrated_steps(self.dp_sgd, config, self.target, num_records=dataset.private.num_protected),
+                person_N=private.person_N,
+                steps=calibrated_steps(self.dp_sgd, config, self.target, num_records=private.num_protected),
                 constraints=constraints_of(config, num_classes=dataset.num_classes, num_groups=dataset.num_groups),
                 randomness=self.randomness(),
                 # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.

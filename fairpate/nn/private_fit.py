@@ -22,7 +22,6 @@ import copy
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -32,7 +31,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
 
-from fairpate.nn.fit import seeded_dropout
+from fairpate.config import ConfigError
+from fairpate.nn.fit import uses_dropout
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.per_example import ClippedSum, GradientClipper, PerExampleLoss
 
@@ -149,7 +149,8 @@ class PrivateTraining:
 
     ``x`` (N, ...) holds bytes or floats. ``person_N`` gives the number of each record's person, from 0 on; None: every
     record is a person. ``public_gradient(model)`` gives one tensor per trainable parameter, computed from public
-    records only, and is added after the noise: it costs no privacy. ValueError for a layer that mixes records.
+    records only, and is added after the noise: it costs no privacy. ValueError for a layer that mixes records,
+    ConfigError for dropout.
     """
 
     def __init__(
@@ -167,6 +168,9 @@ class PrivateTraining:
     ) -> None:
         if len(x) != len(targets):
             raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
+        # A mask follows the place of its record in the batch: one record more would move the gradients of all after it.
+        if uses_dropout(model):
+            raise ConfigError("model.dropout: the privacy guarantee of DP-SGD does not hold with dropout; set it to 0.")
         self._model, self._x, self._targets, self._steps, self._plan = model.train(), x, targets, steps, plan
         self._public_gradient = public_gradient
         self._memory_format = memory_format_for(x)
@@ -190,32 +194,29 @@ class PrivateTraining:
     def run(
         self,
         *,
-        generator: torch.Generator | None = None,
         averaged_share: float = 0.0,
         on_progress: Callable[[int, int], None] = lambda *_: None,
     ) -> tuple[Event, ...]:
         """Take all steps, leave the model in evaluation mode, and return the plan's events.
 
-        ``generator`` drives dropout alone. The last ``averaged_share`` of the steps give their mean weights.
-        ValueError for weights that are not finite.
+        The last ``averaged_share`` of the steps give their mean weights. ValueError for weights that are not finite.
         """
         if not 0 <= averaged_share <= 1:
             raise ValueError(f"Expected a share of the steps from 0 to 1, got {averaged_share}.")
         num_steps, parameters = self._steps.num_steps, self.parameters
         means: list[Tensor] = []
         num_skipped = num_steps - round(averaged_share * num_steps)
-        with nullcontext() if generator is None else seeded_dropout(self._model, generator):
-            for step in range(1, num_steps + 1):
-                self.step()
-                # Polyak and Juditsky 1992. Where every step's weights could be released, so could their mean: it costs
-                # no privacy, and takes out much of a step's noise and of the circling of a game between two players.
-                if step == num_skipped + 1:
-                    means = [p.detach().clone() for p in parameters]
-                elif step > num_skipped:
-                    with torch.no_grad():
-                        # mean + (x - mean) / k, which needs no sum that grows.
-                        torch._foreach_lerp_(means, parameters, 1 / (step - num_skipped))
-                on_progress(step, num_steps)
+        for step in range(1, num_steps + 1):
+            self.step()
+            # Polyak and Juditsky 1992. Where every step's weights could be released, so could their mean: it costs
+            # no privacy, and takes out much of a step's noise and of the circling of a game between two players.
+            if step == num_skipped + 1:
+                means = [p.detach().clone() for p in parameters]
+            elif step > num_skipped:
+                with torch.no_grad():
+                    # mean + (x - mean) / k, which needs no sum that grows.
+                    torch._foreach_lerp_(means, parameters, 1 / (step - num_skipped))
+            on_progress(step, num_steps)
         if means:
             with torch.no_grad():
                 torch._foreach_copy_(parameters, means)

@@ -235,9 +235,7 @@ def test_the_matrices_stay_in_their_balls() -> None:
 def test_a_weight_of_zero_is_dp_sgd_with_the_same_noise() -> None:
     x, y, _ = signal_records(800)
     steps = dp_sgd.calibrated_steps(BASE, PrivacyTarget(epsilon=3, accounting="rdp"), num_records=800)
-    plain = dp_sgd.train_dp_sgd(
-        network(), x, y, steps, randomness=private_randomness("seeded", 3), generator=torch.Generator()
-    )
+    plain = dp_sgd.train_dp_sgd(network(), x, y, steps, randomness=private_randomness("seeded", 3))
     fermi = run(weight=0.0)
     torch.testing.assert_close(weights(fermi.model), weights(plain.model), rtol=0, atol=1e-6)
     assert fermi.events == plain.events

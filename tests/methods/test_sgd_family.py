@@ -12,12 +12,13 @@ from parity_data import signal_records
 from priced import priced
 from torch import Tensor, nn
 
-from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
+from fairpate.config import ConfigError, FitConfig, ModelConfig, PrivacyTarget
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Trained, UnlabelledRecords, private_randomness
 from fairpate.methods.dp_sgd import DpSgdConfig, FairDpSgdConfig
 from fairpate.nn.fit import dpfr, hard_disparity, predict_logits
-from fairpate.nn.models import build_model
+from fairpate.nn.models import build_model, seeded_torch
+from fairpate.nn.per_example import CrossEntropy, GradientClipper
 from fairpate.privacy.accountant import epsilon, epsilon_pld
 from fairpate.privacy.events import NoisyArgmaxes, PoissonGaussians
 
@@ -36,9 +37,7 @@ def weights(trained: Trained) -> Tensor:
 def run_dp_sgd(noise_multiplier: float = 1.0, **changed: Any) -> Trained:
     x, y, _ = signal_records(800)
     steps = dp_sgd.plan_steps(CONFIG.model_copy(update=changed), num_records=len(x), noise_multiplier=noise_multiplier)
-    return dp_sgd.train_dp_sgd(
-        model(), x, y, steps, randomness=private_randomness("seeded", 3), generator=torch.Generator().manual_seed(0)
-    )
+    return dp_sgd.train_dp_sgd(model(), x, y, steps, randomness=private_randomness("seeded", 3))
 
 
 def run_fair(noise_multiplier: float = 1.0, epochs: float = 4, **settings: Any) -> Trained:
@@ -99,20 +98,21 @@ def test_the_gradient_of_the_regulariser_is_autograds(hidden: tuple[int, ...]) -
         network.register_forward_hook(lambda *_: None)
 
 
-def test_dropout_is_drawn_from_the_generator_alone() -> None:
+def test_dropout_is_refused_as_one_record_would_move_the_masks_of_all_after_it() -> None:
     x, y, _ = signal_records(200)
-    architecture = ModelConfig(name="mlp", hidden=(8,), dropout=0.5)
+    network = build_model(
+        ModelConfig(name="mlp", hidden=(32,), dropout=0.5), input_shape=(3,), num_classes=2, generator_seed=0
+    )
+    clipper = GradientClipper(network.train(), CrossEntropy(), clip_norm=1.0)
 
-    def run(global_seed: int, seed: int) -> Tensor:
-        torch.manual_seed(global_seed)
-        network = build_model(architecture, input_shape=(3,), num_classes=2, generator_seed=0)
-        steps = dp_sgd.plan_steps(CONFIG, num_records=len(x), noise_multiplier=1.0)
-        generator = torch.Generator().manual_seed(seed)
-        randomness = private_randomness("seeded", 3)
-        return weights(dp_sgd.train_dp_sgd(network, x, y, steps, randomness=randomness, generator=generator))
+    def clipped_sum(first: int) -> Tensor:
+        with seeded_torch(7):
+            return torch.cat([part.flatten() for part in clipper.sum(x[first:], y[first:]).gradients])
 
-    assert torch.equal(run(1, 5), run(2, 5))
-    assert not torch.equal(run(1, 5), run(1, 6))
+    assert (clipped_sum(0) - clipped_sum(1)).norm() > 2  # where 1 would be priced
+    steps = dp_sgd.plan_steps(CONFIG, num_records=len(x), noise_multiplier=1.0)
+    with pytest.raises(ConfigError, match=r"model\.dropout: .* set it to 0"):
+        dp_sgd.train_dp_sgd(network, x, y, steps, randomness=private_randomness("seeded", 3))
 
 
 def test_the_steps_follow_from_declared_and_from_real_sizes() -> None:
