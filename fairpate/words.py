@@ -32,7 +32,7 @@ import yaml
 from fairpate.types import UNITS, Relation, Unit
 
 _TITLE = "Glossary"
-_LEAD = "The words of FairPATE's pages. Each page shows the same meanings where a word is underlined with dots."
+_LEAD = "The terms on FairPATE's pages. The pages show the same definitions for terms with a dotted underline."
 
 
 @dataclass(frozen=True, kw_only=True)
