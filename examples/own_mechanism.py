@@ -77,7 +77,7 @@ TERMS = LedgerTerms(
 def votes_on(asked: Sequence[Query]) -> IntArray:
     """What a hundred teachers say; here they are made up, and the second group gets the second class more often."""
     draws = np.random.default_rng()
-    share_Q = [0.35 if query.group == 0 else 0.6 for query in asked]
+    share_Q = [0.2 if query.group == 0 else 0.8 for query in asked]
     votes_Q = [draws.binomial(100, 0.85 if draws.random() < share else 0.15) for share in share_Q]
     return np.array([[100 - votes, votes] for votes in votes_Q], dtype=np.int64)
 

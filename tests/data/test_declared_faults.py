@@ -50,13 +50,13 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     (YAML, "name: hospital\n", "name: hospital\nseparator: ';;'\n", ("separator", "got ';;'")),
     # Files.
     (YAML, FILE_LIST, "patients.csv", ("files: expected `records:`", "got 'patients.csv'")),
-    (YAML, FILE_LIST, "{}", ("files: expected records", "or private", "got neither")),
+    (YAML, FILE_LIST, "{}", ("files: expected `records`", "or `private`", "got neither")),
     (YAML, "public: pool.csv, ", "", ("files: expected public with private", "name the private one `records`")),
     (
         YAML,
         "private: patients.csv",
         "private: patients.csv, records: pool.csv",
-        ("files: expected records", "got both"),
+        ("files: expected `records`", "got both"),
     ),
     (YAML, "test:", "tests:", ("files.tests: unknown field; did you mean test?",)),
     (YAML, "pool.csv", "../pool.csv", ("files.public.0.path", "got '../pool.csv'", "--data-dir")),

@@ -36,7 +36,7 @@ def test_a_file_that_is_none_is_named(tmp_path):
         with pytest.raises(EmbeddingFileError, match=f"{re.escape(str(path))}: not a readable embedding .* restore it"):
             read_embedding(path)
     save_file({"weights": torch.zeros(2)}, path)
-    with pytest.raises(EmbeddingFileError, match="no embedding"):
+    with pytest.raises(EmbeddingFileError, match="not a readable embedding"):
         read_embedding(path)
     path.unlink()
     with pytest.raises(EmbeddingFileError, match=r"embedding\.safetensors: no such file; give"):

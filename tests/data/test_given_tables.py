@@ -86,7 +86,11 @@ def test_records_that_are_given_are_divided() -> None:
         (DECLARED, {"private": [1, 2], "public": [1]}, r"private: expected a frame, .* got list"),
         (DECLARED, {"private": {"a": [1], "b": [1, 2]}}, r"private: expected a frame, .* of one length, got dict"),
         (DECLARED, {"private": PARTS["private"]}, r"declaration: files: expected public with private"),
-        (DECLARED, {"records": PARTS["private"], "private": PARTS["private"]}, r"files: expected records, .* got both"),
+        (
+            DECLARED,
+            {"records": PARTS["private"], "private": PARTS["private"]},
+            r"files: expected `records`, .* got both",
+        ),
         (
             DECLARED | {"features": {"aeg": {"bounds": [0, 1]}}},
             dict(PARTS),

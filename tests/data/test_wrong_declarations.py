@@ -85,7 +85,7 @@ CHOICE = "options: {seen: {default: false, description: x}}\n"
         ("shop.csv", "shop.zip", r"files: shop\.zip: expected a table, which may be gzipped, got an archive"),
         ("records: shop.csv", "records: {path: a, extracted: shop}", r"files: a: expected a table"),
         ("{records: shop.csv}", "{}", r"files: .*`records`.*`private`.*got neither"),
-        ("records: shop.csv", "records: a, private: b", r"files: expected records, .* got both"),
+        ("records: shop.csv", "records: a, private: b", r"files: expected `records`, .* got both"),
         ("records: shop.csv", "private: a", r"files: expected public with private"),
         (
             "records: shop.csv",
