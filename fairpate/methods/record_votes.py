@@ -667,6 +667,11 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
     # The sum over C classes carries C independent noises.
     weights_M = balancing_weights(phi_MW, moments_CW.sum(axis=0), ridge=noise * math.sqrt(len(moments_CW)))
     rule_CW = matched_rule(phi_MW, moments_CW, weights_M, ridge=ridge * noise)
+    return labels_of_rule(rule_CW, phi_MW)
+
+
+def labels_of_rule(rule_CW: DoubleArray, phi_MW: DoubleArray) -> PoolLabels:
+    """The pool's labels by the linear rule (C, W); the lead over the runner-up is how certain each is."""
     chances_MC = softmax(phi_MW @ rule_CW.T, axis=1)
     ordered_MC = np.sort(chances_MC, axis=1)
     return PoolLabels(

@@ -34,18 +34,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
-from scipy.special import softmax
 
 from fairpate.config import Count, EmbeddingConfig, Positive
 from fairpate.data import Dataset
 from fairpate.methods.base import ExpectedVotes, Trained, Training
 from fairpate.methods.record_votes import (
     UNITS,
-    PoolLabels,
     TaughtConfig,
     VotesOfRecords,
     WeightedBallot,
     balancing_weights,
+    labels_of_rule,
     matched_rule,
 )
 from fairpate.privacy.accountant import least_noise
@@ -299,11 +298,7 @@ class ResidualVotes(VotesOfRecords):
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Train a student on the last rule's labels of the public pool."""
-        chances_MC = softmax(released.arrays["pool_MW"] / UNITS @ released.arrays["rule_CW"].T, axis=1)
-        ordered_MC = np.sort(chances_MC, axis=1)
-        said = PoolLabels(
-            labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2], chances_MC=chances_MC
-        )
+        said = labels_of_rule(released.arrays["rule_CW"], released.arrays["pool_MW"] / UNITS)
         return self.taught(said, self.residual_votes, training, events=released.events)
 
 
