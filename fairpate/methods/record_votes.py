@@ -558,7 +558,7 @@ class WeightedBallot:
     def similar(self, x: Tensor, num_records: int) -> int:
         """The expected weight, in whole votes, of records similar to a given one, if ``num_records`` records are
         distributed like public ``x``."""
-        votes_MW = self.votes(x)[:, 1:] / UNITS  # without the constant, which is the same for all
+        votes_MW = self.votes(x[:_COMPARED])[:, 1:] / UNITS  # without the constant, which is the same for all
         alike_MM = np.maximum(votes_MW @ votes_MW.T, 0.0)
         np.fill_diagonal(alike_MM, 0.0)
         norm_M = np.linalg.norm(votes_MW, axis=1)
@@ -596,7 +596,7 @@ class WeightedVotes(VotesOfRecords):
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
         """The weight, in whole votes, of the records similar to a record, if private records were like public ones."""
         ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
-        votes = ballot.similar(dataset.public.x[:_COMPARED], num_records)
+        votes = ballot.similar(dataset.public.x, num_records)
         labels = round(self.weighted_votes.taught_share * len(dataset.public))
         noise = self.least_noise(_sum_event) * self.label_noise(dataset.num_groups)
         return ExpectedVotes(votes=votes, noise_stddev_votes=noise, labels=labels)

@@ -58,7 +58,6 @@ DoubleArray = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.integer]
 Curvature = Literal["public", "private"]
 _AT_ONCE = 8192
-_COMPARED = 2000  # public records, with one another
 _SHARES: dict[Curvature, dict[str, float]] = {
     "public": {"sums": 0.25, "moments": 0.0},
     "private": {"sums": 0.25, "moments": 0.3},
@@ -219,7 +218,7 @@ class ResidualVotes(VotesOfRecords):
         ballot = WeightedBallot.of(dataset, self.residual_votes.embedding)
         sums, *_ = self.residual_votes.events(self.multiplier(), "public")
         return ExpectedVotes(
-            votes=ballot.similar(dataset.public.x[:_COMPARED], num_records),
+            votes=ballot.similar(dataset.public.x, num_records),
             noise_stddev_votes=sums.noise_stddev_votes / UNITS,
             labels=round(self.residual_votes.taught_share * len(dataset.public)),
         )
