@@ -32,12 +32,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fairpate.config import EmbeddingConfig, RayConfig
+from fairpate.config import RayConfig
 from fairpate.methods.base import Trained, Training
 from fairpate.methods.record_votes import (
     UNITS,
     PoolLabels,
     TaughtConfig,
+    VectorsConfig,
     VotesOfRecords,
     WeightedBallot,
     labels_of_chances,
@@ -57,15 +58,9 @@ EIGENVALUE_NORM = UNITS**2 + UNITS
 to 10^10 / W records."""
 
 
-class AdaSspConfig(TaughtConfig):
+class AdaSspConfig(VectorsConfig):
     """The ridge penalty, and the labels that the student learns from."""
 
-    taught_share: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Share of the public pool that the student learns from: the records with the most certain labels.",
-    )
     ridge_share: float = Field(
         0.15,
         gt=0,
@@ -75,9 +70,6 @@ class AdaSspConfig(TaughtConfig):
     )
     failure_probability: float = Field(
         0.05, gt=0, lt=1, description="rho: probability that the noise of the moments is larger than the ridge assumes."
-    )
-    embedding: EmbeddingConfig = Field(
-        EmbeddingConfig(), description="Embedding that is fitted to public records; `data.embedding` takes precedence."
     )
 
 
