@@ -584,7 +584,7 @@ class DpFermi(DpSgdFamily):
     dp_fermi: DpFermiConfig = DpFermiConfig()
 
     @property
-    def protects_attribute_only(self) -> bool:
+    def protects_attribute_only(self) -> bool:  # type: ignore[override]
         """True in the two modes that protect the group alone."""
         return self.dp_fermi.mode != "all"
 

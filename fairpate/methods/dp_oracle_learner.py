@@ -575,6 +575,7 @@ class OracleLearner(AttributeMethod):
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
+    learns_two_classes: ClassVar[bool] = True
 
     method: str = "dp_oracle_learner"
     student: PublishedConfig = PublishedConfig(model=ModelConfig(name="logistic"))
@@ -594,10 +595,6 @@ class OracleLearner(AttributeMethod):
         elif settings.release == "every_round":
             fields = {"feature_share": "release"}
         return {f"dp_oracle_learner.{field}": f"dp_oracle_learner.{cause}" for field, cause in fields.items()}
-
-    @property
-    def learns_two_classes(self) -> bool:
-        return True
 
     def train(self, training: Training) -> Trained:
         """Play the game of learner and auditor."""

@@ -237,7 +237,7 @@ class DpSgdFamily(PrivateMethod):
     dp_sgd: DpSgdConfig = DpSgdConfig()
 
     @property
-    def rate_tells_size(self) -> bool:
+    def rate_tells_size(self) -> bool:  # type: ignore[override]
         # Batch size over sampling rate is the number of records, and both are published.
         return self.dp_sgd.num_records is None
 
@@ -343,13 +343,10 @@ class FairDpSgd(DpSgdFamily):
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 6"
 
     reads_groups: ClassVar[bool] = False
+    reads_public: ClassVar[bool] = True
 
     method: str = "fair_dp_sgd"
     fair_dp_sgd: FairDpSgdConfig = FairDpSgdConfig()
-
-    @property
-    def reads_public(self) -> bool:
-        return True
 
     def train(self, training: Training) -> Trained:
         public = UnlabelledRecords(x=training.dataset.public.x, groups=training.dataset.public.z)

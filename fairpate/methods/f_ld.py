@@ -348,15 +348,11 @@ class FLd(UnprotectedMethod):
 
     title: ClassVar[str] = "F-LD"
     paper: ClassVar[str] = "Tran, Fioretto and Van Hentenryck 2021, arXiv 2009.12562"
+    # It is compared with methods that protect the attribute alone: the attribute is not a feature.
+    protects_attribute_only: ClassVar[bool] = True
 
     method: str = "f_ld"
     f_ld: FldConfig = FldConfig()
-
-    @property
-    def protects_attribute_only(self) -> bool:
-        """True, because it is compared with methods that protect the attribute alone: the attribute is not a
-        feature."""
-        return True
 
     def train(self, training: Training) -> Trained:
         parity = parity_of(self.f_ld, training.dataset, training.reporter)
@@ -762,20 +758,12 @@ class CovarianceConstraint(UnprotectedMethod):
 
     title: ClassVar[str] = "covariance constraint"
     paper: ClassVar[str] = "Zafar et al. 2017, arXiv 1507.05259"
+    protects_attribute_only: ClassVar[bool] = True  # as F-LD
+    learns_two_classes: ClassVar[bool] = True
 
     method: str = "covariance_constraint"
     student: PublishedConfig = PublishedConfig(model=ModelConfig(name="logistic"))
     covariance_constraint: CovarianceConfig = CovarianceConfig()
-
-    @property
-    def protects_attribute_only(self) -> bool:
-        """True, because it is compared with methods that protect the attribute alone: the attribute is not a
-        feature."""
-        return True
-
-    @property
-    def learns_two_classes(self) -> bool:
-        return True
 
     def check(self) -> None:
         """Raise ConfigError for a model that is not linear."""

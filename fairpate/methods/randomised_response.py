@@ -231,7 +231,7 @@ class RandomisedResponse(AttributeMethod):
             self.require_as_released()
 
     @property
-    def learns_two_classes(self) -> bool:
+    def learns_two_classes(self) -> bool:  # type: ignore[override]
         """True unless F-LD learns."""
         return self.randomised_response.learner == "exponentiated_gradient"
 
