@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.methods.dp_fermi import MatrixGame, fermi_training, watched_targets
-from fairpate.methods.raco_dp import PricedClipper, PricedLoss, priced_training
+from fairpate.methods.raco_dp import HistogramSteps, PricedLoss, RacoDpConfig, priced_training
 from fairpate.nn.per_example import CrossEntropy, GradientClipper, part_bounds
 from fairpate.nn.private_fit import PersonBatches, PrivateSteps, PrivateTraining, SeededRandomness, ShiftedClipper
 
@@ -200,7 +200,7 @@ def test_a_histogram_has_the_average_row_of_each_person(max_records: int | None)
 
     def summed(kept: Tensor) -> list[Tensor]:
         loss = PricedLoss(num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release, sharpness=2.0)
-        clipper = PricedClipper(made("chain"), loss, clip_norm=CLIP_NORM, max_records=max_records)
+        clipper = GradientClipper(made("chain"), loss, clip_norm=CLIP_NORM, max_records=max_records)
         return clipper.sum(x[kept], loss.targets(y[kept], cells[kept]), OWNERS[kept]).gradients
 
     gradients = summed(OWNERS >= 0)
@@ -235,8 +235,9 @@ def test_a_histogram_is_released_once_a_step_also_for_nobody() -> None:
         return np.zeros((NUM_CELLS, NUM_CLASSES))
 
     training = priced_training(
-        made("chain"), x, y, torch.zeros(11, dtype=torch.int64), steps(sampling_rate=1e-9),
-        num_cells=NUM_CELLS, num_classes=NUM_CLASSES, laplace_scale=1.0, pricing=pricing,
+        made("chain"), x, y, torch.zeros(11, dtype=torch.int64),
+        HistogramSteps(gradient=steps(sampling_rate=1e-9), laplace_scale=1.0, size_floor=1.0), RacoDpConfig(),
+        num_cells=NUM_CELLS, num_classes=NUM_CLASSES, pricing=pricing,
         randomness=SeededRandomness(0), histogram_randomness=SeededRandomness(1), person_N=OWNERS,
     )  # fmt: skip
     for _ in range(4):
