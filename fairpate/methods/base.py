@@ -86,7 +86,7 @@ from fairpate.terminal import Reporter
 from fairpate.types import QueryOutcomes, Relation, Unit
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from fairpate.nn.private_fit import PrivateRandomness
     from fairpate.report.records import PrivatePopulation
@@ -131,11 +131,6 @@ def _places() -> dict[str, str]:
 def method_names() -> Iterator[str]:
     """Return every registered method's name."""
     return iter(_places())
-
-
-def own_names() -> Iterator[str]:
-    """The names of this package's methods."""
-    return iter(_OURS)
 
 
 @cache
@@ -220,18 +215,6 @@ def torch_generator(seed: int, stream: Stream) -> torch.Generator:
 
 Progress = Callable[[int, int], None]
 NO_NOISE = "no noise: not private"
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnlabelledRecords:
-    """Public records without labels: features (M, ...) and groups (M,)."""
-
-    x: Tensor
-    groups: Tensor
-
-    def __post_init__(self) -> None:
-        if len(self.x) != len(self.groups):
-            raise ValueError(f"Expected one group per public record, got {len(self.groups)} for {len(self.x)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
