@@ -304,7 +304,8 @@ def train_fair_dp_sgd(
 def regulariser_gradient(
     public_x: Tensor, public_groups: Tensor, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
-    """lambda r of one model on a fresh batch of public records (M, ...) at each call; errors as :func:`fairpate.nn.fit.group_batches`."""
+    """lambda r of one model on a fresh batch of public records (M, ...) at each call; errors as
+    :func:`fairpate.nn.fit.group_batches`."""
     from fairpate.nn.fit import contrast, dpfr_gradient, group_batches
     from fairpate.nn.layers import DenseChain
     from fairpate.nn.models import memory_format_for, scale_bytes
