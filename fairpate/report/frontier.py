@@ -277,7 +277,7 @@ def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:
 
 def notion_value(record: RunRecord, notion: NotionName) -> float | None:
     """The value of a notion, None where it is undefined."""
-    # Records of earlier versions hold the default notion as disparity alone.
+    # A record that was made by hand may hold the default notion as disparity alone.
     return record.disparity if notion == DEFAULT else record.fairness.get(notion, {}).get("value")
 
 

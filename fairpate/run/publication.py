@@ -77,10 +77,7 @@ if TYPE_CHECKING:
 def read_evaluation(run: RunDirectory) -> Evaluation:
     """The published evaluation of ``run`` on its test records. Errors of many kinds for a damaged file."""
     metrics = read_json(run.metrics)
-    # Earlier versions published `without_privacy`, of a model that learned from test records.
-    return Evaluation.from_json(
-        {name: each for name, each in metrics.items() if name not in ("orders", "without_refusals", "without_privacy")}
-    )
+    return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
 
 
 def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
