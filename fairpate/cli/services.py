@@ -426,9 +426,10 @@ class QueryCommand(TyperCommand):
 
 
 def _query_words(words: Words = None, token_file: TokenFile = None) -> Output | None:
-    from fairpate.run.query import query_words
+    from aggregator.client import query_words
+    from fairpate.run.release_log import state_folder
 
-    return query_words(words or [], token_file=token_file)
+    return query_words(words or [], token_file=token_file, history=state_folder() / "history")
 
 
 def _query_batch(
@@ -438,7 +439,7 @@ def _query_batch(
     batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries per request.")] = 256,
     token_file: TokenFile = None,
 ) -> Output:
-    from fairpate.run.query import query_batch
+    from aggregator.client import query_batch
 
     return query_batch(words or [], ids, out=out, batch_size=batch_size, token_file=token_file)
 

@@ -18,8 +18,7 @@ from aggregator.service.wire import worded
 from fairpate.config import EmbeddingConfig
 from fairpate.data import Dataset
 from fairpate.data.embedding import embedded
-from fairpate.estimator_records import dataset_of
-from fairpate.estimators import FairClassifier, Sizes, parameters_of
+from fairpate.estimators import FairClassifier, Sizes, dataset_of, parameters_of
 from fairpate.methods.base import ONE_RELEASE, Method, all_methods, configured, fitted_to, method_names
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.run.context import read_json, read_statement
