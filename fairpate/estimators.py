@@ -65,8 +65,8 @@ from fairpate.methods.base import (
     fitted_to,
     stream_seed,
 )
+from fairpate.pages import epsilon_text
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.report.page import epsilon_text
 from fairpate.run.context import write_json
 from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import Assessment, assess, record_data

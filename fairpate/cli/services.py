@@ -105,7 +105,7 @@ def declare_data(
 
     with waiting("data"):
         text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
-    from fairpate.report.page import counted
+    from fairpate.pages import counted
 
     # The mark occurs once more, in the line that explains it.
     facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
@@ -189,7 +189,7 @@ def back_up_ledger(
 ) -> Output:
     """Copy a ledger and verify every entry; a service may be writing meanwhile. The copy is private."""
     check_output_file(out, "out", suffixes=(".sqlite",))
-    from fairpate.report.page import counted
+    from fairpate.pages import counted
     from fairpate.run.ledger_commands import back_up_run
 
     with waiting("ledger"):

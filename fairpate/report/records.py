@@ -23,8 +23,8 @@ import numpy as np
 
 from fairpate.fairness import rates
 from fairpate.fairness.private_population import Population, PopulationEstimate, estimated_gap, estimated_rates
+from fairpate.pages import count, counted, decimal, epsilon_text, interval, percent
 from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
-from fairpate.report.page import count, counted, decimal, epsilon_text, interval, percent
 from fairpate.types import UNITS, GateRule, PrivacyStatement, Relation, Unit, restored, strict
 from fairpate.words import delta_text, meaning, most_often_right, strength
 

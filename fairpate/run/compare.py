@@ -40,11 +40,11 @@ from fairpate.later import torch
 from fairpate.methods.base import ReleasingMethod
 from fairpate.methods.label_queries import choose_queries, collect_vote_batch
 from fairpate.methods.pate import PateFamily
+from fairpate.pages import counted, epsilon_text, in_two_lines
 from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
-from fairpate.report.page import counted, epsilon_text, in_two_lines
 from fairpate.run.context import RunDirectory, checkpoint_folder, read_json, read_votes, write_text, write_votes
 from fairpate.run.folder import create_run_directory
 from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt

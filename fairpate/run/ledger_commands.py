@@ -40,7 +40,7 @@ from fairpate.methods.label_queries import (
 )
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import VotingMethod
-from fairpate.report.page import epsilon_text
+from fairpate.pages import epsilon_text
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_json, run_at
 from fairpate.run.folder import open_run_directory
 from fairpate.run.learn import as_trained, load_for

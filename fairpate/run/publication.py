@@ -29,13 +29,13 @@ from fairpate.data.embedding import feature_names
 from fairpate.files import write_atomically
 from fairpate.methods.base import method_title
 from fairpate.methods.label_queries import Spending
+from fairpate.pages import counted, epsilon_text, made_words, render
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.report.figures import class_label, slices_picture
 from fairpate.report.frontier import by_panel
 from fairpate.report.frontier_page import FrontierReport, findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
-from fairpate.report.page import counted, epsilon_text, made_words, render
 from fairpate.report.records import (
     OUTCOMES,
     AnsweredQueries,

@@ -44,6 +44,7 @@ from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.service.wire import worded
 from fairpate.config_reader import flat_values
 from fairpate.files import write_atomically
+from fairpate.pages import counted, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, AdaptiveLimit, epsilon_of_curve, least_adaptive_limit
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
@@ -59,7 +60,6 @@ from fairpate.privacy.mechanism_events import (
     of_a_record,
     of_teachers,
 )
-from fairpate.report.page import counted, epsilon_text
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields, write_json
 from fairpate.types import Relation, Unit, UserError
 from fairpate.words import delta_text

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from report_pages import PAGES, VOTING, Page, measured, operated, published, reordered
 
+from fairpate.pages import decimal, percent
 from fairpate.report.metrics import evaluate
-from fairpate.report.page import decimal, percent
 from fairpate.report.records import PrivateReport, PublicReport
 from fairpate.report.run_page import private_report, public_report
 from fairpate.types import STOPPED_BY_VOTES, GateRule

@@ -10,8 +10,8 @@ import pytest
 import report_pages
 
 from fairpate.fairness.rates import NOTIONS
+from fairpate.pages import made_words
 from fairpate.report.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
-from fairpate.report.page import made_words
 from fairpate.report.records import RunStatement
 
 NB = "\u00a0"
