@@ -818,7 +818,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if values["feature_names"] is not None:
             # Of type object, as scikit-learn sets it and compares it.
             estimator.feature_names_in_ = np.array(values["feature_names"], dtype=object)
-        estimator.events_ = tuple(event_from(event, statement.unit) for event in statement.events)
+        estimator.events_ = tuple(map(event_from, statement.events))
         estimator.noise_ = statement.noise
         estimator.privacy_ = Price(
             epsilon=float("inf") if statement.epsilon is None else statement.epsilon,

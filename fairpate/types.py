@@ -372,6 +372,13 @@ def strict(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def worded(values: dict[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with infinities as words that ``float`` reads, because JSON has no number for them."""
+    return {
+        name: str(value) if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()
+    }
+
+
 def restored(kind: type[ItemT], value: Any) -> ItemT:
     """Return what :func:`strict` made of a value of the type ``kind``: records and tuples again, NaN for a null number.
 

@@ -47,7 +47,7 @@ from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Snap
 from aggregator.session import AggregatorSession, OverBudget, VotesUnavailableError
 from fairpate.http_requests import FaultError, Faults, KnownCaller, fault, field_of
 from fairpate.http_server import HttpServer, HttpSettings, ServiceError, faults_response, json_response, new_app
-from fairpate.types import UsageError, UserError, strict
+from fairpate.types import UsageError, UserError, strict, worded
 
 _TAGS = ("id", "features", "record")
 # Longer than the pause between two attempts to open a failed ledger again.
@@ -236,8 +236,8 @@ def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
         # How the settings were chosen is not known here, so no choice counts as priced.
         "tuning_accounted": False,
         "num_teachers": terms.num_teachers,
-        "mechanism": wire.worded({"name": terms.mechanism.name, **terms.mechanism.parameters}),
-        "gate": wire.worded(dataclasses.asdict(terms.gate)),
+        "mechanism": worded({"name": terms.mechanism.name, **terms.mechanism.parameters}),
+        "gate": worded(dataclasses.asdict(terms.gate)),
         "label_names": list(pool.label_names),
         "group_names": list(pool.group_names),
         "pool_size": len(pool),

@@ -41,7 +41,6 @@ from safetensors.numpy import save
 from aggregator.budgets import queries_that_fit
 from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger, LedgerTerms
-from aggregator.service.wire import worded
 from fairpate.config_reader import flat_values
 from fairpate.files import write_atomically
 from fairpate.pages import counted, epsilon_text
@@ -132,7 +131,7 @@ def _curve_of(events: Sequence[Event]) -> FloatArray:
 def release_values(release: Release) -> dict[str, Any]:
     """A release as the plain values of a receipt."""
     values = {column.name: getattr(release, column.name) for column in fields(release) if column.name != "rdp_A"}
-    return values | {name: [worded(event_json(event)) for event in values[name]] for name in ("events", "plan")}
+    return values | {name: list(map(event_json, values[name])) for name in ("events", "plan")}
 
 
 def read_receipt(run: RunDirectory) -> Release | None:
@@ -554,7 +553,7 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
         "id": origin.id,
         "settings": origin.settings,
         "pool": origin.pool,
-        "events": [worded(event_json(event)) for event in released.events],
+        "events": list(map(event_json, released.events)),
         "sha256": _digest(arrays),
     }
     if origin.after:
