@@ -783,15 +783,9 @@ def reject_option_spread(
     """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders.
 
     ``true_labels_N`` serve accuracy alone. Everything passes the gate, and ``kept_N`` of it is measured.
-    ValueError for lengths or values that do not fit, IndexError for a label or group that the gate does not know.
+    IndexError for a label or group that the gate does not know.
     """
     labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
-    if not len(labels) == len(groups) == len(truth):
-        raise ValueError(
-            f"Expected as many labels, groups and true labels, got {len(labels)}, {len(groups)} and {len(truth)}."
-        )
-    if num_orders < 1:
-        raise ValueError(f"Expected num_orders >= 1, got {num_orders}.")
     kept = np.ones(len(labels), np.bool_) if kept_N is None else np.asarray(kept_N, np.bool_)
     sizes = {"num_groups": num_groups, "num_classes": num_classes}
     orders = []

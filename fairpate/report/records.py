@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -654,12 +654,6 @@ class AnsweredQueries:
     outcomes_GO: Sequence[Sequence[int]]
     answered_GC: Sequence[Sequence[int]]
 
-    def __post_init__(self) -> None:
-        if len(self.epsilon_course_Q) != self.queries_submitted:
-            raise ValueError(
-                f"Expected one epsilon for each of {self.queries_submitted} queries, got {len(self.epsilon_course_Q)}."
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class PublicReport:
@@ -682,20 +676,6 @@ class PublicReport:
     num_training_labels: int | None = None
     private_population: PrivatePopulation | None = None
     made: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.evaluations:
-            raise ValueError("Expected at least one evaluation, got none.")
-        num_groups = len(self.headline.group_names)
-        if self.voting and len(self.voting.answered_GC) != num_groups:
-            raise ValueError(
-                f"Expected answered_GC to have a row for each of {num_groups} groups, "
-                f"got {len(self.voting.answered_GC)}."
-            )
-        if self.reject_option and len(self.reject_option.coverage_G) != num_groups:
-            raise ValueError(
-                f"Expected reject_option to cover {num_groups} groups, got {len(self.reject_option.coverage_G)}."
-            )
 
     @property
     def headline(self) -> Evaluation:
@@ -735,11 +715,3 @@ class PrivateReport:
     at_Q: Sequence[float]
     callers_Q: Sequence[str]
     without_privacy: WithoutPrivacy | None = None
-
-    def __post_init__(self) -> None:
-        if self.public.voting is None:
-            raise ValueError("Expected a report with votes; without them there is nothing for the operator alone.")
-        submitted = self.public.voting.queries_submitted
-        for name in (each.name for each in fields(self) if each.name.endswith("_Q")):
-            if len(getattr(self, name)) != submitted:
-                raise ValueError(f"Expected {name} to have {submitted} entries, got {len(getattr(self, name))}.")

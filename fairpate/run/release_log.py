@@ -247,6 +247,14 @@ def state_folder() -> Path:
     return usual
 
 
+# Plans are a table of their own: odometers of earlier versions have none.
+_TABLES = """
+    CREATE TABLE IF NOT EXISTS releases (
+        number INTEGER PRIMARY KEY, run TEXT UNIQUE, data TEXT, unit TEXT, relation TEXT, noise TEXT, method TEXT,
+        path TEXT, events TEXT, num_queries INTEGER, rdp BLOB, time REAL);
+    CREATE TABLE IF NOT EXISTS limits (data TEXT, unit TEXT, epsilon REAL, delta REAL, PRIMARY KEY (data, unit));
+    CREATE TABLE IF NOT EXISTS plans (run TEXT PRIMARY KEY, plan TEXT);
+"""
 # A row keeps its number and its time: where a release stands among the others does not change by a later call.
 _STORE = """
     INSERT INTO releases (run, data, unit, relation, noise, method, path, events, num_queries, rdp, time)
@@ -394,17 +402,7 @@ class Odometer:
         try:
             # A release becomes visible right after its row, which must outlast a loss of power.
             database.execute("PRAGMA synchronous = FULL")
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS releases (number INTEGER PRIMARY KEY, run TEXT UNIQUE, data TEXT, "
-                "unit TEXT, relation TEXT, noise TEXT, method TEXT, path TEXT, events TEXT, num_queries INTEGER, "
-                "rdp BLOB, time REAL)"
-            )
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS limits (data TEXT, unit TEXT, epsilon REAL, delta REAL, "
-                "PRIMARY KEY (data, unit))"
-            )
-            # A table of its own: odometers of earlier versions have no plans.
-            database.execute("CREATE TABLE IF NOT EXISTS plans (run TEXT PRIMARY KEY, plan TEXT)")
+            database.executescript(_TABLES)
         except BaseException:
             database.close()
             raise
@@ -893,17 +891,18 @@ class LedgerMeter:
             return
         if self._ledger is not None:  # the ledger has these for good: an older copy of its files lacks some of them
             self._settled = self._ledger.num_reservations
-        # Room for a block: one durable write here serves many charges.
-        ahead = num_reservations + _BLOCK - 1
-        try:
-            # No further than the ledger's own budget: room beyond it could never be charged.
-            self._store(max(num_reservations, queries_that_fit(self._terms, ahead)), enforce=True)
-        except LimitReachedError:
-            # Near the limit a whole block has no room, and the queries that are asked may have.
+        # Room for a block: one durable write here serves many charges. No further than the ledger's own budget: room
+        # beyond it could never be charged.
+        block = max(num_reservations, queries_that_fit(self._terms, num_reservations + _BLOCK - 1))
+        # Near the limit a whole block has no room, and the queries that are asked may have.
+        for room in (block, num_reservations):
             try:
-                self._store(num_reservations, enforce=True)
+                self._store(room, enforce=True)
             except LimitReachedError as error:
-                raise LedgerError(str(error)) from error
+                if room == num_reservations:
+                    raise LedgerError(str(error)) from error
+            else:
+                return
 
     def _store(self, num_reservations: int, *, enforce: bool) -> None:
         count = max(num_reservations, self._planned) if num_reservations else 0

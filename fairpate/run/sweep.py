@@ -210,15 +210,7 @@ def _row(values: dict[str, Any]) -> Row:
             found["answered_by_group"] = tuple(found["answered_by_group"])
         record = RunRecord(**identity, **found)
     minutes = math.nan if values["minutes"] is None else values["minutes"]
-    return Row(
-        digest=values["digest"],
-        command=values["command"],
-        error=values["error"],
-        has_guarantee=values["has_guarantee"],
-        minutes=minutes,
-        record=record,
-        **identity,
-    )
+    return Row(**{name: values[name] for name in _CELL}, config=config, minutes=minutes, record=record)
 
 
 _FILES = (".weights.path", "data.declaration.path")
@@ -261,6 +253,20 @@ class Cell:
                 text = text.removesuffix("\n").removesuffix("\n...")
                 words.append(f"--set {shlex.quote(f'{path}={text}')}")
         return " ".join(words)
+
+    def row(self, **found: Any) -> Row:
+        """The row of this cell with what was ``found``: minutes, and a record or an error."""
+        return Row(
+            digest=self.digest,
+            method=self.method,
+            data=self.data,
+            seed=self.config.seed,
+            # Under the name that the sweep gives the data set, and without the places where the cell ran.
+            config=strict(determining_values(self.config)),
+            command=self.command,
+            has_guarantee=self.config.is_private,
+            **found,
+        )
 
 
 def cells_of(

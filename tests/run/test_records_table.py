@@ -101,12 +101,6 @@ def test_configurations_are_strict_json(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "rows.parquet")[0].config == {"gate": {"max_disparity": None}, "hidden": [16, None]}
 
 
-def test_a_row_is_a_record_or_an_error() -> None:
-    for change in ({"record": None}, {"error": "both"}, {"minutes": -1.0}, {"method": "fairpate"}):
-        with pytest.raises(ValueError, match="Expected"):
-            replace(measured(), **change)
-
-
 def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(RecordsTableError, match=r"rows\.parquet: no such file"):
         read_rows(tmp_path / "rows.parquet")
