@@ -9,12 +9,13 @@ _BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and 
 
 app = Commands(
     help="Train classifiers that are private and fair, compare methods, and serve private answers.\n\n"
-    "Begin with `fairpate run`: it trains FairPATE on an embedded data set in about a minute. `fairpate run --data "
-    "NAME --epsilon 2` takes another data set and privacy budget.",
+    "Begin with `fairpate demo`: a minute on an embedded table of people. `fairpate run --data NAME --epsilon 2` "
+    "trains on another data set.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command(rich_help_panel=_BEGIN)(runs.demo)
 app.command(cls=runs.RunCommand, rich_help_panel=_BEGIN)(runs.run)
 app.command(rich_help_panel=_BEGIN)(services.new)
 app.command(rich_help_panel=_BEGIN)(runs.methods)

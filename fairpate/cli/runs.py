@@ -46,6 +46,16 @@ if TYPE_CHECKING:
 _DEMO = Path(__file__).parents[1] / "color_digits.yaml"
 
 
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the demo. What is finished in it is kept.")] = Path("runs/demo"),
+) -> Output:
+    """Compare private methods on an embedded table of people, and state the outcome in two sentences: one minute."""
+    from fairpate.cli.demo import demo as shown
+
+    check_output_folder(out, "--out")
+    return shown(out)
+
+
 class RunCommand(TyperCommand):
     """Name the methods in the help of `--method`, without loading them for every command."""
 
