@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
+from fairpate import __version__
 from fairpate.cli import runs, services
 from fairpate.cli.base import Commands, exit_with_code
 
@@ -15,6 +20,23 @@ app = Commands(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"fairpate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options in front of a command."""
+
+
 app.command(rich_help_panel=_BEGIN)(runs.demo)
 app.command(cls=runs.RunCommand, rich_help_panel=_BEGIN)(runs.run)
 app.command(rich_help_panel=_BEGIN)(services.new)

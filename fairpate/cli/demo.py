@@ -19,6 +19,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from fairpate.cli.base import EXAMPLES
 from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import DEFAULT
 from fairpate.files import write_atomically
@@ -37,7 +38,6 @@ from fairpate.types import GateRule
 from fairpate.words import delta_text
 from student.student import Student, save_student
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 # Some way below what pages call fair, so that the whole interval of the gap may lie below it.
 _REJECT = GateRule(max_disparity=0.8 * FAIR_GAP, min_count=25)
 _BEGIN = """\
