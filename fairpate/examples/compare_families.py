@@ -1,6 +1,7 @@
 """PATE and SGD families on one frontier, from Python: the frontier is seen first, and then chosen from.
 
-    python examples/compare_families.py [--out runs/families] [--seeds 0 1]
+    fairpate new mine --example compare-families
+    python mine/compare_families.py [--out runs/families] [--seeds 0 1]
 
 Every cell that is finished is found again, so a second call with more seeds or a longer grid runs only what is missing.
 """
@@ -20,7 +21,7 @@ SWEEP = {
         "fairpate": {"grid": {"aggregator.gate.max_disparity": [0.05, 0.15]}},
         "weighted_votes": {"grid": {"student.idp3": [None, {"max_disparity": 0.1, "min_count": 25}]}},
     },
-    # Everything else fits the data set, as in `fairpate run`; configs/quick.yaml has five seeds, and Adult.
+    # Everything else fits the data set, as in `fairpate run`; `fairpate compare --example quick` has more methods.
     "settings": {"dp_sgd": {"epochs": 40, "batch_size": 200}},
 }
 
