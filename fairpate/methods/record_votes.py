@@ -121,6 +121,7 @@ class VotesOfRecords(ReleasingMethod):
     release."""
 
     protects_persons: ClassVar[bool] = True
+    reads_public: ClassVar[bool] = True  # public records get the labels
 
     student: StudentConfig = StudentConfig()
 
@@ -184,11 +185,6 @@ class VotesOfRecords(ReleasingMethod):
             group_names=dataset.group_names,
             class_names=dataset.label_names,
         )
-
-    @property
-    def reads_public(self) -> bool:
-        """True: public records get the labels."""
-        return True
 
     @property
     def reads_public_groups(self) -> bool:

@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from fairpate.config_reader import is_read, shared_settings
 from fairpate.fairness.rates import DEFAULT, NOTIONS
+from fairpate.pages import decimal, epsilon_text, percent
 from fairpate.report.frontier import (
     OBJECTIVES,
     Objective,
@@ -45,7 +46,6 @@ from fairpate.report.frontier import (
     rounded_up,
     sets_by_seed,
 )
-from fairpate.report.page import decimal, epsilon_text, percent
 from fairpate.types import NotionName, strict
 from fairpate.words import delta_text
 
