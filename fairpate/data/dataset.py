@@ -690,14 +690,10 @@ def check_members(dataset: Dataset) -> None:
     """Raise :class:`DataError` unless every split has records of every group, and the private split records of every
     class.
 
-    Validation and test records may be none at all.
+    Public, validation and test records may be none at all.
     """
     groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
-    checks = [
-        (name, split.z, *groups)
-        for name, split in dataset.splits.items()
-        if len(split) or name not in ("validation", "test")
-    ]
+    checks = [(name, split.z, *groups) for name, split in dataset.splits.items() if len(split) or name == "private"]
     for name, codes_N, names, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):
         counts = torch.bincount(codes_N, minlength=len(names)).tolist()
         if empty := [each for each, count in zip(names, counts, strict=True) if count == 0]:

@@ -30,7 +30,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.nn.models import FrozenBatchNorm, ImageNetScale, OrientedGradients, ScaleBytes, scale_bytes, seeded_torch
+from fairpate.nn.models import (
+    FrozenBatchNorm,
+    ImageNetScale,
+    OrientedGradients,
+    ScaleBytes,
+    Shortened,
+    scale_bytes,
+    seeded_torch,
+)
 
 ROUNDING = 64  # in units of the precision that gradients have
 # A processor is fast while patches stay in its cache; a GPU once there are enough of them to keep it busy.
@@ -55,6 +63,7 @@ _WITHOUT_PARAMETERS: frozenset[type[nn.Module]] = frozenset(
         ScaleBytes,
         ImageNetScale,
         OrientedGradients,
+        Shortened,
         FrozenBatchNorm,
         nn.Identity,
         nn.Dropout,

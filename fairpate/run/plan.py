@@ -139,7 +139,7 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast
             dataset = loaded[key] = loaded[key] if key in loaded else load_data(config.data)
             config.check_data(dataset)
             found.append(forecast(config, dataset, planned_cost(config, dataset)))
-        except ConfigError as error:
+        except (ConfigError, DataSettingsError) as error:
             found.append(RunForecast(method=method, refused=str(error)))
     return sorted(found, key=lambda each: math.inf if each.lead_needed is None else each.lead_needed)
 
@@ -160,7 +160,7 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
     right = [Column(name, justify="right") for name in ("epsilon", "votes a label", "noise", "lead needed", "labels")]
     table = listing("method", "who votes", *right)
     for each in found:
-        voters = VOTERS.get(each.method, "teachers") if each.votes is not None or each.refused else "nobody"
+        voters = VOTERS.get(each.method, "nobody" if each.votes is None and not each.refused else "teachers")
         numbers = [""] * 5
         if each.refused is None:
             numbers[0] = "none" if each.epsilon is None else epsilon_text(each.epsilon)

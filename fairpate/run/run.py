@@ -202,6 +202,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
                 on_progress=advance,
                 initial_model=None if settings.pretrain is None else initial_model(config, dataset, architecture),
             )
+            trained = replace(trained, architecture=None)
     if settings.calibration is not None:
         with reporter.stage("calibration"):
             generator = torch_generator(config.seed, Stream.CALIBRATION)
@@ -215,7 +216,7 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
     """The card that describes the published model in its file. ``embedding`` is the file of its embedding, if any."""
     mixing, network = trained.mixing_GCC, trained.model
     return StudentCard(
-        model=published_model(config),
+        model=trained.architecture or published_model(config),
         input_shape=tuple(dataset.public.x.shape[1:]),
         label_names=dataset.label_names,
         group_names=dataset.group_names,

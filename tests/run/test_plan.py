@@ -68,11 +68,11 @@ def test_the_command_prints_every_kind_of_voters_and_leaves_nothing(fairpate, tm
     code, output, _ = fairpate("run", "--data", "color_digits", "--epsilon", "1", "--dry-run", "--json")
     assert code == 0
     told = json.loads(output)
-    assert (told["method"], told["data"], told["spent_already"]) == ("weighted_votes", "color_digits", None)
+    assert (told["method"], told["data"], told["spent_already"]) == ("residual_votes", "color_digits", None)
     assert (told["cost"]["epsilon"], told["cost"]["delta"], told["cost"]["unit"]) == (1, 1e-5, "record")
     first, *others = told["forecasts"]
-    assert first["method"] == "weighted_votes"
-    assert {each["method"] for each in others} == VOTERS.keys() - {"weighted_votes"}
+    assert first["method"] == "residual_votes"
+    assert {each["method"] for each in others} == VOTERS.keys() - {"residual_votes"}
     assert [each["lead_needed"] for each in others] == sorted(each["lead_needed"] for each in others)
     for each in told["forecasts"]:
         assert each["refused"] is None
