@@ -49,6 +49,7 @@ from fairpate.methods.base import ExpectedVotes, Trained, Training
 from fairpate.methods.record_votes import (
     ONE_RECORD,
     UNITS,
+    PoolLabels,
     TaughtConfig,
     VectorsConfig,
     VotesOfRecords,
@@ -273,19 +274,21 @@ class ResidualVotesConfig(VectorsConfig):
         return (sums, MomentSums(count=1, noise_stddev_votes=moments, norm=UNITS**2), residual)
 
 
-class ResidualVotes(VotesOfRecords):
-    """Releases noisy sums of feature vectors, then noisy sums of residuals that improve a linear rule step by step."""
+class RulesOfRecords(VotesOfRecords):
+    """A method whose releases give a linear rule. The rule itself is published, unless settings ask for a student.
 
-    title: ClassVar[str] = "residual record votes"
-    paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
-    afterwards: ClassVar[tuple[str, ...]] = (
-        *VotesOfRecords.afterwards,
-        *(f"residual_votes.{field}" for field in TaughtConfig.model_fields),
-    )
+    ``section``: the name of the method's own section, a :class:`VectorsConfig`.
+    """
 
-    method: str = "residual_votes"
-    residual_votes: ResidualVotesConfig = ResidualVotesConfig()
+    section: ClassVar[str]
+
     ray: RayConfig = RayConfig(num_actors=0)
+
+    @property
+    def own(self) -> VectorsConfig:
+        """The method's own section."""
+        found: VectorsConfig = getattr(self, self.section)
+        return found
 
     @property
     def by_group(self) -> bool:
@@ -295,11 +298,10 @@ class ResidualVotes(VotesOfRecords):
     @property
     def asking_student(self) -> tuple[str, ...]:
         """The dotted settings that ask for a student, taught from the rule's labels of public records."""
-        settings = self.residual_votes
         asked = {
-            "residual_votes.gate": settings.gate is not None,
-            "residual_votes.penalty": settings.penalty is not None,
-            "residual_votes.taught_share": settings.taught_share < 1,
+            f"{self.section}.gate": self.own.gate is not None,
+            f"{self.section}.penalty": self.own.penalty is not None,
+            f"{self.section}.taught_share": self.own.taught_share < 1,
             "student.model.name": self.student.model.name not in ("logistic", "bounded_logistic"),
             "student.method": self.student.method != "supervised",
         }
@@ -309,8 +311,7 @@ class ResidualVotes(VotesOfRecords):
     def needing_public(self) -> tuple[str, ...]:
         """The settings that need public records. The rule itself needs none."""
         idp3 = () if self.student.idp3 is None else ("student.idp3",)
-        curvature = ("residual_votes.curvature",) if self.residual_votes.curvature == "public" else ()
-        return (*self.asking_student, *idp3, *curvature, *super().needing_public[1:])
+        return (*self.asking_student, *idp3, *super().needing_public[1:])
 
     @property
     def unread(self) -> Mapping[str, str]:
@@ -326,6 +327,35 @@ class ResidualVotes(VotesOfRecords):
                 f"data.embedding: null, and {dataset.name} has no public records to fit one to; set it to {{}}, which "
                 "needs a declared table, or name a file of public records (files.public)."
             )
+
+    def published(self, training: Training, released: Released, rule_CW: DoubleArray, said: PoolLabels) -> Trained:
+        """The rule as a model, or a student of the pool's labels ``said`` where settings ask for one."""
+        # An embedding of the method's own is not stored with a model, so that only a student can be published.
+        if training.dataset.embedding is None or self.asking_student:
+            return self.taught(said, self.own, training, events=released.events)
+        architecture, network = rule_network(rule_CW)
+        return Trained(model=network, architecture=architecture, events=released.events, noise=self.source.label)
+
+
+class ResidualVotes(RulesOfRecords):
+    """Releases noisy sums of feature vectors, then noisy sums of residuals that improve a linear rule step by step."""
+
+    title: ClassVar[str] = "residual record votes"
+    paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
+    section: ClassVar[str] = "residual_votes"
+    afterwards: ClassVar[tuple[str, ...]] = (
+        *VotesOfRecords.afterwards,
+        *(f"residual_votes.{field}" for field in TaughtConfig.model_fields),
+    )
+
+    method: str = "residual_votes"
+    residual_votes: ResidualVotesConfig = ResidualVotesConfig()
+
+    @property
+    def needing_public(self) -> tuple[str, ...]:
+        """The settings that need public records. The rule itself needs none, unless its curvature is theirs."""
+        is_public = self.residual_votes.curvature == "public"
+        return (*super().needing_public, *(("residual_votes.curvature",) if is_public else ()))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:
         """The votes to expect, as for weighted votes, under the noise of the sums alone; None without public
@@ -414,17 +444,10 @@ class ResidualVotes(VotesOfRecords):
         """Publish the last rule itself, or train a student on its labels of the public pool where settings ask for
         one."""
         rule_CW, pool_MW = released.arrays["rule_CW"], released.arrays["pool_MW"]
-        # An embedding of the method's own is not stored with a model, so that only a student can be published.
-        is_rule = training.dataset.embedding is not None and not self.asking_student
-        if is_rule:
-            architecture, network = rule_network(rule_CW)
-            trained = Trained(model=network, architecture=architecture, events=released.events, noise=self.source.label)
-        else:
-            said = labels_of_rule(rule_CW, pool_MW / UNITS)
-            trained = self.taught(said, self.residual_votes, training, events=released.events)
+        trained = self.published(training, released, rule_CW, labels_of_rule(rule_CW, pool_MW / UNITS))
         pool = f"{len(pool_MW):,} public records"
         moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
-        model = "the linear rule itself" if is_rule else f"a student, taught by {pool}"
+        model = "the linear rule itself" if trained.architecture else f"a student, taught by {pool}"
         remark = f"Public facts and released sums decided: second moments are {moments}, and the model is {model}."
         return replace(trained, remarks=(remark,))
 

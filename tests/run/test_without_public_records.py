@@ -19,11 +19,12 @@ from fairpate.data import Dataset, load_data
 from fairpate.data.columns import even_records
 from fairpate.data.dataset import DataSettingsError, shortened_by_person
 from fairpate.data.embedding import completed_pool, embedded
+from fairpate.methods.ada_ssp import AdaSsp
 from fairpate.methods.base import Method, Training, configured, resolved
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.methods.residual_votes import ResidualVotes
 from fairpate.run.context import RunDirectory, read_json, read_statement
-from fairpate.run.release_log import Released
+from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.server import student_in_one_process
@@ -98,6 +99,21 @@ def test_the_rule_is_the_model_and_the_report_says_what_decided(run) -> None:
     assert said in (run.public / "report.html").read_text(encoding="utf-8")
     metrics = read_json(run.metrics)
     assert metrics["accuracy"] > metrics["majority_accuracy"] + 0.15
+
+
+def test_least_squares_publish_their_rule_as_well(clinic: Path, dataset: Dataset, tmp_path: Path) -> None:
+    declared = [("data.name", "clinic"), ("data.declaration", {"path": str(clinic / "clinic.yaml")})]
+    config = resolved([*declared, "target.epsilon=8", ("out", str(tmp_path / "run"))], method="ada_ssp")
+    assert isinstance(config, AdaSsp)
+    run = run_method(config, Reporter(quiet=True))
+    student, stored = load_student(run.student), read_release(run.released)[0]
+    assert student.card.model.name == "bounded_logistic"
+    metrics = read_json(run.metrics)
+    assert metrics["accuracy"] > metrics["majority_accuracy"] + 0.1
+    plain = load(clinic / "clinic.yaml", embedding=None).test.x
+    votes = WeightedBallot(embedding=dataset.embedding).votes(plain) / UNITS
+    scores = votes @ config.rule(stored).T
+    assert (student.predict(plain).labels == scores.argmax(axis=1)).mean() > 0.99
 
 
 @pytest.mark.usefixtures("with_graphs")
