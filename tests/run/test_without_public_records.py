@@ -259,6 +259,21 @@ def test_a_small_pool_joins_the_embedding_and_the_rule_is_published(clinic: Path
     assert any("taught by 40 public records" in remark for remark in read_statement(taught).remarks)
 
 
+def test_a_pool_that_lacks_a_group_serves_what_does_not_read_groups(clinic: Path, fairpate, tmp_path: Path) -> None:
+    for name in ("private", "test"):
+        (tmp_path / f"{name}.csv").write_bytes((clinic / f"{name}.csv").read_bytes())
+    rows = (clinic / "public.csv").read_text(encoding="utf-8").splitlines()
+    women = [row for row in rows if ",M," not in row]
+    (tmp_path / "public.csv").write_text("\n".join(women) + "\n", encoding="utf-8")
+    (tmp_path / "small.yaml").write_bytes((clinic / "small.yaml").read_bytes())
+    asked = ["run", "--data", str(tmp_path / "small.yaml"), "--epsilon", "8", "--set", "noise=seeded"]
+    assert fairpate(*asked, "--out", str(tmp_path / "run"))[0] == 0
+    gate = "residual_votes.gate={max_disparity: 0.2, min_count: 1}"
+    code, _, errors = fairpate(*asked, "--set", gate, "--out", str(tmp_path / "gate"))
+    assert code == 1
+    assert "The public split has no member of group of sex M" in " ".join(errors.split())
+
+
 def test_a_forecast_reads_no_public_record(clinic: Path, fairpate) -> None:
     code, output, _ = fairpate("run", "--data", str(clinic / "clinic.yaml"), "--epsilon", "1", "--dry-run", "--json")
     assert code == 0
