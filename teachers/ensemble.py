@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -60,10 +60,9 @@ from teachers.teacher import (
 if TYPE_CHECKING:
     from fairpate.data.dataset import Split
 
-SharedT = TypeVar("SharedT")
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 Counts = npt.NDArray[np.integer[Any]]
+BlockFunction = Callable[[Any, Any, str], Any]
+"""A pure function of a value that all items share, an item, and a torch device."""
 IntArray = npt.NDArray[np.int64]
 PredictionArray = npt.NDArray[np.int16]
 VoteArray = npt.NDArray[np.int64]
@@ -94,30 +93,18 @@ class BlockPool(Protocol):
     @property
     def device(self) -> str:
         """The torch device of every worker."""
-        ...
 
     def carry(self, module: ModuleType) -> None:
         """Send the code of ``module`` to workers where it is not installed."""
-        ...
 
-    def run(
-        self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
-    ) -> Iterator[tuple[int, ResultT]]:
+    def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Yield (position of the item, result) as results arrive, in any order; items are read when needed."""
-        ...
 
-    def sum(
-        self,
-        function: Callable[[SharedT, ItemT, str], Counts],
-        shared: SharedT,
-        items: Iterable[ItemT],
-        on_done: Callable[[int], None],
-    ) -> Counts:
+    def sum(self, function: BlockFunction, shared: Any, items: Iterable[Any], on_done: Callable[[int], None]) -> Counts:
         """Return the sum of all results, arrays of equal shape and type. ValueError without items.
 
         ``on_done(position)`` is called for each item, and again for an item that was computed again.
         """
-        ...
 
 
 class InProcessPool:
@@ -129,20 +116,12 @@ class InProcessPool:
     def carry(self, module: ModuleType) -> None:
         """Do nothing: this process has the module."""
 
-    def run(
-        self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
-    ) -> Iterator[tuple[int, ResultT]]:
+    def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Compute as :meth:`BlockPool.run` does, in order."""
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
-    def sum(
-        self,
-        function: Callable[[SharedT, ItemT, str], Counts],
-        shared: SharedT,
-        items: Iterable[ItemT],
-        on_done: Callable[[int], None],
-    ) -> Counts:
+    def sum(self, function: BlockFunction, shared: Any, items: Iterable[Any], on_done: Callable[[int], None]) -> Counts:
         """Add up as :meth:`BlockPool.sum` does, in order."""
         total: Counts | None = None
         for position, counts in self.run(function, shared, items):
@@ -314,14 +293,14 @@ def blocks_in(
 
 
 def computed(
-    function: Callable[[SharedT, tuple[Block, Given], str], ResultT],
-    shared: SharedT,
+    function: BlockFunction,
+    shared: Any,
     blocks: tuple[Block, ...],
     storage: Storage | None,
     given: Callable[[tuple[int, ...]], Given],
     workers: BlockPool,
     on_progress: Progress | None,
-) -> Iterator[tuple[Block, ResultT]]:
+) -> Iterator[tuple[Block, Any]]:
     """Yield the result of ``function`` for every block without a checkpoint, in any order; progress counts all blocks.
 
     ``given(teachers)`` is sent to the worker of a block.

@@ -463,34 +463,32 @@ class DenseChain:
         return values
 
     @torch.no_grad()
-    def backward(self, values: list[Tensor], gradient: Tensor) -> list[tuple[nn.Module, Tensor, Tensor]]:
+    def backward(self, values: list[Tensor], gradient: Tensor) -> list[tuple[nn.Linear, Tensor, Tensor]]:
         """Every trained layer, its input and its output's gradient, from ``forward``'s values and the last gradient."""
-        return list(self._dense_gradients(values, gradient))
-
-    @torch.no_grad()
-    def summed_gradients(self, values: list[Tensor], gradient: Tensor) -> WeightedSums:
-        """For each trained parameter, the gradient summed over records, as autograd would give it; arguments as for
-        :meth:`backward`."""
-        sums: WeightedSums = []
-        for layer, value, of_output in self._dense_gradients(values, gradient):
-            if layer.weight.requires_grad:
-                sums.append((layer.weight, of_output.mT @ value))
-            if layer.bias is not None and layer.bias.requires_grad:
-                sums.append((layer.bias, of_output.sum(dim=0)))
-        return sums
-
-    def _dense_gradients(self, values: list[Tensor], gradient: Tensor) -> Iterator[tuple[nn.Linear, Tensor, Tensor]]:
-        """Trained layers from the last to the lowest, each with its input and the gradient of its output."""
+        calls = []
         for i in range(len(self._layers) - 1, self._lowest - 1, -1):
             layer = self._layers[i]
             if not isinstance(layer, nn.Linear):
                 gradient = _ACTIVATIONS[type(layer)][1](gradient, values[i + 1])
                 continue
             if _is_trained(layer):
-                yield layer, values[i], gradient
+                calls.append((layer, values[i], gradient))
             # Below the lowest trained layer no gradient is needed.
             if i > self._lowest:
                 gradient = gradient @ layer.weight
+        return calls
+
+    @torch.no_grad()
+    def summed_gradients(self, values: list[Tensor], gradient: Tensor) -> WeightedSums:
+        """For each trained parameter, the gradient summed over records, as autograd would give it; arguments as for
+        :meth:`backward`."""
+        sums: WeightedSums = []
+        for layer, value, of_output in self.backward(values, gradient):
+            if layer.weight.requires_grad:
+                sums.append((layer.weight, of_output.mT @ value))
+            if layer.bias is not None and layer.bias.requires_grad:
+                sums.append((layer.bias, of_output.sum(dim=0)))
+        return sums
 
 
 def _leaves(model: nn.Module) -> Iterator[nn.Module]:

@@ -23,7 +23,7 @@ Shapes: B records of a batch; T positions; C outputs; P values of one parameter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -214,7 +214,7 @@ class GradientClipper:
         # A layer that the outputs do not depend on made no call: its gradient is 0.
         return [rows[id(p)] if id(p) in rows else formed(p.new_zeros(len(x), p.numel())) for p in self._trained]
 
-    def _layer_calls(self, x: Tensor, targets: Tensor) -> list[LayerCall]:
+    def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
         """One forward and one backward pass: every trained layer that ran, with its input and its output's gradient."""
         if self._chain is not None and self._chain.reads(x):
             values = self._chain.forward(x)
@@ -360,7 +360,7 @@ class GuidedGradients(GradientClipper):
         # After clipping: weights are public, and the noise is scaled to them.
         return super()._clip_factors(squared_norms_B, is_counted_B) * self._weights_B
 
-    def _layer_calls(self, x: Tensor, targets: Tensor) -> list[LayerCall]:
+    def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
         if self._values is None or self._chain is None:
             return super()._layer_calls(x, targets)
         return self._chain.backward(self._values, self._loss_gradient(self._values[-1], targets))
