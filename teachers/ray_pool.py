@@ -51,7 +51,6 @@ from teachers.ensemble import (
     BlockPool,
     Counts,
     Ensemble,
-    InProcessPool,
     PoolError,
     VoteArray,
     added,
@@ -115,7 +114,7 @@ class _Queue:
         return bool(self.waiting)
 
 
-class RayPool:
+class RayPool(BlockPool):
     """A bounded pool of Ray actors; use as a context manager inside :func:`teachers.ray_pool.start_ray`.
 
     Work starts with the first actor that is ready, and others join when there is room for them. ``stall_timeout_s``
@@ -125,7 +124,7 @@ class RayPool:
     def __init__(self, config: RayConfig, *, stall_timeout_s: float = _DEFAULT_STALL_TIMEOUT_S):
         self._config = config
         self._stall_timeout_s = stall_timeout_s
-        self.device = "cuda" if config.num_gpus else "cpu"
+        super().__init__("cuda" if config.num_gpus else "cpu")
         self._num_actors = number_of_actors(config)
         self._starting: dict[Any, Any] = {}  # by the reference that settles when the actor is ready
         self._ready: list[Any] = []
@@ -348,7 +347,7 @@ def open_pool(config: RayConfig) -> Iterator[BlockPool]:
         threads = torch.get_num_threads()
         torch.set_num_threads(config.torch_threads)
         try:
-            yield InProcessPool("cuda" if config.num_gpus else "cpu")
+            yield BlockPool("cuda" if config.num_gpus else "cpu")
         finally:
             torch.set_num_threads(threads)
         return

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -283,18 +283,9 @@ def collect_vote_batch(
     )
 
 
-@dataclass(frozen=True)
-class _Read:
-    """Read the private records of the data set that ``config`` (JSON) names, once in a process."""
-
-    config: str
-
-    def __call__(self) -> Split:
-        return _private(self.config)
-
-
 @lru_cache(maxsize=1)
 def _private(config: str) -> Split:
+    """Read the private records of the data set that ``config`` (JSON) names, once in a process."""
     return load_data(DataConfig.model_validate_json(config)).private
 
 
@@ -308,7 +299,7 @@ def shard_reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None
             "ray.read_shards: workers cannot read these records from the data set's files (they came from Python, or "
             "depend on files in the run's folder); set it to false."
         )
-    return _Read(dataset.source.model_dump_json())
+    return partial(_private, dataset.source.model_dump_json())
 
 
 @dataclass(frozen=True, kw_only=True)
