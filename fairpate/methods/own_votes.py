@@ -41,7 +41,7 @@ from fairpate.later import torch
 from fairpate.methods.base import Training
 from fairpate.methods.label_queries import Labels, StandingVoters
 from fairpate.methods.pate import NO_GATE, GnmaxMethod
-from fairpate.report.page import counted
+from fairpate.pages import counted
 from fairpate.run.context import RunDirectory
 from fairpate.types import GateRule, IntArray, MechanismParameters, Unit, UserError, VoteBatch
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
@@ -48,7 +48,7 @@ from fairpate.privacy.loss_distributions import (
     repeated,
 )
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
-from fairpate.types import Relation, Unit
+from fairpate.types import Relation, Unit, worded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,44 +417,26 @@ def as_in_paper_rdp(
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """An event as plain values, with its kind and noun. ValueError for one that depends on private values."""
+    """An event as values of strict JSON, with its kind and noun. ValueError for one that depends on private values."""
     # What is stored ends in statements and the odometer, where votes must never get.
     if event.data_dependent:
         raise ValueError(f"{type(event).__name__} depends on private votes and is not to be stored.")
-    return {"kind": type(event).__name__, "noun": event.noun, **asdict(event)}  # type: ignore[call-overload]
+    return worded({"kind": type(event).__name__, "noun": event.noun, **asdict(event)})  # type: ignore[call-overload]
 
 
-def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
-    """The event that :func:`event_json` wrote. Statements do not store the kind of an event; it is then found from the
-    names of the fields and from ``unit``."""
+def event_from(values: Mapping[str, Any]) -> Event:
+    """The event that :func:`event_json` wrote. ValueError for an unknown kind."""
     kinds = accountant.event_kinds()
-    # Strict JSON has no infinity: it is written as a word.
-    rest = {
-        name: float(value) if value in ("inf", "-inf") else value
-        for name, value in values.items()
-        if name not in ("kind", "noun")
-    }
-    if "kind" not in values:
-        # Statements write null for infinity. A threshold of 0 costs what any finite one does.
-        rest = {
-            name: value if value is not None else 0.0 if name == "threshold" else math.inf
-            for name, value in rest.items()
+    if values.get("kind") not in kinds:
+        raise ValueError(f"unknown event {values.get('kind')}; use the version that wrote it.")
+    event: Event = kinds[values["kind"]](
+        **{
+            name: float(value) if value in ("inf", "-inf") else value
+            for name, value in values.items()
+            if name not in ("kind", "noun")
         }
-        names = set(rest)
-        # Earlier events had no field for the unit that most are priced for.
-        found = [kind for kind in kinds.values() if {column.name for column in fields(kind)} ^ names <= {"unit"}]
-        of_unit = [kind for kind in found if unit is None or getattr(kind, "unit", unit) == unit]
-        found = of_unit or [kind for kind in found if rest.get("unit") == unit]
-        # A kind and its subclass have the same fields: the parent costs at least as much.
-        found = [kind for kind in found if not any(kind is not other and issubclass(kind, other) for other in found)]
-        if len(found) != 1:
-            raise ValueError(f"no event has the fields {sorted(names)} and unit {unit}.")
-        event: Event = found[0](**rest)
-        return event
-    if values["kind"] not in kinds:
-        raise ValueError(f"unknown event {values['kind']}; use the version that wrote it.")
-    named: Event = kinds[values["kind"]](**rest)
-    return named
+    )
+    return event
 
 
 def merged(events: Sequence[Event]) -> tuple[Event, ...]:
