@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from fairpate.cli.base import (
+    EXAMPLE_FILES,
     AnalystToken,
     Commands,
     DataDir,
@@ -38,6 +39,7 @@ from fairpate.cli.base import (
     Words,
     checked_arguments,
     data_config,
+    example_files,
     in_modes,
 )
 from fairpate.config import ConfigError
@@ -557,19 +559,52 @@ def version() -> Output:
     )
 
 
-def new(
-    name: Annotated[Path, typer.Argument(metavar="NAME", help="Folder to create.")],
+ProjectFolder = Annotated[Path, typer.Argument(metavar="NAME", help="Folder to create.")]
+
+
+def _new(
+    name: ProjectFolder,
     kind: Annotated[
         Literal["table", "images", "embeddings"],
         typer.Option(help="Kind of records: rows of a table, images, or vectors."),
     ] = "table",
 ) -> Output:
-    """Create a project that runs: example records to replace by yours, their declaration, settings and a test."""
     from fairpate.cli.summaries import write_project
 
     data, files = write_project(name, kind)
     words = [f"{name}: data set {data}, with example records to replace by yours, see README.md. To begin:"]
-    # `cd` would read a leading hyphen as an option.
-    place = f"./{name}" if str(name).startswith("-") else str(name)
-    words += [f"  cd {shlex.quote(place)}", "  fairpate run settings.yaml"]
+    words += [f"  cd {_place(name)}", "  fairpate run settings.yaml"]
     return Output(facts={"folder": name, "kind": kind, "data": data, "files": files}, words="\n".join(words))
+
+
+def _new_example(
+    name: ProjectFolder,
+    example: Annotated[str | None, typer.Option(help=f"Copy an example instead: {', '.join(EXAMPLE_FILES)}.")] = None,
+) -> Output:
+    from fairpate.cli.summaries import write_folder
+
+    assert example is not None
+    files = example_files(example)
+    written = write_folder(name, {file.name: file.read_bytes() for file in files})
+    commands = {
+        "own-method": "fairpate run --method own_method:ClassMeans --epsilon 3",
+        **{of: f"fairpate compare {file}" for of, (file, *_) in EXAMPLE_FILES.items() if file.endswith(".yaml")},
+    }
+    command = commands.get(example, f"python {files[0].name}")
+    words = f"{name}: {files[0].name}, with its explanation at the top. To begin:\n  cd {_place(name)}\n  {command}"
+    return Output(facts={"folder": name, "example": example, "files": written}, words=words)
+
+
+def _place(name: Path) -> str:
+    # `cd` would read a leading hyphen as an option.
+    return shlex.quote(f"./{name}" if str(name).startswith("-") else str(name))
+
+
+new = in_modes(
+    "new",
+    """Create a project that runs: example records to replace by yours, their declaration, settings and a test.
+
+    With --example, create a folder with a comparison, a method or a script to change.""",
+    Mode(function=_new),
+    Mode(function=_new_example, option="example"),
+)

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,14 @@ from fairpate.data.declaration import (
 )
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import as_names
+from fairpate.data.loans import applications
 from fairpate.data.published_pictures import LOADERS, pictures_entry
 from fairpate.data.tables import COMMAS, DATES, TYPED_SUFFIXES, TableFaults, column_names, read_batches, text_of
 from fairpate.later import torch
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
+_MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
+"""Embedded tables: their records are made in memory instead of read from the declared file."""
 
 
 class Registry(Mapping[str, DatasetEntry]):
@@ -89,6 +92,11 @@ class Registry(Mapping[str, DatasetEntry]):
             entry = entry_of(read_declaration(path))
             if entry.name != name:
                 raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
+            if name in _MADE:
+                load, make = entry.load, _MADE[name]
+                entry = replace(
+                    entry, files=(), load=lambda request: load(replace(request, tables={"records": make()}))
+                )
             self._entries[name] = entry
         return self._entries[name]
 

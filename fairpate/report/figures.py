@@ -109,7 +109,7 @@ FAMILIES = (
     Family(
         title="Records vote",
         shape=_SHAPE_OF["diamond"],
-        methods={"weighted_votes": 3, "residual_votes": 0, "record_votes": 5, "private_knn": 1},
+        methods={"weighted_votes": 3, "residual_votes": 0, "record_votes": 5, "private_knn": 1, "ada_ssp": 2},
     ),
     Family(
         title="DP-SGD family",

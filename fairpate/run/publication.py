@@ -458,7 +458,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
     Where packages are missing or torch cannot write the model, a note says why: the run is whole without it.
     """
-    from student.portable import PortableError, missing_packages, portable  # imports torch, which a card does not need
+    from student.student import PortableError, missing_packages, portable  # imports torch, which a card does not need
 
     if run.graph.is_file() and run.graph_description.is_file():
         # Checked by content: file times do not survive a copy of the folder.

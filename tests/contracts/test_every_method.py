@@ -37,6 +37,7 @@ QUICK: dict[str, Any] = {  # less training than where results are compared with 
     "record_votes": {"num_prototypes": 20, "num_components": 10},
     "weighted_votes": {"embedding": {"num_components": 10, "graph_share": 0}},
     "residual_votes": {"embedding": {"num_components": 10, "graph_share": 0}},
+    "ada_ssp": {"embedding": {"num_components": 10, "graph_share": 0}},
     "private_knn": {"sampling_rate": 0.2},
 }
 VALUES = {**SMALL, **TARGET, **QUICK}

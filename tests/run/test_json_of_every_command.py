@@ -29,6 +29,7 @@ identity: {key: [visit]}
 SUCCEEDS = {
     "version": [],
     "new": ["project"],
+    "demo": None,
     "methods": [],
     "run": ["run/config.yaml", "--out", "run"],
     "report": ["run"],
