@@ -24,7 +24,7 @@ from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import DEFAULT
 from fairpate.files import write_atomically
 from fairpate.methods.base import Method
-from fairpate.report.page import counted, decimal, epsilon_text, interval, percent
+from fairpate.pages import counted, decimal, epsilon_text, interval, percent
 from fairpate.report.records import FAIR_GAP, RunStatement
 from fairpate.run.compare import compare_methods, comparison_outcome
 from fairpate.run.context import RunDirectory, read_statement, write_json

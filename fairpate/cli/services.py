@@ -107,7 +107,7 @@ def declare_data(
 
     with waiting("data"):
         text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
-    from fairpate.report.page import counted
+    from fairpate.pages import counted
 
     # The mark occurs once more, in the line that explains it.
     facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
@@ -191,7 +191,7 @@ def back_up_ledger(
 ) -> Output:
     """Copy a ledger and verify every entry; a service may be writing meanwhile. The copy is private."""
     check_output_file(out, "out", suffixes=(".sqlite",))
-    from fairpate.report.page import counted
+    from fairpate.pages import counted
     from fairpate.run.ledger_commands import back_up_run
 
     with waiting("ledger"):
@@ -428,9 +428,10 @@ class QueryCommand(TyperCommand):
 
 
 def _query_words(words: Words = None, token_file: TokenFile = None) -> Output | None:
-    from fairpate.run.query import query_words
+    from aggregator.client import query_words
+    from fairpate.run.release_log import state_folder
 
-    return query_words(words or [], token_file=token_file)
+    return query_words(words or [], token_file=token_file, history=state_folder() / "history")
 
 
 def _query_batch(
@@ -440,7 +441,7 @@ def _query_batch(
     batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries per request.")] = 256,
     token_file: TokenFile = None,
 ) -> Output:
-    from fairpate.run.query import query_batch
+    from aggregator.client import query_batch
 
     return query_batch(words or [], ids, out=out, batch_size=batch_size, token_file=token_file)
 

@@ -34,7 +34,7 @@ from fairpate.data import REGISTRY, DatasetDescription, DatasetListing
 from fairpate.data.registry import Check
 from fairpate.files import PlaceError, check_output_folder
 from fairpate.methods.base import find_method, method_names
-from fairpate.report.page import counted
+from fairpate.pages import counted
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
 from fairpate.run.release_log import state_folder

@@ -34,8 +34,8 @@ def main() -> None:
     options = parser.parse_args()
 
     comparison = compare_methods(SWEEP | {"seeds": options.seeds}, out=options.out, title="families")
-    finished = [row for row in comparison.rows if row.record is not None]
-    points = points_of([row.record for row in finished], commands=[row.command for row in finished])
+    finished = [(row.record, row.command) for row in comparison.rows if row.record is not None]
+    points = points_of([record for record, _ in finished], commands=[command for _, command in finished])
     for panel, found in by_panel(points).items():
         print(f"\n{panel.data}, {panel.privacy.relation} {panel.privacy.unit}, delta {panel.privacy.delta:g}")
         for point in sorted(frontier(found).members, key=lambda point: point.value("epsilon")):

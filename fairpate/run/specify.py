@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS, notion_named
+from fairpate.pages import epsilon_text, in_two_lines
 from fairpate.report.figures import class_label, with_spread
 from fairpate.report.frontier import (
     OBJECTIVES,
@@ -45,7 +46,6 @@ from fairpate.report.frontier import (
     rounded_up,
 )
 from fairpate.report.frontier_page import Baselines, baseline_words, baselines
-from fairpate.report.page import epsilon_text, in_two_lines
 from fairpate.run.sweep import read_rows
 from fairpate.types import NotionName, UsageError, stepwise, strict
 
