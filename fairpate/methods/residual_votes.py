@@ -448,7 +448,11 @@ class ResidualVotes(RulesOfRecords):
         pool = f"{len(pool_MW):,} public records"
         moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
         model = "the linear rule itself" if trained.architecture else f"a student, taught by {pool}"
-        remark = f"Public facts and released sums decided: second moments are {moments}, and the model is {model}."
+        # On pages this is an item of what is not guaranteed.
+        chosen = (
+            "That this form of the method is the best one. Public facts and released sums alone decided that second"
+        )
+        remark = f"{chosen} moments are {moments}, and that the model is {model}."
         return replace(trained, remarks=(remark,))
 
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
 from fairpate.config_reader import Override, determining_values
 from fairpate.data import REGISTRY, Dataset, load_data
-from fairpate.data.dataset import Split, sha256_of
+from fairpate.data.dataset import Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
@@ -456,6 +456,8 @@ def _opened(
     with reporter.stage("data"):
         dataset = load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)
+        if config.reads_public_groups and not is_given:
+            check_members(dataset, "public")
     # Two at once would each release, and leave one's model with the other's statement, or under its configuration.
     # The log is made inside: before, it might not see the receipt of the run that it waits for, and count what that
     # run released once more.

@@ -167,7 +167,9 @@ def test_what_needs_public_records_is_refused_with_the_remedy(setting, field, cl
     assert not (tmp_path / "run" / "public").exists()
 
 
-@pytest.mark.parametrize("method", ["weighted_votes", "record_votes", "fairpate", "private_knn", "fair_dp_sgd"])
+@pytest.mark.parametrize(
+    "method", ["weighted_votes", "ada_ssp", "record_votes", "fairpate", "private_knn", "fair_dp_sgd"]
+)
 def test_a_method_that_reads_public_records_is_refused_and_names_one_that_does_not(method, dataset, tmp_path) -> None:
     config = configured({"data": {"name": "clinic"}}, method=method)
     with pytest.raises(ValueError, match=f"method: {method} needs public records.* choose residual_votes or dp_sgd"):
@@ -271,6 +273,21 @@ def test_a_small_pool_joins_the_embedding_and_the_rule_is_published(clinic: Path
     taught = RunDirectory(root=tmp_path / "gate")
     assert load_student(taught.student).card.model.name == "logistic"
     assert any("taught by 40 public records" in remark for remark in read_statement(taught).remarks)
+
+
+def test_a_pool_that_lacks_a_group_serves_what_does_not_read_groups(clinic: Path, fairpate, tmp_path: Path) -> None:
+    for name in ("private", "test"):
+        (tmp_path / f"{name}.csv").write_bytes((clinic / f"{name}.csv").read_bytes())
+    rows = (clinic / "public.csv").read_text(encoding="utf-8").splitlines()
+    women = [row for row in rows if ",M," not in row]
+    (tmp_path / "public.csv").write_text("\n".join(women) + "\n", encoding="utf-8")
+    (tmp_path / "small.yaml").write_bytes((clinic / "small.yaml").read_bytes())
+    asked = ["run", "--data", str(tmp_path / "small.yaml"), "--epsilon", "8", "--set", "noise=seeded"]
+    assert fairpate(*asked, "--out", str(tmp_path / "run"))[0] == 0
+    gate = "residual_votes.gate={max_disparity: 0.2, min_count: 1}"
+    code, _, errors = fairpate(*asked, "--set", gate, "--out", str(tmp_path / "gate"))
+    assert code == 1
+    assert "The public split has no member of group of sex M" in " ".join(errors.split())
 
 
 def test_a_forecast_reads_no_public_record(clinic: Path, fairpate) -> None:
