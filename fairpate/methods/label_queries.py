@@ -16,6 +16,8 @@ Shapes: Q queries, C classes, G groups.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -54,7 +56,7 @@ from fairpate.config import (
     TeachersConfig,
 )
 from fairpate.data import Dataset, Split, load_data
-from fairpate.fairness.gate import DemographicParityGate
+from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.files import Storage
 from fairpate.later import torch
 from fairpate.methods.base import Stream, Trained, Training, torch_generator
@@ -368,6 +370,21 @@ def fit_student(
             )
     finally:
         torch.set_num_threads(threads)
+
+
+def digest_of_records(settings: object, *arrays: torch.Tensor) -> str:
+    """Sixteen hexadecimal digits that change with ``settings``, as JSON, and with the content of records; private."""
+    digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=8)
+    for array in arrays:
+        digest.update(array.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def passing(labelled: LabelledSet, rule: GateRule, dataset: Dataset) -> LabelledSet:
+    """The labels that a fresh gate lets pass, in their order."""
+    # Of released labels and public groups alone, and so post-processing: what it drops stays charged.
+    sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
+    return labelled.take(filter_stream(labelled.labels, labelled.groups, rule=rule, **sizes))
 
 
 def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:

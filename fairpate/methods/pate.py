@@ -69,6 +69,7 @@ from fairpate.methods.label_queries import (
     choose_queries,
     collect_vote_batch,
     fit_student,
+    passing,
     release_labels,
     shard_reader,
 )
@@ -419,17 +420,9 @@ class PateSPre(PateFamily):
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels that the filter keeps."""
-        dataset, labelled = training.dataset, labels.labelled
-        # Of released labels and public groups alone, and so post-processing: what it drops stays charged.
-        kept_N = streaming_filter(
-            labelled.labels,
-            labelled.groups,
-            rule=self.aggregator.gate,
-            num_groups=dataset.num_groups,
-            num_classes=dataset.num_classes,
-        )
-        training.reporter.note("filter", f"{int(kept_N.sum())} of {len(kept_N)} released labels kept")
-        return self.taught(training, labels, labelled.take(kept_N))
+        kept = passing(labels.labelled, self.aggregator.gate, training.dataset)
+        training.reporter.note("filter", f"{len(kept.labels)} of {len(labels.labelled.labels)} released labels kept")
+        return self.taught(training, labels, kept)
 
 
 class PateSIn(PateFamily):
