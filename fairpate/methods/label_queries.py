@@ -20,7 +20,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -53,11 +52,9 @@ from fairpate.config import (
     QueriesConfig,
     RayConfig,
     StudentConfig,
-    TeachersConfig,
 )
 from fairpate.data import Dataset, Split, load_data
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
-from fairpate.files import Storage
 from fairpate.later import torch
 from fairpate.methods.base import Stream, Trained, Training, torch_generator
 from fairpate.pages import epsilon_text
@@ -98,7 +95,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from student.student import PublicRecords
-    from teachers.ensemble import BlockPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,37 +248,6 @@ def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], O
 def keys_of(queries: Split) -> list[str]:
     """The key of each record as a query: a digest of its content."""
     return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
-
-
-def collect_vote_batch(
-    dataset: Dataset,
-    queries: Split,
-    teachers: TeachersConfig,
-    *,
-    seed: int,
-    ray: RayConfig,
-    checkpoint_dir: Path | Storage,
-    reporter: Reporter,
-    pool: BlockPool | None = None,
-) -> VoteBatch:
-    """The votes of all teachers on the queries; those that ``checkpoint_dir`` lacks are trained first. Private.
-
-    ``pool`` None opens one for the purpose, as ``ray`` says.
-    """
-    # Teachers are networks, and commands that read votes or configurations need no torch; so below.
-    from teachers.ensemble import collect_votes, train_ensemble
-    from teachers.ray_pool import open_pool
-
-    given: dict[str, Any] = {"num_classes": dataset.num_classes, "seed": seed, "checkpoint_dir": checkpoint_dir}
-    with open_pool(ray) if pool is None else nullcontext(pool) as workers:
-        given |= {"pool": workers, "read": shard_reader(dataset, ray)}
-        with reporter.stage("teachers") as advance:
-            ensemble = train_ensemble(dataset.private, teachers, **given, on_progress=advance)
-        with reporter.stage("votes") as advance:
-            votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
-    return VoteBatch(
-        record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
-    )
 
 
 @lru_cache(maxsize=1)

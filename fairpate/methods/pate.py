@@ -30,11 +30,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -59,7 +59,7 @@ from fairpate.config import (
 )
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
-from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training
+from fairpate.methods.base import ExpectedVotes, Method, Progress, Stream, Trained, Training
 from fairpate.methods.label_queries import (
     Labels,
     ReleasePlan,
@@ -67,14 +67,17 @@ from fairpate.methods.label_queries import (
     VoteCounter,
     check_budget,
     choose_queries,
-    collect_vote_batch,
     fit_student,
     passing,
     release_labels,
     shard_reader,
 )
 from fairpate.run.context import RunDirectory, RunDirectoryError, checkpoint_folder, read_votes, write_votes
+from fairpate.terminal import Reporter
 from fairpate.types import GateRule, LabelledSet, VoteBatch
+
+if TYPE_CHECKING:
+    from teachers.ensemble import BlockPool, Ensemble
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
@@ -352,33 +355,52 @@ class PateFamily(GnmaxMethod):
         yield votes
 
     def ask(self, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
-        """Train the teachers that are missing and let all of them vote on the queries."""
-        return collect_vote_batch(
-            dataset,
-            queries,
+        """The votes of all teachers on the queries; private."""
+        return self.collect_votes(dataset, queries, training.run.teachers, training.reporter)
+
+    def collect_votes(
+        self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None
+    ) -> VoteBatch:
+        """Train the teachers that are missing and let all of them vote on the queries; private.
+
+        ``folder`` holds their checkpoints unless a storage is configured. ``pool`` None opens one for the purpose.
+        """
+        # Teachers are networks, and commands that read votes or configurations need no torch; so below.
+        from teachers.ensemble import collect_votes
+        from teachers.ray_pool import open_pool
+
+        with open_pool(self.ray) if pool is None else nullcontext(pool) as workers:
+            with reporter.stage("teachers") as advance:
+                ensemble = self.train_teachers(dataset, folder, workers, on_progress=advance)
+            with reporter.stage("votes") as advance:
+                votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
+        return VoteBatch(
+            record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
+        )
+
+    def train_teachers(
+        self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
+    ) -> Ensemble:
+        """Train the teachers whose checkpoints are missing."""
+        from teachers.ensemble import train_ensemble
+
+        return train_ensemble(
+            dataset.private,
             self.teachers,
+            num_classes=dataset.num_classes,
             seed=self.seed,
-            ray=self.ray,
-            checkpoint_dir=checkpoint_folder(self.storage, training.run.teachers),
-            reporter=training.reporter,
+            checkpoint_dir=checkpoint_folder(self.storage, folder),
+            pool=pool,
+            on_progress=on_progress,
+            read=shard_reader(dataset, self.ray),
         )
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
         """All teachers, in actors. Votes on the run's own queries are read from its table."""
-        # With torch, which commands that only read votes or configurations do not need.
-        from teachers.ensemble import train_ensemble
         from teachers.ray_pool import ServingTeachers, open_pool
 
         with open_pool(self.ray) as pool:
-            ensemble = train_ensemble(
-                dataset.private,
-                self.teachers,
-                num_classes=dataset.num_classes,
-                seed=self.seed,
-                checkpoint_dir=checkpoint_folder(self.storage, run.teachers),
-                pool=pool,
-                read=shard_reader(dataset, self.ray),
-            )
+            ensemble = self.train_teachers(dataset, run.teachers, pool)
         # After the pool is closed, whose actors held the CPUs that these need.
         voters = ServingTeachers(ensemble, self.ray)
         return StandingVoters(
