@@ -48,7 +48,6 @@ from fairpate.config import (
     BudgetConfig,
     ConfigError,
     DataConfig,
-    Noise,
     QueriesConfig,
     RayConfig,
     StudentConfig,
@@ -94,6 +93,7 @@ from fairpate.words import delta_text
 if TYPE_CHECKING:
     from torch import nn
 
+    from fairpate.methods.pate import VotingMethod
     from student.student import PublicRecords
 
 
@@ -446,27 +446,21 @@ _BLOCK = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePlan:
-    """All that fixes a release of labels before the first vote.
+    """All that fixes a release of labels before the first vote: a ``method`` with its settings, and what depends on the
+    data set.
 
-    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``delta`` is what prices are stated at;
-    ``unit``: the change that moves one vote; ``student`` learns between the rounds of an admission.
+    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``unit``: the change that moves one vote.
     """
 
-    settings: QueriesConfig
+    method: VotingMethod
     mechanism: Mechanism
-    gate: GateRule
     budget: BudgetConfig | None
-    delta: float
-    num_teachers: int
-    noise: Noise
-    seed: int
-    student: StudentConfig
-    unit: Unit = "record"
+    unit: Unit
 
     @property
     def source(self) -> NoiseSource:
         """The source of noise."""
-        return OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
+        return OsEntropy() if self.method.noise == "os_entropy" else SeededSource(self.method.seed)
 
     def worst_case(self, num_queries: int) -> Event:
         """The cost of ``num_queries`` for any votes, for the unit that is protected."""
@@ -476,7 +470,7 @@ class ReleasePlan:
     @property
     def counted_beforehand(self) -> int:
         """Number of queries counted although released labels may decide to submit fewer; 0 without such a decision."""
-        return (self.settings.num_queries or 0) if self.settings.admission is not None else 0
+        return (self.method.aggregator.num_queries or 0) if self.method.aggregator.admission is not None else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -516,7 +510,7 @@ def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
 
     From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query.
     """
-    wanted = plan.settings.num_queries or len(queries)
+    wanted = plan.method.aggregator.num_queries or len(queries)
     if plan.budget is None:
         return wanted
     terms = ledger_terms(plan, dataset, ensemble="planned")
@@ -575,17 +569,17 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
     by_service = len(result.replies) < len(spending.charges_Q)
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
     num_planned = spending.num_reservations
-    if plan.settings.admission is not None:
+    if plan.method.aggregator.admission is not None:
         # Released labels may have made the rounds submit fewer than configured. A reservation that a crash left open
         # counts unchanged: no label decides over a crash.
-        configured = (plan.settings.num_queries or 0) + num_planned - len(spending.charges_Q)
+        configured = (plan.method.aggregator.num_queries or 0) + num_planned - len(spending.charges_Q)
         num_planned = max(configured, num_planned)
     planned = spending.terms.mechanism.worst_case(num_planned)
-    spent = accountant.least_epsilon([submitted], target_delta=plan.delta)
+    spent = accountant.least_epsilon([submitted], target_delta=plan.method.target.delta)
     bound = epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
         # Both bounds are independent of votes and labels, so that the smaller one may be stated.
-        bound = min(bound, accountant.least_epsilon([planned], target_delta=plan.delta))
+        bound = min(bound, accountant.least_epsilon([planned], target_delta=plan.method.target.delta))
     remarks: tuple[str, ...] = ()
     if bound is None:
         remarks = (STOPPED_BY_VOTES,)
@@ -625,7 +619,7 @@ def _submit(
 ) -> SessionResult:
     """Submit the queries as in Algorithm 1. With admission, submit them in rounds of the planned number of candidates,
     or fewer if the gate would accept no more; the first round takes candidates in their order."""
-    admission = plan.settings.admission
+    admission = plan.method.aggregator.admission
     if admission is None:
         return answer_queries(
             votes,
@@ -638,8 +632,8 @@ def _submit(
     from fairpate.nn.fit import predict_probabilities
     from student.student import train_student
 
-    total = plan.settings.num_queries or len(keys)
-    learning = StudentConfig(model=plan.student.model, fit=admission.fit or plan.student.fit)
+    total = plan.method.aggregator.num_queries or len(keys)
+    learning = StudentConfig(model=plan.method.student.model, fit=admission.fit or plan.method.student.fit)
     waiting = list(range(len(keys)))
     results: list[SessionResult] = []
     for number in range(admission.rounds):
@@ -654,18 +648,17 @@ def _submit(
                 learning,
                 num_classes=dataset.num_classes,
                 # From the run's seed and the round: a run that resumes chooses the same queries.
-                generator=torch.Generator().manual_seed(plan.seed + number),
+                generator=torch.Generator().manual_seed(plan.method.seed + number),
             )
             rows = torch.tensor(waiting)
             # The gate of the next answers starts from the counts of all labels released so far.
-            counts_GC = np.zeros((dataset.num_groups, dataset.num_classes), dtype=np.int64)
+            sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
+            counts_GC = np.zeros(tuple(sizes.values()), dtype=np.int64)
             np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
             admitted = admit_queries(
                 predict_probabilities(student, queries.x[rows]).double().numpy(),
                 queries.z[rows].numpy(),
-                gate=DemographicParityGate(
-                    plan.gate, num_groups=dataset.num_groups, num_classes=dataset.num_classes, counts_GC=counts_GC
-                ),
+                gate=DemographicParityGate(plan.method.gate, **sizes, counts_GC=counts_GC),
                 count=size,
                 uncertain_first=admission.uncertain_first,
             )
@@ -687,13 +680,13 @@ def _submit(
 def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> LedgerTerms:
     """The terms of the run's ledger. Without a configured budget, the budget admits the run's queries and one more
     block, which a crash may waste."""
-    settings = plan.settings
+    settings = plan.method.aggregator
     terms = LedgerTerms(
         mechanism=plan.mechanism,
-        gate=plan.gate,
+        gate=plan.method.gate,
         # A placeholder: the limit follows from the cost of the queries, which is computed from terms.
-        budget=Budget(kind="query_count", delta=plan.delta, max_queries=1),
-        num_teachers=plan.num_teachers,
+        budget=Budget(kind="query_count", delta=plan.method.target.delta, max_queries=1),
+        num_teachers=plan.method.num_voters,
         num_classes=dataset.num_classes,
         num_groups=dataset.num_groups,
         noise=plan.source.label,
@@ -702,10 +695,10 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
         unit="record" if plan.unit == "sensitive attribute" else plan.unit,
     )
     if plan.budget is not None:
-        return replace(terms, budget=plan.budget.at(plan.delta))
+        return replace(terms, budget=plan.budget.at(plan.method.target.delta))
     num_queries = (settings.num_queries or len(choose_queries(dataset, settings))) + _BLOCK
     epsilon = epsilon_data_independent(terms, num_queries=num_queries)
-    return replace(terms, budget=Budget(kind="data_independent", delta=plan.delta, epsilon=epsilon))
+    return replace(terms, budget=Budget(kind="data_independent", delta=plan.method.target.delta, epsilon=epsilon))
 
 
 def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charge]]:

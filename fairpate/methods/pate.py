@@ -148,18 +148,7 @@ class VotingMethod(Method):
             )
             # The target limits the ledger as well: a service that asks after the run may not pass it.
             budget = BudgetConfig(kind="data_independent", epsilon=target.epsilon)
-        return ReleasePlan(
-            settings=settings,
-            mechanism=mechanism,
-            gate=self.gate,
-            budget=budget,
-            delta=target.delta,
-            num_teachers=self.num_voters,
-            noise=self.noise,
-            seed=self.seed,
-            student=self.student,
-            unit=self.unit_of(dataset),
-        )
+        return ReleasePlan(method=self, mechanism=mechanism, budget=budget, unit=self.unit_of(dataset))
 
     def queried(self, dataset: Dataset) -> Dataset:
         """The data set as the teachers see it: their training records, and the queries as public records."""
@@ -172,22 +161,21 @@ class VotingMethod(Method):
     def num_fitting(self, dataset: Dataset) -> int:
         """Number of queries that the budget has room for. ConfigError if it has none."""
         asked = self.queried(dataset)
-        plan = self.plan(asked)
-        return check_budget(plan, asked, choose_queries(asked, plan.settings))
+        return check_budget(self.plan(asked), asked, choose_queries(asked, self.aggregator))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many voters for any number
         """The votes to expect: all voters vote on every query."""
         plan = self.plan(dataset)
         noise = float(plan.mechanism.parameters["noise_stddev_votes"])
         return ExpectedVotes(
-            votes=self.num_voters, noise_stddev_votes=noise, labels=len(choose_queries(dataset, plan.settings))
+            votes=self.num_voters, noise_stddev_votes=noise, labels=len(choose_queries(dataset, self.aggregator))
         )
 
     def release(self, training: Training) -> Labels:
         """Release labels within the target or budget. Runs of the same folder return the same release."""
         dataset = self.queried(training.dataset)
         plan = self.plan(dataset)
-        queries = choose_queries(dataset, plan.settings)
+        queries = choose_queries(dataset, self.aggregator)
         with self.ballot(dataset, queries, training) as votes:
             return release_labels(plan, dataset, queries, votes, training)
 
