@@ -38,14 +38,14 @@ from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically
 from fairpate.later import torch
 from fairpate.methods.base import ReleasingMethod
-from fairpate.methods.label_queries import choose_queries, collect_vote_batch
+from fairpate.methods.label_queries import choose_queries
 from fairpate.methods.pate import PateFamily
 from fairpate.pages import counted, epsilon_text, in_two_lines
 from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
-from fairpate.run.context import RunDirectory, checkpoint_folder, read_json, read_votes, write_text, write_votes
+from fairpate.run.context import RunDirectory, read_json, read_votes, write_text, write_votes
 from fairpate.run.folder import create_run_directory
 from fairpate.run.plan import spent
 from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
@@ -259,16 +259,7 @@ def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPo
     config = cell.config
     assert isinstance(config, PateFamily)
     dataset = load_data(config.data)
-    return collect_vote_batch(
-        dataset,
-        choose_queries(dataset, config.aggregator),
-        config.teachers,
-        seed=config.seed,
-        ray=config.ray,
-        checkpoint_dir=checkpoint_folder(config.storage, teachers),
-        reporter=reporter,
-        pool=pool,
-    )
+    return config.collect_votes(dataset, choose_queries(dataset, config.aggregator), teachers, reporter, pool)
 
 
 def collect_shared_releases(

@@ -131,7 +131,7 @@ def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, repor
     Reports a note if the ledger's budget has room for fewer queries than planned.
     """
     plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
-    planned = plan.settings.num_queries
+    planned = config.aggregator.num_queries
     # A stored release was admitted already; the ledger's meter checks what is charged beyond it.
     if log.stored() is None:
         log.check([plan.worst_case(num_fitting)], noise=plan.source.label)
