@@ -205,6 +205,7 @@ class Stream(IntEnum):
     POPULATION = 21
     THINNING = 22
     ORDER_OF_RECORDS = 23
+    METRICS = 24
 
 
 def stream_seed(seed: int, stream: Stream) -> int:

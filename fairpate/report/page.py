@@ -58,6 +58,17 @@ def estimated(found: Any) -> str:
     return percent(found.value) + ("" if math.isnan(found.low) else f" ({interval(found, percent)})")
 
 
+def estimate(found: Any) -> tuple[str, str]:
+    """The value and the interval of an estimated share, ratio or count."""
+    kinds: dict[str, Callable[[float], str]] = {
+        "share": percent,
+        "ratio": decimal,
+        "count": lambda value: count(round(max(value, 0.0))),
+    }
+    words = kinds[found.kind]
+    return words(found.value), interval(found, words)
+
+
 def number(value: float) -> str:
     """A number in its shortest readable form: whole numbers in full, others with three digits."""
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
@@ -120,6 +131,7 @@ _PAGES = environment(
     decimal=decimal,
     delta=delta_text,
     epsilon=epsilon_text,
+    estimate=estimate,
     estimated=estimated,
     interval=interval,
     number=number,

@@ -33,17 +33,19 @@ from fairpate.report.records import Guarantee
 from fairpate.report.run_page import CardData, IntendedUse, card_page
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
 from fairpate.run.folder import environment
-from fairpate.run.publication import card_of, card_values, write_card
+from fairpate.run.private_metrics import evaluation_of
+from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
 from fairpate.words import delta_text
+from student.card import read_card
 
 FORMAT = "fairpate.bundle/1"
 HEAD, README, EVENTS, VERSIONS = "head.json", "README.txt", "events.json", "versions.json"
 REQUIRED = ("card.html", "card.json", "metrics.json", "record.json", "statement.json", "student.safetensors")
 OPTIONAL = (
-    *("embedding.safetensors", "labels.parquet", "model.json", "model.onnx", "private_population.json"),
-    "released.safetensors",
+    *("embedding.safetensors", "labels.parquet", "metrics.safetensors", "model.json", "model.onnx"),
+    *("private_population.json", "released.safetensors"),
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
 TOLERANCE = 1e-3
@@ -233,7 +235,10 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
     """
     with _unpacked(path) as bundle:
         found = _Check(bundle)
-        checks = (found.files, found.claim, found.epsilon, found.queries, found.student, found.release, found.card)
+        checks = (
+            *(found.files, found.claim, found.epsilon, found.queries, found.student, found.release),
+            *(found.metrics, found.card),
+        )
         for number, check in enumerate(checks, start=1):
             found.run(check)
             tell(number, len(checks))
@@ -399,6 +404,35 @@ class _Check:
         left_out = [event for event in map(event_json, released.events) if event not in stated]
         self.require(not left_out, f"released.safetensors: {len(left_out)} of its events are not in the statement")
         return "the release's events are in the statement"
+
+    def metrics(self) -> str | None:
+        """Check that private metrics are those of their table, and that the statement's epsilon covers it."""
+        measured, card = read_evaluation(self.bundle), read_card(self.bundle.student)
+        stated = {"record.json": _json(self.bundle, "record.json").get("metrics", "outside")}
+        stated["statement.json"] = "private" if self.said.test_events else measured.metrics
+        for name, kind in stated.items():
+            # Without a table, public and outside differ by the operator's word alone.
+            self.require(kind == measured.metrics, f"{name}: metrics are {kind}, metrics.json says {measured.metrics}")
+        if measured.metrics != "private":
+            why = "declared public" if measured.metrics == "public" else "outside the guarantee"
+            self.not_checked.append(f"metrics.json: {why}, of test records that are not here")
+            return None
+        released, _ = read_release(self.bundle.metrics_table)
+        events = [event_json(event_from(event, self.said.unit)) for event in self.said.test_events]
+        same = [event_json(event) for event in released.events] == events
+        self.require(same, "metrics.safetensors: its event is not that of the statement")
+        expected = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
+        self.require(expected.to_json() == measured.to_json(), "metrics.json: not what metrics.safetensors gives")
+        for event in events:
+            values = worded(event)
+            for name, value in zip(("unit", "relation"), guarantee_of(values), strict=True):
+                self.require(value == getattr(self.said, name), f"statement.json: {name} of the metrics is {value!r}")
+        recomputed = recomputed_epsilon([worded(event) for event in events], delta=self.said.delta)
+        limit = math.inf if self.said.epsilon is None else self.said.epsilon
+        self.require(
+            recomputed <= limit * (1 + TOLERANCE), f"epsilon: that of the metrics is {recomputed:.4f} > {limit:.4f}"
+        )
+        return f"metrics are private: estimated from a noisy table whose epsilon, {recomputed:.4f}, is recomputed"
 
     def card(self) -> str:
         """Check that card and page equal those computed here from statement, metrics and student."""

@@ -82,6 +82,8 @@ class RunDirectory:
     """The published privacy statement."""
     metrics = PathIn("public", "metrics.json")
     """The student's metrics."""
+    metrics_table = PathIn("public", "metrics.safetensors")
+    """The noisy table of test records from which private metrics are estimated."""
     private_population = PathIn("public", "private_population.json")
     """How the student treats the groups of private records, estimated from the release."""
     card = PathIn("public", "card.json")

@@ -44,6 +44,7 @@ from fairpate.methods.base import (
     Training,
     check_release_of,
     configured,
+    price,
     stream_seed,
     torch_generator,
 )
@@ -66,10 +67,21 @@ from fairpate.run.learn import (
     with_given_data,
 )
 from fairpate.run.plan import cautions
+from fairpate.run.private_metrics import assess_privately, check_metrics, stated_table
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import Odometer, ReleaseLog, Standing, read_release, standing_remarks, take_release
 from fairpate.terminal import Reporter
-from fairpate.types import READING_TELLS, RECORDS_ALONE, TELLS_SIZE, IntArray, PrivacyStatement, RunRecord, Unit, strict
+from fairpate.types import (
+    IN_PARALLEL,
+    READING_TELLS,
+    RECORDS_ALONE,
+    TELLS_SIZE,
+    IntArray,
+    PrivacyStatement,
+    RunRecord,
+    Unit,
+    strict,
+)
 from student.card import StudentCard
 from student.student import PublicRecords, Student, save_student, train_student
 
@@ -112,6 +124,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
                     "out, or choose a method that protects whole records."
                 )
     config.check_data(dataset)
+    check_metrics(config, dataset)
 
 
 def _augmented(section: Section, prefix: str = "") -> list[str]:
@@ -288,11 +301,16 @@ def state_release(
     config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, log: ReleaseLog, reporter: Reporter
 ) -> None:
     """Write the statement that prices the release, and show the operator the total with earlier releases."""
-    standing = log.standing(delta=config.target.delta)
+    tested: tuple[Event, ...] = ()
+    and_of = None
+    if config.evaluation.metrics == "private":
+        tested = (stated_table(run, config.price(trained)),)
+        and_of = log.of_metrics().release(tested, noise=trained.noise)
+    standing = log.standing(delta=config.target.delta, and_of=and_of)
     for remark in standing_remarks(standing, delta=config.target.delta):
         reporter.note("odometer", remark)
     alone, shared = dataset.records_alone, log.shared_remarks()
-    statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared)
+    statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared, test_events=tested)
     write_json(run.statement, strict(statement.to_json()))
 
 
@@ -309,14 +327,19 @@ def statement_of(
     records_alone: bool = False,
     shared: Sequence[str] = (),
     remarks: Sequence[str] = (),
+    test_events: Sequence[Event] = (),
 ) -> PrivacyStatement:
     """The statement that prices ``trained``.
 
     ``standing``: the place of the release among the operator's earlier ones, for ``names_earlier``; None if it was not
     counted. ``records_alone``: a person may have several records, and the data set protects each by itself. ``shared``
-    are remarks on releases that several runs learn from, and ``remarks`` come last.
+    are remarks on releases that several runs learn from, and ``remarks`` come last. ``test_events`` read test records,
+    which no event of ``trained`` reads.
     """
     cost = config.price(trained)
+    if test_events:  # in parallel: a unit is in one part, and the larger price holds for both
+        of_test = price(test_events, delta=cost.delta)
+        cost = replace(cost, epsilon=max(cost.epsilon, of_test.epsilon))
     if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
         standing = replace(
             standing,
@@ -339,9 +362,11 @@ def statement_of(
         earlier_releases=None if standing is None else standing.earlier,
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         epsilon_adaptive_with_earlier=None if standing is None else standing.epsilon_adaptive,
+        test_events=tuple(worded(event_json(event)) for event in test_events),
         remarks=(
             *trained.remarks,
             *shared,
+            *((IN_PARALLEL,) if test_events else ()),
             *size_remarks(config, trained.events, cost.unit),
             *((RECORDS_ALONE,) if config.is_private and records_alone and cost.unit == "record" else ()),
             *((READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
@@ -393,7 +418,7 @@ def run_method(
         reporter.note("model", str(run.student))
         if with_graph:
             write_portable(run, student, dataset, reporter)
-        _report(config, dataset, run, student, labels, reporter)
+        _report(config, dataset, run, student, labels, log, reporter)
     return run
 
 
@@ -468,7 +493,8 @@ def _opened(
         if release_of is not None:
             take_release(run, release_of)
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
-        log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method)
+        part = f"{dataset.parts}/private" if dataset.parts else ""
+        log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=part)
         yield config, as_trained(run, config, dataset), run, log
 
 
@@ -549,10 +575,21 @@ def _student(
 
 
 def _report(
-    config: Method, dataset: Dataset, run: RunDirectory, student: Student, labels: Labels | None, reporter: Reporter
+    config: Method,
+    dataset: Dataset,
+    run: RunDirectory,
+    student: Student,
+    labels: Labels | None,
+    log: ReleaseLog,
+    reporter: Reporter,
 ) -> None:
     """Write metrics, records and pages of a released model."""
-    assessment = assess(student, dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
+    statement = read_statement(run)
+    if config.evaluation.metrics == "private":
+        with reporter.stage("metrics"):
+            assessment = assess_privately(config, dataset, student, statement, run, log)
+    else:
+        assessment = assess(student, dataset, seed=config.seed, **dict(config.evaluation))
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)
     if baseline is None:
@@ -564,7 +601,6 @@ def _report(
         population = config.private_population(read_release(run.released)[0], dataset, student)
         if population is not None:
             write_json(run.private_population, population.to_json())
-    statement = read_statement(run)
     # The run as a point of a comparison; and for the operator the same at the data-dependent privacy cost.
     headline = assessment.headline
     answered_by_group = None
@@ -592,6 +628,7 @@ def _report(
         fairness=headline.fairness,
         answered=None if statement.queries is None else statement.queries.answered,
         answered_by_group=answered_by_group,
+        metrics=headline.metrics,
     )
     write_json(run.record, strict(asdict(record)))
     if run.costs.exists():

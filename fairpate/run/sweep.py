@@ -110,11 +110,14 @@ SCHEMA = pa.schema(
         *(pa.field(name, pa.list_(pa.string())) for name in _WORDS),
         pa.field("answered", pa.int64()),
         pa.field("answered_by_group", pa.list_(pa.int64())),
+        pa.field("metrics", pa.string()),
         *(pa.field(column, pa.float64()) for column in _FAIRNESS),
     ]
 )
 # Columns that tables of earlier versions lack: read as null.
-_ADDED = frozenset({"has_guarantee", "majority_accuracy", *_WORDS, "answered", "answered_by_group", *_FAIRNESS})
+_ADDED = frozenset(
+    {"has_guarantee", "majority_accuracy", *_WORDS, "answered", "answered_by_group", "metrics", *_FAIRNESS}
+)
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
 _CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
 _OWN = {"method", "data", "seed", "config", "fairness"}
@@ -208,6 +211,7 @@ def _row(values: dict[str, Any]) -> Row:
     if values["status"] == "ok":
         found = {name: values[name] for name in _MEASURED}
         found |= {name: tuple(values[name] or ()) for name in _WORDS}
+        found["metrics"] = found["metrics"] or "outside"
         fairness: dict[str, dict[str, float | None]] = {}
         for column, (name, end) in _FAIRNESS.items():
             fairness.setdefault(name, {})[end] = values[column]

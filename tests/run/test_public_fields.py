@@ -37,6 +37,7 @@ EVALUATION = {
     *("num_records", "num_answered", "accuracy", "coverage", "group_names", "class_names", "ermi", "ermi_given_label"),
     *("rates_GC", "confusion_GYC", "majority_class", "majority_accuracy", "degenerate"),
     *("underserved", "underserved_groups", "not_measured", "least_cell", "perfect_gap"),
+    *("metrics", "noise_stddev", "per_person", "estimates"),
     *(f"groups.{name}" for name in GROUPS),
     *(f"gaps.*.{name}" for name in GAP),
 }
@@ -73,12 +74,13 @@ STATEMENT = {
     *(CLAIM | {"method", "epsilon", "accounting", "not_protected", "epsilon_as_in_paper"}),
     *(f"events.{name}" for name in EVENT),
     *("queries", *(f"queries.{name}" for name in OUTCOMES | {"epsilon_submitted"})),
+    "test_events",
 }
 ENDS = ("value", "low", "high")
 RECORD = {
     *("method", "data", "seed", "unit", "relation", "delta", "epsilon", "epsilon_is_data_dependent"),
     *("accuracy", "coverage", "disparity", "majority_accuracy", "degenerate", "answered", "answered_by_group"),
-    *("underserved_groups", "unmeasured_groups"),
+    *("underserved_groups", "unmeasured_groups", "metrics"),
     *(f"fairness.{name}.{end}" for name in NOTIONS for end in ENDS),
 }
 FAIRNESS = {f"{name}_{end}".removesuffix("_value") for name in NOTIONS for end in ENDS}
