@@ -166,6 +166,11 @@ class Dataset:
         return "person" if self.private.person_id else "record"
 
     @property
+    def part(self) -> str:
+        """The part of the data set that private records are, as the odometer names it; empty without a hashed split."""
+        return f"{self.parts}/private" if self.parts else ""
+
+    @property
     def num_classes(self) -> int:
         """Number of classes C."""
         return len(self.label_names)

@@ -493,8 +493,7 @@ def _opened(
         if release_of is not None:
             take_release(run, release_of)
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
-        part = f"{dataset.parts}/private" if dataset.parts else ""
-        log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=part)
+        log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=dataset.part)
         yield config, as_trained(run, config, dataset), run, log
 
 

@@ -26,6 +26,7 @@ from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.report.metrics import GAPS, Evaluation
+from fairpate.report.records import Guarantee
 from fairpate.run import private_metrics, release_log
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.context import RunDirectoryError, RunFolderError, read_statement
@@ -536,3 +537,30 @@ def test_the_table_has_at_most_the_price_of_training_for_every_unit_and_relation
         assert (event.unit, event.relation) == (unit, relation)
         found = epsilon_pld([event], target_delta=1e-5)
         assert 0.99 * epsilon < found <= epsilon
+
+
+def test_a_method_that_asks_teachers_states_its_table_again_with_its_queries(clinic: Dataset, tmp_path: Path) -> None:
+    small = ("teachers.num_teachers=20", "teachers.fit.epochs=1", "aggregator.num_queries=40", "ray.num_actors=0")
+    noise = (
+        "aggregator.mechanism={threshold: -inf, threshold_stddev_votes: 1, noise_stddev_votes: 4}",
+        "student.fit.epochs=2",
+    )
+    done = run(tmp_path / "run", clinic, *small, *noise, method="pate")
+    statement, metrics = read_statement(done), done.metrics.read_bytes()
+    assert statement.queries is not None
+    assert any(
+        each.startswith("of test records alone: 1 noisy table of predictions")
+        for each in Guarantee.of(statement).events
+    )
+    run(done.root, clinic, *small, *noise, method="pate")
+    assert (read_statement(done), done.metrics.read_bytes()) == (statement, metrics)
+    assert sorted(row.part.partition("/")[2] for row in rows_of_odometer()) == ["private", "test"]
+
+
+def test_metrics_of_public_test_records_are_called_so(clinic: Dataset, tmp_path: Path) -> None:
+    done = run(tmp_path / "run", clinic, "evaluation.metrics=public")
+    assert read_json(done.record)["metrics"] == "public"
+    assert "which the operator declares public" in done.public_report.read_text(encoding="utf-8")
+    verdict = verify_bundle(write_bundle(done.root)[0])
+    assert verdict.holds
+    assert any(each.startswith("metrics.json: declared public") for each in verdict.not_checked)
