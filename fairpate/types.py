@@ -75,6 +75,13 @@ IN_PARALLEL = (
 )
 """Remark of a statement that covers metrics of test records."""
 
+CHOSEN = (
+    "The settings were chosen among several that were fixed beforehand, by the exponential mechanism on validation "
+    "records, which nothing else read; ε covers this choice. It does not cover how the list was made, nor the defaults "
+    "of this package, which were compared on the test records of data sets that it knows."
+)
+"""Remark of a statement that covers a choice of settings."""
+
 READING_TELLS = (
     "Whether the records could be read is not covered: a value that was not declared, a class or group without a "
     "private record and equal keys end a run with an error, and everybody who sees the error, or that nothing was "
@@ -292,9 +299,9 @@ class PrivacyStatement:
     own accounting was asked for; no guarantee. ``earlier_releases`` on the same data set were counted by the operator's
     odometer before this one. They cost ``epsilon_with_earlier`` together with it if all were fixed before the first;
     ``epsilon_adaptive_with_earlier`` is the least limit that admits them, each chosen in view of the earlier ones. All
-    three are null unless they are to be named, and where the run was not counted or is not private. ``test_events``
-    touched test records, which ``events`` did not: ``epsilon`` is the larger cost of the two. ``remarks`` qualify the
-    claim, in words.
+    three are null unless they are to be named, and where the run was not counted or is not private. ``part_events``
+    touched test or validation records, which no other event did: ``epsilon`` is the largest cost of all parts.
+    ``remarks`` qualify the claim, in words.
     """
 
     method: str
@@ -312,7 +319,7 @@ class PrivacyStatement:
     epsilon_with_earlier: float | None = None
     epsilon_adaptive_with_earlier: float | None = None
     tuning_accounted: bool = False
-    test_events: tuple[dict[str, Any], ...] = ()
+    part_events: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -324,9 +331,9 @@ class PrivacyStatement:
         """Return the statement that :meth:`to_json` wrote. TypeError for other fields."""
         queries = None if values["queries"] is None else QueryOutcomes(**values["queries"])
         sequences = {name: tuple(values[name]) for name in ("events", "remarks")}
-        # Statements of earlier versions have none.
-        sequences["test_events"] = tuple(values.get("test_events", ()))
-        return cls(**(values | sequences | {"queries": queries}))
+        # Statements of earlier versions have none of a part.
+        parts = {part: tuple(events) for part, events in values.get("part_events", {}).items()}
+        return cls(**(values | sequences | {"queries": queries, "part_events": parts}))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -206,6 +206,7 @@ class Stream(IntEnum):
     THINNING = 22
     ORDER_OF_RECORDS = 23
     METRICS = 24
+    CHOICE = 25
 
 
 def stream_seed(seed: int, stream: Stream) -> int:

@@ -26,7 +26,7 @@ from fairpate.fairness.private_population import Population, PopulationEstimate,
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
 from fairpate.report.page import count, counted, decimal, epsilon_text, interval, percent
-from fairpate.types import UNITS, GateRule, PrivacyStatement, Relation, Unit, strict
+from fairpate.types import IN_PARALLEL, UNITS, GateRule, PrivacyStatement, Relation, Unit, strict
 from fairpate.words import delta_text, meaning, most_often_right, strength
 
 FAIR_GAP = 0.1
@@ -103,7 +103,11 @@ class Guarantee:
             samples = f"the nearest records of Poisson samples{' of persons' * (statement.unit == 'person')}"
             voters = samples if any("sampling_rate" in event for event in events) else "teachers"
             touched = [f"{queries.submitted} queries to {voters}, every one priced at its worst case"]
-        touched += [f"of test records alone: {described_event(event)}" for event in statement.test_events]
+        touched += [
+            f"of {part} records alone: {described_event(event)}"
+            for part, of_part in statement.part_events.items()
+            for event in of_part
+        ]
         same = ("unit", "relation", "delta", "accounting", "noise", "tuning_accounted", "not_protected", "remarks")
         return cls(
             **{name: getattr(statement, name) for name in same},
@@ -184,7 +188,7 @@ class Guarantee:
                 else [f"Not protected: {self.not_protected}. The model may reveal them."]
             ),
             *([] if self.noise == "os_entropy" else [noise]),
-            *self.remarks,
+            *(remark for remark in self.remarks if remark != IN_PARALLEL),  # it extends the claim
         ]
 
     @property

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.service.wire import worded
+from fairpate.config_reader import values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.files import check_output_file, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
@@ -44,7 +45,14 @@ FORMAT = "fairpate.bundle/1"
 HEAD, README, EVENTS, VERSIONS = "head.json", "README.txt", "events.json", "versions.json"
 REQUIRED = ("card.html", "card.json", "metrics.json", "record.json", "statement.json", "student.safetensors")
 OPTIONAL = (
-    *("embedding.safetensors", "labels.parquet", "metrics.safetensors", "model.json", "model.onnx"),
+    *(
+        "choice.safetensors",
+        "embedding.safetensors",
+        "labels.parquet",
+        "metrics.safetensors",
+        "model.json",
+        "model.onnx",
+    ),
     *("private_population.json", "released.safetensors"),
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
@@ -127,10 +135,11 @@ def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, 
     return bound | {"digest": hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()}
 
 
-def events_of(statement: PrivacyStatement) -> list[dict[str, Any]]:
-    """The statement's events, each with kind, unit and relation. Events of other packages are unchanged."""
+def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict[str, Any]]:
+    """The statement's events, or those of test or validation records, each with kind, unit and relation. Events of
+    other packages are unchanged."""
     found = []
-    for values in statement.events:
+    for values in statement.events if part is None else statement.part_events[part]:
         try:
             event = event_from(values, statement.unit)
         except (TypeError, ValueError):  # a kind that is registered only where its package is installed
@@ -237,7 +246,7 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
         found = _Check(bundle)
         checks = (
             *(found.files, found.claim, found.epsilon, found.queries, found.student, found.release),
-            *(found.metrics, found.card),
+            *(found.metrics, found.choice, found.card),
         )
         for number, check in enumerate(checks, start=1):
             found.run(check)
@@ -336,12 +345,15 @@ class _Check:
         self.require(_json(self.bundle, EVENTS) == events, f"{EVENTS}: not the events of the statement")
         self.require(bool(events), "statement.json: no events, so nothing is priced")
         try:
-            for event in events:
-                for name, value in zip(("unit", "relation"), guarantee_of(event), strict=True):
-                    for stated in {getattr(statement, name), event[name]} - {value}:
-                        kind = event["kind"]
-                        self.differs.append(f"statement.json: {name} {stated!r}, {kind} is defined for {value!r}")
-            recomputed = recomputed_epsilon(events, delta=statement.delta)
+            recomputed = 0.0
+            # A unit is a private, a test or a validation record: the largest cost holds for all.
+            for of_part in (events, *(events_of(statement, part) for part in statement.part_events)):
+                for event in of_part:
+                    for name, value in zip(("unit", "relation"), guarantee_of(event), strict=True):
+                        for stated in {getattr(statement, name), event[name]} - {value}:
+                            kind = event["kind"]
+                            self.differs.append(f"statement.json: {name} {stated!r}, {kind} is defined for {value!r}")
+                recomputed = max(recomputed, recomputed_epsilon(of_part, delta=statement.delta))
         except NotRecomputedError as error:
             self.differs.append(f"epsilon: not recomputed, priced by this package's accountant alone ({error})")
             return None
@@ -406,10 +418,10 @@ class _Check:
         return "the release's events are in the statement"
 
     def metrics(self) -> str | None:
-        """Check that private metrics are those of their table, and that the statement's epsilon covers it."""
+        """Check that private metrics are those of a table that the statement lists."""
         measured, card = read_evaluation(self.bundle), read_card(self.bundle.student)
         stated = {"record.json": _json(self.bundle, "record.json").get("metrics", "outside")}
-        stated["statement.json"] = "private" if self.said.test_events else measured.metrics
+        stated["statement.json"] = "private" if "test" in self.said.part_events else measured.metrics
         for name, kind in stated.items():
             # Without a table, public and outside differ by the operator's word alone.
             self.require(kind == measured.metrics, f"{name}: metrics are {kind}, metrics.json says {measured.metrics}")
@@ -418,21 +430,28 @@ class _Check:
             self.not_checked.append(f"metrics.json: {why}, of test records that are not here")
             return None
         released, _ = read_release(self.bundle.metrics_table)
-        events = [event_json(event_from(event, self.said.unit)) for event in self.said.test_events]
-        same = [event_json(event) for event in released.events] == events
+        same = [worded(event_json(event)) for event in released.events] == events_of(self.said, "test")
         self.require(same, "metrics.safetensors: its event is not that of the statement")
         expected = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
         self.require(expected.to_json() == measured.to_json(), "metrics.json: not what metrics.safetensors gives")
-        for event in events:
-            values = worded(event)
-            for name, value in zip(("unit", "relation"), guarantee_of(values), strict=True):
-                self.require(value == getattr(self.said, name), f"statement.json: {name} of the metrics is {value!r}")
-        recomputed = recomputed_epsilon([worded(event) for event in events], delta=self.said.delta)
-        limit = math.inf if self.said.epsilon is None else self.said.epsilon
-        self.require(
-            recomputed <= limit * (1 + TOLERANCE), f"epsilon: that of the metrics is {recomputed:.4f} > {limit:.4f}"
-        )
-        return f"metrics are private: estimated from a noisy table whose epsilon, {recomputed:.4f}, is recomputed"
+        return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
+
+    def choice(self) -> str | None:
+        """Check that a choice of settings that the statement covers is one of these settings."""
+        made, is_stated = self.bundle.choice, "validation" in self.said.part_events
+        self.require(made.is_file() == is_stated, "choice.safetensors: the statement and this file go together")
+        self.require(is_stated or not self.said.tuning_accounted, "statement.json: no choice that is accounted for")
+        if not made.is_file():
+            return None
+        released, origin = read_release(made)
+        same = [worded(event_json(event)) for event in released.events] == events_of(self.said, "validation")
+        self.require(same, "choice.safetensors: its event is not that of the statement")
+        config = _json(self.bundle, "record.json")["config"]
+        settings = {name: each for name, each in config.items() if name != "evaluation"}
+        candidates = origin.settings["candidates"]
+        chosen = candidates[int(released.arrays["chosen"][0])]
+        self.require(values_digest(settings) == chosen, "record.json: not the settings that were chosen")
+        return f"the settings are those that were chosen among {len(candidates)}"
 
     def card(self) -> str:
         """Check that card and page equal those computed here from statement, metrics and student."""

@@ -68,7 +68,7 @@ from fairpate.report.metrics import (
 from fairpate.run.context import RunDirectory
 from fairpate.run.learn import Assessment
 from fairpate.run.release_log import Released, ReleaseLog, read_release
-from fairpate.types import PrivacyStatement
+from fairpate.types import IntArray, PrivacyStatement
 
 if TYPE_CHECKING:
     from student.student import Student
@@ -92,11 +92,16 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
             "evaluation.metrics: private needs test records apart from training records by a rule under which none "
             "moves another; set data.split=hashed, with public records in files of their own."
         )
+    require_kept_names(config, dataset)
+
+
+def require_kept_names(config: Method, dataset: Dataset) -> None:
+    """Raise ConfigError if a record that is replaced could move to another part, whose cost it would pay too."""
     by_content = not dataset.keeps_names and not config.protects_attribute_only
     if by_content and getattr(config.target, "relation", None) == "replace one":
         raise ConfigError(
-            f"target.relation: with evaluation.metrics=private a record that is replaced must stay in its split, and "
-            f"{dataset.name} names records by their content; declare a key (identity: {{key: ...}}), or leave it out."
+            f"target.relation: a record that is replaced must stay in its split, and {dataset.name} names records by "
+            "their content; declare a key (identity: {key: ...}), or leave it out."
         )
 
 
@@ -124,23 +129,34 @@ def draw_table(
     student: Student, test: Split, event: PredictionTables, source: NoiseSource, *, num_groups: int, num_classes: int
 ) -> Released:
     """Predict the test records one by one, and return their noisy table of weights (G, Y, C)."""
-    alone, groups_N = replace(student, card=replace(student.card, idp3=None)), test.z.numpy()
-    # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
-    generator = np.random.default_rng(source.randbelow(2**63))
-    labels_N = [
-        int(alone.predict(test.x[row : row + 1], groups_N[row : row + 1], generator=generator).labels[0])
-        for row in range(len(test))
-    ]
-    records_N = np.ones(len(test), np.int64)
-    if test.person_N is not None:
-        person_N = test.person_N.numpy()
-        records_N = np.bincount(person_N)[person_N]
+    labels_N = lone_predictions(student, test, source)
     table_GYC = np.zeros((num_groups, num_classes, num_classes), np.int64)
     # Rounded down: the weights of a person's records never add up to more than one weight.
-    np.add.at(table_GYC, (groups_N, test.y.numpy(), np.array(labels_N, np.int64)), event.weight // records_N)
+    np.add.at(table_GYC, (test.z.numpy(), test.y.numpy(), labels_N), event.weight // records_of_unit(test))
     stddev = event.noise_stddev_records * event.weight
     noise = [sample_discrete_gaussian(stddev, source) for _ in range(table_GYC.size)]
     return Released(arrays={"weights_GYC": table_GYC + np.reshape(noise, table_GYC.shape)}, events=(event,))
+
+
+def lone_predictions(student: Student, split: Split, source: NoiseSource) -> IntArray:
+    """The predicted label of each record, as a function of that record and of released values alone."""
+    alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()
+    # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
+    generator = np.random.default_rng(source.randbelow(2**63))
+    labels = (
+        alone.predict(split.x[row : row + 1], groups_N[row : row + 1], generator=generator).labels[0]
+        for row in range(len(split))
+    )
+    return np.fromiter(labels, np.int64, len(split))
+
+
+def records_of_unit(split: Split) -> IntArray:
+    """For each record, how many records its person has; 1 where records are protected by themselves."""
+    if split.person_N is None:
+        return np.ones(len(split), np.int64)
+    person_N = split.person_N.numpy()
+    records_N: IntArray = np.bincount(person_N)[person_N]
+    return records_N
 
 
 def assess_privately(
@@ -150,13 +166,13 @@ def assess_privately(
 
     Errors as :meth:`ReleaseLog.step`: a table that was published and is gone is not drawn again.
     """
-    event = event_from(statement.test_events[0], statement.unit)
+    event = event_from(statement.part_events["test"][0], statement.unit)
     assert isinstance(event, PredictionTables)
     source: NoiseSource = OsEntropy()
     if statement.noise != OS_ENTROPY:
         source = SeededSource(stream_seed(config.seed, Stream.METRICS))
     sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
-    released = log.of_metrics().step(
+    released = log.of_part("test").step(
         lambda: draw_table(student, dataset.test, event, source, **sizes),
         settings={"student": sha256_of(run.student), "parts": dataset.parts},
         pool="",
@@ -238,7 +254,7 @@ def _of_groups(
         for place, name in enumerate(group_names):
             yield predicted.estimate(f"predicted {class_names[event]}: {name}", event, place)
             value, low, high = (float(each[0, place]) for each in ratios)
-            title = f"predicted {class_names[event]}: {name} to the group with the highest share"
+            title = f"impact ratio of {name}: predicted {class_names[event]}"
             yield Estimate(name=title, kind="ratio", value=value, low=low, high=high)
 
 

@@ -36,7 +36,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -342,9 +342,9 @@ class Odometer:
         with self._transaction() as database:
             return next(iter(_rows(database, run=run)), None)
 
-    def standing(self, run: str, *, delta: float, and_of: Release | None = None) -> Standing | None:
+    def standing(self, run: str, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
         """The earlier releases of the same data set, unit and relation, and their cost with this one; None if it is not
-        private. ``and_of``: a release of the same run from another part, counted or not."""
+        private. ``and_of``: releases of the same run from other parts, counted or not."""
         with self._transaction() as database:
             found = _rows(database, run=run)
             rows = _rows(database, data=found[0].data) if found else []
@@ -353,9 +353,9 @@ class Odometer:
             return None
         own = rows[number]
         # Up to its own row: later releases are reported by their own statements.
-        before = [row for row in rows[: number + 1] if and_of is None or row.run != and_of.run]
+        before = [row for row in rows[: number + 1] if row.run not in {other.run for other in and_of}]
         same = [row for row in _counted_by(own.unit, before) if row.is_private and row.relation == own.relation]
-        earlier, same = len(same) - 1, same if and_of is None else [*same, and_of]
+        earlier, same = len(same) - 1, [*same, *and_of]
         return Standing(
             earlier=earlier,
             epsilon=composed_epsilon(same, delta=delta),
@@ -670,6 +670,31 @@ class MetricsFolder(RunDirectory):
         return [self.released] if self.released.exists() else []
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChoiceFolder(RunDirectory):
+    """The folder of a run as the log of a choice among settings sees it. A choice that is gone may be made again, and
+    is counted again."""
+
+    released = PathIn("public", "choice.safetensors")
+    receipt = PathIn("private", "choice_release.json")
+    statement = PathIn("public", "choice.safetensors")
+
+    def release_files(self) -> list[Path]:
+        """The file of the choice, if it is there."""
+        return [self.released] if self.released.exists() else []
+
+
+def take_choice(run: RunDirectory, source: Path, candidate: str) -> None:
+    """Let ``run`` state the choice that was made in ``source``, if it chose ``candidate``, a digest of settings."""
+    made = RunDirectory(root=source).choice
+    if not made.exists() or run.choice.exists():
+        return
+    released, origin = read_release(made)
+    if origin.settings["candidates"][int(released.arrays["chosen"][0])] == candidate:
+        content = made.read_bytes()
+        write_atomically(run.choice, lambda temporary: temporary.write_bytes(content))
+
+
 class _Priced(Protocol):
     @property
     def events(self) -> tuple[Event, ...]: ...
@@ -874,15 +899,15 @@ class ReleaseLog:
         self.check(events, noise=noise)
         self._planned = tuple(events)
 
-    def standing(self, *, delta: float, and_of: Release | None = None) -> Standing | None:
+    def standing(self, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
         """The earlier releases and their cost with this run's, as :meth:`Odometer.standing`."""
         return self._odometer.standing(self.id, delta=delta, and_of=and_of)
 
-    def of_metrics(self) -> ReleaseLog:
-        """The log of the same run's release of metrics, from the test records of the data set."""
-        part = f"{self._part.partition('/')[0]}/test"
-        folder = MetricsFolder(root=self._run.root)
-        return ReleaseLog(folder, self._odometer, data=self._data, method=self._method, part=part)
+    def of_part(self, part: Literal["test", "validation"]) -> ReleaseLog:
+        """The log of the same run's release from the test or the validation records of the data set."""
+        folder = (MetricsFolder if part == "test" else ChoiceFolder)(root=self._run.root)
+        name = f"{self._part.partition('/')[0]}/{part}"
+        return ReleaseLog(folder, self._odometer, data=self._data, method=self._method, part=name)
 
     def stored(self) -> Release | None:
         """The odometer's row of this run."""

@@ -17,11 +17,12 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 
 from aggregator.service.wire import worded
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
-from fairpate.config_reader import Override, determining_values
+from fairpate.config_reader import Override, determining_values, values_digest
 from fairpate.data import REGISTRY, Dataset, load_data
 from fairpate.data.dataset import Split, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -69,9 +70,19 @@ from fairpate.run.learn import (
 from fairpate.run.plan import cautions
 from fairpate.run.private_metrics import assess_privately, check_metrics, stated_table
 from fairpate.run.publication import write_portable, write_reports
-from fairpate.run.release_log import Odometer, ReleaseLog, Standing, read_release, standing_remarks, take_release
+from fairpate.run.release_log import (
+    Odometer,
+    Released,
+    ReleaseLog,
+    Standing,
+    read_release,
+    standing_remarks,
+    take_choice,
+    take_release,
+)
 from fairpate.terminal import Reporter
 from fairpate.types import (
+    CHOSEN,
     IN_PARALLEL,
     READING_TELLS,
     RECORDS_ALONE,
@@ -301,16 +312,17 @@ def state_release(
     config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, log: ReleaseLog, reporter: Reporter
 ) -> None:
     """Write the statement that prices the release, and show the operator the total with earlier releases."""
-    tested: tuple[Event, ...] = ()
-    and_of = None
+    parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
-        tested = (stated_table(run, config.price(trained)),)
-        and_of = log.of_metrics().release(tested, noise=trained.noise)
+        parts["test"] = (stated_table(run, config.price(trained)),)
+    if run.choice.exists():
+        parts["validation"] = read_release(run.choice)[0].events
+    and_of = [log.of_part(part).release(events, noise=trained.noise) for part, events in parts.items()]
     standing = log.standing(delta=config.target.delta, and_of=and_of)
     for remark in standing_remarks(standing, delta=config.target.delta):
         reporter.note("odometer", remark)
     alone, shared = dataset.records_alone, log.shared_remarks()
-    statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared, test_events=tested)
+    statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared, parts=parts)
     write_json(run.statement, strict(statement.to_json()))
 
 
@@ -327,19 +339,18 @@ def statement_of(
     records_alone: bool = False,
     shared: Sequence[str] = (),
     remarks: Sequence[str] = (),
-    test_events: Sequence[Event] = (),
+    parts: Mapping[Any, Sequence[Event]] = MappingProxyType({}),
 ) -> PrivacyStatement:
     """The statement that prices ``trained``.
 
     ``standing``: the place of the release among the operator's earlier ones, for ``names_earlier``; None if it was not
     counted. ``records_alone``: a person may have several records, and the data set protects each by itself. ``shared``
-    are remarks on releases that several runs learn from, and ``remarks`` come last. ``test_events`` read test records,
-    which no event of ``trained`` reads.
+    are remarks on releases that several runs learn from, and ``remarks`` come last. ``parts`` are the events
+    of test or validation records, which no event of ``trained`` reads.
     """
     cost = config.price(trained)
-    if test_events:  # in parallel: a unit is in one part, and the larger price holds for both
-        of_test = price(test_events, delta=cost.delta)
-        cost = replace(cost, epsilon=max(cost.epsilon, of_test.epsilon))
+    for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
+        cost = replace(cost, epsilon=max(cost.epsilon, price(events, delta=cost.delta).epsilon))
     if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
         standing = replace(
             standing,
@@ -362,11 +373,14 @@ def statement_of(
         earlier_releases=None if standing is None else standing.earlier,
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         epsilon_adaptive_with_earlier=None if standing is None else standing.epsilon_adaptive,
-        test_events=tuple(worded(event_json(event)) for event in test_events),
+        # Defaults of this package were compared on the data sets that it knows.
+        tuning_accounted="validation" in parts and config.data.name not in REGISTRY,
+        part_events={part: tuple(worded(event_json(event)) for event in events) for part, events in parts.items()},
         remarks=(
             *trained.remarks,
             *shared,
-            *((IN_PARALLEL,) if test_events else ()),
+            *((IN_PARALLEL,) if "test" in parts else ()),
+            *((CHOSEN,) if "validation" in parts else ()),
             *size_remarks(config, trained.events, cost.unit),
             *((RECORDS_ALONE,) if config.is_private and records_alone and cost.unit == "record" else ()),
             *((READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
@@ -428,6 +442,28 @@ def make_release(config: ReleasingMethod, reporter: Reporter) -> RunDirectory:
         assert isinstance(opened, ReleasingMethod)
         opened.release(_training(opened, dataset, run, reporter, log))
     return run
+
+
+@contextmanager
+def one_release(
+    configs: Sequence[ReleasingMethod], reporter: Reporter, *, out: Path, check: Callable[[Dataset], None]
+) -> Iterator[tuple[Dataset, ReleaseLog, Released, list[Student]]]:
+    """Draw the release that ``configs`` share in the folder ``out``, or find it there, and train each one's model from
+    it, at no cost. ``check`` may refuse the data set before that. Inside, no other process works in the folder. Errors
+    as :func:`run_method`."""
+    opening = _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None)
+    with opening as (config, dataset, run, log):
+        assert isinstance(config, ReleasingMethod)
+        check(dataset)
+        released = config.release(_training(config, dataset, run, reporter, log))
+        students, quiet = [], Reporter(quiet=True)
+        with reporter.stage("candidates") as advance:
+            for number, each in enumerate(configs, start=1):
+                training = replace(_training(each, dataset, run, quiet, log), model=initial_model(each, dataset))
+                trained = post_process(each.learn(training, released), each, training)
+                students.append(Student(card=student_card(each, dataset, trained), network=trained.model))
+                advance(number, len(configs))
+        yield dataset, log, released, students
 
 
 def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
@@ -492,6 +528,7 @@ def _opened(
             save_embedding(dataset.embedding, run.embedding)  # it made the features that the student will read
         if release_of is not None:
             take_release(run, release_of)
+            take_choice(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=dataset.part)
         yield config, as_trained(run, config, dataset), run, log

@@ -74,7 +74,7 @@ STATEMENT = {
     *(CLAIM | {"method", "epsilon", "accounting", "not_protected", "epsilon_as_in_paper"}),
     *(f"events.{name}" for name in EVENT),
     *("queries", *(f"queries.{name}" for name in OUTCOMES | {"epsilon_submitted"})),
-    "test_events",
+    "part_events",
 }
 ENDS = ("value", "low", "high")
 RECORD = {
