@@ -23,6 +23,7 @@ from fairpate.methods.base import configured
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
 from fairpate.run import release_log, select
+from fairpate.run import run as run_module
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.context import RunDirectory, RunFolderError, read_statement
 from fairpate.run.private_metrics import WEIGHT
@@ -284,3 +285,12 @@ def test_the_command_chooses_among_the_cells_of_a_comparison(clinic: Path, tmp_p
     assert code == 0, said
     assert read_statement(RunDirectory(root=tmp_path / "out/model")).tuning_accounted
     assert math.isfinite(read_json(tmp_path / "out/model/public/metrics.json")["accuracy"])
+
+
+def test_on_a_data_set_whose_test_records_chose_defaults_no_tuning_is_called_accounted_for(
+    candidates: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "REGISTRY", {"clinic": None})
+    statement = read_statement(select_settings(candidates, epsilon=1.0, out=tmp_path, reporter=QUIET))
+    assert not statement.tuning_accounted
+    assert "validation" in statement.part_events
