@@ -39,7 +39,7 @@ from aggregator.service.wire import Advice, PublicPool, budget_json
 from aggregator.service.writer import Books, Readiness, Verification, Writer
 from fairpate import __version__
 from fairpate.http_requests import FaultError
-from fairpate.pages import environment
+from fairpate.pages import render
 from fairpate.privacy import accountant
 from fairpate.types import strict
 from fairpate.words import cost_words, dearest, shares_of_worst, votes_matter
@@ -437,14 +437,13 @@ class _Stream(StreamingResponse):
             self._on_end()
 
 
-_PAGES = environment()
 _STYLES = ("service.css", "terms.css")
 
 
 def page(*, needs_token: bool) -> str:
     """Return the page; with ``needs_token`` it begins by asking for a token."""
     policy = f"; script-src {_digest('service.js')}; connect-src 'self'"
-    return _PAGES.get_template("service.html").render(needs_token=needs_token, version=__version__, policy=policy)
+    return render("service.html", needs_token=needs_token, version=__version__, policy=policy)
 
 
 @cache

@@ -58,13 +58,13 @@ from fairpate.fairness.gate import DemographicParityGate
 from fairpate.files import Storage
 from fairpate.later import torch
 from fairpate.methods.base import Stream, Trained, Training, torch_generator
+from fairpate.pages import epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import of_teachers
 from fairpate.report import records
-from fairpate.report.page import epsilon_text
 from fairpate.run.context import (
     RunDirectory,
     RunDirectoryError,

@@ -121,6 +121,7 @@ class VotesOfRecords(ReleasingMethod):
     release."""
 
     protects_persons: ClassVar[bool] = True
+    reads_public: ClassVar[bool] = True  # public records get the labels
 
     student: StudentConfig = StudentConfig()
 
@@ -184,11 +185,6 @@ class VotesOfRecords(ReleasingMethod):
             group_names=dataset.group_names,
             class_names=dataset.label_names,
         )
-
-    @property
-    def reads_public(self) -> bool:
-        """True: public records get the labels."""
-        return True
 
     @property
     def reads_public_groups(self) -> bool:
@@ -671,8 +667,12 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
 
 
 def labels_of_rule(rule_CW: DoubleArray, phi_MW: DoubleArray) -> PoolLabels:
-    """The pool's labels by the linear rule (C, W); the lead over the runner-up is how certain each is."""
-    chances_MC = softmax(phi_MW @ rule_CW.T, axis=1)
+    """The pool's labels by the linear rule (C, W)."""
+    return labels_of_chances(softmax(phi_MW @ rule_CW.T, axis=1))
+
+
+def labels_of_chances(chances_MC: DoubleArray) -> PoolLabels:
+    """The most likely labels; the lead over the runner-up is how certain each is."""
     ordered_MC = np.sort(chances_MC, axis=1)
     return PoolLabels(
         labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2], chances_MC=chances_MC

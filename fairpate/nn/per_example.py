@@ -44,7 +44,9 @@ from fairpate.nn.layers import (
 )
 
 Engine = Literal["book_keeping", "functional"]
-PerExampleLoss = Callable[[Tensor, Tensor], Tensor]  # with a method ``gradient`` too, as below, where speed matters
+PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""One value per record. It may have a method ``gradient`` too, as below, where speed matters, and a method
+``before_batch(clipper, x, targets, owner_B)`` for what has to be known of a batch before its first loss."""
 # One call of a layer: the layer, its input and the gradient of its output.
 LayerCall = tuple[nn.Module, Tensor, Tensor]
 _LONGEST = 1e30  # in clip norms: the factor of anything longer has no precision left, and the record adds nothing
@@ -139,8 +141,9 @@ class GradientClipper:
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         # Known layers need no trial, as their list proves that records stay apart.
         self._trained, self._is_tried, self._has_warned = self.parameters, unknown is None, False
-        self._model, self._loss, self._clip_norm, self._max_records = model, loss, clip_norm, max_records
+        self.model, self.max_records, self._loss, self._clip_norm = model, max_records, loss, clip_norm
         self._gradient_of_loss: PerExampleLoss | None = getattr(loss, "gradient", None)
+        self._before_batch: Callable[..., None] = getattr(loss, "before_batch", lambda *_: None)
         self._layers = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         self._chain = DenseChain.of(model)
         self.share_B: Tensor | None = None
@@ -154,6 +157,7 @@ class GradientClipper:
         should be in the mode that training wants. ValueError for weights that are not finite, and under autocast: a
         norm that was rounded to eight bits bounds nothing.
         """
+        self._before_batch(self, x, targets, owner_B)
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError("Per-example gradients are clipped in the parameters' own precision; leave autocast out.")
         if not self._is_tried and len(x):
@@ -162,9 +166,9 @@ class GradientClipper:
                 # Random weights of all outputs: a trial must not depend on what the loss reads.
                 return self._mapped_gradients(model, lambda outputs, w: (outputs * w).flatten(1).sum(dim=1), x, weights)
 
-            try_records_apart(self._model, gradients, x)
+            try_records_apart(self.model, gradients, x)
             self._is_tried = True
-        size = self._max_records or len(x)
+        size = self.max_records or len(x)
         if owner_B is None and 0 < len(x) <= size:
             return self._part(x, targets)
         bounds = part_bounds(len(x), size, owner_B)
@@ -203,7 +207,7 @@ class GradientClipper:
             return values_BP if owner_B is None else averages(values_BP, owner_B)
 
         if self.engine == "functional":
-            return [formed(values.flatten(1)) for values in self._mapped_gradients(self._model, self._loss, x, targets)]
+            return [formed(values.flatten(1)) for values in self._mapped_gradients(self.model, self._loss, x, targets)]
         calls = self._layer_calls(x, targets)
         with torch.no_grad():
             rows = {id(p): formed(values) for call in calls for p, values in layer_gradient(*call).per_record()}
@@ -228,7 +232,7 @@ class GradientClipper:
 
         handles = [layer.register_forward_hook(keep) for layer in self._layers]
         try:
-            losses_B = self._loss(self._model(x), targets)
+            losses_B = self._loss(self.model(x), targets)
         finally:
             for handle in handles:
                 handle.remove()
@@ -295,7 +299,7 @@ class GradientClipper:
         is_counted_B = squared_norms_B <= (_LONGEST * self._clip_norm) ** 2
         if bool(is_counted_B.all()):
             return None
-        if not all(bool(p.isfinite().all()) for p in self._model.parameters()):
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise ValueError("The model's weights are not finite; lower the learning rate.")
         if not self._has_warned:
             _log.warning("The gradients of some records are not finite; such records add nothing to a step.")
@@ -340,7 +344,7 @@ class GuidedGradients(GradientClipper):
         if not len(x):
             return [torch.zeros_like(p) for p in self.parameters]
         if self._chain is None or not self._chain.reads(x):
-            loss = functional.cross_entropy(self._model(x), labels, reduction="sum")
+            loss = functional.cross_entropy(self.model(x), labels, reduction="sum")
             return list(torch.autograd.grad(loss, self.parameters))
         self._values = self._chain.forward(x)
         slope = CrossEntropy().gradient(self._values[-1], labels)

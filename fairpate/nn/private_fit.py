@@ -431,8 +431,8 @@ class ShiftedClipper(GradientClipper):
                     "The public gradient is not finite; lower the learning rate, or the regulariser's weight."
                 )
         # The twin in double precision follows the model that the steps move.
-        self._model.load_state_dict(self._original.state_dict())
-        self._model.train(self._original.training)
+        self.model.load_state_dict(self._original.state_dict())
+        self.model.train(self._original.training)
         return super().sum(x.double() if x.is_floating_point() else x, targets, owner_B)
 
     def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:

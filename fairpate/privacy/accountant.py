@@ -222,7 +222,10 @@ class EpsilonAtDelta:
 
 @singledispatch
 def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - the signature of every pricing
-    """The Renyi curve of one event, shape (A,). Register a pricing per event type; an unknown type is a TypeError."""
+    """The Renyi curve of one event, shape (A,). Register a pricing per event type; an unknown type is a TypeError.
+
+    A pricing is never asked about an event whose ``count`` is 0.
+    """
     raise TypeError(f"Expected an event with a registered pricing, got {type(event).__name__}.")
 
 
@@ -231,20 +234,19 @@ def _(event: ThresholdChecks, orders_A: FloatArray) -> FloatArray:
     single_A = gnmax.threshold_rdp_data_independent(
         threshold_stddev_votes=event.threshold_stddev_votes, orders_A=orders_A
     )
-    return _repeated(event.count, single_A)
+    return event.count * single_A
 
 
 @event_rdp.register
 def _(event: NoisyArgmaxes, orders_A: FloatArray) -> FloatArray:
-    single_A = gnmax.gnmax_rdp_data_independent(noise_stddev_votes=event.noise_stddev_votes, orders_A=orders_A)
-    return _repeated(event.count, single_A)
+    return event.count * gnmax.gnmax_rdp_data_independent(
+        noise_stddev_votes=event.noise_stddev_votes, orders_A=orders_A
+    )
 
 
 @event_rdp.register
 def _(event: ConfidentGnmaxQueries, orders_A: FloatArray) -> FloatArray:
-    return _repeated(
-        event.count, gnmax.confident_gnmax_rdp_data_independent(**_confident_gnmax(event), orders_A=orders_A)
-    )
+    return event.count * gnmax.confident_gnmax_rdp_data_independent(**_confident_gnmax(event), orders_A=orders_A)
 
 
 @event_rdp.register
@@ -259,10 +261,8 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
     # The binomial mixture compares a mixture with one plain distribution; replacing compares two mixtures.
     if event.relation != "add or remove one":
         raise ValueError("No Renyi curve for replacing a record of a Poisson sample; use epsilon_pld.")
-    if event.count and not event.noise_multiplier:
+    if not event.noise_multiplier:
         return np.full(len(orders_A), math.inf)
-    if not event.count:
-        return np.zeros(len(orders_A))
     return event.count * poisson_gaussian_rdp(
         event.noise_multiplier, sampling_rate=event.sampling_rate, orders_A=orders_A
     )
@@ -291,7 +291,7 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
     orders = np.asarray(orders_A, dtype=np.float64)
     _common_guarantee(events)
     total_A = np.zeros(len(orders))
-    for event in events:
+    for event in _happened(events):
         price_A = event_rdp(event, orders)
         # Event by event: in the sum a negative price could hide behind another one.
         if not np.all(price_A >= 0):
@@ -365,7 +365,7 @@ def epsilon_data_dependent(
 def event_pld(event: object, interval: float) -> LossDistribution | None:  # noqa: ARG001 - as every pricing
     """The loss distribution of one event on a grid of ``interval``; None for one without noise: nothing is guaranteed.
 
-    Register one per event type that has it; an unknown type is a TypeError.
+    Register one per event type that has it, for a ``count`` of 1 and more; an unknown type is a TypeError.
     """
     raise TypeError(f"Expected an event with a registered loss distribution, got {type(event).__name__}.")
 
@@ -402,7 +402,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
     _require_data_independent(events)
     _common_guarantee(events)
-    if not events:
+    if not _happened(events):
         return 0.0
     if target_delta < loss_distributions.LEAST_DELTA:
         try:
@@ -430,7 +430,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
 # Composing is slow, and a run asks for the same events again and again.
 @lru_cache(maxsize=1024)
 def _epsilon_pld(events: tuple[Event, ...], target_delta: float, interval: float) -> tuple[float, float]:
-    total = loss_distributions.composed([event_pld(event, interval) for event in events])
+    total = loss_distributions.composed([event_pld(event, interval) for event in _happened(events)])
     return loss_distributions.epsilon_and_excess(total, target_delta)
 
 
@@ -466,9 +466,9 @@ def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict
     }
 
 
-def _repeated(count: int, single_A: FloatArray) -> FloatArray:
-    """``count`` times one curve; a count of 0 costs 0 even where one release costs infinity."""
-    return count * single_A if count else np.zeros_like(single_A)
+def _happened(events: Sequence[Event]) -> list[Event]:
+    """The events that happened at all: a count of 0 costs 0 even where one release costs infinity."""
+    return [event for event in events if getattr(event, "count", 1)]
 
 
 def _common_guarantee(events: Sequence[Event]) -> tuple[Unit | None, Relation | None]:

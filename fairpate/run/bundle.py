@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from aggregator.service.wire import worded
 from fairpate.config_reader import values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.files import check_output_file, write_atomically
@@ -141,11 +140,11 @@ def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict
     found = []
     for values in statement.events if part is None else statement.part_events[part]:
         try:
-            event = event_from(values, statement.unit)
+            event = event_from(values)
         except (TypeError, ValueError):  # a kind that is registered only where its package is installed
             found.append({"unit": statement.unit, "relation": statement.relation, **values})
         else:
-            found.append(worded(event_json(event)) | {"unit": event.unit, "relation": event.relation})
+            found.append(event_json(event) | {"unit": event.unit, "relation": event.relation})
     return found
 
 
@@ -412,7 +411,7 @@ class _Check:
         if not self.bundle.released.is_file():
             return None
         released, _ = read_release(self.bundle.released)
-        stated = [event_json(event_from(event, self.said.unit)) for event in self.said.events]
+        stated = [event_json(event_from(event)) for event in self.said.events]
         left_out = [event for event in map(event_json, released.events) if event not in stated]
         self.require(not left_out, f"released.safetensors: {len(left_out)} of its events are not in the statement")
         return "the release's events are in the statement"
@@ -430,7 +429,7 @@ class _Check:
             self.not_checked.append(f"metrics.json: {why}, of test records that are not here")
             return None
         released, _ = read_release(self.bundle.metrics_table)
-        same = [worded(event_json(event)) for event in released.events] == events_of(self.said, "test")
+        same = [event_json(event) for event in released.events] == events_of(self.said, "test")
         self.require(same, "metrics.safetensors: its event is not that of the statement")
         expected = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
         self.require(expected.to_json() == measured.to_json(), "metrics.json: not what metrics.safetensors gives")
@@ -444,7 +443,7 @@ class _Check:
         if not made.is_file():
             return None
         released, origin = read_release(made)
-        same = [worded(event_json(event)) for event in released.events] == events_of(self.said, "validation")
+        same = [event_json(event) for event in released.events] == events_of(self.said, "validation")
         self.require(same, "choice.safetensors: its event is not that of the statement")
         config = _json(self.bundle, "record.json")["config"]
         settings = {name: each for name, each in config.items() if name != "evaluation"}

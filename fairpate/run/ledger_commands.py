@@ -15,7 +15,7 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,7 +40,7 @@ from fairpate.methods.label_queries import (
 )
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import VotingMethod
-from fairpate.report.page import epsilon_text
+from fairpate.pages import epsilon_text
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_json, run_at
 from fairpate.run.folder import open_run_directory
 from fairpate.run.learn import as_trained, load_for
@@ -271,13 +271,12 @@ def last_charges(path: Path, count: int) -> Output:
     """Return the last ``count`` charges."""
     run, place = ledger_of(path)
     _note_reading(run, "show", last=count)
-    rows: Sequence[Any] = list(audit.rows(place.ledger))[-count:]
-    names = [field.name for field in dataclasses.fields(audit.ChargeRow)]
-    table = listing(*("charged (UTC)" if name == "at_s" else name for name in names))
+    rows = [charge.to_json() for charge in audit.rows(place.ledger)[-count:]]
+    table = listing(*audit.COLUMNS.names[:-1], "charged (UTC)")
     for row in rows:
-        values = vars(dataclasses.replace(row, key=row.key[:_KEY_SHOWN]))
-        values = values | {"at_s": f"{datetime.fromtimestamp(row.at_s, UTC):%Y-%m-%d %H:%M:%S}" if row.at_s else None}
-        table.add_row(*("" if values[name] is None else str(values[name]) for name in names))
+        at = f"{datetime.fromtimestamp(row['at_s'], UTC):%Y-%m-%d %H:%M:%S}" if row["at_s"] else None
+        values = (row | {"key": row["key"][:_KEY_SHOWN], "at_s": at}).values()
+        table.add_row(*("" if value is None else str(value) for value in values))
     return Output(facts={"charges": rows}, words=table)
 
 

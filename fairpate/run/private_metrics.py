@@ -166,7 +166,7 @@ def assess_privately(
 
     Errors as :meth:`ReleaseLog.step`: a table that was published and is gone is not drawn again.
     """
-    event = event_from(statement.part_events["test"][0], statement.unit)
+    event = event_from(statement.part_events["test"][0])
     assert isinstance(event, PredictionTables)
     source: NoiseSource = OsEntropy()
     if statement.noise != OS_ENTROPY:

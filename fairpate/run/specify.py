@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS, notion_named
+from fairpate.pages import epsilon_text, in_two_lines
 from fairpate.report.figures import class_label, with_spread
 from fairpate.report.frontier import (
     OBJECTIVES,
@@ -45,7 +46,6 @@ from fairpate.report.frontier import (
     rounded_up,
 )
 from fairpate.report.frontier_page import Baselines, baseline_words, baselines
-from fairpate.report.page import epsilon_text, in_two_lines
 from fairpate.run.sweep import read_rows
 from fairpate.types import NotionName, UsageError, stepwise, strict
 
@@ -54,7 +54,7 @@ _ROUNDING = 1e-9
 _ZERO_SCALE = 0.01
 _OBJECTIVE_OF: Mapping[str, Objective] = {"epsilon": "epsilon", "accuracy": "error", "coverage": "refused"}
 _LEAST = ("coverage", "accuracy")
-_MAKE_ONE = "make one with `fairpate compare configs/quick.yaml` and give its results.parquet with --frontier"
+_MAKE_ONE = "make one with `fairpate compare --example quick` and give its results.parquet with --frontier"
 DISTANCE = (
     "the largest relative excess over a demand (0.10: one is missed by 10 % of its value, 0 counts as 0.01), epsilon "
     "rounded up to 0.01; where it is equal, the smaller sum of all excesses comes first"

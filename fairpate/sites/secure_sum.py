@@ -1,0 +1,572 @@
+"""One noisy sum of whole numbers over sites that share nothing, as two state machines without input or output.
+
+Secure aggregation after Bonawitz et al. 2017 (arXiv 1611.04482), with distributed discrete Gaussian noise (Kairouz, Liu
+and Steinke 2021, arXiv 2102.06387). Site k sends, modulo 2^64,
+
+    y_k = x_k + noise_k + PRG(b_k) + sum over participants j of +- PRG(s_jk)      x_k: its own numbers
+                                                                                  b_k: seed of its own mask
+                                                                                  s_jk: agreed with j (X25519)
+
+The pairwise masks cancel in the sum. Both secrets of a site, b_k and the seed of its mask key, are 16 bytes, and every
+site of the plan holds a Shamir share of each. For one list of survivors, which is signed by ``threshold`` sites, every
+site releases its share of b_k for a survivor k and of the mask key for a participant that vanished. It never releases
+both, and it never signs a second list: two unmaskings of one draw of noise would expose a single site's numbers.
+
+:class:`Site` and :class:`Coordinator` read and write a :class:`Store`, which keeps the first value that it is given
+under a key. With one that is durable, either may be stopped at any moment and made again: what a site sent before, it
+sends again, byte for byte. Neither machine knows what the numbers mean, who waits for whom, or how bytes travel.
+
+Sites are numbered by their place in the plan. Shapes: K sites, D numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, discrete_gaussians
+from fairpate.types import IntArray, UserError
+
+Step = Literal["hello", "masked", "agreed", "shares"]
+STEPS: tuple[Step, ...] = ("hello", "masked", "agreed", "shares")
+"""What a site sends, in this order."""
+ENDED = "ended"
+"""The key in a site's store under which its owner keeps the reason why the sum ended, once the secrets are erased."""
+Words = npt.NDArray[np.uint64]
+LEAST_STDDEV = 3.0
+"""The least noise of a site. The sum of such discrete Gaussians is one of their summed variance up to a factor within
+1e-35 of 1 (Kairouz, Liu and Steinke 2021): less than any accountant resolves."""
+_MOST_STDDEV = 2.0**52
+_LARGEST = 2**62
+_FIELD = 2**130 - 5  # a prime above every 16-byte secret
+_SECRET, _SHARE, _SIGNATURE, _HASH = 16, 17, 64, 32
+_HEAD = 32 + _HASH + _SIGNATURE  # of a hello: key for masks, hash of the own mask's seed, signature
+_SEALED = 12 + 2 * _SHARE + 16  # nonce, two shares, tag
+
+
+class SumError(UserError):
+    """A message that does not fit the plan or an earlier message, or a sum that cannot be unmasked."""
+
+
+class Store(Protocol):
+    """Values by key, of which the first one stays: a ``dict``, or a durable file."""
+
+    def get(self, key: str, /) -> bytes | None:
+        """Return the value of ``key``."""
+
+    def setdefault(self, key: str, value: bytes, /) -> bytes:
+        """Store ``value`` unless ``key`` has a value, and return the value that it has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicKeys:
+    """The long-term public keys of a site: Ed25519 for its signatures, X25519 for shares that are sent to it."""
+
+    signing: bytes
+    sealing: bytes
+
+    def __post_init__(self) -> None:
+        try:
+            Ed25519PublicKey.from_public_bytes(self.signing)
+            X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(self.sealing))
+        except ValueError as error:
+            raise SumError(f"Expected an Ed25519 and an X25519 public key of 32 bytes each, got {error}.") from error
+
+
+class SiteKey:
+    """The private keys of a site, from a secret of 32 bytes."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._signing = Ed25519PrivateKey.from_private_bytes(_derived(secret, b"signing"))
+        self.sealing = X25519PrivateKey.from_private_bytes(_derived(secret, b"sealing"))
+        self.public = PublicKeys(
+            signing=self._signing.public_key().public_bytes_raw(), sealing=self.sealing.public_key().public_bytes_raw()
+        )
+
+    def sign(self, text: bytes) -> bytes:
+        """Return the signature of ``text``, always the same."""
+        return self._signing.sign(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """What all parties know of one sum before it begins.
+
+    ``plan``: digest of the plan; ``number``: which of its sums this is; ``may_vanish`` and ``may_collude``: numbers of
+    sites; ``size``: D; ``noise_stddev``: of the noise that the sum is priced for, on each of its numbers. SumError if
+    the sites are too few for those that may vanish and collude, or the noise for so many.
+    """
+
+    plan: bytes
+    number: int
+    sites: tuple[PublicKeys, ...]
+    may_vanish: int
+    may_collude: int
+    size: int
+    noise_stddev: float
+
+    def __post_init__(self) -> None:
+        if not (self.may_vanish >= 0 and self.may_collude >= 1):
+            raise SumError(
+                f"Expected may_vanish >= 0 and may_collude >= 1, got {self.may_vanish} and {self.may_collude}: a site "
+                "that sees the sum knows its own noise."
+            )
+        if not 2 * self.may_vanish + self.may_collude < len(self.sites):
+            raise SumError(
+                f"Expected 2 may_vanish + may_collude < sites, got {self.may_vanish}, {self.may_collude} and "
+                f"{len(self.sites)} sites; let fewer vanish or collude, or add sites."
+            )
+        if not LEAST_STDDEV <= self.share_stddev < _MOST_STDDEV:
+            raise SumError(
+                f"Expected noise of {LEAST_STDDEV:g} to {_MOST_STDDEV:g} at each site, got {self.share_stddev:.3g}, as "
+                f"{self.num_honest} sites share {self.noise_stddev:.4g}; ask for more privacy, or plan fewer sites."
+            )
+
+    @property
+    def least(self) -> int:
+        """The number of survivors without which nothing is unmasked: fewer would have less noise than is priced."""
+        return len(self.sites) - self.may_vanish
+
+    @property
+    def num_honest(self) -> int:
+        """The number of noises that nobody knows, whoever vanishes and colludes within the plan."""
+        return self.least - self.may_collude
+
+    @cached_property
+    def share_stddev(self) -> float:
+        """The standard deviation of each site's noise: ``num_honest`` of them have at least the variance of the
+        priced noise."""
+        priced, share = Fraction(self.noise_stddev) ** 2, self.noise_stddev / math.sqrt(self.num_honest)
+        # The root is rounded: a float lower, the noise would be less than what is priced.
+        while self.num_honest * Fraction(share) ** 2 < priced:
+            share = math.nextafter(share, math.inf)
+        return share
+
+    @property
+    def threshold(self) -> int:
+        """The number of shares that give a secret, and of signatures that make a list valid."""
+        # More than half of the honest sites and all that collude: two lists with as many share an honest site.
+        return (len(self.sites) + self.may_collude) // 2 + 1
+
+    def tag(self, purpose: str, *places: int) -> bytes:
+        """Return 32 bytes that separate this use of a key from every other one."""
+        return _tag(self.plan, self.number, purpose, places)
+
+    def verify(self, place: int, signature: bytes, text: bytes, purpose: Step) -> None:
+        """Raise SumError unless ``signature`` is that of site ``place`` for ``text``."""
+        try:
+            key = Ed25519PublicKey.from_public_bytes(self.sites[place].signing)
+            key.verify(signature, self.tag(purpose, place) + text)
+        except InvalidSignature:
+            raise SumError(
+                f"Site {place}: its message '{purpose}' is not signed by it for this plan; the plan, the sum or the "
+                "list of participants differs."
+            ) from None
+
+    def flags(self, places: Sequence[int] | Mapping[int, object]) -> bytes:
+        """Return a list of sites as one byte for each site of the plan."""
+        return bytes(place in places for place in range(len(self.sites)))
+
+    def parts(self, message: bytes, size: int) -> dict[int, bytes]:
+        """Return what ``message``, which begins with :meth:`flags`, has for each site in its list: ``size`` bytes."""
+        flags, rest = message[: len(self.sites)], message[len(self.sites) :]
+        places = [place for place, flag in enumerate(flags) if flag == 1]
+        if len(flags) != len(self.sites) or set(flags) - {0, 1} or len(rest) != size * len(places):
+            raise SumError(f"Expected a list of {len(self.sites)} sites, got {len(message)} bytes; it is damaged.")
+        return {place: rest[size * row : size * (row + 1)] for row, place in enumerate(places)}
+
+    def require_least(self, places: Sequence[int] | Mapping[int, object]) -> None:
+        """Raise SumError for fewer sites than have the noise that was priced."""
+        if len(places) < self.least:
+            raise SumError(f"Expected a list of at least {self.least} sites, got {len(places)}; the sum ends here.")
+
+    def members_digest(self, heads: Mapping[int, bytes]) -> bytes:
+        """Return the digest of the list of participants, which every site signs with its numbers."""
+        return hashlib.sha256(self.tag("members") + self.flags(heads) + b"".join(heads.values())).digest()
+
+    def survivors_digest(self, members: bytes, survivors: bytes) -> bytes:
+        """Return the digest of the list of survivors, which every survivor signs once."""
+        return hashlib.sha256(self.tag("survivors") + members + survivors).digest()
+
+    def mask(self, secret: bytes, *places: int) -> Words:
+        """Return D words from the stream of ``secret``, that of a site's own mask or of the mask of two sites."""
+        stream = Cipher(ChaCha20(_derived(secret, self.tag("mask", *places)), bytes(16)), mode=None).encryptor()
+        return np.frombuffer(stream.update(bytes(8 * self.size)), dtype="<u8").astype(np.uint64, copy=False)
+
+    def pair_mask(self, own: X25519PrivateKey, place: int, other_key: bytes, other: int) -> Words:
+        """Return the mask that site ``place``, whose mask key is ``own``, adds for site ``other``."""
+        mask = self.mask(_exchanged(own, other_key, other), min(place, other), max(place, other))
+        # The other site adds the same words with the other sign.
+        return mask if place < other else 0 - mask
+
+
+class Site:
+    """One site's side of one sum. ``store`` is its own for every plan and sum, and is erased once the sum is known."""
+
+    def __init__(self, draw: Draw, place: int, key: SiteKey, store: Store) -> None:
+        if draw.sites[place] != key.public:
+            raise SumError(f"Site {place}: the plan has another public key for it; use the key that was sent in.")
+        # Its secrets were erased: new ones would be a second draw of noise for the same sum.
+        if store.get(ENDED) is not None:
+            raise SumError(f"This sum has ended here ({store.get(ENDED)!r}); a new attempt needs a new plan.")
+        self._draw, self._place, self._key, self._store = draw, place, key, store
+
+    def hello(self) -> bytes:
+        """Return the first message: the key for masks, and encrypted shares of both secrets for every site."""
+        draw, stored = self._draw, self._store.get("hello")
+        if stored is None:
+            own, seed = secrets.token_bytes(_SECRET), secrets.token_bytes(_SECRET)
+            head = _mask_key(draw, own).public_key().public_bytes_raw() + _hash(draw, seed, self._place)
+            head += self._signed("hello", head)
+            shares = [_shares(secret, threshold=draw.threshold, count=len(draw.sites)) for secret in (own, seed)]
+            sealed = b"".join(self._seal(place, b"".join(pair)) for place, pair in enumerate(zip(*shares, strict=True)))
+            # Secrets and message in one value: no stop in between leaves one without the other.
+            stored = self._store.setdefault("hello", own + seed + head + sealed)
+        return stored[2 * _SECRET :]
+
+    def masked(self, members: bytes, exact_D: IntArray, source: NoiseSource | None = None) -> bytes:
+        """Return the own numbers ``exact_D`` with noise and masks. ``source`` None: the operating system's entropy.
+
+        They are drawn once: asked again, the site repeats its message. SumError for another list of participants.
+        """
+        draw, place = self._draw, self._place
+        heads, _ = self._members(self._once("members", members))
+        stored = self._store.get("masked")
+        if stored is None:
+            total = _with_noise(draw, exact_D, source or OsEntropy()).astype(np.uint64)
+            own, seed = self._secrets()
+            total += draw.mask(seed, place)
+            for other, head in heads.items():
+                if other != place:
+                    total += draw.pair_mask(_mask_key(draw, own), place, head[:32], other)
+            body = total.astype("<u8").tobytes()
+            body += self._signed("masked", draw.members_digest(heads) + hashlib.sha256(body).digest())
+            stored = self._store.setdefault("masked", body)
+        return stored
+
+    def agreed(self, survivors: bytes) -> bytes:
+        """Return the signature of the list of survivors. SumError for a second list, or one that may not be unmasked.
+
+        That is a list of too few sites, without this site, or of sites that had another list of participants.
+        """
+        draw = self._draw
+        heads, _ = self._members(self._stored("members"))
+        digest, found = draw.members_digest(heads), draw.parts(survivors, _HASH + _SIGNATURE)
+        draw.require_least(found)
+        if not found.keys() <= heads.keys() or self._place not in found:
+            raise SumError("The list of survivors has sites that did not take part, or lacks this site; the sum ends.")
+        for place, part in found.items():
+            draw.verify(place, part[_HASH:], digest + part[:_HASH], "masked")
+        # On the disk before the signature exists: after a crash, no other list is signed.
+        self._once("survivors", survivors)
+        return self._signed("agreed", draw.survivors_digest(digest, survivors))
+
+    def shares(self, agreement: bytes) -> bytes:
+        """Return one share for each participant: of its own mask if it survived, else of its mask key.
+
+        SumError unless ``agreement`` has the signatures of ``threshold`` survivors for the list that this site signed.
+        """
+        draw, survivors = self._draw, self._stored("survivors")
+        heads, sealed = self._members(self._stored("members"))
+        digest = draw.survivors_digest(draw.members_digest(heads), survivors)
+        signed, survived = draw.parts(agreement, _SIGNATURE), draw.parts(survivors, _HASH + _SIGNATURE)
+        if len(signed) < draw.threshold or not signed.keys() <= survived.keys():
+            raise SumError(f"Expected {draw.threshold} survivors who sign their list, got {len(signed)}; the sum ends.")
+        for place, signature in signed.items():
+            draw.verify(place, signature, digest, "agreed")
+        body = b""
+        for place, box in sealed.items():
+            pair = self._opened(place, box)
+            body += pair[_SHARE:] if place in survived else pair[:_SHARE]
+        return body + self._signed("shares", digest + body)
+
+    def _members(self, members: bytes) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """The heads of the participants' first messages, and what each of them sealed for this site."""
+        draw = self._draw
+        parts = draw.parts(members, _HEAD + _SEALED)
+        heads = {place: part[:_HEAD] for place, part in parts.items()}
+        draw.require_least(heads)
+        if heads.get(self._place) != self.hello()[:_HEAD]:
+            raise SumError("The list of participants lacks this site's own message; the sum ends.")
+        for place, head in heads.items():
+            _verify_head(draw, place, head)
+        return heads, {place: part[_HEAD:] for place, part in parts.items()}
+
+    def _once(self, key: str, value: bytes) -> bytes:
+        if self._store.setdefault(key, value) != value:
+            raise SumError(f"The coordinator sent another list of {key} than before; the sum ends here.")
+        return value
+
+    def _stored(self, key: str) -> bytes:
+        value = self._store.get(key)
+        if value is None:
+            raise SumError(f"This site has no list of {key} yet, or erased it; the sum is not unmasked.")
+        return value
+
+    def _secrets(self) -> tuple[bytes, bytes]:
+        stored = self._stored("hello")
+        return stored[:_SECRET], stored[_SECRET : 2 * _SECRET]
+
+    def _signed(self, purpose: Step, text: bytes) -> bytes:
+        return self._key.sign(self._draw.tag(purpose, self._place) + text)
+
+    def _box(self, other: int, *, sender: int) -> ChaCha20Poly1305:
+        # Only these two sites can derive the key: it shows who sealed the shares.
+        secret = _exchanged(self._key.sealing, self._draw.sites[other].sealing, other)
+        reader = other if sender == self._place else self._place
+        return ChaCha20Poly1305(_derived(secret, self._draw.tag("seal", sender, reader)))
+
+    def _seal(self, reader: int, text: bytes) -> bytes:
+        nonce = secrets.token_bytes(12)
+        return nonce + self._box(reader, sender=self._place).encrypt(nonce, text, None)
+
+    def _opened(self, sender: int, box: bytes) -> bytes:
+        try:
+            return self._box(sender, sender=sender).decrypt(box[:12], box[12:], None)
+        except InvalidTag:
+            raise SumError(f"Site {sender}: its shares for this site cannot be opened; the sum ends here.") from None
+
+
+class Coordinator:
+    """The coordinator's side of one sum: it takes the messages of sites, closes lists, and unmasks the sum."""
+
+    def __init__(self, draw: Draw, store: Store) -> None:
+        self._draw, self._store = draw, store
+        self._messages: dict[Step, dict[int, bytes]] = {step: {} for step in STEPS}
+        for step in STEPS:
+            for place in range(len(draw.sites)):
+                if (message := store.get(f"{step}/{place}")) is not None:
+                    self._messages[step][place] = message
+
+    def receive(self, step: Step, place: int, message: bytes) -> None:
+        """Keep a message; the same one again changes nothing.
+
+        SumError for a message that no honest site sends, for one that differs from an earlier one, and for one that
+        comes after its list was closed.
+        """
+        known = self._messages[step]
+        if known.get(place) != message:
+            self._check(step, place, message)
+            closing: dict[Step, str] = {"hello": "members", "masked": "survivors"}
+            if place in known or (step in closing and self._store.get(closing[step]) is not None):
+                raise SumError(f"Site {place}: its message '{step}' came too late, or differs from an earlier one.")
+            known[place] = self._store.setdefault(f"{step}/{place}", message)
+
+    def advance(self, *, time_is_up: bool = False) -> None:
+        """Close every list that is complete; when time is up, also the open one, with as few sites as the plan allows.
+
+        SumError if time is up and sites are too few.
+        """
+        draw, store = self._draw, self._store
+        hellos, masked, agreed, shares = (self._messages[step] for step in STEPS)
+        if store.get("members") is None:
+            if not self._is_complete(hellos, len(draw.sites), draw.least, "hello", time_is_up):
+                return
+            store.setdefault("members", draw.flags(hellos))
+            time_is_up = False  # each list has its own time
+        if store.get("survivors") is None:
+            if not self._is_complete(masked, len(self._heads), draw.least, "masked", time_is_up):
+                return
+            found = {place: masked[place] for place in sorted(masked)}
+            parts = (hashlib.sha256(y[:-_SIGNATURE]).digest() + y[-_SIGNATURE:] for y in found.values())
+            store.setdefault("survivors", draw.flags(found) + b"".join(parts))
+            time_is_up = False
+        if store.get("agreement") is None:
+            if not self._is_complete(agreed, draw.threshold, draw.threshold, "agreed", time_is_up):
+                return
+            store.setdefault("agreement", draw.flags(agreed) + b"".join(agreed[place] for place in sorted(agreed)))
+            time_is_up = False
+        if store.get("sum") is None and self._is_complete(shares, draw.threshold, draw.threshold, "shares", time_is_up):
+            total_D = self._unmasked()
+            if total_D is not None:
+                store.setdefault("sum", total_D.astype("<i8").tobytes())
+            elif time_is_up or len(shares) == len(self._survivors):
+                raise SumError("Too many sites sent wrong shares: their secrets do not fit their hashes; the sum ends.")
+
+    def members(self, place: int) -> bytes | None:
+        """The list of participants for one site, with the shares that were sealed for it; None while it is open."""
+        flags, hellos = self._store.get("members"), self._messages["hello"]
+        if flags is None:
+            return None
+        cut = slice(_HEAD + _SEALED * place, _HEAD + _SEALED * (place + 1))
+        return flags + b"".join(hellos[each][:_HEAD] + hellos[each][cut] for each in self._heads)
+
+    def published(self, name: Literal["survivors", "agreement", "sum"]) -> bytes | None:
+        """A list, or the sum as bytes, which is the same for all sites; None while it is not there yet."""
+        return self._store.get(name)
+
+    @property
+    def total_D(self) -> IntArray | None:
+        """The sum with its noise, once it is known."""
+        return None if (stored := self._store.get("sum")) is None else sum_of(stored)
+
+    def _is_complete(self, messages: Mapping[int, bytes], most: int, least: int, step: Step, time_is_up: bool) -> bool:
+        if time_is_up and len(messages) < least:
+            raise SumError(f"Time is up: {len(messages)} sites sent '{step}', the plan needs {least}; the sum ends.")
+        return len(messages) >= (least if time_is_up else most)
+
+    def _check(self, step: Step, place: int, message: bytes) -> None:
+        draw, is_survivor = self._draw, step in ("agreed", "shares")
+        if not 0 <= place < len(draw.sites):
+            raise SumError(f"Site {place}: the plan has {len(draw.sites)} sites.")
+        if step != "hello" and place not in (self._survivors if is_survivor else self._heads):
+            raise SumError(f"Site {place}: '{step}' is not expected of it, its earlier message did not arrive in time.")
+        lengths: dict[Step, int] = {
+            "hello": _HEAD + _SEALED * len(draw.sites),
+            "masked": 8 * draw.size + _SIGNATURE,
+            "agreed": _SIGNATURE,
+            "shares": _SHARE * (0 if step == "hello" else len(self._heads)) + _SIGNATURE,
+        }
+        if len(message) != lengths[step]:
+            raise SumError(f"Site {place}: '{step}' has {len(message)} bytes, expected {lengths[step]}.")
+        body, signature = message[:-_SIGNATURE], message[-_SIGNATURE:]
+        if step == "hello":
+            _verify_head(draw, place, message[:_HEAD])
+        elif step == "masked":
+            text = draw.members_digest(self._heads) + hashlib.sha256(body).digest()
+            draw.verify(place, signature, text, step)
+        else:
+            draw.verify(place, signature, self._survivors_digest + body, step)
+
+    @property
+    def _heads(self) -> dict[int, bytes]:
+        """The heads of all participants' first messages; no participant while their list is open."""
+        flags = self._store.get("members") or b""
+        return {place: self._messages["hello"][place][:_HEAD] for place, flag in enumerate(flags) if flag}
+
+    @property
+    def _survivors(self) -> dict[int, bytes]:
+        survivors = self._store.get("survivors")
+        return {} if survivors is None else self._draw.parts(survivors, _HASH + _SIGNATURE)
+
+    @cached_property
+    def _survivors_digest(self) -> bytes:
+        survivors = self._store.get("survivors")
+        assert survivors is not None
+        return self._draw.survivors_digest(self._draw.members_digest(self._heads), survivors)
+
+    def _unmasked(self) -> IntArray | None:
+        """The sum (D,) without masks; None if wrong shares keep a secret from being found."""
+        draw, heads, survivors = self._draw, self._heads, self._survivors
+        shares = {place: body[:-_SIGNATURE] for place, body in self._messages["shares"].items()}
+        total = np.zeros(draw.size, dtype=np.uint64)
+        for place in survivors:
+            total += np.frombuffer(self._messages["masked"][place][:-_SIGNATURE], dtype="<u8")
+        for row, (place, head) in enumerate(heads.items()):
+            held = {holder: body[_SHARE * row : _SHARE * (row + 1)] for holder, body in shares.items()}
+            for secret in _secrets(held, threshold=draw.threshold):
+                if place in survivors and _hash(draw, secret, place) == head[32 : 32 + _HASH]:
+                    total -= draw.mask(secret, place)
+                    break
+                if place not in survivors:
+                    key = _mask_key(draw, secret)
+                    if key.public_key().public_bytes_raw() == head[:32]:
+                        for other in survivors:
+                            # What the survivors added for it, which nothing cancels.
+                            total += draw.pair_mask(key, place, heads[other][:32], other)
+                        break
+            else:
+                return None
+        return total.view(np.int64)
+
+
+def sum_of(message: bytes) -> IntArray:
+    """The numbers of a published sum."""
+    return np.frombuffer(message, dtype="<i8").astype(np.int64)
+
+
+def _with_noise(draw: Draw, exact_D: IntArray, source: NoiseSource) -> IntArray:
+    if exact_D.shape != (draw.size,) or exact_D.dtype != np.int64:
+        raise SumError(f"Expected {draw.size} whole numbers of 64 bits, got {exact_D.dtype} of shape {exact_D.shape}.")
+    most = _LARGEST // len(draw.sites)
+    noise_D = discrete_gaussians(draw.share_stddev, source.words([f"sum {draw.number}"], draw.size)[0], source)
+    # Tested before they are added: an addition that wraps would look small.
+    if max(np.abs(each).max(initial=0) for each in (exact_D, noise_D)) > most // 2:
+        raise SumError(f"Expected numbers of at most {most // 2} for {len(draw.sites)} sites; the sum could wrap.")
+    noisy_D: IntArray = exact_D + noise_D
+    return noisy_D
+
+
+def _verify_head(draw: Draw, place: int, head: bytes) -> None:
+    draw.verify(place, head[-_SIGNATURE:], head[:-_SIGNATURE], "hello")
+    _exchanged(_PROBE, head[:32], place)
+
+
+def _exchanged(own: X25519PrivateKey, other: bytes, place: int) -> bytes:
+    try:
+        return own.exchange(X25519PublicKey.from_public_bytes(other))
+    except ValueError:
+        # A point of small order, with which anybody could agree on the same secret.
+        raise SumError(f"Site {place}: its key for masks is not a usable X25519 key; the sum ends here.") from None
+
+
+_PROBE = X25519PrivateKey.from_private_bytes(bytes(range(32)))
+
+
+@lru_cache(maxsize=2**12)
+def _tag(plan: bytes, number: int, purpose: str, places: tuple[int, ...]) -> bytes:
+    return hashlib.sha256(repr(("fairpate.sites/1", plan.hex(), number, purpose, places)).encode()).digest()
+
+
+def _derived(secret: bytes, purpose: bytes) -> bytes:
+    return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose).derive(secret)
+
+
+def _mask_key(draw: Draw, seed: bytes) -> X25519PrivateKey:
+    return X25519PrivateKey.from_private_bytes(_derived(seed, draw.tag("mask key")))
+
+
+def _hash(draw: Draw, seed: bytes, place: int) -> bytes:
+    return hashlib.sha256(draw.tag("own mask", place) + seed).digest()
+
+
+def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
+    """``count`` Shamir shares of ``secret``, of which any ``threshold`` give it and fewer tell nothing."""
+    # Whole numbers modulo a prime: 60 times as fast as pycryptodome's field of 2^128, which is in Python too.
+    factors = [secrets.randbelow(_FIELD) for _ in range(threshold - 1)]
+    for x in range(1, count + 1):
+        value = 0
+        for factor in factors:
+            value = (value + factor) * x % _FIELD
+        yield ((value + int.from_bytes(secret, "little")) % _FIELD).to_bytes(_SHARE, "little")
+
+
+def _secrets(shares: Mapping[int, bytes], *, threshold: int) -> Iterator[bytes]:
+    """The secrets that shares, by their holders' places, may stand for: the first is right if all shares are."""
+    holders = sorted(shares)
+    # Shifted by one holder at a time, so that one wrong share, or several side by side, are left out.
+    for first in range(len(holders) if len(holders) > threshold else 1):
+        chosen = tuple((holders[first:] + holders[:first])[:threshold])
+        values = [int.from_bytes(shares[holder], "little") for holder in chosen]
+        total = sum(map(int.__mul__, _weights(chosen), values)) % _FIELD
+        yield (total % 2 ** (8 * _SECRET)).to_bytes(_SECRET, "little")
+
+
+@lru_cache(maxsize=16)
+def _weights(holders: tuple[int, ...]) -> list[int]:
+    """Lagrange's weights at 0 for polynomials that are known at the points holder + 1."""
+    weights = []
+    for holder in holders:
+        above = below = 1
+        for other in holders:
+            if other != holder:
+                above, below = above * (other + 1) % _FIELD, below * (other - holder) % _FIELD
+        weights.append(above * pow(below, -1, _FIELD) % _FIELD)
+    return weights
