@@ -654,31 +654,28 @@ def take_release(run: RunDirectory, source: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricsFolder(RunDirectory):
-    """The folder of a run as the log of its private metrics sees it: their table, its receipt, and as proof that it was
-    published the metrics that follow from it."""
+class _OneFile(RunDirectory):
+    """The folder of a run as the log of a release from another part of the data set sees it: one file, its receipt, and
+    as its ``statement`` what proves that it was published."""
+
+    def release_files(self) -> list[Path]:
+        return [self.released] if self.released.exists() else []
+
+
+class MetricsFolder(_OneFile):
+    """The log's view of the noisy table of private metrics."""
 
     released = PathIn("public", "metrics.safetensors")
     receipt = PathIn("private", "metrics_release.json")
     statement = PathIn("public", "metrics.json")
 
-    def release_files(self) -> list[Path]:
-        """The file of the table, if it is there."""
-        return [self.released] if self.released.exists() else []
 
-
-@dataclass(frozen=True, kw_only=True)
-class ChoiceFolder(RunDirectory):
-    """The folder of a run as the log of a choice among settings sees it. A choice that is gone may be made again, and
-    is counted again."""
+class ChoiceFolder(_OneFile):
+    """The log's view of a choice among settings. One that is gone may be made again, and is counted again."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
     statement = PathIn("public", "choice.safetensors")
-
-    def release_files(self) -> list[Path]:
-        """The file of the choice, if it is there."""
-        return [self.released] if self.released.exists() else []
 
 
 def take_choice(run: RunDirectory, source: Path, candidate: str) -> None:

@@ -34,6 +34,7 @@ from fairpate.run.private_metrics import WEIGHT, draw_table, evaluation_of, impa
 from fairpate.run.publication import write_card
 from fairpate.run.release_log import LimitReachedError, Odometer, Released, read_release
 from fairpate.run.run import run_method
+from fairpate.run.select import score_of
 from fairpate.types import GateRule
 from student.card import StudentCard
 from student.student import Student
@@ -562,3 +563,36 @@ def test_metrics_of_public_test_records_are_called_so(clinic: Dataset, tmp_path:
     verdict = verify_bundle(write_bundle(done.root)[0])
     assert verdict.holds
     assert any(each.startswith("metrics.json: declared public") for each in verdict.not_checked)
+
+
+@pytest.mark.parametrize("declared", [DECLARED, DECLARED | {"person": "person"}], ids=["records", "persons"])
+def test_each_unit_pays_for_training_for_the_choice_or_for_the_table_and_never_for_two(
+    declared: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all releases read, of 60 records and of those without each one: exactly one of the three differs."""
+    monkeypatch.setattr(private_metrics, "sample_discrete_gaussian", lambda *_: 0)
+    whole, public, student = columns(60, "r"), columns(300, "p"), student_of([3.0, -1.0])
+    event = PredictionTables(count=1, noise_stddev_records=1.0, weight=WEIGHT)
+
+    def read(kept: list[int]) -> tuple[bytes, int, bytes]:
+        private = {name: [values[row] for row in kept] for name, values in whole.items()}
+        settings = {"split": "hashed", "test_share": 0.3, "validation_share": 0.3}
+        dataset = fairpate.load_data(declared, private=private, public=public, **settings)
+        table = draw_table(student, dataset.test, event, OsEntropy(), num_groups=2, num_classes=2)
+        # The score of "always yes", to which every record adds.
+        weights = np.array([WEIGHT, WEIGHT])
+        score = score_of(student_of([0.0, 1.0]), dataset.validation, weights, OsEntropy())
+        other = score_of(student_of([0.0, -1.0]), dataset.validation, weights, OsEntropy())
+        training = [values.numpy().tobytes() for values in (dataset.private.x, dataset.private.y, dataset.private.z)]
+        return b"".join(training), score + other, table.arrays["weights_GYC"].tobytes()
+
+    everyone, changed = list(range(60)), set()
+    before = read(everyone)
+    units = (
+        [everyone[row : row + 3] for row in range(0, 60, 3)] if "person" in declared else [[row] for row in everyone]
+    )
+    for unit in units:
+        after = read([row for row in everyone if row not in unit])
+        (place,) = [place for place in range(3) if before[place] != after[place]]
+        changed.add(place)
+    assert changed == {0, 1, 2}
