@@ -245,7 +245,8 @@ def _of_groups(
     reach = z * stddev * math.sqrt(table_GYC[0].size)
     right = _Shares.of(rates.correct, table_GYC, stddev, z=z)
     for place, (name, size) in enumerate(zip(group_names, size_G.tolist(), strict=True)):
-        yield Estimate(name=f"size of {name}", kind="count", value=size, low=max(0.0, size - reach), high=size + reach)
+        value, low, high = (max(0.0, size + by) for by in (0.0, -reach, reach))
+        yield Estimate(name=f"size of {name}", kind="count", value=value, low=low, high=high)
         yield right.estimate(f"accuracy for {name}", 0, place)
     predicted = _Shares.of(rates.predicted, table_GYC, stddev, z=z)
     # Of two classes the second is the one that is selected.
