@@ -64,7 +64,7 @@ def intervals(sensitive: str, replications: int) -> dict[str, dict[str, Any]]:
     joint_GYC = rates.joint_table(predicted, z, labels_N=y, num_groups=data.num_groups, num_classes=2) / len(y)
     names = {"group_names": data.group_names, "class_names": data.label_names}
     exact = Released(
-        arrays={"weights_GYC": np.rint(joint_GYC * 1e9)},
+        arrays={"weights_BGYC": np.rint(joint_GYC * 1e9)[None], "edges": np.zeros(0)},
         events=(PredictionTables(count=1, noise_stddev_records=1e-9, weight=1),),
     )
     of_population = evaluation_of(exact, **names)
@@ -78,7 +78,8 @@ def intervals(sensitive: str, replications: int) -> dict[str, dict[str, Any]]:
         for _ in range(replications):
             counts_GYC = draws.multinomial(TEST_RECORDS, joint_GYC.ravel()).reshape(joint_GYC.shape)
             noisy_GYC = counts_GYC + draws.normal(0, event.noise_stddev_records, joint_GYC.shape)
-            released = Released(arrays={"weights_GYC": np.rint(noisy_GYC * WEIGHT)}, events=(event,))
+            arrays = {"weights_BGYC": np.rint(noisy_GYC * WEIGHT)[None], "edges": np.zeros(0)}
+            released = Released(arrays=arrays, events=(event,))
             measured_now = evaluation_of(released, **names)
             for name, each in {**measured_now.gaps, **{each.name: each for each in measured_now.estimates}}.items():
                 if name in found:

@@ -474,6 +474,12 @@ class PublicDataConfig(Section):
     calibration: CalibrationConfig | None = Field(None, description="Fine-tune towards parity at the end.")
 
 
+def _ascending(edges: tuple[float, ...]) -> tuple[float, ...]:
+    if any(not low < high for low, high in itertools.pairwise((0.0, *edges, 1.0))):
+        raise ValueError(f"Expected ascending edges between 0 and 1, got {', '.join(map(str, edges))}.")
+    return edges
+
+
 class EvaluationConfig(Section):
     """What is published about test records."""
 
@@ -482,6 +488,12 @@ class EvaluationConfig(Section):
         description="`private`: one noisy table of test records at the epsilon and delta of the model, from which all "
         "metrics are estimated; needs data.split: hashed. `public`: the test records are public. `outside`: metrics "
         "are computed from test records, and no guarantee covers them.",
+    )
+    score_edges: Annotated[tuple[Fraction, ...], AfterValidator(_ascending)] = Field(
+        (),
+        description="Edges between bins of the model's score, by which the table of private metrics is divided for "
+        "calibration; each bin adds noise to all metrics. Of two classes the score is the probability of the second, "
+        "of more that of the predicted class.",
     )
     least_cell: Count = Field(
         10,

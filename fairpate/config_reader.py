@@ -284,10 +284,10 @@ def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]
     """Return ``values`` without the settings that do not affect what ``config`` computes."""
     kept = _without(values, (*_PLACES, *config.unread))
     # Left out at their defaults, so that runs from before they could be set keep their digests.
-    if kept.get("evaluation") == EvaluationConfig().model_dump():
+    if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json"):
         del kept["evaluation"]
     elif kept.get("evaluation", {}).get("metrics") == "outside":
-        del kept["evaluation"]["metrics"]
+        kept = _without(kept, ("evaluation.metrics", "evaluation.score_edges"))
     if kept["data"].get("split") == "counts":
         kept = _without(kept, ("data.split", "data.test_share", "data.validation_share"))
     return kept

@@ -1,9 +1,10 @@
 """Metrics of private test records: one noisy table of predictions, and all that is estimated from it.
 
-The table counts test records by group z, true label y and predicted label k, with exact discrete Gaussian noise on
-every cell, empty ones too (:class:`fairpate.privacy.mechanism_events.PredictionTables`). A unit has a weight of
-``WEIGHT``: a record adds it to one cell, a person divides it among the person's records. Rates, gaps and ratios are
-functions of the released table, so they cost nothing more.
+The table counts test records by group z, true label y and predicted label k, and for calibration by declared bins of
+the model's score, with exact discrete Gaussian noise on every cell, empty ones too
+(:class:`fairpate.privacy.mechanism_events.PredictionTables`). A unit has a weight of ``WEIGHT``: a record adds it to
+one cell, a person divides it among the person's records. Rates, gaps and ratios are functions of the released table,
+so they cost nothing more.
 
 **Price.** Test records are a part of the data set that no other release of the run reads, by a rule under which a unit
 that is added or removed changes one part and moves no other (``data.split: hashed``). So parts compose in parallel: the
@@ -26,11 +27,12 @@ Zou and Donner 2008), ratios do so in logarithms. The interval of a largest diff
 at a level that allows for the number of comparisons (Bonferroni), to the largest upper end. Shares of persons, whose
 records are alike, vary no more than those of as many records.
 
-Shapes: N records, G groups, Y true labels, C predicted classes, E events.
+Shapes: N records, B bins of scores, G groups, Y true labels, C predicted classes, E events.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -126,28 +128,39 @@ def stated_table(run: RunDirectory, cost: Price) -> PredictionTables:
 
 
 def draw_table(
-    student: Student, test: Split, event: PredictionTables, source: NoiseSource, *, num_groups: int, num_classes: int
+    student: Student,
+    test: Split,
+    event: PredictionTables,
+    source: NoiseSource,
+    *,
+    num_groups: int,
+    num_classes: int,
+    edges: Sequence[float] = (),
 ) -> Released:
-    """Predict the test records one by one, and return their noisy table of weights (G, Y, C)."""
-    labels_N = lone_predictions(student, test, source)
-    table_GYC = np.zeros((num_groups, num_classes, num_classes), np.int64)
+    """Predict the test records one by one, and return their noisy table of weights (B, G, Y, C), with a bin of scores
+    more than there are ``edges``."""
+    labels_N, scores_N = lone_predictions(student, test, source)
+    bins_N = np.searchsorted(edges, scores_N, side="right")
+    table_BGYC = np.zeros((len(edges) + 1, num_groups, num_classes, num_classes), np.int64)
     # Rounded down: the weights of a person's records never add up to more than one weight.
-    np.add.at(table_GYC, (test.z.numpy(), test.y.numpy(), labels_N), event.weight // records_of_unit(test))
+    np.add.at(table_BGYC, (bins_N, test.z.numpy(), test.y.numpy(), labels_N), event.weight // records_of_unit(test))
     stddev = event.noise_stddev_records * event.weight
-    noise = [sample_discrete_gaussian(stddev, source) for _ in range(table_GYC.size)]
-    return Released(arrays={"weights_GYC": table_GYC + np.reshape(noise, table_GYC.shape)}, events=(event,))
+    noise = [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)]
+    arrays = {"weights_BGYC": table_BGYC + np.reshape(noise, table_BGYC.shape), "edges": np.array(edges, np.float64)}
+    return Released(arrays=arrays, events=(event,))
 
 
-def lone_predictions(student: Student, split: Split, source: NoiseSource) -> IntArray:
-    """The predicted label of each record, as a function of that record and of released values alone."""
+def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
+    """The predicted label and the score of each record, as functions of that record and of released values alone."""
     alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()
     # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
     generator = np.random.default_rng(source.randbelow(2**63))
-    labels = (
-        alone.predict(split.x[row : row + 1], groups_N[row : row + 1], generator=generator).labels[0]
-        for row in range(len(split))
-    )
-    return np.fromiter(labels, np.int64, len(split))
+    labels_N, scores_N = np.zeros(len(split), np.int64), np.zeros(len(split))
+    for row in range(len(split)):
+        found = alone.predict(split.x[row : row + 1], groups_N[row : row + 1], generator=generator)
+        labels_N[row], chances_C = found.labels[0], found.probabilities_NC[0]
+        scores_N[row] = chances_C[1] if len(chances_C) == 2 else chances_C[found.labels[0]]
+    return labels_N, scores_N
 
 
 def records_of_unit(split: Split) -> IntArray:
@@ -171,10 +184,10 @@ def assess_privately(
     source: NoiseSource = OsEntropy()
     if statement.noise != OS_ENTROPY:
         source = SeededSource(stream_seed(config.seed, Stream.METRICS))
-    sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
+    sizes, edges = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}, config.evaluation.score_edges
     released = log.of_part("test").step(
-        lambda: draw_table(student, dataset.test, event, source, **sizes),
-        settings={"student": sha256_of(run.student), "parts": dataset.parts},
+        lambda: draw_table(student, dataset.test, event, source, **sizes, edges=edges),
+        settings={"student": sha256_of(run.student), "parts": dataset.parts, "score_edges": list(edges)},
         pool="",
         noise=statement.noise,
     )
@@ -200,7 +213,10 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
     (event,) = released.events
     assert isinstance(event, PredictionTables)
     stddev, z = event.noise_stddev_records, _deviations(1)
-    table_GYC = np.asarray(released.arrays["weights_GYC"] / event.weight, np.float64)
+    table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
+    calibration = _of_scores(table_BGYC, stddev, released.arrays["edges"].tolist(), class_names)
+    # The noises of the bins add up.
+    table_GYC, stddev = table_BGYC.sum(axis=0), stddev * math.sqrt(len(table_BGYC))
     size_G = table_GYC.sum(axis=(1, 2))
     right, predicted = (_Shares.of(each, table_GYC, stddev, z=z) for each in (rates.correct, rates.predicted))
     of_all = _Shares.of(rates.correct, *_together(table_GYC, stddev), z=z).estimate("accuracy", 0, 0)
@@ -232,7 +248,11 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         metrics="private",
         noise_stddev=stddev,
         per_person=event.unit == "person",
-        estimates=(of_all, *_of_groups(table_GYC, stddev, group_names=group_names, class_names=class_names)),
+        estimates=(
+            of_all,
+            *_of_groups(table_GYC, stddev, group_names=group_names, class_names=class_names),
+            *calibration,
+        ),
     )
     return with_words(measured) if total else measured
 
@@ -257,6 +277,25 @@ def _of_groups(
             value, low, high = (float(each[0, place]) for each in ratios)
             title = f"impact ratio of {name}: predicted {class_names[event]}"
             yield Estimate(name=title, kind="ratio", value=value, low=low, high=high)
+
+
+def _of_scores(
+    table_BGYC: FloatArray, stddev: float, edges: Sequence[float], class_names: Sequence[str]
+) -> Iterator[Estimate]:
+    """For each bin of scores, how often the class that is scored is the true one."""
+    if not edges:
+        return
+    two = len(class_names) == 2
+
+    def scored(joint_BYC: FloatArray) -> rates.Events:
+        right_B = joint_BYC[:, 1].sum(axis=-1) if two else np.trace(joint_BYC, axis1=1, axis2=2)
+        return rates.Events(hits_EG=right_B[None], sizes_EG=joint_BYC.sum(axis=(1, 2))[None], cells=[])
+
+    # Bins in the place of groups, whose noises add up.
+    found = _Shares.of(scored, table_BGYC.sum(axis=1), stddev * math.sqrt(table_BGYC.shape[1]), z=_deviations(1))
+    for place, (low, high) in enumerate(itertools.pairwise((0.0, *edges, 1.0))):
+        what = f"true {class_names[1]}" if two else "right"
+        yield found.estimate(f"{what} where the score is {low:g} to {high:g}", 0, place)
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:

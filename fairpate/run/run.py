@@ -623,7 +623,10 @@ def _report(
         with reporter.stage("metrics"):
             assessment = assess_privately(config, dataset, student, statement, run, log)
     else:
-        assessment = assess(student, dataset, seed=config.seed, **dict(config.evaluation))
+        settings = config.evaluation
+        assessment = assess(
+            student, dataset, seed=config.seed, least_cell=settings.least_cell, metrics=settings.metrics
+        )
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)
     if baseline is None:

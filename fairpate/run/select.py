@@ -117,7 +117,7 @@ def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntAr
 def score_of(student: Student, validation: Split, weights_G: IntArray, source: NoiseSource) -> int:
     """The sum of the weights of validation records that ``student`` predicts rightly; a person's records share one
     weight."""
-    labels_N = lone_predictions(student, validation, source)
+    labels_N, _ = lone_predictions(student, validation, source)
     right_N = labels_N == validation.y.numpy()
     # Rounded down record by record: those of a person never add up to more than one weight.
     return int((weights_G[validation.z.numpy()] // records_of_unit(validation))[right_N].sum())

@@ -37,7 +37,7 @@ from fairpate.run.run import run_method
 from fairpate.run.select import score_of
 from fairpate.types import GateRule
 from student.card import StudentCard
-from student.student import Student
+from student.student import Student, load_student
 
 DECLARED: dict[str, Any] = {
     "name": "clinic",
@@ -111,9 +111,9 @@ def test_metrics_cost_nothing_beyond_training_and_every_page_says_that_they_are_
         assert "outside the privacy guarantee" not in text
     # Nothing exact of the test records: every published count is that of the noisy table.
     table, _ = read_release(done.metrics_table)
-    counts = np.maximum(table.arrays["weights_GYC"] / WEIGHT, 0)
+    counts = np.maximum(table.arrays["weights_BGYC"][0] / WEIGHT, 0)
     assert np.allclose(metrics["confusion_GYC"], counts)
-    assert metrics["num_records"] == round(float((table.arrays["weights_GYC"] / WEIGHT).sum()))
+    assert metrics["num_records"] == round(float((table.arrays["weights_BGYC"] / WEIGHT).sum()))
     assert abs(metrics["num_records"] - len(clinic.test)) < 6 * 3.73 * math.sqrt(8)
 
 
@@ -192,8 +192,8 @@ def test_a_crash_draws_no_second_table_that_is_not_counted(
     assert len(counted) == 1 + (when == "keeping")
     assert len(drawn) == {"drawing": 1, "counting": 2, "keeping": 2, "publishing": 1}[when]
     kept, _ = read_release(done.metrics_table)
-    assert np.array_equal(kept.arrays["weights_GYC"], drawn[-1].arrays["weights_GYC"])
-    assert not np.array_equal(drawn[0].arrays["weights_GYC"], drawn[-1].arrays["weights_GYC"]) or len(drawn) == 1
+    assert np.array_equal(kept.arrays["weights_BGYC"], drawn[-1].arrays["weights_BGYC"])
+    assert not np.array_equal(drawn[0].arrays["weights_BGYC"], drawn[-1].arrays["weights_BGYC"]) or len(drawn) == 1
 
 
 def test_a_table_that_was_published_and_is_gone_or_of_another_model_is_refused(clinic: Dataset, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def exact_table(
     split = Split(x=x, y=y, z=z, record_id=names, person_id=tuple(persons))
     event = PredictionTables(count=1, noise_stddev_records=1.0, weight=WEIGHT)
     released = draw_table(student, split, event, OsEntropy(), num_groups=2, num_classes=2)
-    return np.asarray(released.arrays["weights_GYC"])
+    return np.asarray(released.arrays["weights_BGYC"][0])
 
 
 KINDS = list(itertools.product((-1.0, 1.0), (0, 1), (0, 1)))
@@ -356,11 +356,12 @@ def test_labels_of_a_randomised_model_are_drawn_anew_and_not_by_a_public_seed(mo
 def released(counts_GYC: Any, noise: float, generator: np.random.Generator, **event: Any) -> Released:
     made = PredictionTables(count=1, noise_stddev_records=noise, weight=WEIGHT, **event)
     noisy = np.asarray(counts_GYC) + generator.normal(0, noise, np.shape(counts_GYC))
-    return Released(arrays={"weights_GYC": np.rint(noisy * WEIGHT).astype(np.int64)}, events=(made,))
+    weights = np.rint(noisy * WEIGHT).astype(np.int64)[None]
+    return Released(arrays={"weights_BGYC": weights, "edges": np.zeros(0)}, events=(made,))
 
 
 def evaluated(release: Released) -> Evaluation:
-    num_groups = len(release.arrays["weights_GYC"])
+    num_groups = release.arrays["weights_BGYC"].shape[1]
     return evaluation_of(release, group_names=list("abcd"[:num_groups]), class_names=["no", "yes"])
 
 
@@ -505,13 +506,13 @@ def test_a_bundle_shows_that_metrics_are_those_of_the_priced_table(bundle: Path,
 
 def test_seeded_noise_repeats_and_is_called_not_private(clinic: Dataset, tmp_path: Path) -> None:
     first, second = (run(tmp_path / name, clinic, "noise=seeded") for name in ("first", "second"))
-    tables = [read_release(each.metrics_table)[0].arrays["weights_GYC"] for each in (first, second)]
+    tables = [read_release(each.metrics_table)[0].arrays["weights_BGYC"] for each in (first, second)]
     assert np.array_equal(*tables)
     assert read_statement(first).noise == "seeded: not private"
     student, test = student_of([1.0, 0.0]), clinic.test
     event = PredictionTables(count=1, noise_stddev_records=3.0, weight=WEIGHT)
     drawn = [
-        draw_table(student, test, event, source, num_groups=2, num_classes=2).arrays["weights_GYC"]
+        draw_table(student, test, event, source, num_groups=2, num_classes=2).arrays["weights_BGYC"]
         for source in (SeededSource(0), SeededSource(0), SeededSource(1), OsEntropy(), OsEntropy())
     ]
     assert np.array_equal(drawn[0], drawn[1])
@@ -523,7 +524,7 @@ def test_the_noise_of_a_table_is_that_of_its_event(clinic: Dataset) -> None:
     student, nobody = student_of([1.0, 0.0]), clinic.test.take([])
     event = PredictionTables(count=1, noise_stddev_records=2.0, weight=WEIGHT)
     drawn = draw_table(student, nobody, event, SeededSource(7), num_groups=60, num_classes=2)
-    spread = float(np.std(drawn.arrays["weights_GYC"] / WEIGHT))
+    spread = float(np.std(drawn.arrays["weights_BGYC"] / WEIGHT))
     assert 2.0 * 0.85 < spread < 2.0 * 1.15
 
 
@@ -584,7 +585,7 @@ def test_each_unit_pays_for_training_for_the_choice_or_for_the_table_and_never_f
         score = score_of(student_of([0.0, 1.0]), dataset.validation, weights, OsEntropy())
         other = score_of(student_of([0.0, -1.0]), dataset.validation, weights, OsEntropy())
         training = [values.numpy().tobytes() for values in (dataset.private.x, dataset.private.y, dataset.private.z)]
-        return b"".join(training), score + other, table.arrays["weights_GYC"].tobytes()
+        return b"".join(training), score + other, table.arrays["weights_BGYC"].tobytes()
 
     everyone, changed = list(range(60)), set()
     before = read(everyone)
@@ -596,3 +597,39 @@ def test_each_unit_pays_for_training_for_the_choice_or_for_the_table_and_never_f
         (place,) = [place for place in range(3) if before[place] != after[place]]
         changed.add(place)
     assert changed == {0, 1, 2}
+
+
+def test_calibration_follows_from_declared_bins_of_the_score(clinic: Dataset, tmp_path: Path) -> None:
+    learns = ("student.fit.epochs=40", "student.fit.learning_rate=0.05")
+    done = run(tmp_path / "run", clinic, "evaluation.score_edges=[0.5]", *learns)
+    measured = Evaluation.from_json(read_json(done.metrics))
+    # Two bins, whose noises add up in every other metric.
+    assert measured.noise_stddev == pytest.approx(3.7304 * math.sqrt(2), rel=2e-3)
+    found = {each.name: each for each in measured.estimates if "where the score is" in each.name}
+    assert list(found) == [f"true yes where the score is {ends}" for ends in ("0 to 0.5", "0.5 to 1")]
+    model = load_student(done.student)
+    scores, labels = model.probabilities(clinic.test.x)[:, 1], clinic.test.y.numpy()
+    exact = [labels[(scores >= 0.5) == is_high].mean() for is_high in (False, True)]
+    for each, share in zip(found.values(), exact, strict=True):
+        # Of these records themselves: within the noise, which an interval for their population exceeds.
+        assert abs(each.value - share) < each.high - each.low
+    assert verify_bundle(write_bundle(done.root)[0]).holds
+    for edges in ("[0.7, 0.3]", "[0]", "[0.5, 1]", "[.2, .2]"):
+        with pytest.raises(ConfigError, match=r"evaluation\.score_edges: .*ascending edges between 0 and 1"):
+            run(tmp_path / "other", clinic, f"evaluation.score_edges={edges}")
+
+
+def test_intervals_of_calibration_hold_the_population() -> None:
+    """Tables of 300 records in each of two bins, where 20 and 80 of a hundred are true."""
+    draws, held = np.random.default_rng(100), []
+    for _ in range(300):
+        counts = np.zeros((2, 2, 2, 2))
+        for place, share in ((0, 0.2), (1, 0.8)):
+            cells = [(1 - share) / 2, (1 - share) / 2, share / 2, share / 2]
+            counts[place, :, :, place] = draws.multinomial(300, cells).reshape(2, 2).T
+        noisy = np.rint((counts + draws.normal(0, 3.73, counts.shape)) * WEIGHT).astype(np.int64)
+        event = PredictionTables(count=1, noise_stddev_records=3.73, weight=WEIGHT)
+        made = Released(arrays={"weights_BGYC": noisy, "edges": np.array([0.5])}, events=(event,))
+        low, high = evaluation_of(made, group_names=("a", "b"), class_names=("no", "yes")).estimates[-2:]
+        held += [low.low <= 0.2 <= low.high, high.low <= 0.8 <= high.high]
+    assert abs(np.mean(held) - 0.95) < 3.5 * math.sqrt(0.05 * 0.95 / 600)
