@@ -28,9 +28,8 @@ from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
 from fairpate.methods.dp_sgd import FairDpSgdConfig, regulariser_gradient
-from fairpate.nn.layers import DenseChain
 from fairpate.nn.models import build_model, memory_format_for, to_memory_format
-from fairpate.nn.per_example import CrossEntropy, GradientClipper
+from fairpate.nn.per_example import CrossEntropy, DenseChain, GradientClipper
 from fairpate.nn.private_fit import (
     GaussianNoise,
     OsRandomness,

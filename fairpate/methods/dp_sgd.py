@@ -67,7 +67,7 @@ from fairpate.types import Relation
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fairpate.nn.layers import DenseChain
+    from fairpate.nn.per_example import DenseChain
     from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PublicGradient
 
 
@@ -307,8 +307,8 @@ def regulariser_gradient(
     """lambda r of one model on a fresh batch of public records (M, ...) at each call; errors as
     :func:`fairpate.nn.fit.group_batches`."""
     from fairpate.nn.fit import contrast, dpfr_gradient, group_batches
-    from fairpate.nn.layers import DenseChain
     from fairpate.nn.models import memory_format_for, scale_bytes
+    from fairpate.nn.per_example import DenseChain
 
     # A generator of its own, so that switching the regulariser off leaves every other draw as it was.
     draws = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator.clone_state())))

@@ -51,11 +51,9 @@ class PrivateRandomness(Protocol):
     @property
     def label(self) -> NoiseLabel:
         """The source of the randomness, which decides whether the guarantee holds."""
-        ...
 
     def words(self, size: int) -> Tensor:
         """Independent uniform words of 64 bits, ``int64`` of shape (size,)."""
-        ...
 
 
 class OsRandomness:
@@ -119,7 +117,6 @@ class BatchSampler(Protocol):
 
     def next(self) -> Tensor:
         """Rows of the next batch, ``int64``."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

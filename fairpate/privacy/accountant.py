@@ -8,8 +8,8 @@ never added. Costs that depend on private votes are private themselves: ``rdp`` 
 votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
 
 The module reads from single steps to whole runs: conversion of a curve (Canonne, Kamath and Steinke 2020, Proposition
-12; Mironov 2017, Proposition 3), amplification by Poisson sampling, prices of events, filters that decide when adaptive
-queries must stop, and the search for the least noise that meets a target.
+12), amplification by Poisson sampling, prices of events, filters that decide when adaptive queries must stop, and the
+search for the least noise that meets a target.
 
 Where events come from, how they are stored and which budget a run has is decided elsewhere. Shapes: A orders, K
 moments.
@@ -41,29 +41,18 @@ from fairpate.privacy.loss_distributions import LossDistribution
 from fairpate.types import Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
-Conversion = Literal["improved", "classic"]
 
 
-def epsilon_of_curve(
-    rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float, conversion: Conversion = "improved"
-) -> tuple[float, float]:
+def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float) -> tuple[float, float]:
     """(epsilon, best order) of a given Renyi curve. ValueError for a NaN or negative cost or a bad delta.
 
-    ``improved`` is Canonne, Kamath and Steinke 2020, Proposition 12, by dp_accounting; ``classic`` is Mironov 2017,
-    Proposition 3: valid, looser.
+    The conversion is that of Canonne, Kamath and Steinke 2020, Proposition 12, by dp_accounting.
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
     costs, orders = np.asarray(rdp_A, dtype=np.float64), np.asarray(orders_A, dtype=np.float64)
     if not np.all(costs >= 0):
         raise ValueError("Expected a Renyi curve without NaN or negative values.")
-    if conversion == "classic":
-        # A Renyi divergence of 0 means equal distributions, which cost no epsilon and no delta.
-        epsilon_A = np.where(costs == 0, 0.0, costs - math.log(target_delta) / (orders - 1))
-        best = int(np.argmin(epsilon_A))
-        return float(epsilon_A[best]), float(orders[best])
-    if conversion != "improved":
-        raise ValueError(f"Expected conversion 'improved' or 'classic', got {conversion!r}.")
     # dp_accounting converts order by order in Python: only the orders within rounding of the least epsilon go there.
     with np.errstate(divide="ignore", invalid="ignore"):
         epsilon_A = costs + np.log1p(-1 / orders) - np.log(target_delta * orders) / (orders - 1)
@@ -206,15 +195,12 @@ _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonAtDelta:
-    """An epsilon at a given delta. ``order`` is the Renyi order that gave it; if ``at_grid_end``, no order beyond it
-    was tried, so a wider grid might give a smaller epsilon. ``unit`` and ``relation`` are None when no event was
-    priced."""
+    """An epsilon at a given delta. ``order`` is the Renyi order that gave it. ``unit`` and ``relation`` are None when
+    no event was priced."""
 
     epsilon: float
     delta: float
     order: float
-    at_grid_end: bool
-    conversion: Conversion
     data_dependent: bool
     unit: Unit | None
     relation: Relation | None
@@ -322,39 +308,26 @@ def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
 
 
 def epsilon(
-    events: Sequence[Event],
-    *,
-    target_delta: float,
-    orders_A: Sequence[float] | None = None,
-    conversion: Conversion = "improved",
+    events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
 ) -> EpsilonAtDelta:
     """The smallest epsilon at ``target_delta`` that the composed curve gives; may be published.
 
-    ``orders_A`` None takes the default grid; ``conversion`` is that of :func:`epsilon_of_curve`. Errors as ``rdp``, and
-    ValueError unless 0 < target_delta < 1.
+    Errors as ``rdp``, and ValueError unless 0 < target_delta < 1.
     """
     _require_data_independent(events)
-    return epsilon_data_dependent(events, target_delta=target_delta, orders_A=orders_A, conversion=conversion)
+    return epsilon_data_dependent(events, target_delta=target_delta, orders_A=orders_A)
 
 
 def epsilon_data_dependent(
-    events: Sequence[Event],
-    *,
-    target_delta: float,
-    orders_A: Sequence[float] | None = None,
-    conversion: Conversion = "improved",
+    events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
 ) -> EpsilonAtDelta:
     """``epsilon`` for the operator: where an event holds private votes the result must not be published."""
     unit, relation = _common_guarantee(events)
-    orders = np.asarray(DEFAULT_ORDERS if orders_A is None else orders_A, dtype=np.float64)
-    curve_A = rdp_data_dependent(events, orders)
-    value, order = epsilon_of_curve(curve_A, orders, target_delta=target_delta, conversion=conversion)
+    value, order = epsilon_of_curve(rdp_data_dependent(events, orders_A), orders_A, target_delta=target_delta)
     return EpsilonAtDelta(
         epsilon=value,
         delta=target_delta,
         order=order,
-        at_grid_end=0 < value < math.inf and order in (orders.min(), orders.max()),
-        conversion=conversion,
         data_dependent=any(event.data_dependent for event in events),
         unit=unit,
         relation=relation,

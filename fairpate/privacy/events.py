@@ -19,22 +19,18 @@ class Event(Protocol):
     @property
     def unit(self) -> Unit:
         """The unit whose change the price covers: ``record``, all records of a ``person``, ``sensitive attribute``."""
-        ...
 
     @property
     def relation(self) -> Relation:
         """The difference between neighbouring data sets: one unit added or removed, or replaced."""
-        ...
 
     @property
     def noun(self) -> str:
         """Singular name of the event for pages and statements; the words before `` of `` take the plural s."""
-        ...
 
     @property
     def data_dependent(self) -> bool:
         """True if the price is computed from private values and must stay with the operator."""
-        ...
 
 
 class SpentError(ValueError):

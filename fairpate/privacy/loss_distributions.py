@@ -454,11 +454,9 @@ class WorstPair(Protocol):
     @property
     def largest_loss(self) -> float:
         """The largest loss that matters; larger ones have a mass below 1e-33."""
-        ...
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
         """The hockey-stick divergence at thresholds of any sign."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

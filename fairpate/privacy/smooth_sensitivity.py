@@ -328,13 +328,12 @@ def sanitised_rdp(
     *,
     release: SmoothRelease,
     source: NoiseSource,
-    tail: Tail = "discrete",
 ) -> SanitisedRdp:
     """Publish the cost of ``votes_QC``, every row a query submitted, shape (Q, C); record and charge ``release`` first.
 
     ``source``: the operating system's entropy, or nothing is protected. Errors as :func:`smooth_sensitivity`.
     """
-    steps, votes = TwoSteps(mechanism, release.order, tail), DistinctVotes.of(votes_QC)
+    steps, votes = TwoSteps(mechanism, release.order), DistinctVotes.of(votes_QC)
     exact, scale = float(votes.counts_U @ steps.rdp(votes)), steps.smooth(votes, release.beta)
     log_scale = None
     if release.scale_noise_stddev < math.inf:
@@ -352,15 +351,13 @@ def sanitised_rdp(
     )
 
 
-def smooth_sensitivity(
-    votes_QC: npt.ArrayLike, mechanism: MechanismParameters, *, release: SmoothRelease, tail: Tail = "discrete"
-) -> float:
+def smooth_sensitivity(votes_QC: npt.ArrayLike, mechanism: MechanismParameters, *, release: SmoothRelease) -> float:
     """max over d of exp(-beta d) times the summed sensitivity at distance d; as private as the votes.
 
     ValueError for votes that are not whole numbers >= 0 of as many teachers in every query, for fewer than two classes,
     for noise or a threshold that ``gnmax`` refuses, and where :func:`check_monotonicity` fails.
     """
-    return TwoSteps(mechanism, release.order, tail).smooth(DistinctVotes.of(votes_QC), release.beta)
+    return TwoSteps(mechanism, release.order).smooth(DistinctVotes.of(votes_QC), release.beta)
 
 
 @lru_cache(maxsize=64)
@@ -394,7 +391,7 @@ class TwoSteps:
 
     mechanism: MechanismParameters
     order: float
-    tail: Tail
+    tail: Tail = "discrete"
 
     def rdp(self, votes: DistinctVotes) -> FloatArray:
         """The cost of both steps, (U,); private."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fairpate.fairness.rates import NOTIONS
 from fairpate.methods.base import configured
 from fairpate.report.frontier_page import FrontierReport
 from fairpate.report.records import AnsweredQueries, Guarantee, PublicReport
-from fairpate.run.compare import Comparison, failure, run_cell, write_frontier_reports
+from fairpate.run.compare import Comparison, run_cell, write_frontier_reports
 from fairpate.run.context import RunDirectory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
@@ -194,7 +195,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
         for cell in cells[:2]:
             folder.add(cell, run_cell(cell, folder.run(cell), None))
     for cell in cells[2:]:
-        folder.add_failure(cell, failure(cell, "ValueError: 4711 private records"))
+        folder.add_failure(cell, cell.row(minutes=math.nan, error="ValueError: 4711 private records"))
     folder.assemble(cells)
     comparison = Comparison(folder=folder, changed=True)
     with pytest.MonkeyPatch.context() as patched:  # what is drawn: tests/run/test_paper_figures.py
