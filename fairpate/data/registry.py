@@ -11,6 +11,7 @@ belong under `public/`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -48,6 +49,7 @@ from fairpate.data.dataset import (
     check_persons,
     default_size,
     divide,
+    divide_by_hash,
     find,
     how_to_get,
     locate,
@@ -164,11 +166,18 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
             "the copies, also those in other files, or name records by more columns (identity.key)."
         )
     records = with_persons(records) if config.unit is None else records
-    given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
-    sizes = {
-        f"num_{split}": default_size(split, entry, records) if size is None else size for split, size in given.items()
-    }
-    splits: dict[str, Any] = divide(records, SplitSizes(**sizes), seed=config.seed)
+    parts = ""
+    if config.split == "hashed":
+        splits: dict[str, Any] = divide_by_hash(records, config)
+        rule = (records.naming, config.seed, config.test_share, config.validation_share, sorted(options.items()))
+        parts = hashlib.sha256(repr(rule).encode()).hexdigest()[:16]
+    else:
+        given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
+        sizes = {
+            f"num_{split}": default_size(split, entry, records) if size is None else size
+            for split, size in given.items()
+        }
+        splits = divide(records, SplitSizes(**sizes), seed=config.seed)
     check_persons(splits)
     # Persons may be named under some options only; where they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
@@ -182,6 +191,8 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
         notes=records.notes,
         feature_codes=records.feature_codes,
         records_alone=names_persons and not splits["private"].person_id,
+        parts=parts,
+        keeps_names=records.keeps_names,
         **splits,
     )
     # Few public records may lack a group, which only some methods read.
@@ -311,7 +322,7 @@ def load_data(
             and ``public`` are given, as in `files`.
         data_dir: Folder with the files of a declaration; None: that of its YAML file.
         settings: Fields of the section `data` for a declaration: ``seed``, ``options``, ``num_public``,
-            ``num_validation``, ``num_test``, ``embedding``.
+            ``num_validation``, ``num_test``, ``embedding``, ``split``, ``test_share``, ``validation_share``.
 
     Raises:
         DataError: Before any training, where a name, an option or a size is impossible, a file is missing or damaged,

@@ -202,6 +202,8 @@ class Stream(IntEnum):
     POPULATION = 21
     THINNING = 22
     ORDER_OF_RECORDS = 23
+    METRICS = 24
+    CHOICE = 25
 
 
 def stream_seed(seed: int, stream: Stream) -> int:

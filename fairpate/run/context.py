@@ -82,6 +82,10 @@ class RunDirectory:
     """The published privacy statement."""
     metrics = PathIn("public", "metrics.json")
     """The student's metrics."""
+    metrics_table = PathIn("public", "metrics.safetensors")
+    """The noisy table of test records from which private metrics are estimated."""
+    choice = PathIn("public", "choice.safetensors")
+    """The choice of these settings among several, if it was made by a private mechanism."""
     private_population = PathIn("public", "private_population.json")
     """How the student treats the groups of private records, estimated from the release."""
     card = PathIn("public", "card.json")

@@ -28,7 +28,7 @@ from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
 from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
-from fairpate.types import GateRule, Unit, restored
+from fairpate.types import GateRule, MetricsKind, Unit, restored
 from student.card import StudentCard, StudentFileError, read_card
 
 if TYPE_CHECKING:
@@ -253,11 +253,14 @@ class Assessment:
         return values
 
 
-def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) -> Assessment:
+def assess(
+    student: Student, dataset: Dataset, *, seed: int, least_cell: int, metrics: MetricsKind = "outside"
+) -> Assessment:
     """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders.
 
     What rests on fewer than ``least_cell`` test records of a group, or of a group and class, is left out. A
     randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
+    ``metrics``: what the operator says of the test records.
     """
     test, rule = dataset.test, student.card.idp3
     groups, persons = test.z.numpy(), test.person_N
@@ -270,7 +273,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
         rule: GateRule | None = None,
         apart_N: npt.NDArray[np.bool_] | None = None,
     ) -> Evaluation:
-        return evaluate(
+        measured = evaluate(
             predictions,
             labels_N=test.y.numpy(),
             groups_N=groups,
@@ -284,6 +287,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
             least_cell=least_cell,
             apart_N=apart_N,
         )
+        return replace(measured, metrics=metrics)
 
     kept = shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons

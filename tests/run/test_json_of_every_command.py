@@ -36,6 +36,7 @@ SUCCEEDS = {
     "card": ["run", "--contact", "somebody"],
     "specify": None,
     "compare": None,
+    "select": None,
     "aggregate": ["votes.csv", "--unit", "hospital", "--classes", "no,yes", "--epsilon", "1", "--out", "labels"],
     "bundle": None,
     "verify": None,
