@@ -41,7 +41,7 @@ import numpy.typing as npt
 from pydantic import Field
 from torch import Tensor
 
-from fairpate.config import ConfigError, Count, Positive, RayConfig
+from fairpate.config import ConfigError, Count, ModelConfig, Positive, RayConfig, StudentConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
@@ -284,6 +284,7 @@ class ResidualVotes(VotesOfRecords):
     )
 
     method: str = "residual_votes"
+    student: StudentConfig = StudentConfig(model=ModelConfig(name="logistic"))
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
     ray: RayConfig = RayConfig(num_actors=0)
 
