@@ -437,7 +437,8 @@ class Method(Section):
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for a data set that the method cannot learn from, before anything is written."""
         if not len(dataset.public) and (needing := self.needing_public):
-            other = "choose residual_votes or dp_sgd" if needing[0] == "method" else "leave it out"
+            others = {"method": "choose residual_votes or dp_sgd", "student.model.name": "set it to logistic"}
+            other = others.get(needing[0], "leave it out")
             raise ConfigError(
                 f"{needing[0]}: {self.method} needs public records for it, and {dataset.name} has none; name a file of "
                 f"them (files.public), raise data.num_public, or {other}."

@@ -41,7 +41,7 @@ import numpy.typing as npt
 from pydantic import Field
 from torch import Tensor
 
-from fairpate.config import ConfigError, Count, Positive, RayConfig
+from fairpate.config import ConfigError, Count, ModelConfig, Positive, RayConfig, StudentConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
@@ -348,6 +348,7 @@ class ResidualVotes(RulesOfRecords):
     )
 
     method: str = "residual_votes"
+    student: StudentConfig = StudentConfig(model=ModelConfig(name="logistic"))
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
 
     @property
