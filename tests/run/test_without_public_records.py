@@ -167,9 +167,7 @@ def test_what_needs_public_records_is_refused_with_the_remedy(setting, field, cl
     assert not (tmp_path / "run" / "public").exists()
 
 
-@pytest.mark.parametrize(
-    "method", ["weighted_votes", "ada_ssp", "record_votes", "fairpate", "private_knn", "fair_dp_sgd"]
-)
+@pytest.mark.parametrize("method", ["weighted_votes", "record_votes", "fairpate", "private_knn", "fair_dp_sgd"])
 def test_a_method_that_reads_public_records_is_refused_and_names_one_that_does_not(method, dataset, tmp_path) -> None:
     config = configured({"data": {"name": "clinic"}}, method=method)
     with pytest.raises(ValueError, match=f"method: {method} needs public records.* choose residual_votes or dp_sgd"):
