@@ -32,8 +32,7 @@ from aggregator.chain import LedgerError, UnreachableError
 from aggregator.ledger import Ledger
 from aggregator.service import wire
 from aggregator.service.auth import LiveTokens, TokenBook, is_loopback
-from aggregator.service.metrics import ServiceMetrics
-from aggregator.service.page import Latest, States, Streams, page, page_headers
+from aggregator.service.page import Latest, ServiceMetrics, States, Streams, page, page_headers
 from aggregator.service.wire import (
     MEDIA_TYPES,
     CountVotes,

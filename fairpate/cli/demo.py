@@ -25,13 +25,12 @@ from fairpate.fairness.rates import DEFAULT
 from fairpate.files import write_atomically
 from fairpate.methods.base import Method
 from fairpate.pages import counted, decimal, epsilon_text, interval, percent
-from fairpate.report.metrics import Evaluation
 from fairpate.report.records import FAIR_GAP, RunStatement
 from fairpate.run.compare import compare_methods, comparison_outcome
-from fairpate.run.context import RunDirectory
+from fairpate.run.context import RunDirectory, read_statement, write_json
 from fairpate.run.folder import finished_run
-from fairpate.run.learn import assess, load_for, read_student
-from fairpate.run.publication import read_claims
+from fairpate.run.learn import Assessment, assess, load_for, read_student
+from fairpate.run.publication import read_claims, write_reports
 from fairpate.run.sweep import load_sweep
 from fairpate.terminal import Output, facts, say, waiting
 from fairpate.types import GateRule
@@ -55,13 +54,35 @@ class _Model:
     config: Method
     claims: RunStatement
 
-    def assessed(self, records: Dataset, *, rule: GateRule | None = None) -> tuple[Student, Evaluation]:
+    def assessed(self, records: Dataset, *, rule: GateRule | None = None) -> tuple[Student, Assessment]:
         """The model with a reject option under ``rule``, and its metrics on the test part of ``records``."""
         placed = load_for(self.run, self.config.data, lambda _: records)
         student = read_student(self.run, is_free=False)
         student = replace(student, card=replace(student.card, idp3=rule))
-        found = assess(student, placed, seed=self.config.seed, least_cell=self.config.evaluation.least_cell)
-        return student, found.headline
+        return student, assess(student, placed, seed=self.config.seed, least_cell=self.config.evaluation.least_cell)
+
+    def with_reject_option(self, records: Dataset, root: Path) -> tuple[RunStatement, Path]:
+        """Write the model with its reject option and its report below ``root``; return its claims and the report."""
+        student, assessment = self.assessed(records, rule=_REJECT)
+        # The published part of a run alone, so that no command takes it for another release.
+        run = RunDirectory(root=root)
+        run.public.mkdir(parents=True, exist_ok=True)
+        for name in ("statement", "embedding", "environment"):
+            shutil.copyfile(getattr(self.run, name), getattr(run, name))
+        write_json(run.metrics, assessment.to_json())
+        write_reports(
+            run,
+            title=records.name,
+            num_public_records=len(records.public),
+            spending=None,
+            statement=read_statement(run),
+            assessment=assessment,
+            num_training_labels=student.card.num_training_labels,
+            private_population=None,
+            without_privacy=None,
+        )
+        write_atomically(run.student, partial(save_student, student))
+        return read_claims(run), run.public_report
 
 
 def demo(out: Path) -> Output:
@@ -78,19 +99,14 @@ def demo(out: Path) -> Output:
     with waiting("reject option"):
         records = load_data(without.config.data.model_copy(update={"embedding": None}))
         unseen = replace(records, test=records.validation)
-        chosen = max(private, key=lambda model: model.assessed(unseen)[1].accuracy)
-        student, evaluation = chosen.assessed(records, rule=_REJECT)
-        rejecting = replace(chosen.claims, measured=evaluation)
-        place = out / "chosen" / chosen.run.student.name
-        place.parent.mkdir(exist_ok=True)
-        shutil.copy(chosen.run.embedding, place.parent)
-        write_atomically(place, partial(save_student, student))
+        chosen = max(private, key=lambda model: model.assessed(unseen)[1].headline.accuracy)
+        rejecting, report = chosen.with_reject_option(records, out / "chosen")
     why = f"right most often of {len(private)} on {counted(len(records.validation), 'validation record')}"
     sentences = [
         accuracy_sentence(chosen.claims, without.claims, method=chosen.config.method, why=why),
         fairness_sentence(chosen.claims, rejecting),
     ]
-    files = {"page": comparison.folder.report, "its report": chosen.run.public_report, "model": place}
+    files = {"all models": out / comparison.folder.report.name, "this model": report}
     rows = {
         **{model.config.method: model.claims for model in private},
         f"{without.config.method}, not private": without.claims,

@@ -222,8 +222,8 @@ def anchor_ledger(
     place: Annotated[str, typer.Argument(help="A file on another disk, or postgresql://HOST/DATABASE#NAME.")],
 ) -> Output:
     """Also record the last entry elsewhere from the next start on, so that a rolled-back ledger is refused."""
-    from fairpate.methods.label_queries import add_anchor
     from fairpate.run.context import run_at
+    from fairpate.run.ledger_commands import add_anchor
 
     with waiting("ledger"):
         anchor = add_anchor(run_at(folder), place)

@@ -100,22 +100,13 @@ def as_yaml(value: Any) -> str:
 
 def outcome(run: RunDirectory) -> Output:
     """Return the published numbers of a finished run, in words and as its files hold them."""
-    files = {
-        "model": run.student,
-        "without_this_package": run.graph,
-        "record": run.record,
-        "statement": run.statement,
-        "metrics": run.metrics,
-        "report": run.public_report,
-        "operator_only": run.private_report,
-    }
     record = read_json(run.record)
     facts = {name: record[name] for name in ("method", "data", "seed")} | {
         "run": run.root,
         "statement": read_json(run.statement),
         "metrics": read_json(run.metrics),
         "training_labels": read_card(run.student).num_training_labels,
-        "files": {name: path for name, path in files.items() if path.exists()},
+        "files": _files(run),
     }
     return Output(facts=facts, words=summarise(run))
 
@@ -135,14 +126,23 @@ def summarise(run: RunDirectory) -> Group:
         # The ledger may have released more labels since.
         if trained not in (None, queries.answered):
             rows.append(("student trained on", f"{trained} of these labels, those of the run's own queries"))
-    places = {
+    # The numbers of statement and metrics are above; without queries the operator's page has little to add.
+    unnamed = {"statement", "metrics", *(["operator_only"] if queries is None else [])}
+    places = ((name.replace("_", " "), str(path)) for name, path in _files(run).items() if name not in unnamed)
+    return Group(Text(), facts([*rows, *places]))
+
+
+def _files(run: RunDirectory) -> dict[str, Path]:
+    files = {
         "model": run.student,
-        "without this package": run.graph,
+        "without_this_package": run.graph,
         "record": run.record,
+        "statement": run.statement,
+        "metrics": run.metrics,
         "report": run.public_report,
+        "operator_only": run.private_report,
     }
-    places |= {} if queries is None else {"operator only": run.private_report}
-    return Group(Text(), facts([*rows, *((name, str(path)) for name, path in places.items() if path.exists())]))
+    return {name: path for name, path in files.items() if path.exists()}
 
 
 def check_table(check: Check) -> Group:

@@ -484,8 +484,8 @@ _COMPARED = 2000  # public records, with one another
 _MOST_STEPS = 500
 
 
-class WeightedVotesConfig(TaughtConfig):
-    """The linear rule, and the labels that the student learns from."""
+class VectorsConfig(TaughtConfig):
+    """The embedding of records that add vectors, and the labels that the student learns from."""
 
     taught_share: float = Field(
         1.0,
@@ -493,6 +493,14 @@ class WeightedVotesConfig(TaughtConfig):
         le=1,
         description="Share of the public pool that the student learns from: the records with the most certain labels.",
     )
+    embedding: EmbeddingConfig = Field(
+        EmbeddingConfig(), description="Embedding that is fitted to public records; `data.embedding` takes precedence."
+    )
+
+
+class WeightedVotesConfig(VectorsConfig):
+    """The linear rule, and the labels that the student learns from."""
+
     by_group: bool = Field(
         False,
         description="Whether to release a row per class and group, which shows how private groups are treated but "
@@ -502,9 +510,6 @@ class WeightedVotesConfig(TaughtConfig):
         2.0,
         description="Ridge penalty of the linear rule, as a multiple of the standard deviation of the noise divided "
         "by the number of records.",
-    )
-    embedding: EmbeddingConfig = Field(
-        EmbeddingConfig(), description="Embedding that is fitted to public records; `data.embedding` takes precedence."
     )
 
 

@@ -38,7 +38,7 @@ import numpy.typing as npt
 from pydantic import Field
 from torch import Tensor
 
-from fairpate.config import Count, EmbeddingConfig, Positive, RayConfig
+from fairpate.config import Count, Positive, RayConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
@@ -46,6 +46,7 @@ from fairpate.methods.base import ExpectedVotes, Trained, Training, noise_within
 from fairpate.methods.record_votes import (
     UNITS,
     TaughtConfig,
+    VectorsConfig,
     VotesOfRecords,
     WeightedBallot,
     balancing_weights,
@@ -225,15 +226,9 @@ def _rows_of_persons(person_N: IntArray) -> Iterator[IntArray]:
     yield from np.split(rows, np.flatnonzero(np.diff(person_N[rows])) + 1) if len(rows) else ()
 
 
-class ResidualVotesConfig(TaughtConfig):
+class ResidualVotesConfig(VectorsConfig):
     """The linear rule, and the labels that the student learns from."""
 
-    taught_share: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Share of the public pool that the student learns from: the records with the most certain labels.",
-    )
     curvature: Curvature | None = Field(
         None,
         description="Second moments: of the `public` pool, or a `private` release. null: decided by the released sums, "
@@ -248,9 +243,6 @@ class ResidualVotesConfig(TaughtConfig):
         2.0,
         description="Ridge penalty of the first linear rule, as a multiple of the standard deviation of the noise "
         "divided by the number of records.",
-    )
-    embedding: EmbeddingConfig = Field(
-        EmbeddingConfig(), description="Embedding that is fitted to public records; `data.embedding` takes precedence."
     )
 
     def rounds(self, curvature: Curvature) -> int:

@@ -701,10 +701,8 @@ def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None)
 
 
 def _in_order(digests: Sequence[str], table: pa.Table) -> pa.Table:
-    """The rows of ``digests`` in their order; a digest may have several."""
-    rows_of: dict[str, list[int]] = {}
-    for row, digest in enumerate(table["digest"].to_pylist()):
-        rows_of.setdefault(digest, []).append(row)
+    """The rows of ``digests`` in their order; a digest may have several, which stay in theirs."""
+    wanted = pa.array(digests, pa.string())
+    found = table.filter(pc.is_in(table["digest"], value_set=wanted))
     # An operator's table has two rows for a cell whose epsilon also has a value that depends on votes.
-    order = [row for digest in digests for row in rows_of.get(digest, [])]
-    return table.take(pa.array(order, pa.int64()))
+    return found.take(pc.array_sort_indices(pc.index_in(found["digest"], value_set=wanted)))

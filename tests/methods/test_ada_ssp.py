@@ -112,12 +112,15 @@ def test_moments_that_stand_out_give_least_squares() -> None:
     np.testing.assert_allclose(found, np.linalg.lstsq(rows, goals, rcond=None)[0].T, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(("delta", "failure"), [(1e-5, 0.05), (1e-6, 0.3)])
-def test_the_ridge_is_the_bound_on_the_noise_less_the_least_eigenvalue(delta: float, failure: float) -> None:
-    values = {"target": {"epsilon": 0.5, "delta": delta}, "ada_ssp": {"failure_probability": failure}}
+@pytest.mark.parametrize(("delta", "failure", "share"), [(1e-5, 0.05, 1.0), (1e-6, 0.3, 0.15)])
+def test_the_ridge_is_a_share_of_the_bound_on_the_noise_less_the_least_eigenvalue(
+    delta: float, failure: float, share: float
+) -> None:
+    settings = {"failure_probability": failure, "ridge_share": share}
+    values = {"target": {"epsilon": 0.5, "delta": delta}, "ada_ssp": settings}
     method = configured(values, method="ada_ssp")
     noise = method.events()[1].noise_stddev_votes / UNITS**2  # of one number on the diagonal
-    full = noise / math.sqrt(2) * math.sqrt(10 * math.log(2 * 10**2 / failure))
+    full = share * noise / math.sqrt(2) * math.sqrt(10 * math.log(2 * 10**2 / failure))
 
     def ridge(eigenvalue: float) -> float:
         rule = method.rule(released(np.full((2, 10), 5.0), 7.0 * np.eye(10), eigenvalue))

@@ -137,7 +137,12 @@ def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwar
         assert name(override, method="weighted_votes") == weighted
     assert name("weighted_votes.embedding.steps=3", method="weighted_votes") != weighted
     moments = name(method="ada_ssp")
-    for override in ("ada_ssp.failure_probability=0.2", f"ada_ssp.gate={GATE}", "ray.num_actors=2"):
+    for override in (
+        "ada_ssp.ridge_share=1",
+        "ada_ssp.failure_probability=0.2",
+        f"ada_ssp.gate={GATE}",
+        "ray.num_actors=2",
+    ):
         assert name(override, method="ada_ssp") == moments
     assert name("ada_ssp.embedding.steps=3", method="ada_ssp") != moments
 
