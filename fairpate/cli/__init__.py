@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairpate.cli import runs, services
+from fairpate.cli import runs, services, sites
 from fairpate.cli.base import Commands, exit_with_code
 
 _BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and verify", "Serve and keep accounts"
@@ -23,6 +23,7 @@ app.command(rich_help_panel=_BEGIN)(services.version)
 app.command(rich_help_panel=_TRAIN)(runs.compare)
 app.command(rich_help_panel=_TRAIN)(runs.specify)
 app.command(rich_help_panel=_TRAIN)(runs.aggregate)
+app.add_typer(sites.site_app, name="site", rich_help_panel=_TRAIN)
 app.command(rich_help_panel=_PUBLISH)(runs.report)
 app.command(rich_help_panel=_PUBLISH)(runs.card)
 app.command(rich_help_panel=_PUBLISH)(runs.bundle)

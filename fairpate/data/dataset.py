@@ -135,7 +135,8 @@ class Dataset:
     ``before_embedding``: a few public records as they were before it, and the names of their features.
     ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
     ``records_alone``: the source names persons, but each record is protected by itself. ``source``: the configuration
-    that loads the same data set on any machine with its files; None where it came from Python.
+    that loads the same data set on any machine with its files; None where it came from Python. ``shared_unit``: the
+    protected unit where private records are at several sites, of which this one may have none.
     """
 
     name: str
@@ -154,11 +155,12 @@ class Dataset:
     feature_codes: tuple[FeatureCode, ...] = ()
     records_alone: bool = False
     source: DataConfig | None = None
+    shared_unit: Unit | None = None
 
     @property
     def unit(self) -> Unit:
         """The protected unit: a ``person`` where private records name persons, else a ``record``."""
-        return "person" if self.private.person_id else "record"
+        return self.shared_unit or ("person" if self.private.person_id else "record")
 
     @property
     def num_classes(self) -> int:
@@ -698,7 +700,10 @@ def check_members(dataset: Dataset) -> None:
         for name, split in dataset.splits.items()
         if len(split) or name not in ("validation", "test")
     ]
-    for name, codes_N, names, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):
+    checks.append(("private", dataset.private.y, dataset.label_names, "class"))
+    for name, codes_N, names, what in checks:
+        if name == "private" and dataset.shared_unit:  # another site may have what this one lacks
+            continue
         counts = torch.bincount(codes_N, minlength=len(names)).tolist()
         if empty := [each for each, count in zip(names, counts, strict=True) if count == 0]:
             raise DataError(

@@ -37,7 +37,7 @@ from pydantic import Field
 
 from fairpate.config import Count, EmbeddingConfig, Positive
 from fairpate.data import Dataset
-from fairpate.methods.base import ExpectedVotes, Trained, Training
+from fairpate.methods.base import ExpectedVotes, NoisySum, Trained, Training
 from fairpate.methods.record_votes import (
     UNITS,
     TaughtConfig,
@@ -46,9 +46,10 @@ from fairpate.methods.record_votes import (
     balancing_weights,
     labels_of_rule,
     matched_rule,
+    with_noise,
 )
 from fairpate.privacy.accountant import least_noise
-from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
+from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.events import of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
@@ -249,7 +250,13 @@ class ResidualVotes(VotesOfRecords):
 
         def noisy_sum(left_NA: Whole, right_NB: Whole, event: VoteSums, name: str) -> IntArray:
             exact_AB = product_sum(left_NA, right_NB, norm=event.norm, person_N=person_N)
-            return exact_AB + _noise(exact_AB.shape, event.noise_stddev_votes, source, name)
+            return with_noise(
+                exact_AB,
+                stddev=event.noise_stddev_votes,
+                source=source,
+                row=f"{name}, class",
+                noisy_sum=training.noisy_sum,
+            )
 
         with training.reporter.stage("votes"):
             ballot = WeightedBallot.of(dataset, settings.embedding)
@@ -277,7 +284,7 @@ class ResidualVotes(VotesOfRecords):
             else:
                 exact_WW = product_sum(phi_NW, phi_NW, norm=events[1].norm, person_N=person_N)
                 spread = events[1].noise_stddev_votes
-                arrays["moments_WW"] = exact_WW + _symmetric_noise(len(exact_WW), spread, source)
+                arrays["moments_WW"] = noisy_moments(exact_WW, spread, source, training.noisy_sum)
                 # In proportion to the typical largest eigenvalue of the noise, a public number.
                 floor += _FLOOR * math.sqrt(2 * len(exact_WW)) * spread / UNITS**2
                 inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=floor)
@@ -311,15 +318,14 @@ def _curvature_for(noise: float, num_records: float, shape: tuple[int, ...]) -> 
     return "private" if error < num_records / math.sqrt(num_public) / 2 else "public"
 
 
-def _noise(shape: tuple[int, ...], stddev: float, source: NoiseSource, name: str) -> IntArray:
-    words = source.words([f"{name}, class {row}" for row in range(shape[0])], shape[1])
-    return discrete_gaussians(stddev, words, source)
-
-
-def _symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray:
-    """Noise (W, W) of the standard deviation ``stddev`` on the diagonal, and at least this over sqrt 2 above it."""
-    above = np.triu(_noise((width, width), math.nextafter(stddev / math.sqrt(2), math.inf), source, "moments"), 1)
-    diagonal = _noise((1, width), stddev, source, "squares")[0]
+def noisy_moments(exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_sum: NoisySum | None) -> IntArray:
+    """The symmetric matrix with noise of the standard deviation ``stddev`` on the diagonal, and at least this over sqrt
+    2 above it."""
+    less = math.nextafter(stddev / math.sqrt(2), math.inf)
+    upper_WW = np.triu(exact_WW, 1)
+    above = np.triu(with_noise(upper_WW, stddev=less, source=source, row="moments, class", noisy_sum=noisy_sum), 1)
+    squares_1W = exact_WW.diagonal()[None].copy()
+    (diagonal,) = with_noise(squares_1W, stddev=stddev, source=source, row="squares, class", noisy_sum=noisy_sum)
     return above + above.T + np.diag(diagonal)
 
 

@@ -65,6 +65,10 @@ class SumError(UserError):
     """A message that does not fit the plan or an earlier message, or a sum that cannot be unmasked."""
 
 
+class LateError(SumError):
+    """A message that came after its list was closed, or differs from an earlier one; the sum goes on without it."""
+
+
 class Store(Protocol):
     """Values by key, of which the first one stays: a ``dict``, or a durable file."""
 
@@ -183,6 +187,10 @@ class Draw:
     def flags(self, places: Sequence[int] | Mapping[int, object]) -> bytes:
         """Return a list of sites as one byte for each site of the plan."""
         return bytes(place in places for place in range(len(self.sites)))
+
+    def lists(self, message: bytes, place: int) -> bool:
+        """True if ``message`` is a list of sites that has site ``place``."""
+        return message[place : place + 1] == b"\1"
 
     def parts(self, message: bytes, size: int) -> dict[int, bytes]:
         """Return what ``message``, which begins with :meth:`flags`, has for each site in its list: ``size`` bytes."""
@@ -366,7 +374,7 @@ class Coordinator:
             self._check(step, place, message)
             closing: dict[Step, str] = {"hello": "members", "masked": "survivors"}
             if place in known or (step in closing and self._store.get(closing[step]) is not None):
-                raise SumError(f"Site {place}: its message '{step}' came too late, or differs from an earlier one.")
+                raise LateError(f"Site {place}: its message '{step}' came too late, or differs from an earlier one.")
             known[place] = self._store.setdefault(f"{step}/{place}", message)
 
     def advance(self, *, time_is_up: bool = False) -> None:
@@ -413,6 +421,11 @@ class Coordinator:
         return self._store.get(name)
 
     @property
+    def num_closed(self) -> int:
+        """The number of lists that are closed, the sum included."""
+        return sum(self._store.get(name) is not None for name in ("members", "survivors", "agreement", "sum"))
+
+    @property
     def total_D(self) -> IntArray | None:
         """The sum with its noise, once it is known."""
         return None if (stored := self._store.get("sum")) is None else sum_of(stored)
@@ -427,7 +440,7 @@ class Coordinator:
         if not 0 <= place < len(draw.sites):
             raise SumError(f"Site {place}: the plan has {len(draw.sites)} sites.")
         if step != "hello" and place not in (self._survivors if is_survivor else self._heads):
-            raise SumError(f"Site {place}: '{step}' is not expected of it, its earlier message did not arrive in time.")
+            raise LateError(f"Site {place}: '{step}' is not expected of it; an earlier message did not come in time.")
         lengths: dict[Step, int] = {
             "hello": _HEAD + _SEALED * len(draw.sites),
             "masked": 8 * draw.size + _SIGNATURE,
