@@ -1,6 +1,6 @@
 """The packing curve: teachers per device against teachers per second, beside what the device can multiply.
 
-    python benchmarks/packing.py [--device cuda] [--precision float32 bfloat16] [--seconds 5]
+    python benchmarks/packing.py [--device cuda] [--precision float32 bfloat16] [--seconds 5] [--side 224] [--vote 500]
 
 ``block`` teachers are one program (a stack), or one after another (a loop); ``actors`` processes share the device, as
 `ray.num_gpus: 1 / actors` lets them. Each trains one block to warm up and waits for the others; then all train blocks
@@ -17,22 +17,22 @@ import multiprocessing
 import os
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.synchronize import Barrier
-from typing import get_args
+from typing import cast, get_args
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairpate.config import FitConfig, ModelConfig
 from fairpate.nn.models import build_model
+from teachers.ensemble import predict_votes
 from teachers.teacher import Engine, Shard, TeacherSpec, train_teachers
 
-INPUT_SHAPE, NUM_CLASSES = (3, 64, 64), 2
+NUM_CLASSES = 2
 MATMUL_SIDE = {"cpu": 1536, "cuda": 8192}
 MATMUL_REPEATS = 8
 # What fits the device: (model, engine, teachers per block, actors).
@@ -44,11 +44,11 @@ SWEEPS: dict[str, list[tuple[str, Engine, tuple[int, ...], tuple[int, ...]]]] = 
         ("resnet18", "stacked", (1, 4), (1,)),
     ],
     "cuda": [
-        ("cnn", "loop", (10,), (1, 4)),
-        ("cnn", "stacked", (1, 10, 50, 100, 200), (1, 2, 4)),
-        ("resnet18", "loop", (4,), (1, 2, 4, 8)),
-        ("resnet18", "stacked", (1, 4, 10, 20), (1, 2)),
-        ("resnet50", "loop", (2,), (1, 2, 4)),
+        ("cnn", "loop", (10,), (1, 4, 12)),
+        ("cnn", "stacked", (1, 10, 50, 200), (1, 4)),
+        ("resnet18", "loop", (4,), (1, 4, 12)),
+        ("resnet18", "stacked", (1, 4, 20), (1, 4)),
+        ("resnet50", "loop", (2,), (1, 4, 12)),
     ],
 }
 
@@ -66,6 +66,8 @@ class Cell:
     records: int
     epochs: int
     batch_size: int
+    input_shape: tuple[int, int, int]
+    num_queries: int
 
     @property
     def spec(self) -> TeacherSpec:
@@ -91,12 +93,13 @@ class Measured:
 
 
 def flops_per_teacher(cell: Cell) -> float:
-    """Floating-point operations of the products in all forward and backward passes of one teacher."""
-    model = build_model(cell.architecture, input_shape=INPUT_SHAPE, num_classes=NUM_CLASSES, generator_seed=0)
+    """Floating-point operations of the products in all forward and backward passes of one teacher, or in its votes."""
+    model = build_model(cell.architecture, input_shape=cell.input_shape, num_classes=NUM_CLASSES, generator_seed=0)
     with FlopCounterMode(display=False) as counter:
-        logits = model(torch.zeros(1, *INPUT_SHAPE))
-        torch.autograd.backward(functional.cross_entropy(logits, torch.zeros(1, dtype=torch.int64)))
-    return float(counter.get_total_flops() * cell.records * cell.epochs)
+        logits = model(torch.zeros(1, *cell.input_shape))
+        if not cell.num_queries:
+            torch.autograd.backward(functional.cross_entropy(logits, torch.zeros(1, dtype=torch.int64)))
+    return float(counter.get_total_flops() * (cell.num_queries or cell.records * cell.epochs))
 
 
 def matmul_flops_per_second(device: str, precision: str) -> float:
@@ -132,13 +135,17 @@ def _share(barrier: Barrier) -> None:
 
 def _actor(cell: Cell, seconds: float, actor: int) -> Measured:
     generator = torch.Generator().manual_seed(actor)
-    shards = [_shard(cell.records, generator) for _ in range(cell.block)]
+    shards = [_shard(cell, generator) for _ in range(cell.block)]
     train = partial(train_teachers, shards, cell.spec, engine=cell.engine, device=cell.device)
-    train()
+    weights, work = train(), cast("Callable[[], object]", train)
+    if cell.num_queries:
+        queries = torch.rand(cell.num_queries, *cell.input_shape, generator=generator).numpy()
+        work = partial(predict_votes, weights, cell.spec, queries, device=cell.device)
+        work()
     _barrier.wait(timeout=600)
     started, blocks = _clock_s(cell.device), 0
     while not blocks or _clock_s(cell.device) - started < seconds:
-        train()
+        work()
         blocks += 1
     elapsed = _clock_s(cell.device) - started
     on_device = torch.cuda.max_memory_reserved() if cell.device == "cuda" else 0
@@ -146,9 +153,9 @@ def _actor(cell: Cell, seconds: float, actor: int) -> Measured:
     return Measured(teachers=blocks * cell.block, seconds=elapsed, peak_bytes=peak)
 
 
-def _shard(records: int, generator: torch.Generator) -> Shard:
-    x = torch.randint(0, 256, (records, *INPUT_SHAPE), dtype=torch.uint8, generator=generator)
-    return Shard(x=x, y=torch.randint(0, NUM_CLASSES, (records,), generator=generator))
+def _shard(cell: Cell, generator: torch.Generator) -> Shard:
+    x = torch.randint(0, 256, (cell.records, *cell.input_shape), dtype=torch.uint8, generator=generator)
+    return Shard(x=x, y=torch.randint(0, NUM_CLASSES, (cell.records,), generator=generator))
 
 
 def _clock_s(device: str) -> float:
@@ -162,7 +169,13 @@ def _settle(device: str) -> None:
 
 def cells(options: argparse.Namespace) -> list[Cell]:
     """The rows, in order."""
-    size = {"records": options.records, "epochs": options.epochs, "batch_size": options.batch_size}
+    size = {
+        "records": options.records,
+        "epochs": options.epochs,
+        "batch_size": options.batch_size,
+        "input_shape": (3, options.side, options.side),
+        "num_queries": options.vote,
+    }
     return [
         Cell(model=model, engine=engine, block=block, actors=actors, precision=p, device=options.device, **size)
         for model, engine, blocks, counts in SWEEPS[options.device]
@@ -195,19 +208,21 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=32 if small else 200, help="Records of a teacher.")
     parser.add_argument("--epochs", type=int, default=1 if small else 5)
     parser.add_argument("--batch-size", type=int, default=16 if small else 50)
+    parser.add_argument("--side", type=int, default=64, help="Height and width of a picture.")
+    parser.add_argument("--vote", type=int, default=0, metavar="QUERIES", help="Time votes instead of training.")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    console = Console(width=120)
     name = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} cores, 1 thread"
     yardsticks = {p: matmul_flops_per_second(options.device, p) for p in options.precision}
     for precision, flops in yardsticks.items():
-        console.print(f"{options.device} ({name}), matrix products in {precision}: {flops / 1e9:,.0f} GFLOP/s")
-    rates = ("teachers/s", "GFLOP/s", "of products", "MiB per actor")
-    title = f"{options.records} records of 64 pixels x {options.epochs} epochs per teacher"
-    table = Table("model", "engine", "precision", "block", "actors", "at once", *rates, title=title)
+        print(f"{options.device} ({name}), matrix products in {precision}: {flops / 1e9:,.0f} GFLOP/s")
+    work = (
+        f"votes on {options.vote} queries" if options.vote else f"{options.records} records x {options.epochs} epochs"
+    )
+    print(f"{work} of {options.side} pixels per teacher")
+    print("model | engine | precision | block | actors | at once | teachers/s | GFLOP/s | of products | MiB per actor")
     for cell in cells(options):
-        table.add_row(*row_of(cell, measure(cell, options.seconds), yardsticks[cell.precision]))
-    console.print(table)
+        print(" | ".join(row_of(cell, measure(cell, options.seconds), yardsticks[cell.precision])), flush=True)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from torch import Tensor
 from fairpate import __version__
 from fairpate.config import TeachersConfig
 from fairpate.files import Location, Storage, exists, join, read, write
-from fairpate.nn.fit import frozen_features, predict_logits
+from fairpate.nn.fit import exact_convolutions, frozen_features, predict_logits
 from fairpate.nn.models import build_architecture, is_convolutional, scale_bytes
 from fairpate.types import UserError
 from teachers.teacher import (
@@ -390,13 +390,14 @@ def predict_votes(
     """Return the class that each teacher chooses for each query, (T, Q) ``int16``; ties go to the smaller class."""
     network = {name: value for name, value in weights.items() if name not in (SHARD_MEAN, SHARD_STD)}
     statistics = (weights[SHARD_MEAN], weights[SHARD_STD]) if SHARD_MEAN in weights else None
-    if _one_by_one(spec):
-        predictions = _predict_one_by_one(network, statistics, spec, queries, device)
-    else:
-        x = _tensor(queries)
-        if spec.model.trainable == "head":
-            x = frozen_features(spec.model, x, device=device)
-        predictions = _predict_stacked(network, statistics, x, device)
+    with exact_convolutions():
+        if _one_by_one(spec):
+            predictions = _predict_one_by_one(network, statistics, spec, queries, device)
+        else:
+            x = _tensor(queries)
+            if spec.model.trainable == "head":
+                x = frozen_features(spec.model, x, device=device)
+            predictions = _predict_stacked(network, statistics, x, device)
     return predictions.to(torch.int16).numpy()
 
 

@@ -41,6 +41,7 @@ from fairpate.nn.fit import (
     batch_bounds,
     draw_epoch,
     epoch_learning_rate,
+    exact_convolutions,
     fit,
     frozen_features,
     precision_of,
@@ -75,7 +76,8 @@ class CudaMemory:
     """Memory of a CUDA device: this process's share of it, which a pool of several workers per device sets."""
 
     def __init__(self, device: torch.device):
-        self._device = device
+        # By number: some of torch's questions about memory refuse `cuda` for the current device.
+        self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
 
     @property
     def available_bytes(self) -> float:
@@ -246,11 +248,9 @@ def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -
     return x.transpose(1, 2)
 
 
+_DENSE_LAYERS = (ScaleBytes, nn.Flatten, nn.Linear, nn.ReLU)
 _STACKED_LAYERS = (
-    ScaleBytes,
-    nn.Flatten,
-    nn.Linear,
-    nn.ReLU,
+    *_DENSE_LAYERS,
     nn.Conv2d,
     nn.GroupNorm,
     nn.MaxPool2d,
@@ -294,15 +294,19 @@ class _Stack:
         models = [initial_model(spec, teacher, shard) for teacher, shard in zip(teachers, shards, strict=True)]
         if uses_dropout(models[0]):
             raise ValueError("engine=stacked trains without dropout; set model.dropout=0 or engine=loop.")
-        self._template = models[0].to(device)
         states: list[StackedWeights] = [
             {name: p for name, p in model.named_parameters() if p.requires_grad} for model in models
         ]
         self._parameters = {name: value.detach().to(device) for name, value in stack_weights(states).items()}
+        # Afterwards: its own parameters move with it.
+        self._template = models[0].to(device)
         # Views of the stack: the optimiser has a state for each teacher, and updates the stacked tensors in place.
         rows = zip(*(value.unbind() for value in self._parameters.values()), strict=True)
         self._optimizer = Optimizer([parameter for row in rows for parameter in row], spec.fit)
         self._fit, self._device, self._shards = spec.fit, device, shards
+        # Teachers that have not diverged. Batched products of dense layers keep teachers apart by themselves.
+        self._kept_T = torch.ones(len(shards), dtype=torch.bool)
+        self._is_dense = all(type(layer) in _DENSE_LAYERS for layer in self._template.children())
         self._generators = [training_generator(spec, teacher) for teacher in teachers]
         self._records = _Records(shards, spec, device)
         sizes = [len(shard.y) for shard in shards]
@@ -338,19 +342,57 @@ class _Stack:
         """Make one step of every teacher that has this batch."""
         # Teachers without a batch are computed too: the shape of a kernel must not follow who has one.
         chosen_TB = rows.gather(1, step.positions_TB)
-        x_TB, targets_TBC = self._records.batch(chosen_TB, changes)
-        active = {name: value.detach().requires_grad_() for name, value in self._parameters.items()}
-        with precision_of(self._fit, self._device):
-            log_p_TBC = functional.log_softmax(stacked_logits(self._template, active, x_TB), dim=2)
-            # A sum over teachers: the gradient in each row is that of its own teacher's loss alone.
-            loss = -((targets_TBC * log_p_TBC).sum(dim=2) * step.weights_TB).sum()
-        torch.autograd.backward(loss)
-        gradients = [(torch.zeros_like(p) if p.grad is None else p.grad).unbind() for p in active.values()]
+        gradients = [g.unbind() for g in self._gradients(*self._records.batch(chosen_TB, changes), step.weights_TB)]
         own = [gradient[t] for t in step.teachers for gradient in gradients]
-        count = len(gradients)
+        count, num_teachers = len(gradients), len(chosen_TB)
         # Updates of a teacher without a batch are left out: a gradient of 0 would still move momentum and step counts.
-        only = None if len(own) == count * len(x_TB) else [t * count + k for t in step.teachers for k in range(count)]
+        everyone = len(own) == count * num_teachers
+        only = None if everyone else [t * count + k for t in step.teachers for k in range(count)]
         self._optimizer.step(own, learning_rate, only=only)
+
+    def _gradients(self, x_TB: Tensor, targets_TBC: Tensor, weights_TB: Tensor) -> list[Tensor]:
+        """Return every parameter's gradient (T, ...): in each row, that of its own teacher's loss alone."""
+
+        def backward(kept_T: Tensor) -> list[Tensor]:
+            parameters, x = {name: value.detach() for name, value in self._parameters.items()}, x_TB
+            if not kept_T.all():
+                # Zeros in place of the others: the shapes of all kernels stay.
+                parameters = {name: _rows(kept_T, value) for name, value in parameters.items()}
+                x = _rows(kept_T, x)
+            active = {name: value.requires_grad_() for name, value in parameters.items()}
+            with precision_of(self._fit, self._device):
+                log_p_TBC = functional.log_softmax(stacked_logits(self._template, active, x), dim=2)
+                # A sum over teachers: the gradient in each row is that of its own teacher's loss alone.
+                loss = -((targets_TBC * log_p_TBC).sum(dim=2) * weights_TB).sum()
+            torch.autograd.backward(loss)
+            return [torch.zeros_like(p) if p.grad is None else p.grad for p in active.values()]
+
+        gradients = backward(self._kept_T)
+        if self._is_dense:
+            return gradients
+        is_finite_T = _finite(gradients)
+        if is_finite_T.all():
+            return gradients
+        # A GPU's grouped convolution may multiply the values of a teacher by zeros for another one, and zero times
+        # infinity is no number: it would spread from the teacher that diverged. Which one that is, each shows alone.
+        for teacher in torch.nonzero(~is_finite_T).flatten().tolist():
+            alone_T = torch.zeros_like(self._kept_T)
+            alone_T[teacher] = True
+            if not _finite(backward(alone_T))[teacher]:
+                self._kept_T[teacher] = False
+                for value in self._parameters.values():
+                    value[teacher] = torch.nan
+        return backward(self._kept_T)
+
+
+def _rows(kept_T: Tensor, values: Tensor) -> Tensor:
+    """Return the rows of ``values`` in the mask, and zeros in place of the others."""
+    return values.where(kept_T.to(values.device).view(-1, *[1] * (values.ndim - 1)), 0)
+
+
+def _finite(gradients: Sequence[Tensor]) -> Tensor:
+    """Return a mask (T,) on the CPU of the teachers whose gradients are all finite."""
+    return torch.stack([g.isfinite().flatten(1).all(dim=1) for g in gradients]).all(dim=0).cpu()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -450,8 +492,7 @@ def train_teachers(
     chosen = choose_engine(spec.model, device) if engine == "auto" else engine
     inputs = [standardized(shard) if spec.standardize else (shard, {}) for shard in shards]
     own_shards = [shard for shard, _ in inputs]
-    # A teacher is a function of its shard bit for bit: cuDNN must choose its algorithm by shapes, not by timing.
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+    with exact_convolutions():
         if chosen == "stacked":
             trained = train_stacked(own_shards, spec, indices, device=torch.device(device))
         else:
@@ -473,15 +514,15 @@ def train_teachers(
 
 
 def choose_engine(model: ModelConfig, device: str) -> Engine:
-    """Return the faster engine, as measured on two CPU cores.
+    """Return the faster engine, as measured on two CPU cores and on an H100 (docs/scaling.md).
 
-    Stacking is faster for small dense models, channels-last loops for convolutions. An accelerator always has room for
-    the whole stack.
+    Stacking is faster for small models; on a CPU, for dense ones alone. One residual network keeps a device busy.
     """
     if model.dropout:
         return "loop"
     trains_convolutions = is_convolutional(model) and model.trainable == "all"
-    return "loop" if device == "cpu" and trains_convolutions else "stacked"
+    is_large = model.name.startswith(("resnet", "densenet"))
+    return "loop" if trains_convolutions and (device == "cpu" or is_large) else "stacked"
 
 
 def _fitted(shard: Shard, spec: TeacherSpec, teacher: int, device: torch.device) -> StackedWeights:

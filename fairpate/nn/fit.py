@@ -259,6 +259,14 @@ def precision_of(config: FitConfig, device: torch.device) -> AbstractContextMana
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
+def exact_convolutions() -> AbstractContextManager[object]:
+    """The context in which a GPU's convolutions are a function of their shapes and values, and ``float32`` is exact.
+
+    Otherwise cuDNN may choose its algorithm by timing, and rounds the factors of ``float32`` products to eleven bits.
+    """
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+
+
 def epoch_batches(
     x: Tensor, targets: Tensor, config: FitConfig, *, generator: torch.Generator, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:

@@ -33,7 +33,9 @@ from torch.nn import functional
 from fairpate.nn.models import FrozenBatchNorm, ImageNetScale, OrientedGradients, ScaleBytes, scale_bytes, seeded_torch
 
 ROUNDING = 64  # in units of the precision that gradients have
-_FLOATS_UNFOLDED_AT_ONCE, _FLOATS_SQUARED_AT_ONCE = 2**19, 2**9
+# A processor is fast while patches stay in its cache; a GPU once there are enough of them to keep it busy.
+_FLOATS_UNFOLDED_AT_ONCE = {"cpu": 2**19, "cuda": 2**28}
+_FLOATS_SQUARED_AT_ONCE = 2**9
 _NUM_TRIED, _TOLERANCE = 3, 1e-3
 # By name: torchvision is not imported for a model that has none of it.
 _CONTAINERS = frozenset(
@@ -175,8 +177,9 @@ class _Convolution:
         size = convolution.weight[0].numel()
         weights = layer_input.new_empty(num_records, groups, outputs, size)
         norms_B = layer_input.new_empty(num_records, dtype=torch.float64)
-        at_once = max(1, _FLOATS_UNFOLDED_AT_ONCE // max(1, groups * positions * size))
-        # One buffer of patches that fits a processor's cache serves all records.
+        floats_at_once = _FLOATS_UNFOLDED_AT_ONCE[layer_input.device.type]
+        at_once = max(1, min(num_records, floats_at_once // max(1, groups * positions * size)))
+        # One buffer of patches serves all records.
         buffer = layer_input.new_empty(at_once, *patches.shape[1:])
         for start in range(0, num_records, at_once):
             rows = slice(start, min(start + at_once, num_records))

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
 
 from fairpate.config import ConfigError
-from fairpate.nn.fit import uses_dropout
+from fairpate.nn.fit import exact_convolutions, uses_dropout
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.per_example import ClippedSum, GradientClipper, PerExampleLoss
 
@@ -206,17 +206,18 @@ class PrivateTraining:
         num_steps, parameters = self._steps.num_steps, self.parameters
         means: list[Tensor] = []
         num_skipped = num_steps - round(averaged_share * num_steps)
-        for step in range(1, num_steps + 1):
-            self.step()
-            # Polyak and Juditsky 1992. Where every step's weights could be released, so could their mean: it costs
-            # no privacy, and takes out much of a step's noise and of the circling of a game between two players.
-            if step == num_skipped + 1:
-                means = [p.detach().clone() for p in parameters]
-            elif step > num_skipped:
-                with torch.no_grad():
-                    # mean + (x - mean) / k, which needs no sum that grows.
-                    torch._foreach_lerp_(means, parameters, 1 / (step - num_skipped))
-            on_progress(step, num_steps)
+        with exact_convolutions():
+            for step in range(1, num_steps + 1):
+                self.step()
+                # Polyak and Juditsky 1992. Where every step's weights could be released, so could their mean: it costs
+                # no privacy, and takes out much of a step's noise and of the circling of a game between two players.
+                if step == num_skipped + 1:
+                    means = [p.detach().clone() for p in parameters]
+                elif step > num_skipped:
+                    with torch.no_grad():
+                        # mean + (x - mean) / k, which needs no sum that grows.
+                        torch._foreach_lerp_(means, parameters, 1 / (step - num_skipped))
+                on_progress(step, num_steps)
         if means:
             with torch.no_grad():
                 torch._foreach_copy_(parameters, means)

@@ -23,6 +23,7 @@ from fairpate.nn.private_fit import (
     PrivateTraining,
     SeededRandomness,
 )
+from tests.accelerator import NEEDS_GPU
 
 SETTINGS: dict[str, Any] = {
     "num_steps": 1,
@@ -103,6 +104,25 @@ def test_noise_asked_for_in_small_amounts_is_never_handed_out_twice() -> None:
     values = torch.cat([noise.take(size) for size in [7, 206, 1, 5000] * 6]).double().numpy()
     assert len(np.unique(values)) > 0.999 * len(values) == 0.999 * 6 * 5214
     assert stats.kstest(values, "norm").pvalue > 1e-6
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("name", ["mlp", "lenet", "cnn", "resnet18"])
+def test_on_a_gpu_a_record_moves_a_step_by_the_clip_norm_and_a_seed_means_what_it_means_on_a_cpu(name: Any) -> None:
+    x = torch.rand(24, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(24) % 2
+
+    def step(kept: slice, device: str, noise: float) -> Tensor:
+        network = build_model(ModelConfig(name=name), input_shape=(3, 32, 32), num_classes=2, generator_seed=0)
+        steps = PrivateSteps(**SETTINGS | {"noise_multiplier": noise, "sampling_rate": 1.0})
+        data = x[kept].to(device), y[kept].to(device)
+        PrivateTraining(network.to(device), *data, loss, steps, randomness=SeededRandomness(0)).run()
+        return weights(network).cpu()
+
+    moved = (step(slice(0, 24), "cuda", 0.0) - step(slice(1, 24), "cuda", 0.0)).norm()
+    bound = SETTINGS["clip_norm"] / SETTINGS["expected_batch_size"]
+    assert 0.5 * bound < float(moved) <= bound * (1 + 1e-4)
+    torch.testing.assert_close(step(slice(0, 24), "cuda", 1.0), step(slice(0, 24), "cpu", 1.0), atol=2e-4, rtol=1e-3)
 
 
 def test_one_record_moves_a_step_by_at_most_clip_norm_over_the_constant_denominator() -> None:

@@ -1,5 +1,6 @@
 """The loop and the stacked engine train the same teachers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from teachers.teacher import (
     stacked_logits,
     train_teachers,
 )
+from tests.accelerator import DEVICES, NEEDS_GPU
 
 RAGGED = (37, 0, 64, 5, 33, 1)
 
@@ -57,10 +59,12 @@ def _assert_equal_weights(left: StackedWeights, right: StackedWeights, atol: flo
         torch.testing.assert_close(left[name], right[name], atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def _both(shards: list[Shard], spec: TeacherSpec) -> tuple[StackedWeights, StackedWeights]:
-    return train_teachers(shards, spec, engine="loop"), train_teachers(shards, spec, engine="stacked")
+def _both(shards: list[Shard], spec: TeacherSpec, device: str = "cpu") -> tuple[StackedWeights, StackedWeights]:
+    """The loop on a CPU, the stack on ``device``."""
+    return train_teachers(shards, spec, engine="loop"), train_teachers(shards, spec, engine="stacked", device=device)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("model", ["logistic", "mlp"])
 @pytest.mark.parametrize(
     "fit",
@@ -70,22 +74,40 @@ def _both(shards: list[Shard], spec: TeacherSpec) -> tuple[StackedWeights, Stack
         {"optimizer": "sgd", "momentum": 0.0, "batch_size": 100},
     ],
 )
-def test_tabular_engines_agree_on_ragged_and_empty_shards(model: str, fit: dict[str, Any]) -> None:
-    _assert_equal_weights(*_both(_tables(), _spec(model, standardize=True, **fit)), atol=1e-9)
+def test_tabular_engines_agree_on_ragged_and_empty_shards(model: str, fit: dict[str, Any], device: str) -> None:
+    _assert_equal_weights(*_both(_tables(), _spec(model, standardize=True, **fit), device), atol=1e-9)
 
 
 def test_logistic_engines_agree_in_single_precision() -> None:
     _assert_equal_weights(*_both(_tables(dtype=torch.float32), _spec("logistic")), atol=1e-6)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("model", "channels", "side"), [("lenet", 2, 8), ("lenet", 1, 28), ("cnn", 3, 16), ("cnn", 1, 56)]
 )
-def test_one_step_of_convolutional_teachers_is_the_same_gradient(model: str, channels: int, side: int) -> None:
+def test_one_step_of_convolutional_teachers_is_the_same_gradient(
+    model: str, channels: int, side: int, device: str
+) -> None:
     augment = AugmentConfig(rotation_degrees=10, channel_swap=0.5, erase=0.5)
     one_step = {"epochs": 1, "batch_size": 8, "optimizer": "sgd", "momentum": 0.0, "learning_rate": 1.0}
     spec = _spec(model, augment=augment, **one_step)
-    _assert_equal_weights(*_both(_images((8, 5, 0), channels, side), spec), atol=1e-10)
+    _assert_equal_weights(*_both(_images((8, 5, 0), channels, side), spec, device), atol=1e-10)
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("engine", ["loop", "stacked"])
+@pytest.mark.parametrize("model", ["cnn", "resnet18"])
+def test_single_precision_on_a_gpu_is_that_of_a_cpu(model: str, engine: Any) -> None:
+    """Not TensorFloat-32, whose products have ten bits: a step would differ by a thousandth."""
+    shards = [Shard(x=shard.x.float(), y=shard.y) for shard in _images((8, 5), 3, 64)]
+    spec = _spec(model, epochs=1, batch_size=8, optimizer="sgd", momentum=0.0, learning_rate=1.0)
+    started = train_teachers(shards, replace(spec, fit=spec.fit.model_copy(update={"epochs": 0})))
+    on_cpu = train_teachers(shards, spec, engine="loop")
+    on_gpu = train_teachers(shards, spec, engine=engine, device="cuda")
+    for name, value in on_cpu.items():
+        step = float((value - started[name]).norm())
+        assert float((on_gpu[name] - value).norm()) <= 1e-4 * step + 1e-6, name
 
 
 @pytest.mark.parametrize("name", [pytest.param("resnet18", marks=pytest.mark.slow), "hog_logistic"])
@@ -162,6 +184,7 @@ def test_the_engine_follows_model_and_device() -> None:
     assert choose_engine(ModelConfig(name="mlp", dropout=0.1), "cpu") == "loop"
     assert choose_engine(ModelConfig(name="lenet"), "cpu") == "loop"
     assert choose_engine(ModelConfig(name="lenet"), "cuda") == "stacked"
+    assert choose_engine(ModelConfig(name="resnet18"), "cuda") == "loop"
 
 
 def test_impossible_requests_are_refused() -> None:

@@ -15,6 +15,7 @@ from fairpate.config import AugmentConfig, FitConfig, ModelConfig
 from teachers import teacher as stacked
 from teachers.ensemble import predict_votes
 from teachers.teacher import Shard, StackedWeights, TeacherSpec, train_teachers
+from tests.accelerator import DEVICES, NEEDS_GPU
 
 SIZES = (37, 0, 64, 5, 33, 1, 16, 17, 40)
 TOUCHED = 2  # the largest shard, which was the first of its stack when stacks were sorted by size
@@ -48,10 +49,6 @@ PICTURE_MODELS = [
     ("lenet", ADAM, 16),
     ("cnn", MOMENTUM | {"augment": CHANGING}, 16),
     ("cnn", ADAM | {"precision": "bfloat16"}, 16),
-]
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")),
 ]
 
 
@@ -118,6 +115,33 @@ def test_on_pictures_a_record_reaches_its_own_teacher_only(
 ) -> None:
     shards = shards_of(PICTURES, (9, 0, 20, 5))
     assert_only_one_changes(shards, spec_of(model, fit | {"batch_size": batch_size}), device=device)
+
+
+@pytest.mark.parametrize("model", ["cnn", "lenet"])
+def test_so_it_does_where_a_convolution_multiplies_other_groups_by_zero(
+    monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    """As a GPU's tensor cores do: a teacher that diverges makes no other one diverge."""
+    real = torch.conv2d
+
+    def with_zeros(images: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        out = real(images, *args, **options)
+        return out + 0 * images.sum(dim=(1, 2, 3), keepdim=True) if options.get("groups", 1) > 1 else out
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", with_zeros)
+    fatal = "a record that no training survives"
+    assert_only_one_changes(shards_of(PICTURES, (9, 0, 20, 5)), spec_of(model, ADAM), [fatal, "no records"])
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("model", "width"), [("cnn", 40), ("resnet18", 5)])
+def test_so_it_does_in_a_wide_stack_of_pictures_that_stay_on_a_gpu(model: str, width: int, precision: str) -> None:
+    fit = FitConfig(epochs=2, batch_size=16, precision=precision)
+    spec = TeacherSpec(model=ModelConfig(name=model), fit=fit, num_classes=3, seed=11, max_shard_size=60)
+    shards = shards_of((3, 64, 64), (*range(3, 2 + width), 20))
+    shards[TOUCHED] = Shard(x=shards[TOUCHED].x.repeat(4, 1, 1, 1), y=shards[TOUCHED].y.repeat(4))
+    assert_only_one_changes(shards, spec, ["a record less", "no records", "three times the records"], device="cuda")
 
 
 @pytest.mark.parametrize("device", DEVICES)

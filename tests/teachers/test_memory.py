@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fairpate.config import FitConfig, ModelConfig
 from teachers import teacher
-from teachers.teacher import Shard, TeacherSpec, stack_that_fits, stack_weights, train_stacked
+from teachers.teacher import CudaMemory, Shard, TeacherSpec, stack_that_fits, stack_weights, train_stacked
+from tests.accelerator import NEEDS_GPU
 
 CPU = torch.device("cpu")
 SPEC = TeacherSpec(model=ModelConfig(hidden=(8,)), fit=FitConfig(epochs=3, batch_size=8), num_classes=3, seed=4)
@@ -97,6 +98,39 @@ def test_a_stack_of_real_steps_fits_and_trains_the_same_teachers(monkeypatch: py
     assert widths == [7, 3, 3, 1]
     for name, value in whole.items():
         torch.testing.assert_close(parts[name], value, atol=1e-9, rtol=0)
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("max_shard_size", [None, 80])
+def test_on_a_gpu_stacks_stay_within_this_process_share_whatever_the_shards(
+    monkeypatch: pytest.MonkeyPatch, max_shard_size: int | None
+) -> None:
+    device = torch.device("cuda")
+    monkeypatch.setattr(teacher, "stack_that_fits", lambda *args: fitting.append(stack_that_fits(*args)) or fitting[-1])
+    spec = TeacherSpec(
+        model=ModelConfig(name="cnn"),
+        fit=FitConfig(epochs=2, batch_size=32),
+        num_classes=2,
+        seed=4,
+        max_shard_size=max_shard_size,
+    )
+    share = 2**31 / torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        fitting: list[int] = []
+        for sizes in [(80,) * 120, (3,) * 119 + (80,)]:
+            shards = [
+                Shard(x=torch.zeros(n, 3, 64, 64, dtype=torch.uint8), y=torch.zeros(n, dtype=torch.int64))
+                for n in sizes
+            ]
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            train_stacked(shards, spec, range(120), device=device)
+            assert torch.cuda.max_memory_reserved() <= 0.9 * CudaMemory(device).available_bytes
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert 1 < fitting[0] < 120
+    assert fitting == [fitting[0]] * 2
 
 
 def _shards(sizes: tuple[int, ...]) -> list[Shard]:
