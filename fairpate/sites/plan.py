@@ -80,8 +80,11 @@ class SitePlan:
     def __post_init__(self) -> None:
         if not self.sums or not self.events:
             raise PlanError("sums: none; a plan is made by `fairpate site plan`.")
-        for number in range(len(self.sums)):
-            self.draw(number)
+        try:
+            for number in range(len(self.sums)):
+                self.draw(number)
+        except SumError as error:
+            raise PlanError(str(error)) from error
 
     @property
     def digest(self) -> str:
@@ -89,7 +92,7 @@ class SitePlan:
         return hashlib.sha256(self.content).hexdigest()
 
     def draw(self, number: int) -> Draw:
-        """What all parties know of sum ``number``. SumError for numbers of sites that cannot hold."""
+        """What all parties know of sum ``number``."""
         planned = self.sums[number]
         return Draw(
             plan=bytes.fromhex(self.digest),
@@ -118,11 +121,10 @@ class SitePlan:
     @property
     def remarks(self) -> tuple[str, ...]:
         """The remarks of a statement: the sites, and who had to be trusted for what."""
-        trusted = "a site that vanishes" if self.may_vanish == 1 else f"{self.may_vanish} sites that vanish"
         return (
             f"Summed over {len(self.sites)} sites ({', '.join(self.sites)}), none of which showed its records or its "
             f"own sum to anybody; plan {self.digest[:16]}. ε holds if at most {self.may_collude} of them collude with "
-            f"the coordinator, and it allows for {trusted}.",
+            f"the coordinator, also where {self.may_vanish} of them vanish.",
             "A person with records at two sites is two units. A site that sends wrong numbers can spoil the model, "
             "and no other site's privacy.",
         )
@@ -140,7 +142,7 @@ def public_keys(text: str, name: str) -> PublicKeys:
 
 
 def read_plan(content: bytes, where: str) -> SitePlan:
-    """The plan in a file's bytes. PlanError for anything else, SumError for a plan that cannot hold."""
+    """The plan in a file's bytes. PlanError for anything else, and for numbers of sites that cannot hold."""
     try:
         values = json.loads(content)
         if values.pop("format") != FORMAT:
@@ -245,7 +247,7 @@ def make_plan(
 ) -> tuple[SitePlan, bytes | None]:
     """A new plan, and the file of the embedding of all records, if there is one. No private record is read.
 
-    DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, SumError for numbers of
+    DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError for numbers of
     sites and noise that cannot hold together.
     """
     from fairpate.data.embedding import save_embedding
