@@ -57,7 +57,7 @@ _MOST_STDDEV = 2.0**52
 _LARGEST = 2**62
 _FIELD = 2**130 - 5  # a prime above every 16-byte secret
 _SECRET, _SHARE, _SIGNATURE, _HASH = 16, 17, 64, 32
-_HEAD = 32 + _HASH + _SIGNATURE  # of a hello: key for masks, hash of the own mask's seed, signature
+_HEAD = 32 + 2 * _HASH + _SIGNATURE  # of a hello: key for masks, hashes of the own mask's seed and of the shares
 _SEALED = 12 + 2 * _SHARE + 16  # nonce, two shares, tag
 
 
@@ -241,10 +241,11 @@ class Site:
         draw, stored = self._draw, self._store.get("hello")
         if stored is None:
             own, seed = secrets.token_bytes(_SECRET), secrets.token_bytes(_SECRET)
-            head = _mask_key(draw, own).public_key().public_bytes_raw() + _hash(draw, seed, self._place)
-            head += self._signed("hello", head)
             shares = [_shares(secret, threshold=draw.threshold, count=len(draw.sites)) for secret in (own, seed)]
             sealed = b"".join(self._seal(place, b"".join(pair)) for place, pair in enumerate(zip(*shares, strict=True)))
+            head = _mask_key(draw, own).public_key().public_bytes_raw() + _hash(draw, seed, self._place)
+            head += hashlib.sha256(sealed).digest()
+            head += self._signed("hello", head)
             # Secrets and message in one value: no stop in between leaves one without the other.
             stored = self._store.setdefault("hello", own + seed + head + sealed)
         return stored[2 * _SECRET :]
@@ -452,6 +453,8 @@ class Coordinator:
         body, signature = message[:-_SIGNATURE], message[-_SIGNATURE:]
         if step == "hello":
             _verify_head(draw, place, message[:_HEAD])
+            if hashlib.sha256(message[_HEAD:]).digest() != message[32 + _HASH : 32 + 2 * _HASH]:
+                raise SumError(f"Site {place}: the shares in its message '{step}' are not those that it signed.")
         elif step == "masked":
             text = draw.members_digest(self._heads) + hashlib.sha256(body).digest()
             draw.verify(place, signature, text, step)
