@@ -256,7 +256,10 @@ class Site:
         They are drawn once: asked again, the site repeats its message. SumError for another list of participants.
         """
         draw, place = self._draw, self._place
-        heads, _ = self._members(self._once("members", members))
+        heads, _ = self._members(members)
+        for each, head in heads.items():
+            _verify_head(draw, each, head)
+        self._once("members", members)
         stored = self._store.get("masked")
         if stored is None:
             total = _with_noise(draw, exact_D, source or OsEntropy()).astype(np.uint64)
@@ -314,14 +317,11 @@ class Site:
         draw.require_least(heads)
         if heads.get(self._place) != self.hello()[:_HEAD]:
             raise SumError("The list of participants lacks this site's own message; the sum ends.")
-        for place, head in heads.items():
-            _verify_head(draw, place, head)
         return heads, {place: part[_HEAD:] for place, part in parts.items()}
 
-    def _once(self, key: str, value: bytes) -> bytes:
+    def _once(self, key: str, value: bytes) -> None:
         if self._store.setdefault(key, value) != value:
             raise SumError(f"The coordinator sent another list of {key} than before; the sum ends here.")
-        return value
 
     def _stored(self, key: str) -> bytes:
         value = self._store.get(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -142,3 +143,14 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
         "north", "join", "http://hospital.example", "--data", "hospitals.yaml", "--key", "own.key"
     )
     assert "exists already" in refused("north", "key", "own.key")
+
+
+@pytest.mark.slow
+def test_hospitals_of_the_example_are_better_together(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "three_hospitals.py"
+    words = [sys.executable, str(example), "--out", str(tmp_path / "hospitals")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    together, alone = re.findall(r"([\d.]+)% at", done.stdout)
+    assert "at epsilon 0.100" in done.stdout
+    assert float(together) > float(alone) > 60
