@@ -6,8 +6,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all lint types docs bench clean
 
-demo: .venv/.installed ## install, then run the whole pipeline on the embedded colour digits
-	$(BIN)/fairpate run
+demo: .venv/.installed ## install, then compare private methods on an embedded table of people
+	$(BIN)/fairpate demo
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # As pip would, but on every core, and without the tests that packages bring.

@@ -19,7 +19,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -30,12 +30,12 @@ import pyarrow.parquet as pq
 
 from aggregator.budgets import epsilon_data_independent
 from aggregator.chain import Head, LedgerError, Place, entry_payload, shown, verified_entries
-from aggregator.ledger import LedgerState, LedgerTerms, read_ledger, reading
+from aggregator.ledger import Charge, LedgerState, LedgerTerms, read_ledger, reading
 from fairpate.files import write_atomically
 from fairpate.types import UserError, strict
 from fairpate.words import delta_text
 
-_COLUMNS = pa.schema(
+COLUMNS = pa.schema(
     [
         ("number", pa.int64()),
         ("key", pa.string()),
@@ -68,21 +68,6 @@ class VerifiedLedger:
     noise: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChargeRow:
-    """One reservation with its outcome and who asked; ``verdict`` is ``open`` where a crash left no outcome."""
-
-    number: int
-    key: str
-    group: int
-    verdict: str
-    label: int | None
-    votes: tuple[int, ...]
-    caller: str
-    request: str
-    at_s: float
-
-
 def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
     """Verify every entry against its predecessor, and that the noted ones are there. LedgerError if one fails."""
     terms, state = _read(place, anchor)
@@ -105,9 +90,9 @@ def verify(place: Place, *, anchor: Place | None = None) -> VerifiedLedger:
     )
 
 
-def rows(place: Place, *, anchor: Place | None = None) -> Sequence[ChargeRow]:
+def rows(place: Place, *, anchor: Place | None = None) -> Sequence[Charge]:
     """Return every reservation in the order it was made. LedgerError as :func:`verify`."""
-    return _rows(_read(place, anchor)[1])
+    return _read(place, anchor)[1].charges
 
 
 def export(place: Place, out: Path) -> None:
@@ -120,13 +105,13 @@ def export(place: Place, out: Path) -> None:
     if out.exists():
         raise UserError(f"{out}: already exists; remove it, or give another name.")
     found, state = _read(place)
-    terms, written = strict(found.to_json()), [asdict(row) for row in _rows(state)]
+    terms, written = strict(found.to_json()), [charge.to_json() for charge in state.charges]
 
     def write(unfinished: Path) -> None:
         if out.suffix == ".json":
             unfinished.write_text(json.dumps({"terms": terms, "rows": written}, allow_nan=False), encoding="utf-8")
         else:
-            schema = _COLUMNS.with_metadata({"terms": json.dumps(terms)})
+            schema = COLUMNS.with_metadata({"terms": json.dumps(terms)})
             pq.write_table(pa.Table.from_pylist(written, schema=schema), unfinished)
 
     # For its owner alone: rows hold votes.
@@ -141,23 +126,6 @@ def _read(place: Place, anchor: Place | None = None) -> tuple[LedgerTerms, Ledge
         raise LedgerError(
             f"{shown(place)}: its terms are not those of a ledger ({error}); restore it from a copy."
         ) from error
-
-
-def _rows(state: LedgerState) -> list[ChargeRow]:
-    return [
-        ChargeRow(
-            number=charge.number,
-            key=charge.key,
-            group=charge.group,
-            verdict="open" if charge.outcome is None else charge.outcome.verdict,
-            label=None if charge.outcome is None else charge.outcome.label,
-            votes=charge.votes,
-            caller=charge.asker.caller,
-            request=charge.asker.request,
-            at_s=charge.at_s,
-        )
-        for charge in state.charges
-    ]
 
 
 class LogEnd(NamedTuple):

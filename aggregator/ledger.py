@@ -122,6 +122,21 @@ class Charge:
     asker: Asker
     at_s: float
 
+    @property
+    def verdict(self) -> str:
+        """The verdict of the outcome, or ``open``."""
+        return "open" if self.outcome is None else self.outcome.verdict
+
+    @property
+    def label(self) -> int | None:
+        """The label that was released."""
+        return None if self.outcome is None else self.outcome.label
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the charge as one row of plain values."""
+        row: dict[str, Any] = {name: getattr(self, name) for name in ("number", "key", "group", "verdict", "label")}
+        return row | {"votes": self.votes, **self.asker._asdict(), "at_s": self.at_s}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerTerms:

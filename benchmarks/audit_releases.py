@@ -17,38 +17,60 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from aggregator.mechanism import NearestCounts
+from fairpate.config import EmbeddingConfig
+from fairpate.data import Dataset
+from fairpate.data.dataset import Split
+from fairpate.data.embedding import Embedding
 from fairpate.fairness.gate import DemographicParityGate
+from fairpate.methods.ada_ssp import AdaSsp, events_of, least_eigenvalue
+from fairpate.methods.base import ReleasingMethod, Training
 from fairpate.methods.record_votes import UNITS, WeightedBallot, noisy_votes, with_noise
+from fairpate.methods.residual_votes import (
+    RecordSums,
+    ResidualVotes,
+    ResidualVotesConfig,
+    residuals,
+    symmetric_noise,
+    whole_rule,
+)
 from fairpate.privacy.accountant import epsilon_of, least_noise
 from fairpate.privacy.audit import epsilon_of_best_threshold
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.events import Event
-from fairpate.privacy.mechanism_events import NeighbourVotes, VoteSums, VoteTables
+from fairpate.privacy.mechanism_events import MomentSums, NeighbourVotes, VoteSums, VoteTables
+from fairpate.run.context import RunDirectory
+from fairpate.terminal import Reporter
 from fairpate.types import GateRule, IntArray
+from teachers.ensemble import InProcessPool
 from teachers.neighbours import Sampler, Voters, blocks_of
 from teachers.ray_pool import LocalNeighbourhood
 
 DELTA, BROKEN = 1e-5, 0.5
 _PROTOTYPES, _ROWS, _ASKED, _OTHERS = 100_000, 2_000, 10_000, 40
+_RESIDUAL_NORM = UNITS // 2 * UNITS
+_PRIVATE: dict[str, Any] = {"curvature": "private"}
 Scores = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """``release(is_in, noise_factor, games)`` scores releases under ``noise_factor`` of what ``event`` claims."""
+    """``release(is_in, noise_factor, games)`` scores releases under ``noise_factor`` of what ``events`` claim."""
 
     name: str
-    event: Event
+    events: Sequence[Event]
     release: Callable[[bool, float, int], Scores]
 
 
@@ -79,6 +101,128 @@ def weighted_vote(is_in: bool, noise_factor: float, games: int, *, stddev: float
         noisy_CW = with_noise(table_CW, stddev=noise_factor * stddev * UNITS, source=OsEntropy(), row="class")
         scores.append(noisy_CW @ direction_W)
     return np.concatenate(scores)
+
+
+def residual(is_in: bool, noise_factor: float, games: int, *, stddev: float) -> Scores:
+    """How far a noisy sum of residuals points where the canary's does; ``stddev`` in units of the bound."""
+    phi_1W = WeightedBallot(embedding=None, radius=1.0).votes(torch.full((1, 1), 10.0))
+    left = partial(residuals, rule_CW=whole_rule(np.array([[0.0, 0.0], [30.0, 30.0]])), bound=UNITS // 2)
+
+    def exact_CW(num_canaries: int) -> IntArray:
+        records = RecordSums(
+            phi_NW=phi_1W[:num_canaries],
+            labels_N=np.zeros(num_canaries, dtype=np.int64),
+            person_N=None,
+            pool=InProcessPool(),
+        )
+        return records.total(left, norm=_RESIDUAL_NORM)
+
+    tables_RW = np.tile(exact_CW(int(is_in)), (-(-games // 40), 1))
+    noisy_RW = with_noise(tables_RW, stddev=noise_factor * stddev * _RESIDUAL_NORM, source=OsEntropy(), row="class")
+    return noisy_RW.reshape(-1, 4) @ (exact_CW(1).ravel() / _RESIDUAL_NORM)
+
+
+def second_moments(is_in: bool, noise_factor: float, games: int, *, stddev: float) -> Scores:
+    """How far noisy second moments point where the canary's do; ``stddev`` in units of their norm."""
+    phi_W = np.full(2, math.isqrt(UNITS**2 // 2))
+    exact_WW = np.outer(phi_W, phi_W)
+    source, noise = OsEntropy(), noise_factor * stddev * UNITS**2
+    noises_RWW = [symmetric_noise(2, noise, source.derive(game)) for game in range(-(-games // 40))]
+    return np.reshape(np.stack(noises_RWW) + is_in * exact_WW, (-1, 4)) @ (exact_WW.ravel() / UNITS**2)
+
+
+class ResidualVotesAt(ResidualVotes):
+    """Residual votes under a given noise multiplier instead of the one that a target needs."""
+
+    noise_multiplier: float = 1.0
+
+    def multiplier(self) -> float:
+        return self.noise_multiplier
+
+
+class AdaSspAt(AdaSsp):
+    """AdaSSP under a given noise multiplier instead of the one that a target needs."""
+
+    noise_multiplier: float = 1.0
+
+    def events(self) -> tuple[VoteSums, MomentSums, VoteSums]:
+        return events_of(self.noise_multiplier)
+
+
+Gains = dict[str, tuple[IntArray, IntArray, float]]
+"""By released array: its exact value without the canary, what the canary adds, and the noise's standard deviation."""
+
+
+def all_of_residual_votes(is_in: bool, noise_factor: float, games: int, *, stddev: float) -> Scores:
+    """The canary is the only record: its residual is then nearly always as long as may be."""
+    method = ResidualVotesAt(noise_multiplier=noise_factor * stddev, residual_votes=_PRIVATE)
+    dataset = of_one_column([], is_in=is_in)
+    phi_W = WeightedBallot.of(dataset, method.residual_votes.embedding).votes(torch.tensor([[10.0]]))[0]
+    label_C, residual_C = np.array([1, 0]), np.array([1, -1]) * math.isqrt(method.residual_votes.bound**2 // 2)
+    sums, moments, step = _residual_events(stddev)
+    added = {
+        "sums_CW": (np.outer(label_C, phi_W), sums),
+        "moments_WW": (np.outer(phi_W, phi_W), moments),
+        "residuals_RCW": (np.outer(residual_C, phi_W), step),
+    }
+    nothing = np.zeros((2, 2), dtype=np.int64)
+    gains = {name: (nothing, gain, event.noise_stddev_votes) for name, (gain, event) in added.items()}
+    return measured(method, dataset, gains, games)
+
+
+def all_of_ada_ssp(is_in: bool, noise_factor: float, games: int, *, stddev: float) -> Scores:
+    """Without the canary the other records leave one direction empty: it moves the least eigenvalue as well."""
+    method = AdaSspAt(noise_multiplier=noise_factor * stddev)
+    dataset = of_one_column([0.0] * _OTHERS, is_in=is_in)
+    ballot = WeightedBallot.of(dataset, method.ada_ssp.embedding)
+    phi_W, other_W = ballot.votes(torch.tensor([[10.0], [0.0]]))
+    exact_WW, gain_WW = _OTHERS * np.outer(other_W, other_W), np.outer(phi_W, phi_W)
+    least = least_eigenvalue(exact_WW)
+    exact = {"sums_CW": _OTHERS * np.outer([0, 1], other_W), "moments_WW": exact_WW, "eigenvalue_11": least}
+    gain = {
+        "sums_CW": np.outer([1, 0], phi_W),
+        "moments_WW": gain_WW,
+        "eigenvalue_11": least_eigenvalue(exact_WW + gain_WW) - least,
+    }
+    stddevs = [event.noise_stddev_votes for event in events_of(stddev)]
+    gains = {name: (exact[name], gain[name], noise) for name, noise in zip(exact, stddevs, strict=True)}
+    return measured(method, dataset, gains, games)
+
+
+def of_one_column(others: list[float], *, is_in: bool) -> Dataset:
+    """Private records of label 1 with these values, and perhaps a canary of label 0 with a large one."""
+
+    def split(values: list[float], labels: list[int]) -> Split:
+        x, y = torch.tensor(values).reshape(-1, 1), torch.tensor(labels, dtype=torch.int64)
+        return Split(x=x, y=y, z=torch.zeros_like(y), record_id=[str(number) for number in range(len(y))])
+
+    public = split([-1.0, -1.0, 1.0, 1.0], [0, 1, 0, 1])
+    return Dataset(
+        name="one column",
+        kind="tabular",
+        private=split([*others, *[10.0] * is_in], [1] * len(others) + [0] * is_in),
+        public=public,
+        validation=public,
+        test=public,
+        label_names=("canary", "other"),
+        group_names=("all",),
+        sensitive_attribute="group",
+        embedding=Embedding.of(public.x, EmbeddingConfig()),  # as if made: votes are of the column itself
+    )
+
+
+def measured(method: ReleasingMethod, dataset: Dataset, gains: Gains, games: int) -> Scores:
+    """The scores of that many hundredths of games, each with all releases of the method."""
+    run, reporter = RunDirectory(root=Path()), Reporter(quiet=True)
+    training = Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=0)
+
+    def score() -> float:
+        arrays = method.measure(training).arrays
+        return sum(
+            float(((arrays[name] - exact) * (gain / stddev**2)).sum()) for name, (exact, gain, stddev) in gains.items()
+        )
+
+    return np.array([score() for _ in range(-(-games // 100))])
 
 
 def neighbours(
@@ -118,10 +262,12 @@ def noisy_counts(mechanism: NearestCounts, found: LocalNeighbourhood, queries: i
     return np.array([outcome.counts for outcome in outcomes], dtype=np.int64)
 
 
-def audit_of(name: str, target: float, event: Callable[[float], Event], release: Callable[..., Scores]) -> Audit:
+def audit_of(
+    name: str, target: float, events: Callable[[float], Sequence[Event]], release: Callable[..., Scores]
+) -> Audit:
     """At the noise that ``target`` needs."""
-    stddev = least_noise(lambda noise: [event(noise)], target_epsilon=target, target_delta=DELTA, accounting="pld")
-    return Audit(name=f"{name}, {stddev:.2f}", event=event(stddev), release=partial(release, stddev=stddev))
+    stddev = least_noise(events, target_epsilon=target, target_delta=DELTA, accounting="pld")
+    return Audit(name=f"{name}, {stddev:.2f}", events=events(stddev), release=partial(release, stddev=stddev))
 
 
 def campaign() -> list[Audit]:
@@ -129,6 +275,10 @@ def campaign() -> list[Audit]:
     return [
         *(audit_of("one vote", target, _one, one_vote) for target in (0.1, 0.3, 1.0, 4.0)),
         *(audit_of("weighted vote", target, _weighted, weighted_vote) for target in (1.0, 4.0)),
+        *(audit_of("residual", target, _residual, residual) for target in (1.0, 4.0)),
+        *(audit_of("second moments", target, _moments, second_moments) for target in (1.0, 4.0)),
+        audit_of("all of residual votes", 4.0, _residual_events, all_of_residual_votes),
+        audit_of("all of AdaSSP", 4.0, events_of, all_of_ada_ssp),
         *(asked(target, rate, queries) for target, rate, queries in ((1.0, 0.5, 1), (2.0, 0.5, 1), (4.0, 0.5, 3))),
     ]
 
@@ -136,24 +286,36 @@ def campaign() -> list[Audit]:
 def asked(target: float, sampling_rate: float, queries: int) -> Audit:
     """Of so many queries of neighbours."""
 
-    def event(noise: float) -> Event:
-        return NeighbourVotes(count=queries, noise_stddev_votes=noise, sampling_rate=sampling_rate)
+    def events(noise: float) -> list[Event]:
+        return [NeighbourVotes(count=queries, noise_stddev_votes=noise, sampling_rate=sampling_rate)]
 
     release = partial(neighbours, sampling_rate=sampling_rate, queries=queries)
-    return audit_of(f"{queries} of neighbours at {sampling_rate:g}", target, event, release)
+    return audit_of(f"{queries} of neighbours at {sampling_rate:g}", target, events, release)
 
 
-def _one(noise: float) -> Event:
-    return VoteTables(count=1, noise_stddev_votes=noise)
+def _one(noise: float) -> list[Event]:
+    return [VoteTables(count=1, noise_stddev_votes=noise)]
 
 
-def _weighted(noise: float) -> Event:
-    return VoteSums(count=1, noise_stddev_votes=noise * UNITS, norm=UNITS)
+def _weighted(noise: float) -> list[Event]:
+    return [VoteSums(count=1, noise_stddev_votes=noise * UNITS, norm=UNITS)]
+
+
+def _residual(noise: float) -> list[Event]:
+    return [VoteSums(count=1, noise_stddev_votes=noise * _RESIDUAL_NORM, norm=_RESIDUAL_NORM)]
+
+
+def _moments(noise: float) -> list[Event]:
+    return [MomentSums(count=1, noise_stddev_votes=noise * UNITS**2, norm=UNITS**2)]
+
+
+def _residual_events(noise: float) -> tuple[VoteSums, ...]:
+    return ResidualVotesConfig(**_PRIVATE).events(noise, "private")
 
 
 def row(audit: Audit, *, games: int, runs: int) -> str:
     """Claim, then median, largest and number above the claim, at the stated noise and at half of it."""
-    claimed = epsilon_of([audit.event], target_delta=DELTA, accounting="pld")
+    claimed = epsilon_of(audit.events, target_delta=DELTA, accounting="pld")
     cells = [f"{audit.name:<32} | {claimed:.3f}"]
     for factor in (1.0, BROKEN):
         bounds = [

@@ -350,7 +350,7 @@ def as_crowd(block_size: int, *, alone: bool) -> None:
 
     from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
     from fairpate.data.dataset import Split
-    from teachers.ensemble import InProcessPool, collect_votes, train_ensemble
+    from teachers.ensemble import BlockPool, collect_votes, train_ensemble
     from teachers.ray_pool import RayPool, start_ray
 
     generator = torch.Generator().manual_seed(0)
@@ -362,7 +362,7 @@ def as_crowd(block_size: int, *, alone: bool) -> None:
     config, spilled = RayConfig(), 0
     with scratch() as folder, contextlib.ExitStack() as stack:
         if alone:
-            pool: Any = InProcessPool()
+            pool: Any = BlockPool()
         else:
             stack.enter_context(start_ray(config))
             pool = stack.enter_context(RayPool(config))

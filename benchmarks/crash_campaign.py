@@ -48,7 +48,7 @@ from local_postgres import Server
 from aggregator import audit, postgres
 from aggregator.chain import Head, Header, LedgerError, Place, Row, Stored
 from aggregator.client import AggregatorClient, QueryError, RetryRule
-from aggregator.ledger import Ledger, LedgerTerms, reading, write_store
+from aggregator.ledger import Charge, Ledger, LedgerTerms, reading, write_store
 from aggregator.mechanism import ConfidentGnmax
 from aggregator.service.server import Backend, ServiceSettings
 from aggregator.service.wire import PublicPool, Question, Reply
@@ -365,7 +365,7 @@ def check(campaign: Campaign) -> None:
     require_kept(campaign, rows)
 
 
-def require_kept(campaign: Campaign, rows: Sequence[audit.ChargeRow]) -> None:
+def require_kept(campaign: Campaign, rows: Sequence[Charge]) -> None:
     """Every answer that was heard and every draw is there; an entry that was not noted yet was neither."""
     require_heard(campaign, rows)
     charged = Counter(row.key for row in rows)
@@ -374,7 +374,7 @@ def require_kept(campaign: Campaign, rows: Sequence[audit.ChargeRow]) -> None:
             raise BrokenGuaranteeError(f"{key} was drawn {times} times and charged {charged[key]} times")
 
 
-def require_heard(campaign: Campaign, rows: Sequence[audit.ChargeRow]) -> None:
+def require_heard(campaign: Campaign, rows: Sequence[Charge]) -> None:
     """Every answer that was heard is there, and no other."""
     settled = _settled(rows)
     for key, said in campaign.heard.items():
@@ -456,7 +456,7 @@ def _copy(found: Stored) -> Copy:
     )
 
 
-def _settled(rows: Sequence[audit.ChargeRow]) -> dict[str, tuple[str, int | None]]:
+def _settled(rows: Sequence[Charge]) -> dict[str, tuple[str, int | None]]:
     settled: dict[str, tuple[str, int | None]] = {}
     for row in rows:
         if row.key in settled and row.verdict != "open":

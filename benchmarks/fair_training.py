@@ -21,11 +21,12 @@ from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
 from fairpate.methods import raco_dp
-from fairpate.methods.dp_fermi import MatrixGame, fermi_training, watched_targets
+from fairpate.methods.dp_fermi import DpFermiConfig, FermiSteps, MatrixGame, fermi_training, watched_targets
 from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, priced_training
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.private_fit import OsRandomness, PrivateSteps, PrivateTraining
+from fairpate.privacy.mechanism_events import AttributeGaussians
 
 NUM_FEATURES, NUM_CLASSES, NUM_GROUPS, BATCHES_PER_EPOCH = 102, 2, 2, 40
 LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER = 0.05, 1.0, 1.0
@@ -86,9 +87,12 @@ def dp_fermi_step(case: Case) -> Step:
         case.x,
         watched_targets(case.y, case.groups, num_classes=NUM_CLASSES, num_cells=NUM_GROUPS),
         game,
-        case.steps(),
-        matrix_noise_multiplier=NOISE_MULTIPLIER,
-        matrix_learning_rate=LEARNING_RATE,
+        FermiSteps(
+            steps=case.steps(),
+            matrix_noise_multiplier=NOISE_MULTIPLIER,
+            event=AttributeGaussians(count=0, attribute_noise_multiplier=1.0),
+        ),
+        DpFermiConfig(matrix_learning_rate=LEARNING_RATE),
         randomness=OsRandomness(),
     )
     return training.step
@@ -108,11 +112,10 @@ def raco_dp_step(constraint: str) -> Callable[[Case], Step]:
             case.x,
             case.y,
             torch.from_numpy(constraints.partition.cells(case.y.numpy(), case.groups.numpy())),
-            planned.gradient,
-            sharpness=config.sharpness,
+            planned,
+            config,
             num_cells=constraints.partition.num_cells,
             num_classes=NUM_CLASSES,
-            laplace_scale=planned.laplace_scale,
             pricing=raco_dp.Lagrangian(constraints, config, planned),
             randomness=OsRandomness(),
             histogram_randomness=OsRandomness(),

@@ -27,11 +27,9 @@ from torch.nn import functional
 from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
-from fairpate.methods.base import UnlabelledRecords
 from fairpate.methods.dp_sgd import FairDpSgdConfig, regulariser_gradient
-from fairpate.nn.layers import DenseChain
 from fairpate.nn.models import build_model, memory_format_for, to_memory_format
-from fairpate.nn.per_example import CrossEntropy, GradientClipper
+from fairpate.nn.per_example import CrossEntropy, DenseChain, GradientClipper
 from fairpate.nn.private_fit import (
     GaussianNoise,
     OsRandomness,
@@ -171,9 +169,8 @@ def noise_step(case: Case, x: Tensor) -> Step:
 
 def fair_step(case: Case, x: Tensor, y: Tensor) -> Step:
     """The same, regularised on public batches of the size that ``fair_dp_sgd`` has by default."""
-    pool = UnlabelledRecords(x=x, groups=torch.arange(len(x), device=x.device) % 2)
-    generator = torch.Generator().manual_seed(0)
-    return private_step(case, x, y, regulariser_gradient(pool, FairDpSgdConfig(), generator))
+    groups, generator = torch.arange(len(x), device=x.device) % 2, torch.Generator().manual_seed(0)
+    return private_step(case, x, y, regulariser_gradient(x, groups, FairDpSgdConfig(), generator))
 
 
 def vmap_step(case: Case, x: Tensor, y: Tensor) -> Step:

@@ -106,6 +106,8 @@ def read_modules(root: Path) -> dict[str, Module]:
     found = {}
     for package in PACKAGES:
         for path in sorted((root / package).rglob("*.py")):
+            if path.parent.name == "examples":  # files that users copy, which nothing imports
+                continue
             name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
             found[name] = Module(name, path)
     return found

@@ -1,11 +1,16 @@
 """Ten million records that vote: time and memory, which does not grow with their number.
 
     OMP_NUM_THREADS=1 python benchmarks/votes_of_many_records.py [--records 1000000 10000000] [--prototypes 150 1000]
+        [--residual public private] [--persons]
 
 Records of 100 features lie in a file (4 GB for ten million) that is mapped, not read; a public pool of 10,000 gives the
 prototypes. They vote part by part; a part's pages are given back before the next is touched, as the operating system
 does when memory is short. Each number of records has a process of its own. Its memory is what it had before the vote,
 and the peak's rise above that. The label is the sign of one feature.
+
+With ``--residual``: all releases of residual votes under either curvature instead, with ten records a person where
+``--persons`` is given. Memory is then counted without pages of mapped files, which go when memory runs short: the
+records' file, and that of their votes.
 """
 
 from __future__ import annotations
@@ -15,16 +20,28 @@ import mmap
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from reading_tables import Peak, memory
 from rich.console import Console
 from rich.table import Table
 from scale import status_bytes
+from torch import nn
 
+from fairpate.config import PrivacyTarget
+from fairpate.data import Dataset
+from fairpate.data.dataset import Split
 from fairpate.data.embedding import Prototypes
+from fairpate.data.large_arrays import as_names
+from fairpate.methods.base import Training
+from fairpate.methods.residual_votes import ResidualVotes
+from fairpate.run.context import RunDirectory
+from fairpate.terminal import Reporter
 from fairpate.types import IntArray
 
 NUM_FEATURES, NUM_PUBLIC, NUM_CLASSES = 100, 10_000, 2
@@ -88,17 +105,70 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--prototypes", type=int, nargs="+", default=[150, 1000])
+    parser.add_argument("--residual", choices=("public", "private"), nargs="*", default=[])
+    parser.add_argument("--persons", action="store_true")
     options = parser.parse_args()
-    table = Table("records", "prototypes", "seconds", "processor seconds", "records/s", "MiB before", "rise, MiB")
+    kind = "numbers" if options.residual else "prototypes"
+    table = Table("records", kind, "seconds", "processor seconds", "records/s", "MiB before", "rise, MiB")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "records"
         for count in options.records:
             write_records(path, count)
-            for num_prototypes in options.prototypes:
+            work: list[tuple[Callable[..., Taken], tuple[Any, ...]]]
+            work = [(vote, (path, number)) for number in options.prototypes]
+            if options.residual:
+                num_persons = count // 10 if options.persons else 0
+                work = [(releases, (path, curvature, num_persons)) for curvature in options.residual]
+            for function, arguments in work:
                 with multiprocessing.get_context("spawn").Pool(1) as process:
-                    taken = process.apply(vote, (path, num_prototypes))
-                table.add_row(*row(taken))
+                    table.add_row(*row(process.apply(function, arguments)))
     Console(width=110).print(table)
+
+
+def releases(path: Path, curvature: str, num_persons: int) -> Taken:
+    """Sums, moments and residuals of all records in the file, in this process."""
+    records = np.memmap(path, dtype=np.float32, mode="c").reshape(-1, NUM_FEATURES)
+    num_records = len(records)
+    pool = torch.from_numpy(np.random.default_rng(1).standard_normal((NUM_PUBLIC, NUM_FEATURES), dtype=np.float32))
+    persons = [str(number % num_persons) for number in range(num_records)] if num_persons else ()
+    private, public = (
+        Split(
+            x=x,
+            y=(x[:, 0] > 0).long(),
+            z=torch.zeros(len(x), dtype=torch.int64),
+            record_id=as_names(map(str, range(len(x)))),
+            person_id=named,
+        )
+        for x, named in ((torch.from_numpy(records), persons), (pool, ()))
+    )
+    dataset = Dataset(
+        name="records",
+        kind="tabular",
+        private=private,
+        public=public,
+        validation=public,
+        test=public,
+        label_names=("negative", "positive"),
+        group_names=("all",),
+        sensitive_attribute="group",
+    )
+    del persons
+    settings = {"curvature": curvature, "embedding": {"num_components": 60}}
+    method = ResidualVotes(target=PrivacyTarget(epsilon=1.0), residual_votes=settings)
+    run, reporter = RunDirectory(root=path.parent), Reporter(quiet=True)
+    training = Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=0)
+    method.multiplier()  # its tables are kept
+    before, peak, started, processor = memory(), Peak(), time.perf_counter(), time.process_time()
+    peak.start()
+    found = method.measure(training)
+    return Taken(
+        num_records=num_records,
+        num_prototypes=found.arrays["sums_CW"].shape[1],
+        seconds=time.perf_counter() - started,
+        processor_seconds=time.process_time() - processor,
+        before=before,
+        rise=peak.stop() - before,
+    )
 
 
 def row(taken: Taken) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,15 @@ try:
     __version__ = version("fairpate")
 except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0+unknown"
+
+for _name in ("aggregator", "student", "teachers"):  # plain names, which a file of the user's own may have too
+    _spec = find_spec(_name)
+    _found = None if _spec is None else _spec.origin or next(iter(_spec.submodule_search_locations or ()), None)
+    if _found is None or Path(_found).resolve().parents[1] != Path(__file__).resolve().parents[1]:
+        raise ImportError(
+            f"FairPATE needs its own package {_name}, and finds {_found or 'none'}; rename that one or take its folder "
+            "out of PYTHONPATH, or install fairpate again."
+        )
 
 # The stub next to this file is the only list of public names, for type checkers and for __getattr__.
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import PurePath
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -311,9 +311,7 @@ class PrivacyStatement:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> PrivacyStatement:
         """Return the statement that :meth:`to_json` wrote. TypeError for other fields."""
-        queries = None if values["queries"] is None else QueryOutcomes(**values["queries"])
-        sequences = {name: tuple(values[name]) for name in ("events", "remarks")}
-        return cls(**(values | sequences | {"queries": queries}))
+        return restored(cls, values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,12 +322,12 @@ class RunRecord:
     must not be published. Metrics that are undefined are null.
 
     ``fairness`` holds ``value``, ``low`` and ``high`` of every notion (:mod:`fairpate.fairness.rates`) by its name,
-    over answered test records; a notion that is null, or absent as in files of earlier versions, is undefined.
+    over answered test records; a notion that is null is undefined.
     ``disparity`` is the value of demographic parity.
     ``majority_accuracy`` is the accuracy of always predicting the most common class of the same test records.
     ``degenerate`` says in words why the other metrics mean nothing; empty where they do. ``underserved_groups`` would
     be served better by always predicting their own most common class, by more than chance; ``unmeasured_groups`` have
-    too few answered test records, and are in no gap. Files of earlier versions name none.
+    too few answered test records, and are in no gap.
     ``answered`` counts the released labels of a method that answers queries, ``answered_by_group`` those of each public
     group in the order of its codes; null for other methods.
     """
@@ -355,6 +353,9 @@ class RunRecord:
     answered_by_group: tuple[int, ...] | None = None
 
 
+ItemT = TypeVar("ItemT")
+
+
 def strict(value: Any) -> Any:
     """Return a copy of nested values that strict JSON can hold: None for numbers that are undefined or infinite.
 
@@ -371,8 +372,36 @@ def strict(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def worded(values: dict[str, Any]) -> dict[str, Any]:
+    """Return ``values`` with infinities as words that ``float`` reads, because JSON has no number for them."""
+    return {
+        name: str(value) if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()
+    }
+
+
+def restored(kind: type[ItemT], value: Any) -> ItemT:
+    """Return what :func:`strict` made of a value of the type ``kind``: records and tuples again, NaN for a null number.
+
+    TypeError for a record with a missing or an unknown field, and for another form.
+    """
+    found, inside = value, get_args(kind)
+    if is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise TypeError(f"expected the fields of {kind.__name__}, got {value!r}")
+        types = get_type_hints(kind)
+        found = kind(**{name: restored(types.get(name, object), each) for name, each in value.items()})
+    elif get_origin(kind) is tuple:
+        found = tuple(restored(inside[0], each) for each in value)
+    elif get_origin(kind) is Mapping:
+        found = {name: restored(inside[1], each) for name, each in value.items()}
+    elif type(None) in inside and value is not None:
+        found = restored(inside[0], value)
+    elif kind is float and value is None:
+        found = math.nan
+    return found  # type: ignore[no-any-return]
+
+
 Advance = Callable[[int, int], None]
-ItemT = TypeVar("ItemT")
 # By context and not global: runs in several threads of a process do not report to each other's listener.
 _listener: ContextVar[Advance | None] = ContextVar("listener", default=None)
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -60,10 +60,9 @@ from teachers.teacher import (
 if TYPE_CHECKING:
     from fairpate.data.dataset import Split
 
-SharedT = TypeVar("SharedT")
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
 Counts = npt.NDArray[np.integer[Any]]
+BlockFunction = Callable[[Any, Any, str], Any]
+"""A pure function of a value that all items share, an item, and a torch device."""
 IntArray = npt.NDArray[np.int64]
 PredictionArray = npt.NDArray[np.int16]
 VoteArray = npt.NDArray[np.int64]
@@ -88,67 +87,34 @@ class PoolError(UserError, RuntimeError):
     """Work that a pool could not finish; the cause is chained."""
 
 
-class BlockPool(Protocol):
-    """Computes ``function(shared, item, device)`` for many items."""
-
-    @property
-    def device(self) -> str:
-        """The torch device of every worker."""
-        ...
-
-    def carry(self, module: ModuleType) -> None:
-        """Send the code of ``module`` to workers where it is not installed."""
-        ...
-
-    def run(
-        self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
-    ) -> Iterator[tuple[int, ResultT]]:
-        """Yield (position of the item, result) as results arrive, in any order; items are read when needed."""
-        ...
-
-    def sum(
-        self,
-        function: Callable[[SharedT, ItemT, str], Counts],
-        shared: SharedT,
-        items: Iterable[ItemT],
-        on_done: Callable[[int], None],
-    ) -> Counts:
-        """Return the sum of all results, arrays of equal shape and type. ValueError without items.
-
-        ``on_done(position)`` is called for each item, and again for an item that was computed again.
-        """
-        ...
-
-
-class InProcessPool:
-    """One item after another in this process: for a machine without Ray, or a single GPU."""
+class BlockPool:
+    """Computes ``function(shared, item, device)`` for many items: one after another in this process, for a machine
+    without Ray or a single GPU. A subclass has workers. ``device`` is the torch device of every worker."""
 
     def __init__(self, device: str = "cpu"):
         self.device = device
 
     def carry(self, module: ModuleType) -> None:
-        """Do nothing: this process has the module."""
+        """Send the code of ``module`` to workers where it is not installed; this process has it."""
 
-    def run(
-        self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
-    ) -> Iterator[tuple[int, ResultT]]:
-        """Compute as :meth:`BlockPool.run` does, in order."""
+    def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+        """Yield (position of the item, result) as results arrive, in any order; items are read when needed."""
         for position, item in enumerate(items):
             yield position, function(shared, item, self.device)
 
-    def sum(
-        self,
-        function: Callable[[SharedT, ItemT, str], Counts],
-        shared: SharedT,
-        items: Iterable[ItemT],
-        on_done: Callable[[int], None],
-    ) -> Counts:
-        """Add up as :meth:`BlockPool.sum` does, in order."""
+    def sum(self, function: BlockFunction, shared: Any, items: Iterable[Any], on_done: Callable[[int], None]) -> Counts:
+        """Return the sum of all results, arrays of equal shape and type. ValueError without items.
+
+        ``on_done(position)`` is called for each item, and again for an item that was computed again.
+        """
         total: Counts | None = None
         for position, counts in self.run(function, shared, items):
             total = added(total, counts)
             on_done(position)
         return at_least_one(total)
+
+
+InProcessPool = BlockPool  # where no workers are meant
 
 
 def added(total: Counts | None, counts: Counts) -> Counts:
@@ -314,20 +280,20 @@ def blocks_in(
 
 
 def computed(
-    function: Callable[[SharedT, tuple[Block, Given], str], ResultT],
-    shared: SharedT,
+    function: BlockFunction,
+    shared: Any,
     blocks: tuple[Block, ...],
     storage: Storage | None,
     given: Callable[[tuple[int, ...]], Given],
     workers: BlockPool,
     on_progress: Progress | None,
-) -> Iterator[tuple[Block, ResultT]]:
+) -> Iterator[tuple[Block, Any]]:
     """Yield the result of ``function`` for every block without a checkpoint, in any order; progress counts all blocks.
 
     ``given(teachers)`` is sent to the worker of a block.
     """
     # Workers read and write a shared storage, so they test it; a local folder is known to this process alone.
-    readers = InProcessPool() if storage is None else workers
+    readers = BlockPool() if storage is None else workers
     is_stored = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
     missing = [position for position in range(len(blocks)) if not is_stored[position]]
     report = TeacherCounter(blocks, on_progress)
@@ -551,7 +517,7 @@ def train_ensemble(
     y = private.y
     if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
         raise ValueError(f"Expected labels in 0..{num_classes - 1}, got {int(y.min())}..{int(y.max())}.")
-    workers = pool or InProcessPool()
+    workers = pool or BlockPool()
     spec = TeacherSpec(
         model=config.model,
         fit=config.fit,
@@ -604,7 +570,7 @@ def collect_votes(
     ballot = _Ballot(
         spec=ensemble.spec, queries=queries_x.numpy(), count_type=np.min_scalar_type(ensemble.num_teachers)
     )
-    counts = (pool or InProcessPool()).sum(_count_block, ballot, ensemble.sources(), report.add)
+    counts = (pool or BlockPool()).sum(_count_block, ballot, ensemble.sources(), report.add)
     votes_QC = counts.astype(np.int64)
     # A block that was lost, or counted twice, shows in the sums.
     if (votes_QC.sum(axis=1) != ensemble.num_teachers).any():

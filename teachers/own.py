@@ -44,7 +44,6 @@ from teachers.ensemble import (
     Block,
     BlockPool,
     Given,
-    InProcessPool,
     Progress,
     VoteArray,
     blocks_in,
@@ -176,7 +175,7 @@ def ask_own_teachers(
     Raises:
         OwnTeacherError: The factory makes no teachers, all of them fail, or one votes for something that is no class.
     """
-    workers = pool or InProcessPool()
+    workers = pool or BlockPool()
     try:
         first, second = (made(factory, 0) for _ in range(2))
     except Exception as error:  # any error of the user's code

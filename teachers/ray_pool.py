@@ -38,7 +38,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -47,14 +47,11 @@ from fairpate.config import RayConfig
 from fairpate.later import torch
 from teachers.ensemble import (
     ArrayWeights,
+    BlockFunction,
     BlockPool,
     Counts,
     Ensemble,
-    InProcessPool,
-    ItemT,
     PoolError,
-    ResultT,
-    SharedT,
     VoteArray,
     added,
     at_least_one,
@@ -79,13 +76,11 @@ class Worker:
             torch.cuda.set_per_process_memory_fraction(min(1.0, num_gpus))
         self._number, self._total = -1, cast("Counts | None", None)
 
-    def run(self, function: Callable[[Any, Any, str], Any], shared: Any, item: Any, device: str) -> Any:
+    def run(self, function: BlockFunction, shared: Any, item: Any, device: str) -> Any:
         """Return ``function(shared, item, device)``."""
         return function(shared, item, device)
 
-    def add(
-        self, number: int, function: Callable[[Any, Any, str], Counts], shared: Any, item: Any, device: str
-    ) -> None:
+    def add(self, number: int, function: BlockFunction, shared: Any, item: Any, device: str) -> None:
         """Add one item to the total of sum ``number``; the rest of an earlier sum is dropped."""
         # Numbers never repeat in a pool, so a total left by a sum that failed cannot be taken for this one's.
         before = self._total if number == self._number else None
@@ -100,18 +95,18 @@ class Worker:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Task(Generic[ItemT]):
+class _Task:
     position: int
-    item: ItemT
+    item: Any
     losses: int = 0
 
 
-class _Queue(Generic[ItemT]):
+class _Queue:
     """Tasks to compute in order, each item read when its turn comes; lost tasks come first. False when empty."""
 
-    def __init__(self, items: Iterable[ItemT]):
+    def __init__(self, items: Iterable[Any]):
         self._fresh = (_Task(position=position, item=item) for position, item in enumerate(items))
-        self.waiting: deque[_Task[ItemT]] = deque()
+        self.waiting: deque[_Task] = deque()
 
     def __bool__(self) -> bool:
         if not self.waiting:
@@ -119,7 +114,7 @@ class _Queue(Generic[ItemT]):
         return bool(self.waiting)
 
 
-class RayPool:
+class RayPool(BlockPool):
     """A bounded pool of Ray actors; use as a context manager inside :func:`teachers.ray_pool.start_ray`.
 
     Work starts with the first actor that is ready, and others join when there is room for them. ``stall_timeout_s``
@@ -129,7 +124,7 @@ class RayPool:
     def __init__(self, config: RayConfig, *, stall_timeout_s: float = _DEFAULT_STALL_TIMEOUT_S):
         self._config = config
         self._stall_timeout_s = stall_timeout_s
-        self.device = "cuda" if config.num_gpus else "cpu"
+        super().__init__("cuda" if config.num_gpus else "cpu")
         self._num_actors = number_of_actors(config)
         self._starting: dict[Any, Any] = {}  # by the reference that settles when the actor is ready
         self._ready: list[Any] = []
@@ -157,28 +152,20 @@ class RayPool:
             ray.kill(actor)
         self._ready, self._starting = [], {}
 
-    def run(
-        self, function: Callable[[SharedT, ItemT, str], ResultT], shared: SharedT, items: Iterable[ItemT]
-    ) -> Iterator[tuple[int, ResultT]]:
+    def run(self, function: BlockFunction, shared: Any, items: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         """Compute as :meth:`BlockPool.run` does. PoolError if the function raises, or an item is lost too often."""
         import ray
 
         # Put once: as a plain argument the shared value would travel with every item.
         reference, queue = ray.put(shared), _Queue(items)
 
-        def submit(actor: Any, task: _Task[ItemT]) -> Any:
+        def submit(actor: Any, task: _Task) -> Any:
             return actor.run.remote(function, reference, task.item, self.device)
 
         for _, task, result in self._compute(queue, submit, lambda _, tasks, error: self._again(queue, tasks, error)):
             yield task.position, result
 
-    def sum(
-        self,
-        function: Callable[[SharedT, ItemT, str], Counts],
-        shared: SharedT,
-        items: Iterable[ItemT],
-        on_done: Callable[[int], None],
-    ) -> Counts:
+    def sum(self, function: BlockFunction, shared: Any, items: Iterable[Any], on_done: Callable[[int], None]) -> Counts:
         """Add up as :meth:`BlockPool.sum` does. Each actor adds to a total of its own, which is fetched once.
 
         If a total is lost with its actor, its items are counted again. An actor that may be alive is ended first, so
@@ -187,13 +174,13 @@ class RayPool:
         import ray
 
         reference, queue, number = ray.put(shared), _Queue(items), next(self._sums)
-        held: dict[Any, list[_Task[ItemT]]] = {}  # by actor, the tasks in its total
+        held: dict[Any, list[_Task]] = {}  # by actor, the tasks in its total
         total: Counts | None = None
 
-        def submit(actor: Any, task: _Task[ItemT]) -> Any:
+        def submit(actor: Any, task: _Task) -> Any:
             return actor.add.remote(number, function, reference, task.item, self.device)
 
-        def lost(actor: Any, tasks: list[_Task[ItemT]], error: Exception) -> None:
+        def lost(actor: Any, tasks: list[_Task], error: Exception) -> None:
             self._again(queue, [*held.pop(actor, []), *tasks], error)
 
         while queue:
@@ -215,16 +202,16 @@ class RayPool:
 
     def _compute(
         self,
-        queue: _Queue[ItemT],
-        submit: Callable[[Any, _Task[ItemT]], Any],
-        on_loss: Callable[[Any, list[_Task[ItemT]], Exception], None],
-    ) -> Iterator[tuple[Any, _Task[ItemT], Any]]:
+        queue: _Queue,
+        submit: Callable[[Any, _Task], Any],
+        on_loss: Callable[[Any, list[_Task], Exception], None],
+    ) -> Iterator[tuple[Any, _Task, Any]]:
         """Yield actor, task and the value of the reference that ``submit(actor, task)`` returned for it."""
         import ray
 
         if not self._ready and not self._starting:
             raise PoolError("The pool is closed; use it as `with RayPool(config) as pool`.")
-        pending: dict[Any, tuple[Any, _Task[ItemT]]] = {}
+        pending: dict[Any, tuple[Any, _Task]] = {}
         while queue or pending:
             try:
                 # One task per actor, then one that waits; none waits while an actor that starts could do it.
@@ -274,7 +261,7 @@ class RayPool:
             )
         raise PoolError(f"No teacher finished within {limit_s:g} s, {len(pending)} blocks under way. Is a worker hung?")
 
-    def _again(self, queue: _Queue[ItemT], tasks: Sequence[_Task[ItemT]], error: Exception) -> None:
+    def _again(self, queue: _Queue, tasks: Sequence[_Task], error: Exception) -> None:
         """Return lost tasks to the queue; PoolError if one of them was lost too often."""
         if tasks:
             _log.warning("Blocks lost with their worker, computed again: %d", len(tasks))
@@ -360,7 +347,7 @@ def open_pool(config: RayConfig) -> Iterator[BlockPool]:
         threads = torch.get_num_threads()
         torch.set_num_threads(config.torch_threads)
         try:
-            yield InProcessPool("cuda" if config.num_gpus else "cpu")
+            yield BlockPool("cuda" if config.num_gpus else "cpu")
         finally:
             torch.set_num_threads(threads)
         return

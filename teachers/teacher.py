@@ -25,7 +25,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
@@ -59,19 +59,6 @@ _SAFE_SHARE = 0.8  # the rest is the driver's context, libraries' workspaces, an
 _log = logging.getLogger(__name__)
 
 
-class Memory(Protocol):
-    """A device's memory, as far as this process may use it."""
-
-    @property
-    def available_bytes(self) -> float:
-        """The number of bytes that this process may use."""
-        ...
-
-    def peak_bytes(self, compute: Callable[[], None]) -> float:
-        """Return the largest number of bytes that ``compute()`` held at once; infinity where it did not fit."""
-        ...
-
-
 class CudaMemory:
     """Memory of a CUDA device: this process's share of it, which a pool of several workers per device sets."""
 
@@ -81,11 +68,15 @@ class CudaMemory:
 
     @property
     def available_bytes(self) -> float:
+        """The number of bytes that this process may use."""
         total_bytes = torch.cuda.get_device_properties(self._device).total_memory
         return total_bytes * torch.cuda.get_per_process_memory_fraction(self._device)
 
     def peak_bytes(self, compute: Callable[[], None]) -> float:
-        """Measure as :meth:`Memory.peak_bytes`; reserved memory counts, since no other process can use it."""
+        """Return the largest number of bytes that ``compute()`` held at once; infinity where it did not fit.
+
+        Reserved memory counts, since no other process can use it.
+        """
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
         try:
@@ -95,7 +86,7 @@ class CudaMemory:
         return torch.cuda.max_memory_reserved(self._device)
 
 
-def stack_that_fits(train_step: Callable[[int], None], memory: Memory, num_teachers: int) -> int:
+def stack_that_fits(train_step: Callable[[int], None], memory: CudaMemory, num_teachers: int) -> int:
     """Return the largest number of teachers, up to ``num_teachers``, that fit four fifths of ``memory`` together.
 
     ``train_step(k)`` trains k of them for a step. A line through the peaks of one and of two estimates how many fit;
@@ -206,7 +197,7 @@ def train_stacked(
     indices: Sequence[int],
     *,
     device: torch.device,
-    memory: Memory | None = None,
+    memory: CudaMemory | None = None,
 ) -> list[StackedWeights]:
     """Return each teacher's weights after training, on the CPU; arguments as :func:`train_teachers`.
 

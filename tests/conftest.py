@@ -61,11 +61,11 @@ def ray_session() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def missing_packages() -> Iterator[Callable[[], tuple[str, ...]]]:
     """Commands leave out model.onnx, which takes seconds, as where its packages are missing; see ``with_graphs``."""
-    import student.portable
+    import student.student
 
-    real = student.portable.missing_packages
+    real = student.student.missing_packages
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("student.portable.missing_packages", lambda: student.portable.PACKAGES)
+        patched.setattr("student.student.missing_packages", lambda: student.student.PACKAGES)
         yield real
 
 
@@ -73,7 +73,7 @@ def missing_packages() -> Iterator[Callable[[], tuple[str, ...]]]:
 def with_graphs(quick_graphs: None, missing_packages: Callable[[], tuple[str, ...]]) -> Iterator[None]:
     """Commands write model.onnx."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("student.portable.missing_packages", missing_packages)
+        patched.setattr("student.student.missing_packages", missing_packages)
         yield
 
 

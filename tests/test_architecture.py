@@ -20,7 +20,7 @@ FLOORS = (
     ("fairpate.privacy", "fairpate.fairness"),
     ("fairpate.data", "fairpate.nn"),
     ("teachers", "aggregator", "student"),
-    ("fairpate.report", "fairpate.estimator_records"),
+    ("fairpate.report",),
     ("fairpate.run.context",),
     ("fairpate.run.release_log",),  # with the context, all that a method imports of a run
     ("fairpate.methods",),

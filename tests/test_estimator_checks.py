@@ -10,7 +10,7 @@ import pytest
 from sklearn.utils.estimator_checks import check_estimator
 
 from fairpate.estimators import FairClassifier, expected_failed_checks, parameters_of
-from fairpate.methods.base import find_method, own_names
+from fairpate.methods.base import find_method, method_names
 
 PAGE = (Path(__file__).parent.parent / "docs" / "python.md").read_text(encoding="utf-8")
 STATED = {name: (int(run), int(listed)) for name, run, listed in re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \|", PAGE)}
@@ -47,7 +47,7 @@ def small(method: str) -> FairClassifier:
 
 @pytest.mark.filterwarnings("ignore:.* occurred during set_params:UserWarning")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in own_names()]
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in method_names()]
 )
 def test_scikit_learn_s_checks_pass_or_are_listed_with_their_reason(name: str) -> None:
     estimator = small(name)
@@ -59,4 +59,4 @@ def test_scikit_learn_s_checks_pass_or_are_listed_with_their_reason(name: str) -
 
 
 def test_every_method_is_stated() -> None:
-    assert STATED.keys() == set(own_names())
+    assert STATED.keys() == set(method_names())

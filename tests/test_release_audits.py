@@ -5,12 +5,14 @@ The long version is benchmarks/audit_releases.py.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from audit_releases import _moments, _residual, audit_of, residual, second_moments
 
 from aggregator.mechanism import NearestCounts
 from fairpate.fairness.gate import DemographicParityGate
@@ -18,6 +20,7 @@ from fairpate.methods.record_votes import UNITS, WeightedBallot, noisy_votes, wi
 from fairpate.privacy.accountant import epsilon_of, least_noise
 from fairpate.privacy.audit import epsilon_of_best_threshold
 from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import NeighbourVotes, VoteSums, VoteTables
 from fairpate.types import GateRule
 from teachers.neighbours import Sampler, blocks_of
@@ -112,3 +115,24 @@ def test_a_release_stays_below_its_claim_and_a_part_of_the_noise_is_caught(
 
     assert 0.1 * claimed < bound(1.0) < claimed
     assert bound(broken) > claimed
+
+
+@pytest.mark.parametrize(
+    ("name", "events", "release"),
+    [("residual", _residual, residual), ("second moments", _moments, second_moments)],
+)
+def test_sums_of_later_rounds_stay_below_their_claim_and_a_quarter_of_the_noise_is_caught(
+    name: str,
+    events: Callable[[float], list[Event]],
+    release: Callable[..., np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeds = itertools.count()
+    monkeypatch.setattr("audit_releases.OsEntropy", lambda: SeededSource(next(seeds)))
+    audit = audit_of(name, 4.0, events, release)
+
+    def bound(factor: float) -> float:
+        scores = [audit.release(is_in, factor, 40 * 4000) for is_in in (True, False)]
+        return epsilon_of_best_threshold(*scores, delta=DELTA)
+
+    assert 0.8 < bound(1.0) < 4.0 < bound(0.25)

@@ -1,6 +1,8 @@
 import os
+import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
@@ -12,7 +14,7 @@ PACKAGES = {"aggregator", "fairpate", "student", "teachers"}
 
 
 @pytest.fixture(scope="session")
-def wheel_names(tmp_path_factory):
+def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     # What pip asks of the build backend, without pip.
     script = f"from setuptools.build_meta import build_wheel; build_wheel({str(folder)!r})"
@@ -23,7 +25,64 @@ def wheel_names(tmp_path_factory):
     command = [sys.executable, "-c", script]
     subprocess.run(command, check=True, timeout=240, env=environment, cwd=ROOT, capture_output=True)  # noqa: S603 - our own interpreter and arguments
     (wheel,) = folder.glob("fairpate-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def wheel_names(wheel):
     return zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """A command that runs a program of an environment with the wheel and the libraries of this one, without ours."""
+    folder = tmp_path_factory.mktemp("environment")
+
+    def run(*words, cwd=folder):
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment |= {"FAIRPATE_STATE": str(folder / "state"), "FAIRPATE_DATA": ""}
+        command = [folder / "bin" / words[0], *words[1:]]
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)  # noqa: S603
+    libraries = run("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    Path(libraries, "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n", encoding="utf-8")
+    done = run("python", "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", wheel)
+    assert done.returncode == 0, done.stderr
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_the_readme_shows_works_from_the_wheel(installed, tmp_path):
+    where = installed("python", "-c", "import fairpate, student; print(fairpate.__file__, student.__file__)").stdout
+    assert str(ROOT) not in where
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = installed("fairpate", "demo", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    for line in re.search(r"```text\n(.*?)```", text, re.DOTALL)[1].splitlines():
+        name = line.strip().split("  ")[0]
+        if not name.endswith("may reject"):  # which method is best differs between runs
+            assert name in shown.stdout, f"README shows another demo: {line}"
+    (run,) = tmp_path.glob("runs/demo/runs/fairpate-*")
+    program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+    made = "import numpy as np; X = np.random.default_rng(0).normal(size=(300, 3)); y = (X[:, 0] > 0).astype(int)\n"
+    made += "pool = X_test = X; groups = np.arange(300) % 2\n"
+    for words in (
+        ("python", "-c", made + program),
+        ("fairpate", "--version"),
+        ("fairpate", "new", "mine"),
+        ("fairpate", "run", "--data", "mine/data.yaml", "--epsilon", "1", "--out", "own"),
+        ("fairpate", "compare", "--example", "quick", "--set", "methods=[weighted_votes]", "--set", "seeds=[0]"),
+        ("fairpate", "new", "compared", "--example", "compare-families"),
+        ("python", "compared/compare_families.py", "--help"),
+        ("fairpate", "card", run),
+        ("fairpate", "bundle", run, "--out", "model.zip"),
+        ("fairpate", "verify", "model.zip"),
+        ("fairpate", "ledger", "total"),
+    ):
+        done = installed(*words, cwd=tmp_path)
+        assert done.returncode == 0, (words, done.stderr)
 
 
 def test_the_wheel_holds_the_four_packages_and_nothing_else(wheel_names):

@@ -212,13 +212,6 @@ def budget_json(status: BudgetStatus) -> dict[str, Any]:
     return dataclasses.asdict(status) | {"epsilon_submitted": strict(status.epsilon_submitted)}
 
 
-def worded(values: dict[str, Any]) -> dict[str, Any]:
-    """Return ``values`` with infinities as words that ``float`` reads, because JSON has no number for them."""
-    return {
-        name: str(value) if isinstance(value, float) and math.isinf(value) else value for name, value in values.items()
-    }
-
-
 class PageOfLedger(Body):
     """The requested part of the ledger; values arrive as text."""
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
+from fairpate import __version__
 from fairpate.cli import runs, services, sites
 from fairpate.cli.base import Commands, exit_with_code
 
@@ -9,12 +14,30 @@ _BEGIN, _TRAIN, _PUBLISH, _OPERATE = "Begin", "Train and compare", "Publish and 
 
 app = Commands(
     help="Train classifiers that are private and fair, compare methods, and serve private answers.\n\n"
-    "Begin with `fairpate run`: it trains FairPATE on an embedded data set in about a minute. `fairpate run --data "
-    "NAME --epsilon 2` takes another data set and privacy budget.",
+    "Begin with `fairpate demo`: a minute on an embedded table of people. `fairpate run --data NAME --epsilon 2` "
+    "trains on another data set.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"fairpate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options in front of a command."""
+
+
+app.command(rich_help_panel=_BEGIN)(runs.demo)
 app.command(cls=runs.RunCommand, rich_help_panel=_BEGIN)(runs.run)
 app.command(rich_help_panel=_BEGIN)(services.new)
 app.command(rich_help_panel=_BEGIN)(runs.methods)

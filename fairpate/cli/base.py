@@ -27,7 +27,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fairpate.config import ConfigError, DataConfig
+from fairpate.config import ConfigError, DataConfig, nearest
 from fairpate.config_reader import Override, apply_override, expected, flattened, parse_config
 from fairpate.terminal import (
     Output,
@@ -251,7 +251,7 @@ def _message(error: Any) -> str:
         return f"{name}: {expected(fault)}{got}."
     format_message = getattr(error, "format_message", None)
     message = str(format_message() if callable(format_message) else error) or kind
-    if kind == "NoSuchOption" and message.endswith(" --json"):
+    if kind == "NoSuchOption" and error.option_name == "--json" and hasattr(error.ctx.command, "list_commands"):
         return f"--json: goes after a command; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."
     if message.startswith("No such command") and message.endswith("."):  # no similar name was found
         return f"{message[:-1]}; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."
@@ -323,6 +323,26 @@ Traces = Annotated[
 ]
 Quota = Annotated[float, typer.Option(help="New queries per analyst token and day.")]
 DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`, or a declaration (.yaml).")]
+
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLE_FILES: Mapping[str, tuple[str, ...]] = {
+    "demo": ("demo.yaml",),
+    "quick": ("quick.yaml", "color_digits.yaml"),
+    "own-method": ("own_method.py",),
+    "own-mechanism": ("own_mechanism.py",),
+    "compare-families": ("compare_families.py",),
+    "ask-the-aggregator": ("ask_the_aggregator.py",),
+    "three-hospitals": ("three_hospitals.py",),
+}
+"""The files of each example; the first is the one to run."""
+
+
+def example_files(name: str) -> tuple[Path, ...]:
+    """Return the files of the example. UsageError for an unknown one."""
+    if name not in EXAMPLE_FILES:
+        raise UsageError(f"--example: no example {name!r}{nearest(name, list(EXAMPLE_FILES))}.")
+    return tuple(EXAMPLES / file for file in EXAMPLE_FILES[name])
 
 
 _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".feather", ".arrow")

@@ -18,6 +18,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperOption
 
 from fairpate.cli.base import (
+    EXAMPLES,
     ConfigFile,
     DataDir,
     Delta,
@@ -31,6 +32,7 @@ from fairpate.cli.base import (
     as_overrides,
     checked_arguments,
     data_named,
+    example_files,
     in_modes,
     with_data_dir,
 )
@@ -43,7 +45,15 @@ from fairpate.types import UsageError
 if TYPE_CHECKING:
     from fairpate.methods.base import Method
 
-_DEMO = Path(__file__).parents[1] / "color_digits.yaml"
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the demo. What is finished in it is kept.")] = Path("runs/demo"),
+) -> Output:
+    """Compare private methods on an embedded table of people, and state the outcome in two sentences: one minute."""
+    from fairpate.cli.demo import demo as shown
+
+    check_output_folder(out, "--out")
+    return shown(out)
 
 
 class RunCommand(TyperCommand):
@@ -110,7 +120,7 @@ def run(
         config = open_run_directory(release_of)[0].config
         options = ["out=null", *options]  # not the folder of the run whose release is used
     # Any of the three starts from what fits the data set; with none, from the embedded example.
-    path = config or (_DEMO if (method, data, epsilon) == (None, None, None) else None)
+    path = config or (EXAMPLES / "color_digits.yaml" if (method, data, epsilon) == (None, None, None) else None)
     start = start_values(options, method) if path is None else read_yaml(path)
     if weights is not None:
         values = merged(start, options, method=method)
@@ -166,20 +176,38 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
 
 
 Sweep = Annotated[
-    Path,
+    Path | None,
     typer.Argument(
         metavar="CONFIG",
         help="YAML file with methods, data sets, seeds and grids; with --figures, also the results.parquet of a "
         "finished comparison or its folder.",
     ),
 ]
+Example = Annotated[str | None, typer.Option(help="Run an example instead of a CONFIG: quick or demo.")]
 SweepFolder = Annotated[
     Path | None, typer.Option(help="Folder of the comparison. Cells that are finished in it are kept."), Sets("out")
 ]
 
 
+def _sweep_file(config: Path | None, example: str | None) -> Path:
+    """Return the file of the sweep that the user named in one of two ways."""
+    if (config is None) == (example is None):
+        got = "neither" if config is None else "both"
+        raise UsageError(f"CONFIG: expected a file, or --example quick, got {got}.")
+    if example is None:
+        assert config is not None
+        return config
+    (file, *_) = example_files(example)
+    if file.suffix != ".yaml":
+        raise UsageError(
+            f"--example: {example} is not a comparison; copy it with `fairpate new NAME --example {example}`."
+        )
+    return file
+
+
 def _compare(
-    config: Sweep,
+    config: Sweep = None,
+    example: Example = None,
     overrides: Overrides = None,
     out: SweepFolder = None,
     data_dir: DataDir = None,
@@ -187,6 +215,7 @@ def _compare(
     from fairpate.run.compare import compare_methods, comparison_outcome
     from fairpate.run.sweep import load_sweep
 
+    config = _sweep_file(config, example)
     sweep = load_sweep(config, overrides or [], data_dir=data_dir)
     # Now rather than after hours of training.
     check_output_folder(out or sweep.out or Path("runs"), "--out")
@@ -198,7 +227,8 @@ _MM_PER_INCH = 25.4
 
 
 def _compare_and_draw(
-    config: Sweep,
+    config: Sweep = None,
+    example: Example = None,
     figures: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Folder for vector graphics of the frontier, to print in a paper."),
@@ -223,6 +253,7 @@ def _compare_and_draw(
     from fairpate.run.compare import write_figures
 
     assert figures is not None
+    given, config = config, _sweep_file(config, example)
     if columns is not None and width_mm is not None:
         raise UsageError("--columns and --width-mm: expected one, got both; leave one out.")
     if not config.exists():
@@ -239,12 +270,12 @@ def _compare_and_draw(
         chosen = None if notion is None else notion_named(notion)
     # Finished results are drawn, and nothing runs.
     if config.is_dir() or config.suffix == ".parquet":
-        given = {"--set": overrides, "--out": out, "--data-dir": data_dir}
-        for option in (option for option, value in given.items() if value):
+        unread = {"--set": overrides, "--out": out, "--data-dir": data_dir}
+        for option in (option for option, value in unread.items() if value):
             raise UsageError(f"{option}: not read where finished results are drawn and nothing runs; leave it out.")
         files = write_figures(config, style=style, notion=chosen or DEFAULT, out=figures)
         return Output(facts={"figures": files}, words="\n".join(map(str, files)))
-    compared = _compare(config, overrides, out, data_dir)
+    compared = _compare(given, example, overrides, out, data_dir)
     if compared.code:  # some cells failed: figures would miss them
         return compared
     results = compared.facts["files"]["results"]

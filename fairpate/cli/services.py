@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand
 
 from fairpate.cli.base import (
+    EXAMPLE_FILES,
     AnalystToken,
     Commands,
     DataDir,
@@ -38,6 +39,7 @@ from fairpate.cli.base import (
     Words,
     checked_arguments,
     data_config,
+    example_files,
     in_modes,
 )
 from fairpate.config import ConfigError
@@ -105,7 +107,7 @@ def declare_data(
 
     with waiting("data"):
         text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
-    from fairpate.report.page import counted
+    from fairpate.pages import counted
 
     # The mark occurs once more, in the line that explains it.
     facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
@@ -189,7 +191,7 @@ def back_up_ledger(
 ) -> Output:
     """Copy a ledger and verify every entry; a service may be writing meanwhile. The copy is private."""
     check_output_file(out, "out", suffixes=(".sqlite",))
-    from fairpate.report.page import counted
+    from fairpate.pages import counted
     from fairpate.run.ledger_commands import back_up_run
 
     with waiting("ledger"):
@@ -220,8 +222,8 @@ def anchor_ledger(
     place: Annotated[str, typer.Argument(help="A file on another disk, or postgresql://HOST/DATABASE#NAME.")],
 ) -> Output:
     """Also record the last entry elsewhere from the next start on, so that a rolled-back ledger is refused."""
-    from fairpate.methods.label_queries import add_anchor
     from fairpate.run.context import run_at
+    from fairpate.run.ledger_commands import add_anchor
 
     with waiting("ledger"):
         anchor = add_anchor(run_at(folder), place)
@@ -426,9 +428,10 @@ class QueryCommand(TyperCommand):
 
 
 def _query_words(words: Words = None, token_file: TokenFile = None) -> Output | None:
-    from fairpate.run.query import query_words
+    from aggregator.client import query_words
+    from fairpate.run.release_log import state_folder
 
-    return query_words(words or [], token_file=token_file)
+    return query_words(words or [], token_file=token_file, history=state_folder() / "history")
 
 
 def _query_batch(
@@ -438,7 +441,7 @@ def _query_batch(
     batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries per request.")] = 256,
     token_file: TokenFile = None,
 ) -> Output:
-    from fairpate.run.query import query_batch
+    from aggregator.client import query_batch
 
     return query_batch(words or [], ids, out=out, batch_size=batch_size, token_file=token_file)
 
@@ -556,19 +559,52 @@ def version() -> Output:
     )
 
 
-def new(
-    name: Annotated[Path, typer.Argument(metavar="NAME", help="Folder to create.")],
+ProjectFolder = Annotated[Path, typer.Argument(metavar="NAME", help="Folder to create.")]
+
+
+def _new(
+    name: ProjectFolder,
     kind: Annotated[
         Literal["table", "images", "embeddings"],
         typer.Option(help="Kind of records: rows of a table, images, or vectors."),
     ] = "table",
 ) -> Output:
-    """Create a project that runs: example records to replace by yours, their declaration, settings and a test."""
     from fairpate.cli.summaries import write_project
 
     data, files = write_project(name, kind)
     words = [f"{name}: data set {data}, with example records to replace by yours, see README.md. To begin:"]
-    # `cd` would read a leading hyphen as an option.
-    place = f"./{name}" if str(name).startswith("-") else str(name)
-    words += [f"  cd {shlex.quote(place)}", "  fairpate run settings.yaml"]
+    words += [f"  cd {_place(name)}", "  fairpate run settings.yaml"]
     return Output(facts={"folder": name, "kind": kind, "data": data, "files": files}, words="\n".join(words))
+
+
+def _new_example(
+    name: ProjectFolder,
+    example: Annotated[str | None, typer.Option(help=f"Copy an example instead: {', '.join(EXAMPLE_FILES)}.")] = None,
+) -> Output:
+    from fairpate.cli.summaries import write_folder
+
+    assert example is not None
+    files = example_files(example)
+    written = write_folder(name, {file.name: file.read_bytes() for file in files})
+    commands = {
+        "own-method": "fairpate run --method own_method:ClassMeans --epsilon 3",
+        **{of: f"fairpate compare {file}" for of, (file, *_) in EXAMPLE_FILES.items() if file.endswith(".yaml")},
+    }
+    command = commands.get(example, f"python {files[0].name}")
+    words = f"{name}: {files[0].name}, with its explanation at the top. To begin:\n  cd {_place(name)}\n  {command}"
+    return Output(facts={"folder": name, "example": example, "files": written}, words=words)
+
+
+def _place(name: Path) -> str:
+    # `cd` would read a leading hyphen as an option.
+    return shlex.quote(f"./{name}" if str(name).startswith("-") else str(name))
+
+
+new = in_modes(
+    "new",
+    """Create a project that runs: example records to replace by yours, their declaration, settings and a test.
+
+    With --example, create a folder with a comparison, a method or a script to change.""",
+    Mode(function=_new),
+    Mode(function=_new_example, option="example"),
+)

@@ -34,7 +34,7 @@ from fairpate.data import REGISTRY, DatasetDescription, DatasetListing
 from fairpate.data.registry import Check
 from fairpate.files import PlaceError, check_output_folder
 from fairpate.methods.base import find_method, method_names
-from fairpate.report.page import counted
+from fairpate.pages import counted
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
 from fairpate.run.release_log import state_folder
@@ -100,22 +100,13 @@ def as_yaml(value: Any) -> str:
 
 def outcome(run: RunDirectory) -> Output:
     """Return the published numbers of a finished run, in words and as its files hold them."""
-    files = {
-        "model": run.student,
-        "without_this_package": run.graph,
-        "record": run.record,
-        "statement": run.statement,
-        "metrics": run.metrics,
-        "report": run.public_report,
-        "operator_only": run.private_report,
-    }
     record = read_json(run.record)
     facts = {name: record[name] for name in ("method", "data", "seed")} | {
         "run": run.root,
         "statement": read_json(run.statement),
         "metrics": read_json(run.metrics),
         "training_labels": read_card(run.student).num_training_labels,
-        "files": {name: path for name, path in files.items() if path.exists()},
+        "files": _files(run),
     }
     return Output(facts=facts, words=summarise(run))
 
@@ -135,14 +126,23 @@ def summarise(run: RunDirectory) -> Group:
         # The ledger may have released more labels since.
         if trained not in (None, queries.answered):
             rows.append(("student trained on", f"{trained} of these labels, those of the run's own queries"))
-    places = {
+    # The numbers of statement and metrics are above; without queries the operator's page has little to add.
+    unnamed = {"statement", "metrics", *(["operator_only"] if queries is None else [])}
+    places = ((name.replace("_", " "), str(path)) for name, path in _files(run).items() if name not in unnamed)
+    return Group(Text(), facts([*rows, *places]))
+
+
+def _files(run: RunDirectory) -> dict[str, Path]:
+    files = {
         "model": run.student,
-        "without this package": run.graph,
+        "without_this_package": run.graph,
         "record": run.record,
+        "statement": run.statement,
+        "metrics": run.metrics,
         "report": run.public_report,
+        "operator_only": run.private_report,
     }
-    places |= {} if queries is None else {"operator only": run.private_report}
-    return Group(Text(), facts([*rows, *((name, str(path)) for name, path in places.items() if path.exists())]))
+    return {name: path for name, path in files.items() if path.exists()}
 
 
 def check_table(check: Check) -> Group:
@@ -372,15 +372,20 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
         raise ProjectError(f"NAME: {str(folder)!r} has no letter a-z to begin with; give a name such as hospital.")
     if name in [*REGISTRY]:  # without loading entries
         raise ProjectError(f"NAME: {name} is the name of a known data set; give another, such as my_{name}.")
-    # A link that leads nowhere is in the way too.
-    if os.path.lexists(folder):
-        raise PlaceError(f"NAME: {folder} exists already; give another name, or remove it.")
     words = {"name": name, "beside": _BESIDE[kind], "first_step": _FIRST_STEP[kind]}
     contents = {
         target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words).encode()
         for source, target in _FILES.items()
     }
     contents |= {".gitignore": b"runs/\n"} | _MAKERS[kind](np.random.default_rng(_SEED), _SIZES[kind])
+    return name, write_folder(folder, contents)
+
+
+def write_folder(folder: Path, contents: Mapping[str, bytes]) -> list[Path]:
+    """Write the files at ``folder``, all or none; return the paths in it. PlaceError where that is not possible."""
+    # A link that leads nowhere is in the way too.
+    if os.path.lexists(folder):
+        raise PlaceError(f"NAME: {folder} exists already; give another name, or remove it.")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # On the same disk: there a rename is one step.
@@ -393,4 +398,4 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
             made.rename(folder)
     except OSError as error:
         raise PlaceError(f"NAME: {folder} cannot be written ({error.strerror}); give another place.") from error
-    return name, sorted(folder.iterdir())
+    return sorted(folder.iterdir())

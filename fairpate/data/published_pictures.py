@@ -1,4 +1,6 @@
-"""Picture data sets in their publishers' own layouts, and the embedded digits in colour: a loader and an entry each.
+"""Picture data sets in their publishers' own layouts, and the embedded digits in colour: a loader of each.
+
+Publisher, licence, files with checksums and sizes are in ``pictures.yaml``.
 
 Records that are left out, for malformed names, missing pictures or unknown groups, are counted in the notes of the data
 set. Pictures of people are for research only: never redistribute a face, never show one.
@@ -11,7 +13,7 @@ import re
 import struct
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fairpate.config_reader import read_yaml
 from fairpate.data.dataset import (
     DataError,
     DatasetEntry,
@@ -135,40 +138,12 @@ def _published() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     return np.rint(published.images * (255 / INK_LEVELS)).astype(np.uint8), published.target.astype(np.int64)
 
 
-COLOR_DIGITS = DatasetEntry(
-    name="color_digits",
-    task="digit of a red or green image of 8 x 8 pixels",
-    sensitive="colour or noisy binary label",
-    publisher="scikit-learn, from UCI Optical Recognition of Handwritten Digits (E. Alpaydin, C. Kaynak)",
-    address="https://archive.ics.uci.edu/dataset/80/optical+recognition+of+handwritten+digits",
-    licence="CC BY 4.0",
-    rows=1797,
-    kind="image",
-    load=load_color_digits,
-    options={"sensitive": SENSITIVE, "colour_as_feature": COLOUR_AS_FEATURE},
-    num_public=300,
-    num_validation=97,
-    num_test=200,
-)
-
-
 COLOUR_FLIPS = ((20_000, 0.2), (20_000, 0.1), (30_000, 0.9))
 NUM_PRIVATE = 39_500
 NUM_HELD_OUT = 30_000
 PIXELS = 28
 IMAGE_MAGIC = 2051
 LABEL_MAGIC = 2049
-MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"
-
-
-def _file(name: str, sha256: str) -> SourceFile:
-    return SourceFile(path=f"mnist/{name}", sha256=sha256, url=f"{MIRROR}/{name}")
-
-
-TRAIN_IMAGES = _file("train-images-idx3-ubyte.gz", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609")
-TRAIN_LABELS = _file("train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c")
-TEST_IMAGES = _file("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6")
-TEST_LABELS = _file("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6")
 
 
 def load_color_mnist(request: Request) -> LoadedRecords:
@@ -181,8 +156,9 @@ def load_color_mnist(request: Request) -> LoadedRecords:
     round. Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream; the 500
     images between 39,500 and 40,000 are left out, as they are by the authors' teachers.
     """
-    grey = np.concatenate([read_images(file, request.data_dir) for file in (TRAIN_IMAGES, TEST_IMAGES)])
-    digits = np.concatenate([read_labels(file, request.data_dir) for file in (TRAIN_LABELS, TEST_LABELS)])
+    files = files_of("color_mnist")
+    grey = np.concatenate([read_images(files[f"{part}_images"], request.data_dir) for part in ("train", "test")])
+    digits = np.concatenate([read_labels(files[f"{part}_labels"], request.data_dir) for part in ("train", "test")])
     flips = np.repeat([p for _, p in COLOUR_FLIPS], [count for count, _ in COLOUR_FLIPS])
     used = np.r_[0:NUM_PRIVATE, len(digits) - NUM_HELD_OUT : len(digits)]
     names = tuple(f"mnist-{index:05d}" for index in used)
@@ -213,23 +189,6 @@ def _idx_content(file: SourceFile, data_dir: Path | None, magic: int) -> bytes:
     return content
 
 
-COLOR_MNIST = DatasetEntry(
-    name="color_mnist",
-    task="digit of a red or green image of 28 x 28 pixels",
-    sensitive="colour or noisy binary label",
-    publisher="Y. LeCun, C. Cortes, C. Burges: MNIST; coloured here",
-    address="https://yann.lecun.com/exdb/mnist",
-    licence="CC BY-SA 3.0",
-    rows=70_000,
-    kind="image",
-    load=load_color_mnist,
-    files=(TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS),
-    options={"sensitive": SENSITIVE, "colour_as_feature": COLOUR_AS_FEATURE},
-    num_public=1000,
-    num_validation=500,
-)
-
-
 # Codes as the publisher numbers them; the index is the code.
 UTKFACE_GENDERS = ("male", "female")
 UTKFACE_RACES = ("White", "Black", "Asian", "Indian", "Others")
@@ -239,16 +198,6 @@ UTKFACE_GROUPS = {"race": UTKFACE_RACES, "gender": UTKFACE_GENDERS, "race_and_ge
 LABEL = Option(default="gender", allowed=("gender", "age"), description="The class y: gender, or age by decades.")
 UTKFACE_SENSITIVE = Option(default="race", allowed=tuple(UTKFACE_GROUPS), description="The group z.")
 WELL_FORMED = re.compile(r"(?P<age>\d{1,3})_(?P<gender>[01])_(?P<race>[0-4])_(?P<date>\d+)\.jpg(\.chip\.jpg)?")
-UTKFACE_ARCHIVE = SourceFile(
-    path="utkface/UTKFace-64px.zip",
-    extracted="utkface/UTKFace",
-    sha256="4775e79124777c55ad61e11e0d06b7cc3ed8c91ed10b742cc16792c017b637c8",
-    manual=(
-        "Download `Aligned&Cropped Faces` from https://susanqq.github.io/UTKFace (links there lead to Google Drive; "
-        "accept the terms: non-commercial research only) and extract it as utkface/UTKFace/."
-    ),
-    note="A copy of the aligned faces resized to 64 x 64 under their original names; the publisher's are 200 x 200.",
-)
 
 
 def load_utkface(request: Request) -> LoadedRecords:
@@ -265,7 +214,7 @@ def load_utkface(request: Request) -> LoadedRecords:
             f"data.options.sensitive: expected race with label: {label}, got {sensitive}, which reveals the label; "
             "set data.options.label to age, or leave sensitive out."
         )
-    pictures = open_pictures(UTKFACE_ARCHIVE, request.data_dir)
+    pictures = open_pictures(files_of("utkface")["archive"], request.data_dir)
     found = {name: WELL_FORMED.fullmatch(base_name(name)) for name in pictures.names}
     fields = {name: match for name, match in found.items() if match}
     if not fields:
@@ -328,43 +277,6 @@ def _numbered(names: Sequence[str]) -> dict[str, int]:
     return {name: code for code, name in enumerate(names)}
 
 
-UTKFACE = DatasetEntry(
-    name="utkface",
-    task="gender or age (9 decades) of an aligned face",
-    sensitive="race (5) or gender or race and gender (10)",
-    publisher="Z. Zhang, Y. Song, H. Qi: University of Tennessee, Knoxville",
-    address="https://susanqq.github.io/UTKFace",
-    licence="non-commercial research only; no redistribution",
-    rows=23_702,
-    kind="image",
-    load=load_utkface,
-    files=(UTKFACE_ARCHIVE,),
-    options={"label": LABEL, "sensitive": UTKFACE_SENSITIVE, "features": FEATURES, "image_size": IMAGE_SIZE},
-    num_public=1500,
-    num_validation=750,
-    num_test=1500,
-)
-
-
-FAIRFACE_PUBLISHER = "https://github.com/joojs/fairface"
-FAIRFACE_ARCHIVE = SourceFile(
-    path="fairface/fairface-64px.zip",
-    extracted="fairface/pictures",
-    sha256="e8fa1f9585c4431192a4bd6f2d9bb168b2b62304a37411f877b17eae57c19185",
-    manual=f"Follow the links of {FAIRFACE_PUBLISHER} and extract the pictures as fairface/pictures/train and val.",
-    note="25,000 of the pictures (20,000 of train, 5,000 of val) resized to 64 x 64 under their original names.",
-)
-FAIRFACE_TRAIN_LABELS = SourceFile(
-    path="fairface/fairface_label_train.csv",
-    sha256="90624451f2214ae1aa84021ae51c19ce45a375bd0bff901b935feadc59514795",
-    manual=f"Follow the download links of {FAIRFACE_PUBLISHER}.",
-)
-VAL_LABELS = SourceFile(
-    path="fairface/fairface_label_val.csv",
-    sha256="d0eb9c60135c0768fbe688509912c85b0dfb86ff8b1ba93bee0055bae849e821",
-    manual=f"Follow the download links of {FAIRFACE_PUBLISHER}.",
-    note="Paths in this copy carry a `fairface/` prefix.",
-)
 FAIRFACE_GENDERS = ("Male", "Female")
 FAIRFACE_RACES = ("White", "Black", "Latino_Hispanic", "East Asian", "Southeast Asian", "Indian", "Middle Eastern")
 
@@ -374,9 +286,10 @@ def load_fairface(request: Request) -> LoadedRecords:
 
     A subset of the pictures works with the full label files. The publisher's validation part is the test split.
     """
-    pictures = open_pictures(FAIRFACE_ARCHIVE, request.data_dir)
+    files = files_of("fairface")
+    pictures = open_pictures(files["archive"], request.data_dir)
     tables, absent = [], 0
-    for file in (FAIRFACE_TRAIN_LABELS, VAL_LABELS):
+    for file in (files["train"], files["val"]):
         labels = read_table(read_bytes(file, request.data_dir), file.path)
         require_columns(labels, ("file", "gender", "race"), file.path)
         paths = pc.replace_substring_regex(labels["file"], "^fairface/", "")
@@ -392,8 +305,8 @@ def load_fairface(request: Request) -> LoadedRecords:
         pictures,
         names,
         record_id=tuple(names),
-        y=codes(table, "gender", _numbered(FAIRFACE_GENDERS), FAIRFACE_TRAIN_LABELS.path),
-        z=codes(table, "race", _numbered(FAIRFACE_RACES), FAIRFACE_TRAIN_LABELS.path),
+        y=codes(table, "gender", _numbered(FAIRFACE_GENDERS), files["train"].path),
+        z=codes(table, "race", _numbered(FAIRFACE_RACES), files["train"].path),
         label_names=FAIRFACE_GENDERS,
         group_names=FAIRFACE_RACES,
         sensitive_attribute="race",
@@ -402,37 +315,6 @@ def load_fairface(request: Request) -> LoadedRecords:
     )
 
 
-FAIRFACE = DatasetEntry(
-    name="fairface",
-    task="gender of a face",
-    sensitive="race (7)",
-    publisher="K. Karkkainen, J. Joo: University of California, Los Angeles",
-    address=FAIRFACE_PUBLISHER,
-    licence="CC BY 4.0",
-    rows=97_698,
-    kind="image",
-    load=load_fairface,
-    files=(FAIRFACE_ARCHIVE, FAIRFACE_TRAIN_LABELS, VAL_LABELS),
-    options={"features": FEATURES, "image_size": IMAGE_SIZE},
-    num_public=3000,
-    num_validation=1000,
-)
-
-
-CELEBA_PUBLISHER = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
-CELEBA_MANUAL = f"Agree to the terms at {CELEBA_PUBLISHER} (non-commercial research) and follow its links."
-CELEBA_ARCHIVE = SourceFile(
-    path="celeba/img_align_celeba.zip", extracted="celeba/img_align_celeba", manual=CELEBA_MANUAL
-)
-
-
-def _list(name: str) -> SourceFile:
-    csv_form = SourceFile(path=f"celeba/{name}.csv", manual=CELEBA_MANUAL)
-    return SourceFile(path=f"celeba/{name}.txt", manual=CELEBA_MANUAL, alternatives=(csv_form,))
-
-
-ATTRIBUTES = _list("list_attr_celeba")
-PARTITION = _list("list_eval_partition")
 PRESENT = {"-1": 0, "1": 1}
 TEST_PARTITION = "2"
 PARTITIONS = ("0", "1", "2")
@@ -444,34 +326,35 @@ def load_celeba(request: Request) -> LoadedRecords:
     Both lists may be the publisher's text files or the CSV form of them. The publisher's partition 2 is the test split;
     partitions 0 and 1 train.
     """
-    file, content = read_any(ATTRIBUTES, request.data_dir)
+    files = files_of("celeba")
+    file, content = read_any(files["attributes"], request.data_dir)
     if file.path.endswith(".csv"):
         attributes = read_table(content, file.path)
     else:
         # A count, the 40 names, then rows aligned with runs of spaces.
         _count, header, *rows = _lines(content, file.path)
         attributes = read_table(_comma_separated(rows), file.path, columns=("image_id", *header.split()))
-    file, content = read_any(PARTITION, request.data_dir)
+    file, content = read_any(files["partition"], request.data_dir)
     rows = _lines(content, file.path)[1 if file.path.endswith(".csv") else 0 :]
     partition = read_table(_comma_separated(rows), file.path, columns=("image_id", "partition"))
     # For its refusals alone: pictures of an unknown partition would count as training ones.
     codes(partition, "partition", _numbered(PARTITIONS), file.path)
     part = dict(zip(*(column.to_pylist() for column in partition.columns), strict=True))
 
-    names = column_of(attributes, "image_id", ATTRIBUTES.path).to_pylist()
-    pictures = open_pictures(CELEBA_ARCHIVE, request.data_dir)
+    names = column_of(attributes, "image_id", files["attributes"].path).to_pylist()
+    pictures = open_pictures(files["archive"], request.data_dir)
     places = {base_name(name): name for name in pictures.names}
     for name in names:
         if name not in places or name not in part:
-            where = pictures.origin if name not in places else PARTITION.path
+            where = pictures.origin if name not in places else files["partition"].path
             raise DataError(f"{where}: {name} of the attribute list is missing; restore the publisher's files.")
     return _of_pictures(
         request,
         pictures,
         [places[name] for name in names],
         record_id=tuple(names),
-        y=codes(attributes, "Smiling", PRESENT, ATTRIBUTES.path),
-        z=codes(attributes, "Male", PRESENT, ATTRIBUTES.path),
+        y=codes(attributes, "Smiling", PRESENT, files["attributes"].path),
+        z=codes(attributes, "Male", PRESENT, files["attributes"].path),
         label_names=("not smiling", "smiling"),
         group_names=("female", "male"),
         sensitive_attribute="gender",
@@ -494,35 +377,7 @@ def _comma_separated(rows: list[str]) -> bytes:
     return "\n".join(",".join(row.replace(",", " ").split()) for row in rows).encode()
 
 
-CELEBA = DatasetEntry(
-    name="celeba",
-    task="smiling",
-    sensitive="gender",
-    publisher="Z. Liu, P. Luo, X. Wang, X. Tang: Chinese University of Hong Kong",
-    address=CELEBA_PUBLISHER,
-    licence="non-commercial research only; no redistribution",
-    rows=202_599,
-    kind="image",
-    load=load_celeba,
-    files=(CELEBA_ARCHIVE, ATTRIBUTES, PARTITION),
-    options={"features": FEATURES, "image_size": IMAGE_SIZE},
-    num_public=9000,
-    num_validation=750,
-    num_test=4500,
-)
-
-
-CHEXPERT_PUBLISHER = "https://stanfordmlgroup.github.io/competitions/chexpert"
-CHEXPERT_MANUAL = f"Register at {CHEXPERT_PUBLISHER} and accept the research use agreement."
 ROOT = "CheXpert-v1.0-small"
-FOLDER = f"chexpert/{ROOT}"
-CHEXPERT_ARCHIVE = SourceFile(path=f"chexpert/{ROOT}.zip", extracted=FOLDER, manual=CHEXPERT_MANUAL)
-TRAIN = SourceFile(path=f"{FOLDER}/train.csv", manual=CHEXPERT_MANUAL)
-VALID = SourceFile(path=f"{FOLDER}/valid.csv", manual=CHEXPERT_MANUAL)
-DEMOGRAPHICS = SourceFile(
-    path="chexpert/CHEXPERT DEMO.csv",
-    manual=f"{CHEXPERT_MANUAL} Save its demographics table `CHEXPERT DEMO.xlsx` as CSV.",
-)
 FINDINGS = (
     "No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema",
     "Consolidation", "Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture",
@@ -530,6 +385,7 @@ FINDINGS = (
 )  # fmt: skip
 MARKS = {"1.0": 1, "0.0": 0, "-1.0": 0, "": 0, "1": 1, "0": 0, "-1": 0}
 CHEXPERT_RACES = ("White", "Black", "Asian")
+FINDING = Option(default="No Finding", allowed=FINDINGS, description="Which of the 14 observations is the label.")
 PATIENT = re.compile(r"/(patient\d+)/")
 
 
@@ -540,11 +396,13 @@ def load_chexpert(request: Request) -> LoadedRecords:
     finding marked uncertain or left blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to
     one split, and are protected together.
     """
-    spreadsheet = resolve_data_dir(request.data_dir) / DEMOGRAPHICS.path.replace(".csv", ".xlsx")
+    files = files_of("chexpert")
+    train, demographics = files["train"], files["demographics"]
+    spreadsheet = resolve_data_dir(request.data_dir) / demographics.path.replace(".csv", ".xlsx")
     if spreadsheet.is_file() and not spreadsheet.with_suffix(".csv").is_file():
         raise DataError(f"{spreadsheet}: save this spreadsheet as CSV next to it; only the CSV form is read.")
-    people = read_table(read_bytes(DEMOGRAPHICS, request.data_dir), DEMOGRAPHICS.path)
-    patients, races = (column_of(people, name, DEMOGRAPHICS.path).to_pylist() for name in ("PATIENT", "PRIMARY_RACE"))
+    people = read_table(read_bytes(demographics, request.data_dir), demographics.path)
+    patients, races = (column_of(people, name, demographics.path).to_pylist() for name in ("PATIENT", "PRIMARY_RACE"))
     race_of = {
         patient: code
         for patient, race in zip(patients, races, strict=True)
@@ -552,7 +410,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
         if race.startswith(name)  # the publisher adds remarks such as ", non-Hispanic"
     }
     tables = []
-    for file in (TRAIN, VALID):
+    for file in (train, files["valid"]):
         listed = read_table(read_bytes(file, request.data_dir), file.path)
         require_columns(listed, ("Path", "Frontal/Lateral", *FINDINGS), file.path)
         tables.append(listed.filter(pc.equal(listed["Frontal/Lateral"], "Frontal")).select(["Path", *FINDINGS]))
@@ -561,12 +419,12 @@ def load_chexpert(request: Request) -> LoadedRecords:
     patient_of = {path: match[1] for path, match in matches if match}
     for path, match in matches:
         if match is None:
-            raise DataError(f"{TRAIN.path}: column Path: expected .../patient00001/..., got {path!r}.")
+            raise DataError(f"{train.path}: column Path: expected .../patient00001/..., got {path!r}.")
     table = frontal.filter(pa.array([patient_of[path] in race_of for path, _ in matches], pa.bool_()))
     paths = table["Path"].to_pylist()
     if not paths:
-        raise DataError(f"{DEMOGRAPHICS.path}: no patient of {TRAIN.path} has a known race; check both files.")
-    pictures = open_pictures(CHEXPERT_ARCHIVE, request.data_dir)
+        raise DataError(f"{demographics.path}: no patient of {train.path} has a known race; check both files.")
+    pictures = open_pictures(files["archive"], request.data_dir)
     name_of = {name.partition(f"{ROOT}/")[2] or name: name for name in pictures.names}
     places = [path.partition(f"{ROOT}/")[2] for path in paths]
     for place in places:
@@ -579,7 +437,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
         [name_of[place] for place in places],
         mode="L",
         record_id=tuple(paths),
-        y=codes(table, finding, MARKS, TRAIN.path),
+        y=codes(table, finding, MARKS, train.path),
         z=torch.tensor([race_of[patient_of[path]] for path in paths]),
         label_names=(f"{finding}: absent", f"{finding}: present"),
         group_names=CHEXPERT_RACES,
@@ -589,26 +447,35 @@ def load_chexpert(request: Request) -> LoadedRecords:
     )
 
 
-CHEXPERT = DatasetEntry(
-    name="chexpert",
-    task="a finding in a frontal chest radiograph",
-    sensitive="race (3)",
-    publisher="Stanford Machine Learning Group (J. Irvin, P. Rajpurkar and others)",
-    address=CHEXPERT_PUBLISHER,
-    licence="Stanford research use agreement; no redistribution",
-    rows=224_316,
-    persons=65_240,
-    kind="image",
-    load=load_chexpert,
-    files=(CHEXPERT_ARCHIVE, TRAIN, VALID, DEMOGRAPHICS),
-    options={
-        "finding": Option(
-            default="No Finding", allowed=FINDINGS, description="Which of the 14 observations is the label."
-        ),
-        "features": FEATURES,
-        "image_size": IMAGE_SIZE,
-    },
-    num_public=4000,
-    num_validation=1000,
-    num_test=5000,
-)
+LOADERS: Mapping[str, tuple[Callable[[Request], LoadedRecords], Mapping[str, Option]]] = {
+    "color_digits": (load_color_digits, {"sensitive": SENSITIVE, "colour_as_feature": COLOUR_AS_FEATURE}),
+    "color_mnist": (load_color_mnist, {"sensitive": SENSITIVE, "colour_as_feature": COLOUR_AS_FEATURE}),
+    "utkface": (
+        load_utkface,
+        {"label": LABEL, "sensitive": UTKFACE_SENSITIVE, "features": FEATURES, "image_size": IMAGE_SIZE},
+    ),
+    "fairface": (load_fairface, {"features": FEATURES, "image_size": IMAGE_SIZE}),
+    "celeba": (load_celeba, {"features": FEATURES, "image_size": IMAGE_SIZE}),
+    "chexpert": (load_chexpert, {"finding": FINDING, "features": FEATURES, "image_size": IMAGE_SIZE}),
+}
+"""The loader and the options of each data set of pictures."""
+
+
+@cache
+def _facts(name: str) -> dict[str, Any]:
+    """What ``pictures.yaml`` says of a data set, with its files by their keys."""
+    facts: dict[str, Any] = read_yaml(Path(__file__).with_name("pictures.yaml"))[name]
+    return facts | {"files": {key: SourceFile(**file) for key, file in facts.get("files", {}).items()}}
+
+
+def files_of(name: str) -> dict[str, SourceFile]:
+    """The files of a data set, by the keys that its loader uses."""
+    files: dict[str, SourceFile] = _facts(name)["files"]
+    return files
+
+
+def pictures_entry(name: str) -> DatasetEntry:
+    """The registry entry of a data set of pictures."""
+    load, options = LOADERS[name]
+    facts = _facts(name) | {"files": tuple(files_of(name).values())}
+    return DatasetEntry(name=name, kind="image", load=load, options=options, **facts)

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -65,38 +65,47 @@ from fairpate.data.declaration import (
 )
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import as_names
-from fairpate.data.published_pictures import CELEBA, CHEXPERT, COLOR_DIGITS, COLOR_MNIST, FAIRFACE, UTKFACE
+from fairpate.data.loans import applications
+from fairpate.data.published_pictures import LOADERS, pictures_entry
 from fairpate.data.tables import COMMAS, DATES, TYPED_SUFFIXES, TableFaults, column_names, read_batches, text_of
 from fairpate.later import torch
 from fairpate.types import Unit
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
-_PICTURES = (COLOR_DIGITS, COLOR_MNIST, UTKFACE, FAIRFACE, CELEBA, CHEXPERT)
+_MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
+"""Embedded tables: their records are made in memory instead of read from the declared file."""
 
 
 class Registry(Mapping[str, DatasetEntry]):
-    """The loaders of pictures, and a table for each YAML file in ``folder``, read on first use.
+    """The data sets of pictures, and a table for each YAML file in ``folder``, read on first use.
 
     The name of a file is the name of the data set that it declares; :class:`DataSettingsError` for another name or a
     wrong declaration.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._entries: dict[str, DatasetEntry] = {entry.name: entry for entry in _PICTURES}
+        self._entries: dict[str, DatasetEntry] = {}
         self._files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
     def __getitem__(self, name: str) -> DatasetEntry:
-        if name not in self._entries:
+        if name not in self._entries and name in LOADERS:
+            self._entries[name] = pictures_entry(name)
+        elif name not in self._entries:
             path = self._files[name]
             entry = entry_of(read_declaration(path))
             if entry.name != name:
                 raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
+            if name in _MADE:
+                load, make = entry.load, _MADE[name]
+                entry = replace(
+                    entry, files=(), load=lambda request: load(replace(request, tables={"records": make()}))
+                )
             self._entries[name] = entry
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
         # Names alone: listing data sets must not parse every declaration.
-        return iter(dict.fromkeys((*(entry.name for entry in _PICTURES), *self._files)))
+        return iter(dict.fromkeys((*LOADERS, *self._files)))
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -86,7 +86,7 @@ from fairpate.terminal import Reporter
 from fairpate.types import IntArray, QueryOutcomes, Relation, Unit
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from fairpate.nn.private_fit import PrivateRandomness
     from fairpate.report.records import PrivatePopulation
@@ -104,6 +104,7 @@ _OURS = {
     "record_votes": "record_votes:RecordVotes",
     "weighted_votes": "record_votes:WeightedVotes",
     "residual_votes": "residual_votes:ResidualVotes",
+    "ada_ssp": "ada_ssp:AdaSsp",
     "sgd": "dp_sgd:Sgd",
     "dp_sgd": "dp_sgd:DpSgd",
     "fair_dp_sgd": "dp_sgd:FairDpSgd",
@@ -131,11 +132,6 @@ def _places() -> dict[str, str]:
 def method_names() -> Iterator[str]:
     """Return every registered method's name."""
     return iter(_places())
-
-
-def own_names() -> Iterator[str]:
-    """The names of this package's methods."""
-    return iter(_OURS)
 
 
 @cache
@@ -220,18 +216,6 @@ def torch_generator(seed: int, stream: Stream) -> torch.Generator:
 
 Progress = Callable[[int, int], None]
 NO_NOISE = "no noise: not private"
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnlabelledRecords:
-    """Public records without labels: features (M, ...) and groups (M,)."""
-
-    x: Tensor
-    groups: Tensor
-
-    def __post_init__(self) -> None:
-        if len(self.x) != len(self.groups):
-            raise ValueError(f"Expected one group per public record, got {len(self.groups)} for {len(self.x)}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,7 +365,10 @@ class Method(Section):
     records through a ledger, which a service may continue. ``releases_model``: the trained model is a release itself,
     and not only learned from earlier ones. ``reads_groups``: it looks at the groups of private records.
     ``protects_persons``: its events bound what all records of a person do together, where the data set names persons;
-    a method that does not is refused such data.
+    a method that does not is refused such data. ``is_private``: it guarantees any privacy; nothing is published of a
+    run without. ``protects_attribute_only``: the sensitive attribute alone is protected, and features count as public.
+    ``reads_public``: it uses public records beyond the settings in ``public_data``. ``rate_tells_size``: the sampling
+    rate reveals the real number of private records, as one for a declared number does not.
     """
 
     title: ClassVar[str]
@@ -390,6 +377,11 @@ class Method(Section):
     releases_model: ClassVar[bool] = True
     reads_groups: ClassVar[bool] = True
     protects_persons: ClassVar[bool] = False
+    is_private: ClassVar[bool] = True
+    protects_attribute_only: ClassVar[bool] = False
+    reads_public: ClassVar[bool] = False
+    learns_two_classes: ClassVar[bool] = False
+    rate_tells_size: ClassVar[bool] = True
 
     method: str = Field("", description="A name of `fairpate methods`, or module:Class.")
     out: Path | None = Field(None, description="Run directory; null names it after method, data and configuration.")
@@ -406,29 +398,9 @@ class Method(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @property
-    def is_private(self) -> bool:
-        """True if the method guarantees any privacy. Nothing is published of a run without a guarantee."""
-        return True
-
-    @property
-    def protects_attribute_only(self) -> bool:
-        """True if the sensitive attribute alone is protected, and features count as public."""
-        return False
-
-    @property
-    def reads_public(self) -> bool:
-        """True if the method uses public records beyond the settings in ``public_data``."""
-        return False
-
-    @property
     def reads_public_groups(self) -> bool:
         """True if the method reads the groups of public records."""
         return self.reads_public or self.public_data.calibration is not None
-
-    @property
-    def learns_two_classes(self) -> bool:
-        """True if the method supports two classes only."""
-        return False
 
     @property
     def unit(self) -> str:
@@ -453,12 +425,6 @@ class Method(Section):
         """Fields and sections (dotted) that are not read under these settings, each with the field that switches it
         off. Digests leave them out."""
         return {}
-
-    @property
-    def rate_tells_size(self) -> bool:
-        """True if the sampling rate reveals the real number of private records. A rate for a declared number does
-        not."""
-        return True
 
     def check(self) -> None:
         """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""
@@ -543,10 +509,7 @@ class UnprotectedMethod(Method):
     """A method without noise, for comparison only. Its event has infinite cost, and its run is for the operator
     only."""
 
-    @property
-    def is_private(self) -> bool:
-        """False: nothing is guaranteed."""
-        return False
+    is_private: ClassVar[bool] = False
 
 
 class PrivateMethod(Method):
@@ -556,7 +519,7 @@ class PrivateMethod(Method):
     noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
 
     @property
-    def is_private(self) -> bool:
+    def is_private(self) -> bool:  # type: ignore[override]
         """True if the target asks for noise."""
         return self.target.epsilon < math.inf
 
@@ -599,10 +562,7 @@ class PrivateMethod(Method):
 class AttributeMethod(PrivateMethod):
     """A private method that treats features and labels as public."""
 
-    @property
-    def protects_attribute_only(self) -> bool:
-        """True: features and labels are public."""
-        return True
+    protects_attribute_only: ClassVar[bool] = True
 
     def check(self) -> None:
         """Raise ConfigError for a target under another relation."""

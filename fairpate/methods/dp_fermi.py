@@ -61,7 +61,7 @@ from fairpate.methods.parity import FloatArray, require_codes
 from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.events import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
-from fairpate.types import Relation
+from fairpate.types import Relation, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -256,34 +256,29 @@ def fermi_training(
     x: Tensor,
     targets: Tensor,
     game: MatrixGame,
-    steps: PrivateSteps,
+    steps: FermiSteps,
+    config: DpFermiConfig,
     *,
-    matrix_noise_multiplier: float,
-    matrix_learning_rate: float,
     randomness: PrivateRandomness,
-    hides_group_alone: bool = False,
     person_N: Tensor | None = None,
     sampler: BatchSampler | None = None,
     events: tuple[Event, ...] = (),
 ) -> PrivateTraining:
-    """Set up the training of one mode; ``targets`` are :func:`watched_targets`.
+    """Set up the training of ``config.mode``; ``targets`` are :func:`watched_targets`.
 
-    By default whole records or persons are protected: the gradient of a record's loss, linear term included, is
-    clipped, and of a person the average gradient and prediction are summed. With ``hides_group_alone``, only the
-    centred part of the gradient, which depends on the group, is clipped and gets noise; ``sampler`` may replace
-    secret Poisson samples.
-    ``matrix_noise_multiplier`` and ``steps.noise_multiplier`` are standard deviations of the noise over the sensitivity
-    of the two sums. ValueError for a model whose layers have no gradients in closed form.
+    In mode ``all`` whole records or persons are protected: the gradient of a record's loss, linear term included, is
+    clipped, and of a person the average gradient and prediction are summed. In the others only the centred part of the
+    gradient, which depends on the group, is clipped and gets noise. ``sampler`` may replace secret Poisson samples.
+    ValueError for a model whose layers have no gradients in closed form.
     """
-    from fairpate.nn.private_fit import (
-        GaussianNoise,
-        PrivateTraining,
-        StepPlan,
-    )  # a configuration is read without torch
+    # A configuration is read without torch.
+    from fairpate.nn.private_fit import GaussianNoise, PrivateTraining, StepPlan
 
-    noise, rate = GaussianNoise(randomness), matrix_learning_rate / steps.expected_batch_size
+    hides_group_alone = config.mode != "all"
+    noise, plan_of = GaussianNoise(randomness), steps.steps
+    rate = config.matrix_learning_rate / plan_of.expected_batch_size
     sensitivity = game.group_sensitivity if hides_group_alone else game.record_sensitivity
-    stddev = matrix_noise_multiplier * sensitivity
+    stddev = steps.matrix_noise_multiplier * sensitivity
 
     def ascend() -> None:
         game.ascend(noise, stddev=stddev, learning_rate=rate)
@@ -295,7 +290,7 @@ def fermi_training(
         game.observe(probability_BC if share_B is None else probability_BC * share_B[:, None], targets_BK)
 
     def add_common(sums: list[Tensor], x: Tensor, targets: Tensor) -> None:
-        size = steps.max_records or max(1, len(x))
+        size = plan_of.max_records or max(1, len(x))
         for part, part_targets in zip(x.split(size), targets.split(size), strict=True):
             if len(part):
                 # Neither clipped nor noisy: the common part of the pull is the same for every group.
@@ -306,17 +301,11 @@ def fermi_training(
     if hides_group_alone:
         common = FermiLoss(game.common_pull_KC, observe=game.observe)
         loss = FermiLoss(game.own_pull_KC, reads_labels=False)
-        plan = StepPlan(
-            sampler=sampler,
-            # Another group replaces a clipped part by another one: twice the clip norm.
-            reach=2.0,
-            add_unprotected=add_common,
-            release_more=ascend,
-            events=events,
-        )
+        # Another group replaces a clipped part by another one: twice the clip norm.
+        plan = StepPlan(sampler=sampler, reach=2.0, add_unprotected=add_common, release_more=ascend, events=events)
     else:
         loss, plan = FermiLoss(game.pull_KC, observe=observe), StepPlan(release_more=ascend, events=events)
-    training = PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
+    training = PrivateTraining(model, x, targets, loss, plan_of, randomness=randomness, person_N=person_N, plan=plan)
     # Mapped over records, the loss sees one record at a time, and could not add up the predictions of a batch.
     if training.clipper.engine == "functional":
         raise ValueError("Expected a model whose layers all have gradients in closed form, such as a CNN or an MLP.")
@@ -365,21 +354,12 @@ class GameCells:
 class Shares:
     """The share of each group in each event, ``shares_EG``: public, positive. ``events`` are what it took to know them.
 
-    ``floored``: the (event, group) pairs whose released share lay below the declared floor and was raised to it; their
-    regulariser is weaker than their size asks for.
+    ``remarks``, for the statement, name released shares that lay below the declared floor and were raised to it.
     """
 
     shares_EG: FloatArray
     events: tuple[Event, ...] = ()
-    floored: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Remarks for the statement, on shares that were raised."""
-        if not self.floored:
-            return ()
-        pairs = ", ".join(f"group {group} of event {event}" for event, group in self.floored)
-        return (f"raised to the least share, and so weighed less than their size asks for: {pairs}",)
+    remarks: tuple[str, ...] = ()
 
 
 def release_shares(
@@ -418,7 +398,7 @@ def release_shares(
     noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
     counts_EG = (counts_Q + config.share_noise * noise_Q.to(counts_Q)).clamp(min=0).cpu().numpy().reshape(shape)
     totals_E1 = counts_EG.sum(axis=1, keepdims=True)
-    events = share_events(config, relation)
+    events = share_events(config, relation, "record" if person_N is None else "person")
     if not (totals_E1 > 0).all():
         empty = np.flatnonzero(totals_E1 <= 0).tolist()
         error = ValueError(
@@ -426,27 +406,27 @@ def release_shares(
             f"{config.share_noise:g} records; declare dp_fermi.shares, or use another constraint. What was released "
             "to find this out has been spent."
         )
-        # In the unit of the training's own events: modes that hide the attribute count records.
-        counted = events if person_N is None else [of_unit(event, "person") for event in events]
-        raise SpentError(error, counted, randomness.label)
+        raise SpentError(error, events, randomness.label)
     # From here on shares are public, and with them the scales of pulls and of W's sensitivity.
     shares_EG = counts_EG / totals_E1
-    floored = tuple((int(event), int(group)) for event, group in np.argwhere(shares_EG < config.min_share))
+    floored = [f"group {group} of event {event}" for event, group in np.argwhere(shares_EG < config.min_share)]
+    remark = f"raised to the least share, and so weighed less than their size asks for: {', '.join(floored)}"
     return Shares(
         # Pulls and sensitivities grow with 1 / sqrt(share): the floor bounds them for any noise.
         shares_EG=np.maximum(shares_EG, config.min_share),
         events=events,
-        floored=floored,
+        remarks=(remark,) if floored else (),
     )
 
 
-def share_events(config: DpFermiConfig, relation: Relation) -> tuple[Event, ...]:
+def share_events(config: DpFermiConfig, relation: Relation, unit: Unit = "record") -> tuple[Event, ...]:
     """The event of releasing the shares, if they are released. A record is in one count; a change of its group moves it
     to another."""
     if not config.weight or config.shares is not None:
         return ()
     if config.mode == "all":
-        return (PoissonGaussians(count=1, noise_multiplier=config.share_noise, sampling_rate=1.0, relation=relation),)
+        sums = PoissonGaussians(count=1, noise_multiplier=config.share_noise, sampling_rate=1.0, relation=relation)
+        return (of_unit(sums, unit),)
     # Two counts move by 1 each.
     return (AttributeGaussians(count=1, attribute_noise_multiplier=config.share_noise / math.sqrt(2)),)
 
@@ -454,7 +434,10 @@ def share_events(config: DpFermiConfig, relation: Relation) -> tuple[Event, ...]
 @dataclass(frozen=True, kw_only=True)
 class FermiSteps:
     """The steps: ``steps`` with the model's noise, W's ``matrix_noise_multiplier``, and the ``event`` of all steps
-    together."""
+    together.
+
+    Both multipliers are standard deviations of the noise over the sensitivity of a sum.
+    """
 
     steps: PrivateSteps
     matrix_noise_multiplier: float
@@ -462,7 +445,7 @@ class FermiSteps:
 
 
 def calibrated_steps(
-    config: DpFermiConfig, base: DpSgdConfig, target: PrivacyTarget, *, num_records: int
+    config: DpFermiConfig, base: DpSgdConfig, target: PrivacyTarget, *, num_records: int, unit: Unit = "record"
 ) -> FermiSteps:
     """The steps that ``config`` and ``base`` mean, with the least noise that keeps them within ``target``.
 
@@ -481,6 +464,7 @@ def calibrated_steps(
                 count=plan.num_steps,
                 noise_multiplier=joint,
                 sampling_rate=plan.sampling_rate,
+                unit=unit,
                 relation=target.record_relation,
             )
         # Plain SGD on public features and labels: no group was read.
@@ -496,7 +480,7 @@ def calibrated_steps(
     if config.mode != "all" and not config.weight:
         # No step depends on the groups, so that none has noise.
         return FermiSteps(steps=plan, matrix_noise_multiplier=0.0, event=event(1.0))
-    shares = share_events(config, target.record_relation)
+    shares = share_events(config, target.record_relation, unit)
     joint = least_noise(
         lambda noise: (event(noise), *shares),
         target_epsilon=target.epsilon,
@@ -538,31 +522,25 @@ def train(
     ``person_N``, in mode ``all`` alone, gives the number of each record's person. ``generator`` draws public
     batches; secret samples and noise come from ``randomness``. Errors as :func:`fermi_training`.
     """
+    classes = cells.num_classes
     game = MatrixGame(
-        shares.shares_EG,
-        num_classes=cells.num_classes,
-        weight=config.weight,
-        radius=config.radius,
-        device=x.device,
+        shares.shares_EG, num_classes=classes, weight=config.weight, radius=config.radius, device=x.device
     )
     sampler = None
     if config.mode == "sens_public_batches":
         # From the training seed: a public partition needs no secret randomness.
         sampler = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
-    events = (steps.event, *shares.events)
     training = fermi_training(
         model,
         x,
-        watched_targets(y, cells.cells_N, num_classes=cells.num_classes, num_cells=cells.num_cells),
+        watched_targets(y, cells.cells_N, num_classes=classes, num_cells=cells.num_cells),
         game,
-        steps.steps,
-        matrix_noise_multiplier=steps.matrix_noise_multiplier,
-        matrix_learning_rate=config.matrix_learning_rate,
+        steps,
+        config,
         randomness=randomness,
-        hides_group_alone=config.mode != "all",
         person_N=person_N,
         sampler=sampler,
-        events=events if person_N is None else tuple(of_unit(event, "person") for event in events),
+        events=(steps.event, *shares.events),
     )
     return FermiTrained(
         model=model,
@@ -584,7 +562,7 @@ class DpFermi(DpSgdFamily):
     dp_fermi: DpFermiConfig = DpFermiConfig()
 
     @property
-    def protects_attribute_only(self) -> bool:
+    def protects_attribute_only(self) -> bool:  # type: ignore[override]
         """True in the two modes that protect the group alone."""
         return self.dp_fermi.mode != "all"
 
@@ -603,23 +581,16 @@ class DpFermi(DpSgdFamily):
         randomness = self.randomness()
         person_N = None if self.protects_attribute_only else private.person_N
         # Modes that hide the attribute count records, not persons.
+        unit: Unit = "record" if person_N is None else "person"
         num_protected = len(private) if person_N is None else private.num_protected
-        steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected)
+        steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected, unit=unit)
         cells = GameCells.of(
             private.y, private.z, config=settings, num_classes=dataset.num_classes, num_groups=dataset.num_groups
         )
-        planned = (steps.event, *share_events(settings, self.target.record_relation))
+        relation = self.target.record_relation
         # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.
-        training.admit(
-            planned if person_N is None else [of_unit(event, "person") for event in planned], randomness.label
-        )
-        shares = release_shares(
-            cells,
-            settings,
-            relation=self.target.record_relation,
-            randomness=randomness,
-            person_N=person_N,
-        )
+        training.admit((steps.event, *share_events(settings, relation, unit)), randomness.label)
+        shares = release_shares(cells, settings, relation=relation, randomness=randomness, person_N=person_N)
         for remark in shares.remarks:
             training.reporter.note("shares", remark)
         with training.reporter.stage(self.method) as advance:

@@ -62,7 +62,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -139,14 +139,6 @@ class GameRules:
             raise ValueError(f"Expected 0 <= max_gap <= 1, got {self.max_gap}.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Played(Generic[Rule]):
-    """The learner's answer in every round, and the mean multipliers (S, O, E)."""
-
-    answers: tuple[Rule, ...]
-    mean_multipliers: FloatArray
-
-
 def play(
     rules: GameRules,
     shares_GE: FloatArray,
@@ -154,8 +146,10 @@ def play(
     answer: Callable[[FloatArray], Rule],
     violations: Callable[[Rule], FloatArray],
     on_round: Callable[[int, int], None] = lambda *_: None,
-) -> Played[Rule]:
-    """Play the game for all rounds. ``answer`` maps prices (G, E) to the learner's rule, and ``violations`` maps a rule
+) -> tuple[tuple[Rule, ...], FloatArray]:
+    """Play the game for all rounds: the learner's answer in every round, and the mean multipliers (S, O, E).
+
+    ``answer`` maps prices (G, E) to the learner's rule, and ``violations`` maps a rule
     to the step of theta (S, O, E) before the learning rate."""
     num_groups, num_events = shares_GE.shape
     theta = np.zeros((2, num_groups - 1, num_events))
@@ -167,7 +161,7 @@ def play(
         theta = theta + rules.learning_rate * violations(answers[-1])
         total += multipliers
         on_round(done + 1, rules.num_rounds)
-    return Played(answers=tuple(answers), mean_multipliers=total / rules.num_rounds)
+    return tuple(answers), total / rules.num_rounds
 
 
 def multipliers_of(theta: FloatArray, dual_bound: float) -> FloatArray:
@@ -203,17 +197,11 @@ def cost_differences(cells: ParityCells, prices_GE: FloatArray) -> FloatArray:
     return differences
 
 
-@dataclass(frozen=True)
-class EstimatorMixture:
-    """The uniform mixture of fitted binary classifiers: a prediction draws one."""
-
-    members: tuple[Any, ...]
-
-
-def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: GameRules) -> EstimatorMixture:
+def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: GameRules) -> tuple[Any, ...]:
     """Play with exact rates and an ``estimator`` that takes ``sample_weight``: the reduction, without privacy.
 
-    ValueError for an empty cell.
+    Returns the members of a uniform mixture of fitted binary classifiers: a prediction draws one. ValueError for an
+    empty cell.
     """
     features, counts_GE = np.asarray(x), cells.counts()
     if not counts_GE.all():
@@ -234,8 +222,7 @@ def fit_mixture(x: npt.ArrayLike, cells: ParityCells, estimator: Any, rules: Gam
         rates_GE = cells.rates(member.predict(features))
         return violations_of(rates_GE, max_gap=rules.max_gap, reference_group=rules.reference_group)
 
-    played = play(rules, counts_GE / len(features), answer=answer, violations=violations)
-    return EstimatorMixture(played.answers)
+    return play(rules, counts_GE / len(features), answer=answer, violations=violations)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -538,8 +525,10 @@ def train(
         features=features, cells=cells, config=config, target=target, rules=rules, source=source, admit=admit
     )
     sides = group_sides(setting) if by_group else linear_sides(setting)
-    played = play(rules, sides.shares_GE, answer=sides.answer, violations=sides.violations, on_round=on_progress)
-    answers = np.stack(played.answers)
+    played, mean_multipliers = play(
+        rules, sides.shares_GE, answer=sides.answer, violations=sides.violations, on_round=on_progress
+    )
+    answers = np.stack(played)
     coefficients_RD = plain_rule(features, cells, ridge=config.ridge)[None] if by_group else answers
     positive_GJ = answers.mean(axis=0)
     return OracleTrained(
@@ -549,7 +538,7 @@ def train(
         noise=source.label,
         mixing_GCC=np.stack([1 - positive_GJ, positive_GJ], axis=2) if by_group else None,
         coefficients_RD=coefficients_RD,
-        mean_multipliers=played.mean_multipliers,
+        mean_multipliers=mean_multipliers,
         shares_GE=sides.shares_GE,
         round_epsilon=sides.round_epsilon,
     )
@@ -575,6 +564,7 @@ class OracleLearner(AttributeMethod):
 
     title: ClassVar[str] = "DP-oracle-learner"
     paper: ClassVar[str] = "Jagielski et al. 2019, arXiv 1812.02696, Algorithm 3"
+    learns_two_classes: ClassVar[bool] = True
 
     method: str = "dp_oracle_learner"
     student: PublishedConfig = PublishedConfig(model=ModelConfig(name="logistic"))
@@ -594,10 +584,6 @@ class OracleLearner(AttributeMethod):
         elif settings.release == "every_round":
             fields = {"feature_share": "release"}
         return {f"dp_oracle_learner.{field}": f"dp_oracle_learner.{cause}" for field, cause in fields.items()}
-
-    @property
-    def learns_two_classes(self) -> bool:
-        return True
 
     def train(self, training: Training) -> Trained:
         """Play the game of learner and auditor."""

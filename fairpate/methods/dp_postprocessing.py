@@ -275,7 +275,7 @@ class Postprocessing(DpSgdFamily):
     sgd: FitConfig = FitConfig()
 
     @property
-    def protects_attribute_only(self) -> bool:
+    def protects_attribute_only(self) -> bool:  # type: ignore[override]
         """True unless the base is private too."""
         return self.dp_postprocessing.base == "sgd"
 

@@ -57,7 +57,6 @@ from fairpate.methods.base import (
     Stream,
     Trained,
     Training,
-    UnlabelledRecords,
     UnprotectedMethod,
     arguments,
 )
@@ -68,7 +67,7 @@ from fairpate.types import Relation
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fairpate.nn.layers import DenseChain
+    from fairpate.nn.per_example import DenseChain
     from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PublicGradient
 
 
@@ -237,7 +236,7 @@ class DpSgdFamily(PrivateMethod):
     dp_sgd: DpSgdConfig = DpSgdConfig()
 
     @property
-    def rate_tells_size(self) -> bool:
+    def rate_tells_size(self) -> bool:  # type: ignore[override]
         # Batch size over sampling rate is the number of records, and both are published.
         return self.dp_sgd.num_records is None
 
@@ -284,36 +283,39 @@ def train_fair_dp_sgd(
     steps: PrivateSteps,
     config: FairDpSgdConfig,
     *,
-    public: UnlabelledRecords,
+    public_x: Tensor,
+    public_groups: Tensor,
     generator: torch.Generator,
     **options: Any,
 ) -> Trained:
     """Run :func:`train_dp_sgd` with its ``options`` and the regulariser; ``generator`` draws public batches."""
+    regulariser = regulariser_gradient(public_x, public_groups, config, generator) if config.weight else None
     return train_dp_sgd(
         model,
         x,
         y,
         steps,
-        public_gradient=regulariser_gradient(public, config, generator) if config.weight else None,
+        public_gradient=regulariser,
         before_clipping=config.variant == "as_in_paper",
         **options,
     )
 
 
 def regulariser_gradient(
-    public: UnlabelledRecords, config: FairDpSgdConfig, generator: torch.Generator
+    public_x: Tensor, public_groups: Tensor, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
-    """lambda r of one model on a fresh public batch at each call; errors as :func:`fairpate.nn.fit.group_batches`."""
+    """lambda r of one model on a fresh batch of public records (M, ...) at each call; errors as
+    :func:`fairpate.nn.fit.group_batches`."""
     from fairpate.nn.fit import contrast, dpfr_gradient, group_batches
-    from fairpate.nn.layers import DenseChain
     from fairpate.nn.models import memory_format_for, scale_bytes
+    from fairpate.nn.per_example import DenseChain
 
     # A generator of its own, so that switching the regulariser off leaves every other draw as it was.
     draws = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator.clone_state())))
-    batches = group_batches(public.groups, config.public_batch_size, draws)
+    batches = group_batches(public_groups, config.public_batch_size, draws)
     # Every batch has the same number of each group at the same places, so that one contrast serves all.
-    contrast_GB = contrast(public.groups[next(batches)])
-    memory_format = memory_format_for(public.x)
+    contrast_GB = contrast(public_groups[next(batches)])
+    memory_format = memory_format_for(public_x)
 
     # Cached by identity: parameters change in place, so that a model's chain stays the same.
     @lru_cache(maxsize=1)
@@ -321,7 +323,7 @@ def regulariser_gradient(
         return DenseChain.of(model), [p for p in model.parameters() if p.requires_grad]
 
     def gradient(model: nn.Module) -> list[Tensor]:
-        x = scale_bytes(public.x.index_select(0, next(batches))).contiguous(memory_format=memory_format)
+        x = scale_bytes(public_x.index_select(0, next(batches))).contiguous(memory_format=memory_format)
         chain, parameters = anatomy(model)
         if chain is None:
             logits = model(x)
@@ -343,19 +345,16 @@ class FairDpSgd(DpSgdFamily):
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 6"
 
     reads_groups: ClassVar[bool] = False
+    reads_public: ClassVar[bool] = True
 
     method: str = "fair_dp_sgd"
     fair_dp_sgd: FairDpSgdConfig = FairDpSgdConfig()
 
-    @property
-    def reads_public(self) -> bool:
-        return True
-
     def train(self, training: Training) -> Trained:
-        public = UnlabelledRecords(x=training.dataset.public.x, groups=training.dataset.public.z)
+        public = training.dataset.public
         if self.fair_dp_sgd.weight:
             # From a generator of its own, so that training draws the same; it reads public records alone.
-            gradient = regulariser_gradient(public, self.fair_dp_sgd, training.generator(Stream.TRAINING))
+            gradient = regulariser_gradient(public.x, public.z, self.fair_dp_sgd, training.generator(Stream.TRAINING))
             norm = float(torch.stack([part.norm() for part in gradient(training.model)]).norm())
             if norm > self.dp_sgd.clip_norm:
                 training.reporter.note(
@@ -367,7 +366,8 @@ class FairDpSgd(DpSgdFamily):
             return train_fair_dp_sgd(
                 **self.sgd_arguments(training),
                 config=self.fair_dp_sgd,
-                public=public,
+                public_x=public.x,
+                public_groups=public.z,
                 generator=training.generator(Stream.TRAINING),
                 on_progress=advance,
             )

@@ -89,7 +89,7 @@ from fairpate.terminal import Reporter
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from fairpate.nn.private_fit import GaussianNoise, PoissonBatches, PrivateRandomness
+    from fairpate.nn.private_fit import PoissonBatches, PrivateRandomness
 
 
 class FldConfig(Section):
@@ -348,15 +348,11 @@ class FLd(UnprotectedMethod):
 
     title: ClassVar[str] = "F-LD"
     paper: ClassVar[str] = "Tran, Fioretto and Van Hentenryck 2021, arXiv 2009.12562"
+    # It is compared with methods that protect the attribute alone: the attribute is not a feature.
+    protects_attribute_only: ClassVar[bool] = True
 
     method: str = "f_ld"
     f_ld: FldConfig = FldConfig()
-
-    @property
-    def protects_attribute_only(self) -> bool:
-        """True, because it is compared with methods that protect the attribute alone: the attribute is not a
-        feature."""
-        return True
 
     def train(self, training: Training) -> Trained:
         parity = parity_of(self.f_ld, training.dataset, training.reporter)
@@ -435,6 +431,7 @@ def train_pf_ld(
     ``generator`` draws public batches; secret ones and noise come from ``randomness``. ``on_release`` is called before
     each epoch under constraints. ValueError for a record without a group and a label without records.
     """
+    from fairpate.nn.per_example import GuidedGradients
     from fairpate.nn.private_fit import GaussianNoise, PoissonBatches
 
     cells = parity.cells(y, groups)
@@ -459,12 +456,15 @@ def train_pf_ld(
             f"{num_populations} populations), got {len(config.group_sizes)}."
         )
     descent, ascent = Descent(model, x, y, config, generator), Ascent(parity, config)
-    noisy = _NoisyGradients(model, y, cells, config, noise.gradient, parity=parity, sizes_UG=sizes_UG, normals=normals)
+    guided = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
     secret = PoissonBatches(len(x), sampling_rate(config, len(x)), randomness) if config.batches == "poisson" else None
     # Of sizes that are public by now; the paper's noise is scaled by private ones and so reveals something about them.
     spread = noise.violation * violation_sensitivity(sizes_UG, clip_value=config.clip_value)
+    # By cell the length and the direction of the slopes, and the noise that the gradient needs.
+    lengths_J, directions_JK, stddev = torch.zeros(0), torch.zeros(0), 0.0
 
     def ascend() -> None:
+        nonlocal lengths_J, directions_JK, stddev
         # Multipliers stay at 0, so that nothing reads a violation: none is released.
         if not config.dual_step:
             return
@@ -473,12 +473,37 @@ def train_pf_ld(
         )
         normals.add_to([violations_UGK], spread)
         ascent.step(violations_UGK)
-        # The gradient's noise follows the multipliers: these come from noisy violations alone.
-        noisy.follow(ascent.multipliers_UGK)
+        # The slopes, and the gradient's noise, follow the multipliers: these come from noisy violations alone.
+        slopes_UGK = parity.slopes(ascent.multipliers_UGK, y, sizes_UG=sizes_UG)
+        lengths_UG = torch.linalg.vector_norm(slopes_UGK, dim=2)
+        # A slope of 0 has no direction, and its length of 0 takes the record out.
+        directions_UGK = slopes_UGK / lengths_UG.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
+        lengths_J, directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
+        stddev = noise.gradient and noise.gradient * gradient_sensitivity(slopes_UGK, clip_norm=config.clip_norm)
         on_release(PublicState(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
 
     def gradients(rows: Tensor, share: float) -> list[Tensor]:
-        return noisy.of(descent.features(rows), rows, share)
+        """The gradient of J, plus the noisy gradient of the sum of multipliers times violations.
+
+        Cells do not overlap, so the second is one sum over records: each gradient of h, along the slopes of its
+        record's cell, is clipped and weighted by their length.
+        """
+        x_B, y_B = descent.features(rows), y.index_select(0, rows)
+        # By the number that the batch represents: the real size of a secret sample is private.
+        scale = 1 / (share * len(y))
+        # While no multiplier is at work no group is read, and the slopes' sensitivity is 0.
+        if not ascent.is_active:
+            total = guided.cross_entropy(x_B, y_B)
+            torch._foreach_mul_(total, scale)
+            return total
+        cells_B = cells.index_select(0, rows)
+        targets = torch.cat([y_B[:, None], directions_JK.index_select(0, cells_B)], dim=1)
+        total, term = guided.both(x_B, y_B, targets, lengths_J.index_select(0, cells_B))
+        # Noise on the groups' term alone: the gradient of J reads features and labels, which are public.
+        normals.add_to(term, stddev)
+        torch._foreach_mul_(total, scale)
+        torch._foreach_add_(total, term, alpha=1 / share)
+        return total
 
     alternate(descent, config, ascend=ascend, gradients=gradients, secret=secret, on_progress=on_progress)
     return Trained(model=model.eval(), events=pf_ld_events(config, noise, len(x)), noise=randomness.label)
@@ -554,64 +579,6 @@ def violation_sensitivity(sizes_UG: Tensor, *, clip_value: float) -> float:
 def sampling_rate(config: PfLdConfig, num_records: int) -> float:
     """Chance of a record to be in one secret batch."""
     return min(1.0, config.batch_size / num_records)
-
-
-class _NoisyGradients:
-    """Computes the gradient of the loss J plus the noisy gradient of the sum of multipliers times violations.
-
-    Cells do not overlap, so the second is one sum over records: each gradient of h, along the slopes of its record's
-    cell, is clipped and weighted by their length.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        y: Tensor,
-        cells: Tensor,
-        config: PfLdConfig,
-        noise_multiplier: float,
-        *,
-        parity: MeanParity,
-        sizes_UG: Tensor,
-        normals: GaussianNoise,
-    ) -> None:
-        from fairpate.nn.per_example import GuidedGradients
-
-        self._gradients = GuidedGradients(model, ValueAlong(parity), clip_norm=config.clip_norm)
-        self._y, self._cells, self._parity, self._sizes_UG, self._normals = y, cells, parity, sizes_UG, normals
-        self._clip_norm, self._noise_multiplier = config.clip_norm, noise_multiplier
-        self.follow(torch.zeros(parity.shape, dtype=torch.float64))
-
-    def follow(self, multipliers_UGK: Tensor) -> None:
-        """Use these multipliers from the next batch on, with noise scaled to them."""
-        slopes_UGK = self._parity.slopes(multipliers_UGK, self._y, sizes_UG=self._sizes_UG)
-        lengths_UG = torch.linalg.vector_norm(slopes_UGK, dim=2)
-        # A slope of 0 has no direction, and its length of 0 takes the record out.
-        directions_UGK = slopes_UGK / lengths_UG.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
-        self._is_silent = not multipliers_UGK.any()
-        self._lengths_J, self._directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
-        # While no multiplier is at work no group is read, and the slopes' sensitivity is 0.
-        self._noise_stddev = 0.0
-        if self._noise_multiplier:
-            self._noise_stddev = self._noise_multiplier * gradient_sensitivity(slopes_UGK, clip_norm=self._clip_norm)
-
-    def of(self, x: Tensor, rows: Tensor, share: float) -> list[Tensor]:
-        """Return the gradients for the batch ``x`` of ``rows``, which represents ``share`` of all records."""
-        y = self._y.index_select(0, rows)
-        if self._is_silent:
-            gradients = self._gradients.cross_entropy(x, y)
-            torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
-            return gradients
-        cells = self._cells.index_select(0, rows)
-        targets = torch.cat([y[:, None], self._directions_JK.index_select(0, cells)], dim=1)
-        weights_B = self._lengths_J.index_select(0, cells)
-        gradients, term = self._gradients.both(x, y, targets, weights_B)
-        # Noise on the groups' term alone: the gradient of J reads features and labels, which are public.
-        self._normals.add_to(term, self._noise_stddev)
-        # By the number that the batch represents: the real size of a secret sample is private.
-        torch._foreach_mul_(gradients, 1 / (share * len(self._y)))
-        torch._foreach_add_(gradients, term, alpha=1 / share)
-        return gradients
 
 
 class PfLd(AttributeMethod):
@@ -762,20 +729,12 @@ class CovarianceConstraint(UnprotectedMethod):
 
     title: ClassVar[str] = "covariance constraint"
     paper: ClassVar[str] = "Zafar et al. 2017, arXiv 1507.05259"
+    protects_attribute_only: ClassVar[bool] = True  # as F-LD
+    learns_two_classes: ClassVar[bool] = True
 
     method: str = "covariance_constraint"
     student: PublishedConfig = PublishedConfig(model=ModelConfig(name="logistic"))
     covariance_constraint: CovarianceConfig = CovarianceConfig()
-
-    @property
-    def protects_attribute_only(self) -> bool:
-        """True, because it is compared with methods that protect the attribute alone: the attribute is not a
-        feature."""
-        return True
-
-    @property
-    def learns_two_classes(self) -> bool:
-        return True
 
     def check(self) -> None:
         """Raise ConfigError for a model that is not linear."""

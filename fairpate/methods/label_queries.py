@@ -19,18 +19,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.audit import note_action
 from aggregator.budgets import epsilon_data_independent, epsilon_fixed_beforehand, queries_that_fit
-from aggregator.chain import Place, is_database, shown
-from aggregator.ledger import Charge, Ledger, LedgerTerms, open_anchor, read_ledger
+from aggregator.chain import Place, is_database
+from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome
 from aggregator.service.wire import CountVotes, Question
 from aggregator.session import (
@@ -42,7 +41,6 @@ from aggregator.session import (
     answer_queries,
     query_key,
 )
-from aggregator.sqlite import ledger_files
 from fairpate.config import (
     BudgetConfig,
     ConfigError,
@@ -58,17 +56,16 @@ from fairpate.fairness.gate import DemographicParityGate
 from fairpate.files import Storage
 from fairpate.later import torch
 from fairpate.methods.base import Stream, Trained, Training, torch_generator
+from fairpate.pages import epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import of_teachers
 from fairpate.report import records
-from fairpate.report.page import epsilon_text
 from fairpate.run.context import (
     RunDirectory,
     RunDirectoryError,
-    RunFolderError,
     read_json,
     read_labels,
     read_statement,
@@ -124,44 +121,9 @@ def place_of(run: RunDirectory) -> LedgerPlace:
     return LedgerPlace(ledger=values.get("ledger") or run.ledger, anchor=anchor and parsed(anchor))
 
 
-def note_place(run: RunDirectory, place: LedgerPlace) -> None:
-    """Write the note that the ledger of ``run`` is the one in ``place``."""
-    values = {name: str(value) for name, value in asdict(place).items() if value is not None and value != run.ledger}
-    write_json(run.ledger_place, values, private=True)  # an address may hold a password
-
-
-def has_ledger(run: RunDirectory) -> bool:
-    """True if any part of a ledger is there, as far as is seen without asking a database."""
-    return run.ledger_place.exists() or bool(ledger_files(run.ledger))
-
-
 def parsed(text: str) -> Place:
     """Return ``text`` as the address of a ledger in a database, or as the path of a file."""
     return text if is_database(text) else Path(text).absolute()
-
-
-def add_anchor(run: RunDirectory, text: str) -> str:
-    """Note the last entry of a run's ledger at another place too, from now on; returns the place in words.
-
-    RunFolderError without a ledger. ConfigError if it has an anchor, or the place is in the run's folder. LedgerError
-    if a service writes.
-    """
-    if not has_ledger(run):
-        raise RunFolderError(f"{run.root}: no ledger; give a run of a method that asks teachers.")
-    place, anchor = place_of(run), parsed(text)
-    if place.anchor is not None:
-        raise ConfigError(f"{run.root}: its ledger has an anchor already, {shown(place.anchor)}.")
-    if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
-        raise ConfigError(f"{anchor}: is rolled back with the run, in whose folder it lies; give a place elsewhere.")
-    note_action(run.actions, "anchor", place=shown(anchor))
-    # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
-    noted = open_anchor(anchor)
-    try:
-        noted.make(read_ledger(place.ledger).head)
-    finally:
-        noted.close()
-    note_place(run, LedgerPlace(ledger=place.ledger, anchor=anchor))
-    return shown(anchor)
 
 
 ANSWERED_BY_SERVICE = (
@@ -283,18 +245,9 @@ def collect_vote_batch(
     )
 
 
-@dataclass(frozen=True)
-class _Read:
-    """Read the private records of the data set that ``config`` (JSON) names, once in a process."""
-
-    config: str
-
-    def __call__(self) -> Split:
-        return _private(self.config)
-
-
 @lru_cache(maxsize=1)
 def _private(config: str) -> Split:
+    """Read the private records of the data set that ``config`` (JSON) names, once in a process."""
     return load_data(DataConfig.model_validate_json(config)).private
 
 
@@ -308,7 +261,7 @@ def shard_reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None
             "ray.read_shards: workers cannot read these records from the data set's files (they came from Python, or "
             "depend on files in the run's folder); set it to false."
         )
-    return _Read(dataset.source.model_dump_json())
+    return partial(_private, dataset.source.model_dump_json())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ from fairpate.later import torch
 from fairpate.methods.base import Training
 from fairpate.methods.label_queries import Labels, StandingVoters
 from fairpate.methods.pate import NO_GATE, GnmaxMethod
-from fairpate.report.page import counted
+from fairpate.pages import counted
 from fairpate.run.context import RunDirectory
 from fairpate.types import GateRule, IntArray, MechanismParameters, Unit, UserError, VoteBatch
 
@@ -323,7 +323,7 @@ class OwnVotes(GnmaxMethod):
         return self.votes.unit
 
     @property
-    def keeps_teachers(self) -> bool:
+    def keeps_teachers(self) -> bool:  # type: ignore[override]
         """True if the file of votes is there."""
         return self.votes.path is not None and self.votes.path.is_file()
 
@@ -331,10 +331,6 @@ class OwnVotes(GnmaxMethod):
     def num_voters(self) -> int:
         """The number of voters: counted in the file, or given by the operator."""
         return self.votes.num_voters or 0
-
-    @property
-    def gate(self) -> GateRule:
-        return self.aggregator.gate
 
     def check(self) -> None:
         """Raise ConfigError also for a file or a unit that is not named, and for noise that was not chosen."""

@@ -82,12 +82,15 @@ class VotingMethod(Method):
     """A method whose voters answer public queries. A subclass defines who votes and how the student learns.
 
     ``votes_on_anything``: the voters of a service can also vote on records that are not in the pool.
+    ``keeps_teachers``: a service may ask them further queries.
     """
 
     asks_teachers: ClassVar[bool] = True
     releases_model: ClassVar[bool] = False
     reads_groups: ClassVar[bool] = False
+    reads_public: ClassVar[bool] = True  # public records are the queries
     votes_on_anything: ClassVar[bool] = True
+    keeps_teachers: ClassVar[bool] = True
 
     target: QueriesTarget = QueriesTarget()
     noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
@@ -96,19 +99,9 @@ class VotingMethod(Method):
     student: StudentConfig = StudentConfig()
 
     @property
-    def reads_public(self) -> bool:
-        """True: public records are the queries."""
-        return True
-
-    @property
     def reads_public_groups(self) -> bool:
         """True if a gate or a calibration reads them."""
         return self.gate != NO_GATE or self.public_data.calibration is not None
-
-    @property
-    def keeps_teachers(self) -> bool:
-        """True if a service may ask them further queries."""
-        return True
 
     @property
     def leaves_room(self) -> bool:
@@ -129,7 +122,8 @@ class VotingMethod(Method):
     @property
     def gate(self) -> GateRule:
         """The fairness rule that the aggregator applies to its answers."""
-        return NO_GATE
+        rule: GateRule = getattr(self.aggregator, "gate", NO_GATE)
+        return rule
 
     def check(self) -> None:
         """Raise ConfigError for a target and a budget at once."""
@@ -411,23 +405,17 @@ class FairPate(PateFamily):
     method: str = "fairpate"
     aggregator: GatedAggregatorConfig = GatedAggregatorConfig()
 
-    @property
-    def gate(self) -> GateRule:
-        return self.aggregator.gate
-
 
 class PateSPre(PateFamily):
     """PATE-S_pre: a filter between PATE's labels and the student enforces parity."""
 
     title: ClassVar[str] = "PATE-S_pre"
 
+    reads_public_groups: ClassVar[bool] = True  # the filter reads them
+    gate: ClassVar[GateRule] = NO_GATE  # the configured rule is that of the filter
+
     method: str = "pate_s_pre"
     aggregator: GatedAggregatorConfig = GatedAggregatorConfig()
-
-    @property
-    def reads_public_groups(self) -> bool:
-        """True: the filter reads them."""
-        return True
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels that the filter keeps."""
@@ -449,13 +437,10 @@ class PateSIn(PateFamily):
 
     title: ClassVar[str] = "PATE-S_in"
 
+    reads_public_groups: ClassVar[bool] = True  # the regulariser reads them
+
     method: str = "pate_s_in"
     pate_s_in: PenaltyConfig = PenaltyConfig()
-
-    @property
-    def reads_public_groups(self) -> bool:
-        """True: the regulariser reads them."""
-        return True
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels, with the regulariser in its loss."""

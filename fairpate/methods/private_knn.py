@@ -51,7 +51,7 @@ from fairpate.methods.label_queries import Labels, ReleasePlan, StandingVoters, 
 from fairpate.methods.pate import VotingMethod
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
-from fairpate.types import MAX_THRESHOLD_VOTES, GateRule, IntArray, LabelledSet
+from fairpate.types import MAX_THRESHOLD_VOTES, IntArray, LabelledSet
 from teachers.ensemble import PoolError, shard_key
 from teachers.neighbours import LARGEST_COORDINATE, MOST_COORDINATES, Coordinates, Sampler, blocks_of
 from teachers.ray_pool import LocalNeighbourhood, Neighbourhood, RayNeighbourhood, start_ray
@@ -185,6 +185,7 @@ class PrivateKnn(VotingMethod):
     """Noise is calibrated to the target, or is as configured; one record or person, added or removed, is protected."""
 
     protects_persons: ClassVar[bool] = True
+    rate_tells_size: ClassVar[bool] = False
     title: ClassVar[str] = "Private-kNN"
     paper: ClassVar[str] = "Zhu, Yu, Chandraker and Wang, CVPR 2020"
 
@@ -193,16 +194,8 @@ class PrivateKnn(VotingMethod):
     aggregator: GatedQueriesConfig = GatedQueriesConfig()
 
     @property
-    def gate(self) -> GateRule:
-        return self.aggregator.gate
-
-    @property
     def num_voters(self) -> int:
         return self.private_knn.num_neighbours
-
-    @property
-    def rate_tells_size(self) -> bool:
-        return False
 
     @property
     def mechanism(self) -> Mechanism:

@@ -41,34 +41,29 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
-import torch
 from pydantic import Field, field_serializer
-from torch import Tensor, nn
-from torch.nn import functional
 
 from fairpate.config import ConfigError, CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.fairness.constraints import ConstraintName, Pricer, RateConstraints, named_constraints
 from fairpate.fairness.rates import FloatArray
+from fairpate.later import functional, torch
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Progress, Stream, Trained, Training
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
-from fairpate.nn.per_example import ClippedSum, GradientClipper, shares_of
-from fairpate.nn.private_fit import (
-    GaussianNoise,
-    LaplaceNoise,
-    PrivateRandomness,
-    PrivateSteps,
-    PrivateTraining,
-    StepPlan,
-)
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, epsilon_of_curve, least_noise
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from fairpate.nn.per_example import GradientClipper
+    from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PrivateTraining
 
 Pricing = Callable[[FloatArray], FloatArray]
 SHARE_OF_SMALL_CELLS = 0.3  # the best of 0, .1 and .3 under equalized odds: docs/coverage.md, RaCO-DP
@@ -143,7 +138,7 @@ class PricedLoss:
     ``counts_labels`` the histogram counts the predicted label of a record instead of its probabilities.
 
     ``release`` maps a batch's histogram (Q, C) to prices. ``prices_QC`` None: the next call has the outputs of a whole
-    batch, and they set the prices. ``share_B``: each record's share of its person in the next histogram; None: 1.
+    batch, and they set the prices.
     """
 
     def __init__(
@@ -155,8 +150,6 @@ class PricedLoss:
         sharpness: float = 1.0,
         counts_labels: bool = False,
     ) -> None:
-        if not 0 < sharpness < math.inf:
-            raise ValueError(f"Expected sharpness > 0 and finite, got {sharpness}.")
         self._num_cells, self._num_classes, self._release = num_cells, num_classes, release
         self._sharpness, self._counts_labels = sharpness, counts_labels
         # By target: the prices of its cell, then its label one-hot. One look-up per record fetches both.
@@ -165,7 +158,6 @@ class PricedLoss:
         # A view: prices that are written to it are in the table that records are looked up in.
         self._price_part = self._by_target.numpy().reshape(num_cells, num_classes, -1)[:, :, :num_classes]
         self.prices_QC: FloatArray | None = None
-        self.share_B: Tensor | None = None
 
     def targets(self, labels_N: Tensor, cells_N: Tensor) -> Tensor:
         """Cell and label of every record in one number, shape (N,). ValueError for lengths that differ."""
@@ -193,66 +185,54 @@ class PricedLoss:
         centred_BC = prices_BC - torch.linalg.vecdot(rows_BC, prices_BC).unsqueeze(1)
         return torch.addcmul(probability_BC, rows_BC, centred_BC, value=self._sharpness).sub_(truth_BC)
 
-    def histogram(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The histogram of these outputs, shape (Q, C)."""
-        return self._summed(self._rows(outputs), targets)
+    def histogram(self, outputs: Tensor, targets: Tensor, share_B: Tensor | None = None) -> Tensor:
+        """The histogram of these outputs, shape (Q, C). ``share_B``: each record's share of its person; None: 1."""
+        return self._summed(self._rows(outputs), targets, share_B)
 
-    def release(self, histogram_QC: Tensor) -> FloatArray:
-        """Set the prices from a histogram, after noise is added to it."""
-        self.prices_QC = self._release(histogram_QC)
-        return self.prices_QC
+    def before_batch(self, clipper: GradientClipper, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> None:
+        """Release the histogram of a batch, which sets the prices. Empty batches count too.
+
+        A batch that is taken in parts, or record by record, is passed through the model once more beforehand.
+        """
+        from fairpate.nn.per_example import shares_of  # a configuration is read without torch
+
+        # Clear the last batch's prices: each batch's histogram is charged once, and so released exactly once.
+        self.prices_QC = None
+        # An empty batch is one empty part: its zeros get their noise as any others.
+        size = clipper.max_records or max(1, len(x))
+        if clipper.engine == "book_keeping" and owner_B is None and 0 < len(x) <= size:
+            return
+        # Shares are of the whole batch: a person may be in two parts.
+        share_B = None if owner_B is None else shares_of(owner_B)
+        histograms = []
+        with torch.no_grad():
+            for start in range(0, max(1, len(x)), size):
+                part = slice(start, start + size)
+                shares = None if share_B is None else share_B[part]
+                histograms.append(self.histogram(clipper.model(x[part]), targets[part], shares))
+        self.prices_QC = self._release(torch.stack(histograms).sum(dim=0))
 
     def _rows(self, outputs: Tensor) -> Tensor:
         # For the few classes there are, quicker than the softmax itself.
         return torch.log_softmax(outputs if self._sharpness == 1 else self._sharpness * outputs, dim=1).exp()
 
     def _prices(self, rows_BC: Tensor, targets: Tensor) -> FloatArray:
-        return self.release(self._summed(rows_BC.detach(), targets)) if self.prices_QC is None else self.prices_QC
+        if self.prices_QC is None:
+            self.prices_QC = self._release(self._summed(rows_BC.detach(), targets))
+        return self.prices_QC
 
-    def _summed(self, rows_BC: Tensor, targets: Tensor) -> Tensor:
+    def _summed(self, rows_BC: Tensor, targets: Tensor, share_B: Tensor | None = None) -> Tensor:
         if self._counts_labels:
             rows_BC = functional.one_hot(rows_BC.argmax(dim=1), self._num_classes).to(rows_BC)
         # A row that is not a number would spoil the sums of all others.
         counted_BC = rows_BC.nan_to_num()
         # A person's rows are averaged: together they add 1 in L1 to the histogram, as one record does.
-        if self.share_B is not None:
-            counted_BC = counted_BC * self.share_B[:, None]
+        if share_B is not None:
+            counted_BC = counted_BC * share_B[:, None]
         sums = counted_BC.new_zeros(self._num_cells * self._num_classes, self._num_classes)
         # By target, cell and label in one number, so that no cell has to be looked up first; labels are summed out.
         sums.index_add_(0, targets, counted_BC)
         return sums.view(self._num_cells, self._num_classes, -1).sum(dim=1)
-
-
-class PricedClipper(GradientClipper):
-    """Clips and sums the gradients of a batch after releasing the batch's histogram, which sets the prices. Empty
-    batches count too.
-
-    A batch that is taken in parts, or record by record, is passed through the model once more beforehand.
-    """
-
-    def __init__(self, model: nn.Module, loss: PricedLoss, *, clip_norm: float, max_records: int | None = None) -> None:
-        super().__init__(model, loss, clip_norm=clip_norm, max_records=max_records)
-        self._priced = loss
-
-    def sum(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        """Release the histogram, then sum as the parent does."""
-        # Clear the last batch's prices: each batch's histogram is charged once, and so released exactly once.
-        self._priced.prices_QC = None
-        in_one_pass = self.engine == "book_keeping" and 0 < len(x) <= (self._max_records or len(x))
-        if not in_one_pass or owner_B is not None:
-            # An empty batch is one empty part: its zeros get their noise as any others.
-            size = self._max_records or max(1, len(x))
-            parts = zip(torch.split(x, size), torch.split(targets, size), strict=True)
-            # Shares are of the whole batch: a person may be in two parts.
-            share_B = None if owner_B is None else shares_of(owner_B)
-            histograms = []
-            with torch.no_grad():
-                for number, (part, codes) in enumerate(parts):
-                    self._priced.share_B = None if share_B is None else share_B[number * size :][: len(part)]
-                    histograms.append(self._priced.histogram(self._model(part), codes))
-            self._priced.share_B = None
-            self._priced.release(torch.stack(histograms).sum(dim=0))
-        return super().sum(x, targets, owner_B)
 
 
 def priced_training(
@@ -260,30 +240,26 @@ def priced_training(
     x: Tensor,
     labels: Tensor,
     cells: Tensor,
-    steps: PrivateSteps,
+    steps: HistogramSteps,
+    config: RacoDpConfig,
     *,
     num_cells: int,
     num_classes: int,
-    laplace_scale: float,
     pricing: Pricing,
     randomness: PrivateRandomness,
     histogram_randomness: PrivateRandomness,
-    sharpness: float = 1.0,
-    counts_labels: bool = False,
     person_N: Tensor | None = None,
-    size_noise: float | None = None,
-    events: tuple[Event, ...] = (),
 ) -> PrivateTraining:
     """DP-SGD on private ``x`` (N, ...), ``labels`` (N,) and ``cells`` (N,), with a noisy histogram before each sum.
 
-    ``pricing`` maps each noisy histogram (Q, C) to prices of that shape. With ``size_noise`` the number of records of
-    every cell is released too, under Gaussian noise of that standard deviation, and the histogram is :func:`refined` by
-    it. ``histogram_randomness`` is apart from that of sampling and gradients: prices of 0 give DP-SGD bit for bit.
+    ``pricing`` maps each noisy histogram (Q, C) to prices of that shape. If the steps have noise for sizes, the number
+    of records of every cell is released too, and the histogram is :func:`refined` by it. ``histogram_randomness`` is
+    apart from that of sampling and gradients: prices of 0 give DP-SGD bit for bit.
     """
-    for name, noise in (("laplace_scale", laplace_scale), ("size_noise", size_noise or 0.0)):
-        if not 0 <= noise < math.inf:
-            raise ValueError(f"Expected {name} >= 0 and finite, got {noise}.")
-    laplace, sizes = LaplaceNoise(histogram_randomness, scale=laplace_scale), GaussianNoise(histogram_randomness)
+    from fairpate.nn.private_fit import GaussianNoise, LaplaceNoise, PrivateTraining, StepPlan
+
+    scale, size_noise = steps.laplace_scale, steps.size_noise
+    laplace, sizes = LaplaceNoise(histogram_randomness, scale=scale), GaussianNoise(histogram_randomness)
 
     def release(histogram_QC: Tensor) -> FloatArray:
         exact_QC = histogram_QC.numpy(force=True)
@@ -292,18 +268,28 @@ def priced_training(
         if size_noise is not None:
             # Of the exact histogram, under noise of its own: a noisy row's sum has the variance of all its entries.
             sizes_Q = exact_QC.sum(axis=1, dtype=np.float64) + size_noise * sizes.take(len(exact_QC)).numpy()
-            noisy_QC = refined(noisy_QC, sizes_Q, laplace_scale=laplace_scale, size_noise=size_noise)
+            noisy_QC = refined(noisy_QC, sizes_Q, laplace_scale=scale, size_noise=size_noise)
         return pricing(noisy_QC)
 
     loss = PricedLoss(
         num_cells=num_cells,
         num_classes=num_classes,
         release=release,
-        sharpness=sharpness,
-        counts_labels=counts_labels,
+        sharpness=config.sharpness,
+        counts_labels=config.counts == "labels",
     )
-    targets, plan = loss.targets(labels, cells), StepPlan(clipper=PricedClipper, events=events)
-    return PrivateTraining(model, x, targets, loss, steps, randomness=randomness, person_N=person_N, plan=plan)
+    # A person's average row sums to 1 as a record's does: the same event holds for persons.
+    event = steps.event if person_N is None else replace(steps.event, unit="person")
+    return PrivateTraining(
+        model,
+        x,
+        loss.targets(labels, cells),
+        loss,
+        steps.gradient,
+        randomness=randomness,
+        person_N=person_N,
+        plan=StepPlan(events=(event,)),
+    )
 
 
 def refined(histogram_QC: FloatArray, sizes_Q: FloatArray, *, laplace_scale: float, size_noise: float) -> FloatArray:
@@ -333,10 +319,6 @@ class HistogramSteps:
     size_floor: float
     averaged_share: float = 0.0
     size_noise: float | None = None
-
-    def __post_init__(self) -> None:
-        if not self.size_floor > 0:
-            raise ValueError(f"Expected size_floor > 0, got {self.size_floor}: noise can make a size negative.")
 
     @property
     def event(self) -> PoissonGaussianLaplaces:
@@ -416,8 +398,6 @@ def split_noise(joint: float, *, histogram_share: float) -> tuple[float, float]:
     Where noise is large, each release costs about half its inverse square: ``histogram_share`` is the histogram's part
     of the budget.
     """
-    if not 0 < histogram_share < 1:
-        raise ValueError(f"Expected 0 < histogram_share < 1, got {histogram_share}: both releases need noise.")
     return joint / math.sqrt(1 - histogram_share), joint / math.sqrt(histogram_share)
 
 
@@ -486,19 +466,14 @@ def train(
         x,
         y,
         torch.from_numpy(cells_N).to(y.device),
-        steps.gradient,
-        sharpness=config.sharpness,
-        counts_labels=config.counts == "labels",
+        steps,
+        config,
         num_cells=constraints.partition.num_cells,
         num_classes=constraints.num_classes,
-        laplace_scale=steps.laplace_scale,
-        size_noise=steps.size_noise,
         pricing=lagrangian,
         randomness=randomness,
         histogram_randomness=histogram_randomness,
         person_N=person_N,
-        # A person's average row sums to 1 as a record's does: the same event holds for persons.
-        events=(steps.event if person_N is None else replace(steps.event, unit="person"),),
     )
     events = training.run(averaged_share=steps.averaged_share, on_progress=on_progress)
     return RacoTrained(model=model, events=events, noise=randomness.label, report=lagrangian.report())

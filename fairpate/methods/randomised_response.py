@@ -187,9 +187,9 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
         )
         cells = ParityCells.of(labels.numpy(), reported.numpy(), num_groups=num_groups, constraint=config.constraint)
         features = scale_bytes(x).flatten(1).double().numpy()
-        mixture = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
+        members = fit_mixture(features, cells, sklearn.linear_model.LogisticRegression(solver="liblinear"), rules)
         coefficients = []
-        for member in mixture.members:
+        for member in members:
             if isinstance(member, sklearn.linear_model.LogisticRegression):
                 coefficients.append(np.append(member.coef_[0], member.intercept_[0]))
             else:  # a constant rule
@@ -231,7 +231,7 @@ class RandomisedResponse(AttributeMethod):
             self.require_as_released()
 
     @property
-    def learns_two_classes(self) -> bool:
+    def learns_two_classes(self) -> bool:  # type: ignore[override]
         """True unless F-LD learns."""
         return self.randomised_response.learner == "exponentiated_gradient"
 

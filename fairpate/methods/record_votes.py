@@ -121,6 +121,7 @@ class VotesOfRecords(ReleasingMethod):
     release."""
 
     protects_persons: ClassVar[bool] = True
+    reads_public: ClassVar[bool] = True  # public records get the labels
 
     student: StudentConfig = StudentConfig()
 
@@ -184,11 +185,6 @@ class VotesOfRecords(ReleasingMethod):
             group_names=dataset.group_names,
             class_names=dataset.label_names,
         )
-
-    @property
-    def reads_public(self) -> bool:
-        """True: public records get the labels."""
-        return True
 
     @property
     def reads_public_groups(self) -> bool:
@@ -514,8 +510,8 @@ _COMPARED = 2000  # public records, with one another
 _MOST_STEPS = 500
 
 
-class WeightedVotesConfig(TaughtConfig):
-    """The linear rule, and the labels that the student learns from."""
+class VectorsConfig(TaughtConfig):
+    """The embedding of records that add vectors, and the labels that the student learns from."""
 
     taught_share: float = Field(
         1.0,
@@ -523,6 +519,14 @@ class WeightedVotesConfig(TaughtConfig):
         le=1,
         description="Share of the public pool that the student learns from: the records with the most certain labels.",
     )
+    embedding: EmbeddingConfig = Field(
+        EmbeddingConfig(), description="Embedding that is fitted to public records; `data.embedding` takes precedence."
+    )
+
+
+class WeightedVotesConfig(VectorsConfig):
+    """The linear rule, and the labels that the student learns from."""
+
     by_group: bool = Field(
         False,
         description="Whether to release a row per class and group, which shows how private groups are treated but "
@@ -532,9 +536,6 @@ class WeightedVotesConfig(TaughtConfig):
         2.0,
         description="Ridge penalty of the linear rule, as a multiple of the standard deviation of the noise divided "
         "by the number of records.",
-    )
-    embedding: EmbeddingConfig = Field(
-        EmbeddingConfig(), description="Embedding that is fitted to public records; `data.embedding` takes precedence."
     )
 
 
@@ -689,8 +690,12 @@ def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridg
 
 
 def labels_of_rule(rule_CW: DoubleArray, phi_MW: DoubleArray) -> PoolLabels:
-    """The pool's labels by the linear rule (C, W); the lead over the runner-up is how certain each is."""
-    chances_MC = softmax(phi_MW @ rule_CW.T, axis=1)
+    """The pool's labels by the linear rule (C, W)."""
+    return labels_of_chances(softmax(phi_MW @ rule_CW.T, axis=1))
+
+
+def labels_of_chances(chances_MC: DoubleArray) -> PoolLabels:
+    """The most likely labels; the lead over the runner-up is how certain each is."""
     ordered_MC = np.sort(chances_MC, axis=1)
     return PoolLabels(
         labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2], chances_MC=chances_MC

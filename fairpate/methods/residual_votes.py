@@ -28,19 +28,25 @@ Shapes: N private records, M public ones, C classes, W numbers per class.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
+from torch import Tensor
 
-from fairpate.config import Count, EmbeddingConfig, Positive
+from fairpate.config import Count, Positive, RayConfig
 from fairpate.data import Dataset
+from fairpate.data.dataset import Split, whole_persons
+from fairpate.data.large_arrays import Gathered
 from fairpate.methods.base import ExpectedVotes, NoisySum, Trained, Training
 from fairpate.methods.record_votes import (
     UNITS,
     TaughtConfig,
+    VectorsConfig,
     VotesOfRecords,
     WeightedBallot,
     balancing_weights,
@@ -49,11 +55,13 @@ from fairpate.methods.record_votes import (
     with_noise,
 )
 from fairpate.privacy.accountant import least_noise
-from fairpate.privacy.discrete_gaussian import NoiseSource
+from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.events import of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
 from fairpate.types import IntArray
+from teachers.ensemble import BlockPool
+from teachers.ray_pool import open_pool
 
 DoubleArray = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.integer]
@@ -141,20 +149,88 @@ def shortened(matrix: IntArray, *, norm: int) -> IntArray:
     return short
 
 
+Left = Callable[[Whole, IntArray], Whole]
+"""The vector of numbers (n, A) of n records, from their votes (n, W) and labels (n,)."""
+_Part = tuple[Whole, IntArray, IntArray | None]
+
+
+def indicators(num_classes: int) -> Left:
+    """One at a record's label and zero elsewhere: the sums by class."""
+    return partial(_indicators, num_classes)
+
+
+def _indicators(num_classes: int, phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - of labels alone
+    found_NC: IntArray = (labels_N[:, None] == np.arange(num_classes)).astype(np.int64)
+    return found_NC
+
+
+def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - whatever the label is
+    """The votes: the sum of products is that of second moments."""
+    return phi_NW
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordSums:
+    """Exact sums over private records of ``left phi^T``, computed part by part by the workers of ``pool``.
+
+    Votes of many records are mapped from a file: memory does not grow with their number. Sums of whole numbers are the
+    same in any order, so that they do not depend on the parts or on the workers. ``person_N`` None: no persons.
+    """
+
+    phi_NW: Whole
+    labels_N: IntArray
+    person_N: IntArray | None
+    pool: BlockPool
+
+    @classmethod
+    def of(cls, ballot: WeightedBallot, private: Split, pool: BlockPool) -> RecordSums:
+        """The votes of ``private`` records."""
+        starts = range(0, max(len(private), 1), _AT_ONCE)
+        parts = (private.x[start : start + _AT_ONCE] for start in starts)
+        votes, waiting, position = Gathered(), dict[int, Whole](), 0
+        # Workers answer in any order, and the file has that of the records.
+        for number, part in pool.run(_votes_of_part, ballot, parts):
+            waiting[number] = part
+            while position in waiting:
+                votes.append(waiting.pop(position))
+                position += 1
+        person_N = None if private.person_N is None else private.person_N.numpy()
+        return cls(phi_NW=votes.array(), labels_N=private.y.numpy(), person_N=person_N, pool=pool)
+
+    def total(self, left: Left, *, norm: int) -> IntArray:
+        """The exact sum (A, W). ``norm`` bounds what a record adds, and what a person adds (:func:`product_sum`)."""
+        starts = range(0, max(len(self.labels_N), 1), _AT_ONCE)
+        # Whole persons in every part: what a person adds is shortened as one.
+        rows = (
+            (slice(start, start + _AT_ONCE) for start in starts)
+            if self.person_N is None
+            else whole_persons(self.person_N, _AT_ONCE)
+        )
+        parts = (
+            (self.phi_NW[part], self.labels_N[part], None if self.person_N is None else self.person_N[part])
+            for part in rows
+        )
+        return self.pool.sum(_sum_of_part, (left, norm), parts, lambda _: None).astype(np.int64)
+
+
+def _votes_of_part(ballot: WeightedBallot, x: Tensor, device: str) -> Whole:  # noqa: ARG001 - whole numbers
+    # In 16 bits: no number of a vote is above U, which is 2^14.
+    return ballot.votes(x).astype(np.int16)
+
+
+def _sum_of_part(how: tuple[Left, int], part: _Part, device: str) -> IntArray:  # noqa: ARG001
+    (left, norm), (phi_NW, labels_N, person_N) = how, part
+    return product_sum(left(phi_NW, labels_N), phi_NW, norm=norm, person_N=person_N)
+
+
 def _rows_of_persons(person_N: IntArray) -> Iterator[IntArray]:
     rows = np.argsort(person_N, kind="stable")
     yield from np.split(rows, np.flatnonzero(np.diff(person_N[rows])) + 1) if len(rows) else ()
 
 
-class ResidualVotesConfig(TaughtConfig):
+class ResidualVotesConfig(VectorsConfig):
     """The linear rule, and the labels that the student learns from."""
 
-    taught_share: float = Field(
-        1.0,
-        gt=0,
-        le=1,
-        description="Share of the public pool that the student learns from: the records with the most certain labels.",
-    )
     curvature: Curvature | None = Field(
         None,
         description="Second moments: of the `public` pool, or a `private` release. null: decided by the released sums, "
@@ -169,9 +245,6 @@ class ResidualVotesConfig(TaughtConfig):
         2.0,
         description="Ridge penalty of the first linear rule, as a multiple of the standard deviation of the noise "
         "divided by the number of records.",
-    )
-    embedding: EmbeddingConfig = Field(
-        EmbeddingConfig(), description="Embedding that is fitted to public records; `data.embedding` takes precedence."
     )
 
     def rounds(self, curvature: Curvature) -> int:
@@ -208,6 +281,7 @@ class ResidualVotes(VotesOfRecords):
 
     method: str = "residual_votes"
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
+    ray: RayConfig = RayConfig(num_actors=0)
 
     @property
     def by_group(self) -> bool:
@@ -244,27 +318,25 @@ class ResidualVotes(VotesOfRecords):
     def measure(self, training: Training) -> Released:
         """Release sums, second moments if the curvature is private, and residuals; each release may depend on earlier
         ones."""
-        dataset, settings, private = training.dataset, self.residual_votes, training.dataset.private
-        noise, source, labels_N = self.multiplier(), self.source, private.y.numpy()
-        person_N = None if private.person_N is None else private.person_N.numpy()
-
-        def noisy_sum(left_NA: Whole, right_NB: Whole, event: VoteSums, name: str) -> IntArray:
-            exact_AB = product_sum(left_NA, right_NB, norm=event.norm, person_N=person_N)
-            return with_noise(
-                exact_AB,
-                stddev=event.noise_stddev_votes,
-                source=source,
-                row=f"{name}, class",
-                noisy_sum=training.noisy_sum,
-            )
-
-        with training.reporter.stage("votes"):
+        dataset, settings = training.dataset, self.residual_votes
+        noise, source = self.multiplier(), self.source
+        with training.reporter.stage("votes"), open_pool(self.ray) as pool:
             ballot = WeightedBallot.of(dataset, settings.embedding)
-            # In 16 bits: no number of a vote is above U, which is 2^14.
-            phi_NW, pool_MW = (ballot.votes(split.x).astype(np.int16) for split in (private, dataset.public))
+            records = RecordSums.of(ballot, dataset.private, pool)
+
+            def noisy_sum(left: Left, event: VoteSums, name: str) -> IntArray:
+                exact_AW = records.total(left, norm=event.norm)
+                return with_noise(
+                    exact_AW,
+                    stddev=event.noise_stddev_votes,
+                    source=source,
+                    row=f"{name}, class",
+                    noisy_sum=training.noisy_sum,
+                )
+
+            pool_MW = ballot.votes(dataset.public.x).astype(np.int16)
             sums = settings.events(noise, "public")[0]
-            ones_NC = (labels_N[:, None] == np.arange(dataset.num_classes)).astype(np.int64)
-            sums_CW = noisy_sum(ones_NC, phi_NW, sums, "sums")
+            sums_CW = noisy_sum(indicators(dataset.num_classes), sums, "sums")
             # The constant's column counts records, under the same noise: the real number is never read.
             num_records = max(float(sums_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
             # From the noisy number of records and public facts alone: the choice is post-processing.
@@ -282,7 +354,7 @@ class ResidualVotes(VotesOfRecords):
                 inverse_WW = curvature_inverse(moments_WW, floor=floor)
                 rule_CW = matched_rule(phi_MW, mean_CW, weights_M, ridge=floor / num_records)
             else:
-                exact_WW = product_sum(phi_NW, phi_NW, norm=events[1].norm, person_N=person_N)
+                exact_WW = records.total(votes_themselves, norm=events[1].norm)
                 spread = events[1].noise_stddev_votes
                 arrays["moments_WW"] = noisy_moments(exact_WW, spread, source, training.noisy_sum)
                 # In proportion to the typical largest eigenvalue of the noise, a public number.
@@ -293,9 +365,9 @@ class ResidualVotes(VotesOfRecords):
                 rule_CW = _START * (found_CW - found_CW.mean(axis=0)) @ inverse_WW
             steps = []
             for number in range(settings.rounds(curvature)):
-                left_NC = residuals(phi_NW, labels_N, whole_rule(rule_CW), bound=settings.bound)
+                left = partial(residuals, rule_CW=whole_rule(rule_CW), bound=settings.bound)
                 # Named by the round: under a seed, all rounds would otherwise draw the same noise.
-                steps.append(noisy_sum(left_NC, phi_NW, events[-1], f"residuals {number}"))
+                steps.append(noisy_sum(left, events[-1], f"residuals {number}"))
                 # From released sums alone, so that the rule of the next round is public.
                 rule_CW = rule_CW + settings.step * steps[-1] / UNITS**2 @ inverse_WW
         training.reporter.note("votes", f"{pool_MW.shape[1]} numbers per class, {curvature} curvature")
@@ -318,14 +390,25 @@ def _curvature_for(noise: float, num_records: float, shape: tuple[int, ...]) -> 
     return "private" if error < num_records / math.sqrt(num_public) / 2 else "public"
 
 
+def _noise(shape: tuple[int, ...], stddev: float, source: NoiseSource, name: str) -> IntArray:
+    words = source.words([f"{name}, class {row}" for row in range(shape[0])], shape[1])
+    return discrete_gaussians(stddev, words, source)
+
+
 def noisy_moments(exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_sum: NoisySum | None) -> IntArray:
-    """The symmetric matrix with noise of the standard deviation ``stddev`` on the diagonal, and at least this over sqrt
-    2 above it."""
+    """The symmetric matrix with the noise of :func:`symmetric_noise`, summed over all sites where there are several."""
+    if noisy_sum is None:
+        return exact_WW + symmetric_noise(len(exact_WW), stddev, source)
     less = math.nextafter(stddev / math.sqrt(2), math.inf)
-    upper_WW = np.triu(exact_WW, 1)
-    above = np.triu(with_noise(upper_WW, stddev=less, source=source, row="moments, class", noisy_sum=noisy_sum), 1)
-    squares_1W = exact_WW.diagonal()[None].copy()
-    (diagonal,) = with_noise(squares_1W, stddev=stddev, source=source, row="squares, class", noisy_sum=noisy_sum)
+    above = np.triu(noisy_sum(np.triu(exact_WW, 1), stddev=less, name="moments"), 1)
+    (diagonal,) = noisy_sum(exact_WW.diagonal()[None].copy(), stddev=stddev, name="squares")
+    return above + above.T + np.diag(diagonal)
+
+
+def symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray:
+    """Noise (W, W) of the standard deviation ``stddev`` on the diagonal, and at least this over sqrt 2 above it."""
+    above = np.triu(_noise((width, width), math.nextafter(stddev / math.sqrt(2), math.inf), source, "moments"), 1)
+    diagonal = _noise((1, width), stddev, source, "squares")[0]
     return above + above.T + np.diag(diagonal)
 
 

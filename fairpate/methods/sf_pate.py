@@ -62,15 +62,11 @@ class SfPate(PateFamily):
     title: ClassVar[str] = "SF-PATE"
     paper: ClassVar[str] = "Tran, Zhu, Fioretto and Van Hentenryck, SF-PATE"
     reads_groups: ClassVar[bool] = True
+    protects_attribute_only: ClassVar[bool] = True  # features and labels are public
 
     method: str = "sf_pate"
     sf_pate: SfPateConfig = SfPateConfig()
     f_ld: FldConfig = FldConfig()
-
-    @property
-    def protects_attribute_only(self) -> bool:
-        """Features and labels are public."""
-        return True
 
     def check(self) -> None:
         """Raise ConfigError also for counts that sf_s would not read."""
@@ -93,11 +89,11 @@ class SfPate(PateFamily):
         return dict.fromkeys(unread, "sf_pate.variant")
 
     @property
-    def reads_public(self) -> bool:
+    def reads_public(self) -> bool:  # type: ignore[override]
         return self.sf_pate.variant == "sf_t"
 
     @property
-    def keeps_teachers(self) -> bool:
+    def keeps_teachers(self) -> bool:  # type: ignore[override]
         """True in SF_S. The teachers of SF_T are trained, queried and discarded one by one."""
         return self.sf_pate.variant == "sf_s"
 

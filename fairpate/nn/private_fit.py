@@ -51,11 +51,9 @@ class PrivateRandomness(Protocol):
     @property
     def label(self) -> NoiseLabel:
         """The source of the randomness, which decides whether the guarantee holds."""
-        ...
 
     def words(self, size: int) -> Tensor:
         """Independent uniform words of 64 bits, ``int64`` of shape (size,)."""
-        ...
 
 
 class OsRandomness:
@@ -119,7 +117,6 @@ class BatchSampler(Protocol):
 
     def next(self) -> Tensor:
         """Rows of the next batch, ``int64``."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -431,8 +428,8 @@ class ShiftedClipper(GradientClipper):
                     "The public gradient is not finite; lower the learning rate, or the regulariser's weight."
                 )
         # The twin in double precision follows the model that the steps move.
-        self._model.load_state_dict(self._original.state_dict())
-        self._model.train(self._original.training)
+        self.model.load_state_dict(self._original.state_dict())
+        self.model.train(self._original.training)
         return super().sum(x.double() if x.is_floating_point() else x, targets, owner_B)
 
     def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:

@@ -8,8 +8,8 @@ never added. Costs that depend on private votes are private themselves: ``rdp`` 
 votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
 
 The module reads from single steps to whole runs: conversion of a curve (Canonne, Kamath and Steinke 2020, Proposition
-12; Mironov 2017, Proposition 3), amplification by Poisson sampling, prices of events, filters that decide when adaptive
-queries must stop, and the search for the least noise that meets a target.
+12), amplification by Poisson sampling, prices of events, filters that decide when adaptive queries must stop, and the
+search for the least noise that meets a target.
 
 Where events come from, how they are stored and which budget a run has is decided elsewhere. Shapes: A orders, K
 moments.
@@ -41,29 +41,18 @@ from fairpate.privacy.loss_distributions import LossDistribution
 from fairpate.types import Relation, Unit
 
 FloatArray = npt.NDArray[np.float64]
-Conversion = Literal["improved", "classic"]
 
 
-def epsilon_of_curve(
-    rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float, conversion: Conversion = "improved"
-) -> tuple[float, float]:
+def epsilon_of_curve(rdp_A: npt.ArrayLike, orders_A: npt.ArrayLike, *, target_delta: float) -> tuple[float, float]:
     """(epsilon, best order) of a given Renyi curve. ValueError for a NaN or negative cost or a bad delta.
 
-    ``improved`` is Canonne, Kamath and Steinke 2020, Proposition 12, by dp_accounting; ``classic`` is Mironov 2017,
-    Proposition 3: valid, looser.
+    The conversion is that of Canonne, Kamath and Steinke 2020, Proposition 12, by dp_accounting.
     """
     if not 0 < target_delta < 1:
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
     costs, orders = np.asarray(rdp_A, dtype=np.float64), np.asarray(orders_A, dtype=np.float64)
     if not np.all(costs >= 0):
         raise ValueError("Expected a Renyi curve without NaN or negative values.")
-    if conversion == "classic":
-        # A Renyi divergence of 0 means equal distributions, which cost no epsilon and no delta.
-        epsilon_A = np.where(costs == 0, 0.0, costs - math.log(target_delta) / (orders - 1))
-        best = int(np.argmin(epsilon_A))
-        return float(epsilon_A[best]), float(orders[best])
-    if conversion != "improved":
-        raise ValueError(f"Expected conversion 'improved' or 'classic', got {conversion!r}.")
     # dp_accounting converts order by order in Python: only the orders within rounding of the least epsilon go there.
     with np.errstate(divide="ignore", invalid="ignore"):
         epsilon_A = costs + np.log1p(-1 / orders) - np.log(target_delta * orders) / (orders - 1)
@@ -206,15 +195,12 @@ _MOST_EXCESS = 2e-3  # of an epsilon, by its loss distributions' grid
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonAtDelta:
-    """An epsilon at a given delta. ``order`` is the Renyi order that gave it; if ``at_grid_end``, no order beyond it
-    was tried, so a wider grid might give a smaller epsilon. ``unit`` and ``relation`` are None when no event was
-    priced."""
+    """An epsilon at a given delta. ``order`` is the Renyi order that gave it. ``unit`` and ``relation`` are None when
+    no event was priced."""
 
     epsilon: float
     delta: float
     order: float
-    at_grid_end: bool
-    conversion: Conversion
     data_dependent: bool
     unit: Unit | None
     relation: Relation | None
@@ -222,7 +208,10 @@ class EpsilonAtDelta:
 
 @singledispatch
 def event_rdp(event: object, orders_A: FloatArray) -> FloatArray:  # noqa: ARG001 - the signature of every pricing
-    """The Renyi curve of one event, shape (A,). Register a pricing per event type; an unknown type is a TypeError."""
+    """The Renyi curve of one event, shape (A,). Register a pricing per event type; an unknown type is a TypeError.
+
+    A pricing is never asked about an event whose ``count`` is 0.
+    """
     raise TypeError(f"Expected an event with a registered pricing, got {type(event).__name__}.")
 
 
@@ -231,20 +220,19 @@ def _(event: ThresholdChecks, orders_A: FloatArray) -> FloatArray:
     single_A = gnmax.threshold_rdp_data_independent(
         threshold_stddev_votes=event.threshold_stddev_votes, orders_A=orders_A
     )
-    return _repeated(event.count, single_A)
+    return event.count * single_A
 
 
 @event_rdp.register
 def _(event: NoisyArgmaxes, orders_A: FloatArray) -> FloatArray:
-    single_A = gnmax.gnmax_rdp_data_independent(noise_stddev_votes=event.noise_stddev_votes, orders_A=orders_A)
-    return _repeated(event.count, single_A)
+    return event.count * gnmax.gnmax_rdp_data_independent(
+        noise_stddev_votes=event.noise_stddev_votes, orders_A=orders_A
+    )
 
 
 @event_rdp.register
 def _(event: ConfidentGnmaxQueries, orders_A: FloatArray) -> FloatArray:
-    return _repeated(
-        event.count, gnmax.confident_gnmax_rdp_data_independent(**_confident_gnmax(event), orders_A=orders_A)
-    )
+    return event.count * gnmax.confident_gnmax_rdp_data_independent(**_confident_gnmax(event), orders_A=orders_A)
 
 
 @event_rdp.register
@@ -259,10 +247,8 @@ def _(event: PoissonGaussians, orders_A: FloatArray) -> FloatArray:
     # The binomial mixture compares a mixture with one plain distribution; replacing compares two mixtures.
     if event.relation != "add or remove one":
         raise ValueError("No Renyi curve for replacing a record of a Poisson sample; use epsilon_pld.")
-    if event.count and not event.noise_multiplier:
+    if not event.noise_multiplier:
         return np.full(len(orders_A), math.inf)
-    if not event.count:
-        return np.zeros(len(orders_A))
     return event.count * poisson_gaussian_rdp(
         event.noise_multiplier, sampling_rate=event.sampling_rate, orders_A=orders_A
     )
@@ -291,7 +277,7 @@ def rdp_data_dependent(events: Sequence[Event], orders_A: npt.ArrayLike = DEFAUL
     orders = np.asarray(orders_A, dtype=np.float64)
     _common_guarantee(events)
     total_A = np.zeros(len(orders))
-    for event in events:
+    for event in _happened(events):
         price_A = event_rdp(event, orders)
         # Event by event: in the sum a negative price could hide behind another one.
         if not np.all(price_A >= 0):
@@ -322,39 +308,26 @@ def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
 
 
 def epsilon(
-    events: Sequence[Event],
-    *,
-    target_delta: float,
-    orders_A: Sequence[float] | None = None,
-    conversion: Conversion = "improved",
+    events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
 ) -> EpsilonAtDelta:
     """The smallest epsilon at ``target_delta`` that the composed curve gives; may be published.
 
-    ``orders_A`` None takes the default grid; ``conversion`` is that of :func:`epsilon_of_curve`. Errors as ``rdp``, and
-    ValueError unless 0 < target_delta < 1.
+    Errors as ``rdp``, and ValueError unless 0 < target_delta < 1.
     """
     _require_data_independent(events)
-    return epsilon_data_dependent(events, target_delta=target_delta, orders_A=orders_A, conversion=conversion)
+    return epsilon_data_dependent(events, target_delta=target_delta, orders_A=orders_A)
 
 
 def epsilon_data_dependent(
-    events: Sequence[Event],
-    *,
-    target_delta: float,
-    orders_A: Sequence[float] | None = None,
-    conversion: Conversion = "improved",
+    events: Sequence[Event], *, target_delta: float, orders_A: npt.ArrayLike = DEFAULT_ORDERS
 ) -> EpsilonAtDelta:
     """``epsilon`` for the operator: where an event holds private votes the result must not be published."""
     unit, relation = _common_guarantee(events)
-    orders = np.asarray(DEFAULT_ORDERS if orders_A is None else orders_A, dtype=np.float64)
-    curve_A = rdp_data_dependent(events, orders)
-    value, order = epsilon_of_curve(curve_A, orders, target_delta=target_delta, conversion=conversion)
+    value, order = epsilon_of_curve(rdp_data_dependent(events, orders_A), orders_A, target_delta=target_delta)
     return EpsilonAtDelta(
         epsilon=value,
         delta=target_delta,
         order=order,
-        at_grid_end=0 < value < math.inf and order in (orders.min(), orders.max()),
-        conversion=conversion,
         data_dependent=any(event.data_dependent for event in events),
         unit=unit,
         relation=relation,
@@ -365,7 +338,7 @@ def epsilon_data_dependent(
 def event_pld(event: object, interval: float) -> LossDistribution | None:  # noqa: ARG001 - as every pricing
     """The loss distribution of one event on a grid of ``interval``; None for one without noise: nothing is guaranteed.
 
-    Register one per event type that has it; an unknown type is a TypeError.
+    Register one per event type that has it, for a ``count`` of 1 and more; an unknown type is a TypeError.
     """
     raise TypeError(f"Expected an event with a registered loss distribution, got {type(event).__name__}.")
 
@@ -402,7 +375,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
         raise ValueError(f"Expected 0 < target_delta < 1, got {target_delta}.")
     _require_data_independent(events)
     _common_guarantee(events)
-    if not events:
+    if not _happened(events):
         return 0.0
     if target_delta < loss_distributions.LEAST_DELTA:
         try:
@@ -430,7 +403,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
 # Composing is slow, and a run asks for the same events again and again.
 @lru_cache(maxsize=1024)
 def _epsilon_pld(events: tuple[Event, ...], target_delta: float, interval: float) -> tuple[float, float]:
-    total = loss_distributions.composed([event_pld(event, interval) for event in events])
+    total = loss_distributions.composed([event_pld(event, interval) for event in _happened(events)])
     return loss_distributions.epsilon_and_excess(total, target_delta)
 
 
@@ -466,9 +439,9 @@ def _confident_gnmax(event: ConfidentGnmaxQueries | ConfidentGnmaxVotes) -> dict
     }
 
 
-def _repeated(count: int, single_A: FloatArray) -> FloatArray:
-    """``count`` times one curve; a count of 0 costs 0 even where one release costs infinity."""
-    return count * single_A if count else np.zeros_like(single_A)
+def _happened(events: Sequence[Event]) -> list[Event]:
+    """The events that happened at all: a count of 0 costs 0 even where one release costs infinity."""
+    return [event for event in events if getattr(event, "count", 1)]
 
 
 def _common_guarantee(events: Sequence[Event]) -> tuple[Unit | None, Relation | None]:

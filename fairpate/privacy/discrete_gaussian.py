@@ -40,7 +40,6 @@ class RandomSource(Protocol):
 
     def randbelow(self, n: int) -> int:
         """One integer, uniform on 0 .. n - 1; n >= 1 may exceed 64 bits."""
-        ...
 
 
 class NoiseSource(RandomSource, Protocol):
@@ -49,15 +48,12 @@ class NoiseSource(RandomSource, Protocol):
     @property
     def label(self) -> str:
         """``os_entropy`` or ``seeded: not private``; belongs in every artefact of a run."""
-        ...
 
     def derive(self, *parts: str | int) -> NoiseSource:
         """The source for the release that ``parts`` identify, independent of earlier draws."""
-        ...
 
     def words(self, keys: Sequence[str], count: int) -> WordArray:
         """``count`` uniform 64-bit words for each release that ``keys`` identify, shape (len(keys), count)."""
-        ...
 
 
 class OsEntropy:

@@ -19,22 +19,18 @@ class Event(Protocol):
     @property
     def unit(self) -> Unit:
         """The unit whose change the price covers: ``record``, all records of a ``person``, ``sensitive attribute``."""
-        ...
 
     @property
     def relation(self) -> Relation:
         """The difference between neighbouring data sets: one unit added or removed, or replaced."""
-        ...
 
     @property
     def noun(self) -> str:
         """Singular name of the event for pages and statements; the words before `` of `` take the plural s."""
-        ...
 
     @property
     def data_dependent(self) -> bool:
         """True if the price is computed from private values and must stay with the operator."""
-        ...
 
 
 class SpentError(ValueError):
@@ -60,13 +56,25 @@ def spent(events: Sequence[Event], *, noise: str) -> Iterator[None]:
 
 class CountedEvent:
     """An event that happened ``count`` times. Subclasses declare the field themselves, at the place where statements
-    list it."""
+    list it.
+
+    ValueError for a sampling rate outside (0, 1], a norm below 1, and any other number below 0 except a threshold.
+    """
 
     count: int
 
     def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"Expected count >= 0, got {self.count}.")
+        for name, value in vars(self).items():
+            if isinstance(value, str) or name == "threshold" or (name, value) == ("threshold_stddev_votes", None):
+                continue
+            if name == "sampling_rate":
+                is_valid, expected = 0 < value <= 1, f"0 < {name} <= 1"
+            else:
+                least = 1 if name == "norm" else 0
+                is_valid, expected = value >= least, f"{name} >= {least}"
+            # NaN fails each comparison.
+            if not is_valid:
+                raise ValueError(f"Expected {expected}, got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,15 +152,6 @@ class PoissonGaussians(CountedEvent):
     sampling_rate: float
     unit: Unit = "record"
     relation: Relation = "add or remove one"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # `not >=` refuses NaN as well.
-        if not self.noise_multiplier >= 0 or not 0 < self.sampling_rate <= 1:
-            raise ValueError(
-                "Expected noise_multiplier >= 0 and 0 < sampling_rate <= 1, got "
-                f"{self.noise_multiplier} and {self.sampling_rate}."
-            )
 
 
 def of_unit(event: Any, unit: Unit) -> Any:

@@ -34,6 +34,7 @@ import numpy.typing as npt
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import Accounting, FloatArray, event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian import RandomSource, bernoulli_exp, sample_discrete_laplace
+from fairpate.privacy.events import CountedEvent
 from fairpate.privacy.loss_distributions import (
     DEFAULT_INTERVAL,
     Laplace,
@@ -51,7 +52,7 @@ _STEPS_PER_RELEASE, _TOLERANCE = 20, 1e-3  # of the search for an epsilon per re
 
 
 @dataclass(frozen=True, kw_only=True)
-class PureReleases:
+class PureReleases(CountedEvent):
     """``count`` releases by any mechanism, each ``epsilon``-DP for one ``unit`` under ``relation``.
 
     ``epsilon`` may be ``inf``: nothing is guaranteed.
@@ -64,10 +65,6 @@ class PureReleases:
     unit: Unit = "sensitive attribute"
     relation: Relation = "replace one"
 
-    def __post_init__(self) -> None:
-        if self.count < 0 or not self.epsilon >= 0:
-            raise ValueError(f"Expected count >= 0 and epsilon >= 0, got {self.count} and {self.epsilon}.")
-
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceReleases(PureReleases):
@@ -79,8 +76,8 @@ class LaplaceReleases(PureReleases):
 @event_rdp.register
 def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
     # Any epsilon-DP release is a post-processing of randomised response between two values, and costs no more.
-    if not event.count or not math.isfinite(event.epsilon):
-        return np.full(len(orders_A), math.inf if event.count else 0.0)
+    if not math.isfinite(event.epsilon):
+        return np.full(len(orders_A), math.inf)
     log_moment_A = np.logaddexp(orders_A * event.epsilon, (1 - orders_A) * event.epsilon)
     # ln of e^(alpha eps) + e^((1 - alpha) eps) over 1 + e^eps, in log space: alpha eps may overflow an exponential.
     single_A = (log_moment_A - np.logaddexp(0.0, event.epsilon)) / (orders_A - 1)
@@ -92,8 +89,8 @@ def _(event: PureReleases, orders_A: FloatArray) -> FloatArray:
 @event_rdp.register
 def _(event: LaplaceReleases, orders_A: FloatArray) -> FloatArray:
     # Mironov 2017 (arXiv 1702.07476), Proposition 6.
-    if not event.count or not math.isfinite(event.epsilon):
-        return np.full(len(orders_A), math.inf if event.count else 0.0)
+    if not math.isfinite(event.epsilon):
+        return np.full(len(orders_A), math.inf)
     forth_A = np.log(orders_A / (2 * orders_A - 1)) + (orders_A - 1) * event.epsilon
     back_A = np.log((orders_A - 1) / (2 * orders_A - 1)) - orders_A * event.epsilon
     single_A = np.logaddexp(forth_A, back_A) / (orders_A - 1)
@@ -103,7 +100,7 @@ def _(event: LaplaceReleases, orders_A: FloatArray) -> FloatArray:
 
 @event_pld.register
 def _(event: PureReleases, interval: float) -> LossDistribution | None:
-    if not event.count or not event.epsilon:
+    if not event.epsilon:
         return nothing(interval)
     if math.isinf(event.epsilon):
         return None
@@ -112,7 +109,7 @@ def _(event: PureReleases, interval: float) -> LossDistribution | None:
 
 @event_pld.register
 def _(event: LaplaceReleases, interval: float) -> LossDistribution | None:
-    if not event.count or not event.epsilon:
+    if not event.epsilon:
         return nothing(interval)
     if math.isinf(event.epsilon):
         return None

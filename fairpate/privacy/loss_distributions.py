@@ -454,11 +454,9 @@ class WorstPair(Protocol):
     @property
     def largest_loss(self) -> float:
         """The largest loss that matters; larger ones have a mass below 1e-33."""
-        ...
 
     def divergence(self, epsilons: FloatArray) -> FloatArray:
         """The hockey-stick divergence at thresholds of any sign."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,9 +538,10 @@ def _rounding(terms: FloatArray, deviations: FloatArray | float, exponents: Floa
 
 
 def gaussians(count: int, noise_multiplier: float, *, interval: float = DEFAULT_INTERVAL) -> LossDistribution | None:
-    """``count`` Gaussian releases of sensitivity 1, which cost as much as one with sqrt(count) times less noise."""
-    if not count or not noise_multiplier:
-        return None if count else nothing(interval)
+    """``count`` Gaussian releases of sensitivity 1, at least one: they cost as much as one with sqrt(count) times less
+    noise."""
+    if not noise_multiplier:
+        return None
     return unsampled(Gaussian(noise_multiplier=noise_multiplier / math.sqrt(count)), interval=interval)
 
 
@@ -554,9 +553,9 @@ def poisson_gaussians(
     relation: Relation = "add or remove one",
     interval: float = DEFAULT_INTERVAL,
 ) -> LossDistribution | None:
-    """``count`` Gaussian sums, each over a fresh Poisson sample; a record adds at most 1 to one."""
-    if not count or not noise_multiplier:
-        return None if count else nothing(interval)
+    """``count`` Gaussian sums, at least one, each over a fresh Poisson sample; a record adds at most 1 to one."""
+    if not noise_multiplier:
+        return None
     if relation == "replace one":
         step = _replacing(noise_multiplier, sampling_rate, interval)
     else:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
@@ -28,7 +28,14 @@ import numpy.typing as npt
 from fairpate.privacy import accountant, gnmax
 from fairpate.privacy.accountant import DEFAULT_ORDERS, FloatArray, event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
-from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event, TeacherEvent, of_unit
+from fairpate.privacy.events import (
+    ConfidentGnmaxQueries,
+    ConfidentGnmaxVotes,
+    CountedEvent,
+    Event,
+    TeacherEvent,
+    of_unit,
+)
 from fairpate.privacy.loss_distributions import (
     UNIT,
     GaussianAndLaplace,
@@ -36,13 +43,12 @@ from fairpate.privacy.loss_distributions import (
     add_split,
     gaussians,
     mixed_with_nothing,
-    nothing,
     on_poisson_sample,
     poisson_gaussians,
     repeated,
 )
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
-from fairpate.types import Relation, Unit
+from fairpate.types import Relation, Unit, worded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +70,7 @@ def of_teachers(event: Event, unit: Unit) -> Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoissonGaussianLaplaces:
+class PoissonGaussianLaplaces(CountedEvent):
     """``count`` steps, each a Gaussian sum and a Laplace sum over one fresh Poisson sample of records or persons.
 
     Both sums are on the same sample: they are composed first and amplified once.
@@ -81,21 +87,15 @@ class PoissonGaussianLaplaces:
     laplace_scale: float
     sampling_rate: float
 
-    def __post_init__(self) -> None:
-        _require(self.count, self.sampling_rate, self.gradient_noise_multiplier, self.laplace_scale)
-
 
 @dataclass(frozen=True, kw_only=True)
-class _AttributeEvent:
+class _AttributeEvent(CountedEvent):
     noun: ClassVar[str] = "attribute-level Gaussian sum"
     unit: ClassVar[Unit] = "sensitive attribute"
     relation: ClassVar[Relation] = "replace one"
     data_dependent: ClassVar[bool] = False
     count: int
     attribute_noise_multiplier: float
-
-    def __post_init__(self) -> None:
-        _require(self.count, getattr(self, "sampling_rate", 1.0), self.attribute_noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,8 +128,6 @@ def joint_multiplier(*multipliers: float) -> float:
 
 @event_rdp.register
 def _(event: PoissonGaussianLaplaces, orders_A: FloatArray) -> FloatArray:
-    if not event.count:
-        return np.zeros(len(orders_A))
     if not event.gradient_noise_multiplier or not event.laplace_scale:
         return np.full(len(orders_A), math.inf)
     # One sample serves both sums: their moments multiply first and are amplified once.
@@ -142,24 +140,23 @@ def _(event: PoissonGaussianLaplaces, orders_A: FloatArray) -> FloatArray:
 
 @event_rdp.register
 def _(event: AttributeGaussians, orders_A: FloatArray) -> FloatArray:
-    return _gaussian_rdp(event.count, event.attribute_noise_multiplier, np.asarray(orders_A, np.float64))
+    return _gaussian_rdp(event.count, event.attribute_noise_multiplier, orders_A)
 
 
 @event_rdp.register
 def _(event: SecretBatchAttributeGaussians, orders_A: FloatArray) -> FloatArray:
-    orders = np.asarray(orders_A, np.float64)
     # Convexity of the moment: with probability 1 - rate the record is not in the batch, and nothing of it is lost.
-    exponent_A = (orders - 1) * _gaussian_rdp(1, event.attribute_noise_multiplier, orders)
+    exponent_A = (orders_A - 1) * _gaussian_rdp(1, event.attribute_noise_multiplier, orders_A)
     log_in = math.log(event.sampling_rate)
     # math.log1p(-1) is an error and not -inf.
     log_out = math.log1p(-event.sampling_rate) if event.sampling_rate < 1 else -math.inf
-    return event.count * np.logaddexp(log_out, log_in + exponent_A) / (orders - 1) if event.count else 0 * orders
+    return event.count * np.logaddexp(log_out, log_in + exponent_A) / (orders_A - 1)
 
 
 @event_pld.register
 def _(event: PoissonGaussianLaplaces, interval: float) -> LossDistribution | None:
-    if not event.count or not event.gradient_noise_multiplier or not event.laplace_scale:
-        return None if event.count else nothing(interval)
+    if not event.gradient_noise_multiplier or not event.laplace_scale:
+        return None
     base = GaussianAndLaplace(noise_multiplier=event.gradient_noise_multiplier, laplace_scale=event.laplace_scale)
     return repeated(on_poisson_sample(base, sampling_rate=event.sampling_rate, interval=interval), event.count)
 
@@ -172,23 +169,12 @@ def _(event: AttributeGaussians, interval: float) -> LossDistribution | None:
 @event_pld.register
 def _(event: SecretBatchAttributeGaussians, interval: float) -> LossDistribution | None:
     # One step: each is mixed with nothing before steps are composed.
-    inside = gaussians(min(event.count, 1), event.attribute_noise_multiplier, interval=interval)
-    if not event.count or inside is None:
-        return inside
-    return repeated(mixed_with_nothing(inside, event.sampling_rate), event.count)
+    inside = gaussians(1, event.attribute_noise_multiplier, interval=interval)
+    return None if inside is None else repeated(mixed_with_nothing(inside, event.sampling_rate), event.count)
 
 
 def _gaussian_rdp(count: int, noise_multiplier: float, orders_A: FloatArray) -> FloatArray:
-    if not count:
-        return np.zeros(len(orders_A))
     return count * orders_A / (2 * noise_multiplier**2) if noise_multiplier else np.full(len(orders_A), math.inf)
-
-
-def _require(count: int, sampling_rate: float, *noises: float) -> None:
-    if count < 0 or not 0 < sampling_rate <= 1 or not all(noise >= 0 for noise in noises):
-        raise ValueError(
-            f"Expected count >= 0, 0 < sampling_rate <= 1 and noise >= 0, got {count}, {sampling_rate} and {noises}."
-        )
 
 
 _LOG_NO_MASS = math.log(1e-33)
@@ -197,7 +183,7 @@ _MOST_ATOMS, _MOST_STEPS = 2**20, 2**13
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RecordsVote:
+class _RecordsVote(CountedEvent):
     """``count`` releases, each of a fresh Poisson sample of the units: records or persons."""
 
     unit: Unit = "record"
@@ -206,13 +192,6 @@ class _RecordsVote:
     count: int
     noise_stddev_votes: float
     sampling_rate: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.count < 0 or not self.noise_stddev_votes >= 0 or not 0 < self.sampling_rate <= 1:
-            raise ValueError(
-                "Expected count >= 0, noise_stddev_votes >= 0 and 0 < sampling_rate <= 1, got "
-                f"{self.count}, {self.noise_stddev_votes} and {self.sampling_rate}."
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,11 +215,6 @@ class VoteSums(_RecordsVote):
 
     noun: ClassVar[str] = "noisy table of weighted votes"
     norm: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.norm < 1:
-            raise ValueError(f"Expected norm >= 1, got {self.norm}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,11 +243,6 @@ class NeighbourVotes(_RecordsVote):
 
     noun: ClassVar[str] = "noisy vote of nearest records"
     threshold_stddev_votes: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.threshold_stddev_votes is not None and not self.threshold_stddev_votes >= 0:
-            raise ValueError(f"Expected threshold_stddev_votes >= 0, got {self.threshold_stddev_votes}.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -373,8 +342,6 @@ def _(event: NeighbourVotes, orders_A: FloatArray) -> FloatArray:
 
 @event_pld.register
 def _(event: VoteTables, interval: float) -> LossDistribution | None:
-    if not event.count:
-        return nothing(interval)
     if not event.noise_stddev_votes:
         return None
     pair = one_count_moves(event.noise_stddev_votes)
@@ -383,8 +350,6 @@ def _(event: VoteTables, interval: float) -> LossDistribution | None:
 
 @event_pld.register
 def _(event: VoteSums, interval: float) -> LossDistribution | None:
-    if not event.count:
-        return nothing(interval)
     # The rounding argument needs noise above t. Below, no bound is known, and none is claimed.
     if event.noise_stddev_votes <= _ROUNDING:
         return None
@@ -397,8 +362,6 @@ def _(event: VoteSums, interval: float) -> LossDistribution | None:
 
 @event_pld.register
 def _(event: NeighbourVotes, interval: float) -> LossDistribution | None:
-    if not event.count:
-        return nothing(interval)
     if not math.isfinite(_precision(event)):
         return None
     pair = two_counts_move(event.noise_stddev_votes)
@@ -415,8 +378,8 @@ def _precision(event: NeighbourVotes) -> float:
 
 
 def _repeated_rdp(event: _RecordsVote, precision: float, orders_A: FloatArray) -> FloatArray:
-    if not event.count or not math.isfinite(precision):
-        return np.full(len(orders_A), math.inf if event.count else 0.0)
+    if not math.isfinite(precision):
+        return np.full(len(orders_A), math.inf)
     # Continuous curves: those of discrete Gaussians never exceed them.
     return event.count * accountant.poisson_gaussian_rdp(
         1 / math.sqrt(precision), sampling_rate=event.sampling_rate, orders_A=orders_A
@@ -454,44 +417,26 @@ def as_in_paper_rdp(
 
 
 def event_json(event: Event) -> dict[str, Any]:
-    """An event as plain values, with its kind and noun. ValueError for one that depends on private values."""
+    """An event as values of strict JSON, with its kind and noun. ValueError for one that depends on private values."""
     # What is stored ends in statements and the odometer, where votes must never get.
     if event.data_dependent:
         raise ValueError(f"{type(event).__name__} depends on private votes and is not to be stored.")
-    return {"kind": type(event).__name__, "noun": event.noun, **asdict(event)}  # type: ignore[call-overload]
+    return worded({"kind": type(event).__name__, "noun": event.noun, **asdict(event)})  # type: ignore[call-overload]
 
 
-def event_from(values: Mapping[str, Any], unit: Unit | None = None) -> Event:
-    """The event that :func:`event_json` wrote. Statements do not store the kind of an event; it is then found from the
-    names of the fields and from ``unit``."""
+def event_from(values: Mapping[str, Any]) -> Event:
+    """The event that :func:`event_json` wrote. ValueError for an unknown kind."""
     kinds = accountant.event_kinds()
-    # Strict JSON has no infinity: it is written as a word.
-    rest = {
-        name: float(value) if value in ("inf", "-inf") else value
-        for name, value in values.items()
-        if name not in ("kind", "noun")
-    }
-    if "kind" not in values:
-        # Statements write null for infinity. A threshold of 0 costs what any finite one does.
-        rest = {
-            name: value if value is not None else 0.0 if name == "threshold" else math.inf
-            for name, value in rest.items()
+    if values.get("kind") not in kinds:
+        raise ValueError(f"unknown event {values.get('kind')}; use the version that wrote it.")
+    event: Event = kinds[values["kind"]](
+        **{
+            name: float(value) if value in ("inf", "-inf") else value
+            for name, value in values.items()
+            if name not in ("kind", "noun")
         }
-        names = set(rest)
-        # Earlier events had no field for the unit that most are priced for.
-        found = [kind for kind in kinds.values() if {column.name for column in fields(kind)} ^ names <= {"unit"}]
-        of_unit = [kind for kind in found if unit is None or getattr(kind, "unit", unit) == unit]
-        found = of_unit or [kind for kind in found if rest.get("unit") == unit]
-        # A kind and its subclass have the same fields: the parent costs at least as much.
-        found = [kind for kind in found if not any(kind is not other and issubclass(kind, other) for other in found)]
-        if len(found) != 1:
-            raise ValueError(f"no event has the fields {sorted(names)} and unit {unit}.")
-        event: Event = found[0](**rest)
-        return event
-    if values["kind"] not in kinds:
-        raise ValueError(f"unknown event {values['kind']}; use the version that wrote it.")
-    named: Event = kinds[values["kind"]](**rest)
-    return named
+    )
+    return event
 
 
 def merged(events: Sequence[Event]) -> tuple[Event, ...]:

@@ -30,7 +30,7 @@ import scipy
 from fairpate.privacy import gnmax
 from fairpate.privacy.accountant import epsilon_of_curve, event_rdp
 from fairpate.privacy.discrete_gaussian import NoiseSource, log_difference_survival_table, sample_discrete_gaussian
-from fairpate.types import IntArray, Relation, Tail, Unit
+from fairpate.types import IntArray, MechanismParameters, Relation, Tail, Unit
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -324,32 +324,23 @@ _VANISHING = 1e-290  # costs below have no digits left in a float
 
 def sanitised_rdp(
     votes_QC: npt.ArrayLike,
+    mechanism: MechanismParameters,
     *,
-    threshold: float,
-    threshold_stddev_votes: float,
-    noise_stddev_votes: float,
     release: SmoothRelease,
     source: NoiseSource,
-    tail: Tail = "discrete",
 ) -> SanitisedRdp:
     """Publish the cost of ``votes_QC``, every row a query submitted, shape (Q, C); record and charge ``release`` first.
 
     ``source``: the operating system's entropy, or nothing is protected. Errors as :func:`smooth_sensitivity`.
     """
-    costs = _Costs(threshold, threshold_stddev_votes, noise_stddev_votes, release.order, tail)
-    votes = DistinctVotes.of(votes_QC)
-    exact, scale = float(votes.counts_U @ costs.rdp(votes)), _smooth(costs, votes, release.beta)
+    steps, votes = TwoSteps(mechanism, release.order), DistinctVotes.of(votes_QC)
+    exact, scale = float(votes.counts_U @ steps.rdp(votes)), steps.smooth(votes, release.beta)
     log_scale = None
     if release.scale_noise_stddev < math.inf:
         spread = release.beta * release.scale_noise_stddev * _normal(source)
         # The scale is 0 for all votes of this many teachers or for none (every distance is covered), and so public.
         log_scale = _published((math.log(scale) if scale else -math.inf) + spread)
-    any_votes = gnmax.confident_gnmax_rdp_data_independent(
-        threshold=threshold,
-        threshold_stddev_votes=threshold_stddev_votes,
-        noise_stddev_votes=noise_stddev_votes,
-        orders_A=[release.order],
-    )
+    any_votes = gnmax.confident_gnmax_rdp_data_independent(**vars(mechanism), orders_A=[release.order])
     return SanitisedRdp(
         release=release,
         # A second draw: with one draw for both numbers, either would show the other's noise.
@@ -360,57 +351,13 @@ def sanitised_rdp(
     )
 
 
-def smooth_sensitivity(
-    votes_QC: npt.ArrayLike,
-    *,
-    threshold: float,
-    threshold_stddev_votes: float,
-    noise_stddev_votes: float,
-    release: SmoothRelease,
-    tail: Tail = "discrete",
-) -> float:
+def smooth_sensitivity(votes_QC: npt.ArrayLike, mechanism: MechanismParameters, *, release: SmoothRelease) -> float:
     """max over d of exp(-beta d) times the summed sensitivity at distance d; as private as the votes.
 
     ValueError for votes that are not whole numbers >= 0 of as many teachers in every query, for fewer than two classes,
     for noise or a threshold that ``gnmax`` refuses, and where :func:`check_monotonicity` fails.
     """
-    costs = _Costs(threshold, threshold_stddev_votes, noise_stddev_votes, release.order, tail)
-    return _smooth(costs, DistinctVotes.of(votes_QC), release.beta)
-
-
-def two_step_rdp(
-    votes_QC: npt.ArrayLike,
-    *,
-    threshold: float,
-    threshold_stddev_votes: float,
-    noise_stddev_votes: float,
-    order: float,
-    tail: Tail = "discrete",
-) -> FloatArray:
-    """The cost per query that a release publishes, shape (Q,): threshold check and argmax priced separately;
-    private."""
-    votes = DistinctVotes.of(votes_QC)
-    costs = _Costs(threshold, threshold_stddev_votes, noise_stddev_votes, order, tail)
-    return costs.rdp(votes)[votes.inverse_Q]
-
-
-def argmax_sensitivity(
-    votes_QC: npt.ArrayLike, *, noise_stddev_votes: float, order: float, tail: Tail = "discrete"
-) -> FloatArray:
-    """The largest change of the argmax's cost by one moved vote, among votes at most d moves away, shape (Q, D);
-    private."""
-    votes = DistinctVotes.of(votes_QC)
-    check_monotonicity(noise_stddev_votes=noise_stddev_votes, num_classes=votes.num_classes, order=order)
-    curve = ArgmaxCurve.of(votes, noise_stddev_votes, order, tail)
-    return curve.sensitivity(curve.closest(votes))[votes.inverse_Q]
-
-
-def threshold_sensitivity(
-    votes_QC: npt.ArrayLike, *, threshold: float, threshold_stddev_votes: float, order: float, tail: Tail = "discrete"
-) -> FloatArray:
-    """:func:`argmax_sensitivity` of the threshold bit, with a cost that the largest count alone decides; private."""
-    votes = DistinctVotes.of(votes_QC)
-    return _threshold_sensitivity(votes, threshold, threshold_stddev_votes, order, tail)[votes.inverse_Q]
+    return TwoSteps(mechanism, release.order).smooth(DistinctVotes.of(votes_QC), release.beta)
 
 
 @lru_cache(maxsize=64)
@@ -438,74 +385,66 @@ def check_monotonicity(*, noise_stddev_votes: float, num_classes: int, order: fl
 
 
 @dataclass(frozen=True)
-class _Costs:
-    """The costs of threshold check and argmax of a query at one order, with their sensitivities. An infinite threshold
-    makes the check free."""
+class TwoSteps:
+    """The costs of threshold check and argmax of a query at one order, priced separately, with their sensitivities by
+    distinct query and distance, (U, D). An infinite threshold makes the check free."""
 
-    threshold: float
-    threshold_stddev: float
-    noise_stddev: float
+    mechanism: MechanismParameters
     order: float
-    tail: Tail
+    tail: Tail = "discrete"
 
     def rdp(self, votes: DistinctVotes) -> FloatArray:
-        bit_UA = gnmax.threshold_rdp(
-            votes.ranked_UC,
-            threshold=self.threshold,
-            threshold_stddev_votes=self.threshold_stddev,
-            orders_A=[self.order],
-            tail=self.tail,
-        )
-        if self.threshold == math.inf:
+        """The cost of both steps, (U,); private."""
+        bit_U = self._bit(votes.ranked_UC)
+        if self.mechanism.threshold == math.inf:
             # Nothing is ever answered: no argmax runs.
-            return bit_UA[:, 0]
-        curve = ArgmaxCurve.of(votes, self.noise_stddev, self.order, self.tail)
-        total_U: FloatArray = bit_UA[:, 0] + curve.rdp(curve.log_q(gaps_of(votes)))
+            return bit_U
+        curve = ArgmaxCurve.of(votes, self.mechanism.noise_stddev_votes, self.order, self.tail)
+        total_U: FloatArray = bit_U + curve.rdp(curve.log_q(gaps_of(votes)))
         return total_U
 
-    def sensitivity(self, votes: DistinctVotes) -> FloatArray:
-        """The sensitivity of the cost per distinct query and distance, shape (U, D)."""
-        bit_UD = _threshold_sensitivity(votes, self.threshold, self.threshold_stddev, self.order, self.tail)
-        if self.threshold == math.inf:
-            return bit_UD
-        check_monotonicity(noise_stddev_votes=self.noise_stddev, num_classes=votes.num_classes, order=self.order)
-        curve = ArgmaxCurve.of(votes, self.noise_stddev, self.order, self.tail)
-        return bit_UD + curve.sensitivity(curve.closest(votes))
+    def argmax_sensitivity(self, votes: DistinctVotes) -> FloatArray:
+        """The largest change of the argmax's cost by one moved vote, among votes at most d moves away; private."""
+        noise = self.mechanism.noise_stddev_votes
+        check_monotonicity(noise_stddev_votes=noise, num_classes=votes.num_classes, order=self.order)
+        curve = ArgmaxCurve.of(votes, noise, self.order, self.tail)
+        return curve.sensitivity(curve.closest(votes))
 
+    def threshold_sensitivity(self, votes: DistinctVotes) -> FloatArray:
+        """The same of the check, over the possible largest counts: from an even split of the votes to unanimity."""
+        least = -(-votes.num_teachers // votes.num_classes)
+        # The largest count may move by one in either direction: the larger of the two changes counts.
+        step = np.abs(np.diff(self._bit(np.arange(least, votes.num_teachers + 1)[:, None])))
+        change_V = np.maximum(np.append(0.0, step), np.append(step, 0.0))
+        largest_W, inverse_U = np.unique(votes.ranked_UC[:, 0], return_inverse=True)
+        distance_D, within_WD = np.arange(votes.num_teachers + 1), []
+        for centre in (largest_W - least).tolist():
+            # The largest change at most d counts below or above.
+            below, above = np.maximum.accumulate(change_V[centre::-1]), np.maximum.accumulate(change_V[centre:])
+            sides = [side[np.minimum(distance_D, len(side) - 1)] for side in (below, above)]
+            within_WD.append(np.maximum(*sides))
+        return np.stack(within_WD)[inverse_U]
 
-def _threshold_sensitivity(
-    votes: DistinctVotes, threshold: float, threshold_stddev: float, order: float, tail: Tail
-) -> FloatArray:
-    """Sensitivity (U, D) of the check's cost over the possible largest counts, from an even split of the votes to
-    unanimity."""
-    least = -(-votes.num_teachers // votes.num_classes)
-    possible_V = np.arange(least, votes.num_teachers + 1)
-    cost_VA = gnmax.threshold_rdp(
-        possible_V[:, None],
-        threshold=threshold,
-        threshold_stddev_votes=threshold_stddev,
-        orders_A=[order],
-        tail=tail,
-    )
-    # The largest count may move by one in either direction: the larger of the two changes counts.
-    step = np.abs(np.diff(cost_VA[:, 0]))
-    change_V = np.maximum(np.append(0.0, step), np.append(step, 0.0))
-    largest_W, inverse_U = np.unique(votes.ranked_UC[:, 0], return_inverse=True)
-    distance_D, within_WD = np.arange(votes.num_teachers + 1), []
-    for centre in (largest_W - least).tolist():
-        # The largest change at most d counts below or above.
-        below, above = np.maximum.accumulate(change_V[centre::-1]), np.maximum.accumulate(change_V[centre:])
-        sides = [side[np.minimum(distance_D, len(side) - 1)] for side in (below, above)]
-        within_WD.append(np.maximum(*sides))
-    return np.stack(within_WD)[inverse_U]
+    def smooth(self, votes: DistinctVotes, beta: float) -> float:
+        """:func:`smooth_sensitivity` of grouped votes."""
+        total_D = np.zeros(votes.num_teachers + 1)
+        for block in votes.blocks():
+            change_UD = self.threshold_sensitivity(block)
+            if self.mechanism.threshold < math.inf:
+                change_UD = change_UD + self.argmax_sensitivity(block)
+            # Up to d away, and within a query before queries are added: one record moves all of them at once.
+            total_D += block.counts_U @ np.maximum.accumulate(change_UD, axis=1)
+        return float(np.max(np.exp(-beta * np.arange(len(total_D))) * total_D))
 
-
-def _smooth(costs: _Costs, votes: DistinctVotes, beta: float) -> float:
-    total_D = np.zeros(votes.num_teachers + 1)
-    for block in votes.blocks():
-        # Up to d away, and within a query before queries are added: one record moves all of them at once.
-        total_D += block.counts_U @ np.maximum.accumulate(costs.sensitivity(block), axis=1)
-    return float(np.max(np.exp(-beta * np.arange(len(total_D))) * total_D))
+    def _bit(self, counts_UC: IntArray) -> FloatArray:
+        """The cost of the threshold check, (U,)."""
+        return gnmax.threshold_rdp(
+            counts_UC,
+            threshold=self.mechanism.threshold,
+            threshold_stddev_votes=self.mechanism.threshold_stddev_votes,
+            orders_A=[self.order],
+            tail=self.tail,
+        )[:, 0]
 
 
 def _normal(source: NoiseSource) -> float:

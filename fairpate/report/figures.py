@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from fairpate.config_reader import is_read, shared_settings
 from fairpate.fairness.rates import DEFAULT, NOTIONS
+from fairpate.pages import decimal, epsilon_text, percent
 from fairpate.report.frontier import (
     OBJECTIVES,
     Objective,
@@ -45,7 +46,6 @@ from fairpate.report.frontier import (
     rounded_up,
     sets_by_seed,
 )
-from fairpate.report.page import decimal, epsilon_text, percent
 from fairpate.types import NotionName, strict
 from fairpate.words import delta_text
 
@@ -109,7 +109,7 @@ FAMILIES = (
     Family(
         title="Records vote",
         shape=_SHAPE_OF["diamond"],
-        methods={"weighted_votes": 3, "residual_votes": 0, "record_votes": 5, "private_knn": 1},
+        methods={"weighted_votes": 3, "residual_votes": 0, "record_votes": 5, "private_knn": 1, "ada_ssp": 2},
     ),
     Family(
         title="DP-SGD family",

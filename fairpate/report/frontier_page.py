@@ -22,6 +22,7 @@ import numpy as np
 from markupsafe import Markup
 
 from fairpate.fairness.rates import DEFAULT, NOTIONS
+from fairpate.pages import count, counted, decimal, epsilon_text, percent, render
 from fairpate.report.figures import (
     COLOURS,
     DARK_COLOURS,
@@ -66,7 +67,6 @@ from fairpate.report.frontier import (
     points_of,
     select,
 )
-from fairpate.report.page import count, counted, decimal, epsilon_text, percent, render
 from fairpate.report.records import listed
 from fairpate.types import NotionName
 

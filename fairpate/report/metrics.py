@@ -43,7 +43,7 @@ import numpy.typing as npt
 from fairpate.fairness import rates
 from fairpate.fairness.gate import filter_stream, filter_streams
 from fairpate.fairness.rates import NOTIONS
-from fairpate.types import GateRule, NotionName, strict
+from fairpate.types import GateRule, NotionName, restored, strict
 
 if TYPE_CHECKING:
     from fairpate.types import RunRecord
@@ -68,7 +68,6 @@ GAPS: Mapping[str, rates.Metric] = {**{notion.reading: notion.metric for notion 
 """The metrics every evaluation reports, by their names in JSON: one for each notion, and the other readings."""
 _RATES = frozenset(notion.reading for notion in NOTIONS.values() if notion.bounds_rate)
 _GIVEN_LABEL = frozenset({"eo_lowy", "eo_full", "equal_opportunity"})
-_WORDS = ("perfect_gap", "majority_class", "majority_accuracy", "degenerate", "underserved", "underserved_groups")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +169,8 @@ class Evaluation:
         return self.measured("demographic_parity").value
 
     def measured(self, notion: NotionName) -> GapResult:
-        """The gap or rate of a notion; undefined in files of earlier versions, which lack some."""
-        return self.gaps.get(NOTIONS[notion].reading, _NOT_MEASURED)
+        """The gap or rate of a notion."""
+        return self.gaps[NOTIONS[notion].reading]
 
     @property
     def between_groups(self) -> dict[str, GapResult]:
@@ -180,7 +179,7 @@ class Evaluation:
 
     @property
     def error_rates(self) -> dict[str, GapResult]:
-        """The error rates of all groups together; none in files of earlier versions."""
+        """The error rates of all groups together."""
         return {name: gap for name, gap in self.gaps.items() if name in _RATES}
 
     @property
@@ -225,32 +224,8 @@ class Evaluation:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Evaluation:
-        """The evaluation that ``to_json`` wrote. KeyError or TypeError when fields are missing or unknown."""
-        fields = {name: value for name, value in plain.items() if name != "not_measured"}
-        shares = ("coverage", "accuracy")
-        fields["groups"] = tuple(
-            GroupResult(**(group | {name: _none_to_nan(group[name]) for name in shares})) for group in plain["groups"]
-        )
-        fields["gaps"] = {name: GapResult(**_none_to_nan(gap)) for name, gap in plain["gaps"].items()}
-        fields["rates_GC"] = tuple(tuple(_none_to_nan(row)) for row in plain["rates_GC"])
-        fields["confusion_GYC"] = tuple(
-            None if table is None else tuple(tuple(row) for row in table) for table in plain["confusion_GYC"]
-        )
-        for name in ("group_names", "class_names", "degenerate", "underserved", "underserved_groups"):
-            fields[name] = tuple(plain.get(name, ()))
-        for name in ("accuracy", "coverage", "ermi", "ermi_given_label", "majority_accuracy", "perfect_gap"):
-            fields[name] = _none_to_nan(plain.get(name))
-        found = cls(**fields)
-        # Files of earlier versions lack some values that are computed from tables, and have every table.
-        return found if all(name in plain for name in _WORDS) or None in found.confusion_GYC else _with_words(found)
-
-
-def _none_to_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _none_to_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_none_to_nan(item) for item in value]
-    return math.nan if value is None else value
+        """The evaluation that ``to_json`` wrote. TypeError when fields are missing or unknown."""
+        return restored(cls, {name: plain[name] for name in plain if name != "not_measured"})
 
 
 def evaluate(
@@ -808,15 +783,9 @@ def reject_option_spread(
     """Pass the predicted ``labels_N`` through a fresh gate in ``num_orders`` random orders.
 
     ``true_labels_N`` serve accuracy alone. Everything passes the gate, and ``kept_N`` of it is measured.
-    ValueError for lengths or values that do not fit, IndexError for a label or group that the gate does not know.
+    IndexError for a label or group that the gate does not know.
     """
     labels, groups, truth = np.asarray(labels_N), np.asarray(groups_N), np.asarray(true_labels_N)
-    if not len(labels) == len(groups) == len(truth):
-        raise ValueError(
-            f"Expected as many labels, groups and true labels, got {len(labels)}, {len(groups)} and {len(truth)}."
-        )
-    if num_orders < 1:
-        raise ValueError(f"Expected num_orders >= 1, got {num_orders}.")
     kept = np.ones(len(labels), np.bool_) if kept_N is None else np.asarray(kept_N, np.bool_)
     sizes = {"num_groups": num_groups, "num_classes": num_classes}
     orders = []

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -23,10 +23,9 @@ import numpy as np
 
 from fairpate.fairness import rates
 from fairpate.fairness.private_population import Population, PopulationEstimate, estimated_gap, estimated_rates
-from fairpate.privacy.mechanism_events import event_from
+from fairpate.pages import count, counted, decimal, epsilon_text, interval, percent
 from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
-from fairpate.report.page import count, counted, decimal, epsilon_text, interval, percent
-from fairpate.types import UNITS, GateRule, PrivacyStatement, Relation, Unit, strict
+from fairpate.types import UNITS, GateRule, PrivacyStatement, Relation, Unit, restored, strict
 from fairpate.words import delta_text, meaning, most_often_right, strength
 
 FAIR_GAP = 0.1
@@ -98,7 +97,7 @@ class Guarantee:
         """The guarantee of a published statement, with its events in words."""
         queries, events = statement.queries, statement.events
         if queries is None:
-            touched = [described_event(event, statement.unit) for event in events]
+            touched = [described_event(event) for event in events]
         else:
             samples = f"the nearest records of Poisson samples{' of persons' * (statement.unit == 'person')}"
             voters = samples if any("sampling_rate" in event for event in events) else "teachers"
@@ -210,15 +209,15 @@ class Guarantee:
         return "epsilon", f"{at} ({self.accounting}; noise: {self.noise_words})"
 
 
-def described_event(event: Mapping[str, Any], unit: Unit | None = None) -> str:
-    """One event of a statement as a line; ``unit`` is the statement's."""
+def described_event(event: Mapping[str, Any]) -> str:
+    """One event of a statement as a line."""
     numbers = ", ".join(
         f"{name.replace('_', ' ')} {f'{value:,.0f}' if 1e4 <= abs(value) < math.inf else f'{value:.4g}'}"
         for name, value in event.items()
         if isinstance(value, int | float) and name != "count"
     )
-    # Older statements lack the noun. Its first word gets the plural: 2 tables of votes.
-    head, *of = str(event.get("noun") or event_from(event, unit).noun).partition(" of ")
+    # The first word gets the plural: 2 tables of votes.
+    head, *of = str(event["noun"]).partition(" of ")
     number = event.get("count", 1)
     samples = "over Poisson samples" if event.get("sampling_rate", 1) < 1 else ""
     each = " each" if number > 1 else ""
@@ -456,15 +455,12 @@ class RunStatement:
         ]
         of_worst = " (worst class)" if len(measured.class_names) > 2 else ""
         for name, kind, bounds_rate in (("other gaps", "gap", False), (f"errors{of_worst}", "rate", True)):
-            # Files of earlier versions lack some notions.
-            known = [
+            found = [
                 f"{notion.measure.removesuffix(f' {kind}')} {decimal(measured.gaps[notion.reading].value)}"
                 for notion in rates.NOTIONS.values()
-                if notion.name != rates.DEFAULT
-                and notion.bounds_rate == bounds_rate
-                and notion.reading in measured.gaps
+                if notion.name != rates.DEFAULT and notion.bounds_rate == bounds_rate
             ]
-            rows += [(name, ", ".join(known))] if known else []
+            rows.append((name, ", ".join(found)))
         rows += [("not shown", hidden)] if hidden else []
         if self.without_privacy is not None:
             rows.append(("without privacy", f"{_learned_without_privacy(self.without_privacy)}; operator only"))
@@ -555,25 +551,8 @@ class PrivatePopulation:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> PrivatePopulation:
-        """The estimates that :meth:`to_json` wrote. KeyError or TypeError when fields are missing or unknown."""
-
-        def numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: math.nan if value is None else value for name, value in values.items()}
-
-        groups = []
-        for values in plain["groups"]:
-            one = {name: PopulationEstimate(**numbers(values[name])) for name in ("records", "coverage", "accuracy")}
-            several = {
-                name: tuple(PopulationEstimate(**numbers(each)) for each in values[name])
-                for name in ("predicted", "found")
-            }
-            groups.append(GroupEstimate(**{**values, **one, **several}))
-        return cls(
-            level=plain["level"],
-            class_names=tuple(plain["class_names"]),
-            groups=tuple(groups),
-            gaps={name: GapBetweenGroups(**numbers(values)) for name, values in plain["gaps"].items()},
-        )
+        """The estimates that :meth:`to_json` wrote. TypeError when fields are missing or unknown."""
+        return restored(cls, {name: plain[name] for name in plain if name != "format"})
 
     @property
     def words(self) -> str:
@@ -675,12 +654,6 @@ class AnsweredQueries:
     outcomes_GO: Sequence[Sequence[int]]
     answered_GC: Sequence[Sequence[int]]
 
-    def __post_init__(self) -> None:
-        if len(self.epsilon_course_Q) != self.queries_submitted:
-            raise ValueError(
-                f"Expected one epsilon for each of {self.queries_submitted} queries, got {len(self.epsilon_course_Q)}."
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class PublicReport:
@@ -703,20 +676,6 @@ class PublicReport:
     num_training_labels: int | None = None
     private_population: PrivatePopulation | None = None
     made: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.evaluations:
-            raise ValueError("Expected at least one evaluation, got none.")
-        num_groups = len(self.headline.group_names)
-        if self.voting and len(self.voting.answered_GC) != num_groups:
-            raise ValueError(
-                f"Expected answered_GC to have a row for each of {num_groups} groups, "
-                f"got {len(self.voting.answered_GC)}."
-            )
-        if self.reject_option and len(self.reject_option.coverage_G) != num_groups:
-            raise ValueError(
-                f"Expected reject_option to cover {num_groups} groups, got {len(self.reject_option.coverage_G)}."
-            )
 
     @property
     def headline(self) -> Evaluation:
@@ -756,11 +715,3 @@ class PrivateReport:
     at_Q: Sequence[float]
     callers_Q: Sequence[str]
     without_privacy: WithoutPrivacy | None = None
-
-    def __post_init__(self) -> None:
-        if self.public.voting is None:
-            raise ValueError("Expected a report with votes; without them there is nothing for the operator alone.")
-        submitted = self.public.voting.queries_submitted
-        for name in (each.name for each in fields(self) if each.name.endswith("_Q")):
-            if len(getattr(self, name)) != submitted:
-                raise ValueError(f"Expected {name} to have {submitted} entries, got {len(getattr(self, name))}.")

@@ -25,9 +25,9 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from fairpate.fairness.rates import NOTIONS, FloatArray
+from fairpate.pages import count, counted, course, epsilon_text, made_words, percent, render, scale_end
 from fairpate.report.figures import SHAPES
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
-from fairpate.report.page import count, counted, course, epsilon_text, made_words, percent, render, scale_end
 from fairpate.report.records import (
     OUTCOMES,
     AnsweredQueries,

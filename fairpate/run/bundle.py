@@ -23,7 +23,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from aggregator.service.wire import worded
 from fairpate.data.dataset import sha256_of
 from fairpate.files import check_output_file, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
@@ -130,11 +129,11 @@ def events_of(statement: PrivacyStatement) -> list[dict[str, Any]]:
     found = []
     for values in statement.events:
         try:
-            event = event_from(values, statement.unit)
+            event = event_from(values)
         except (TypeError, ValueError):  # a kind that is registered only where its package is installed
             found.append({"unit": statement.unit, "relation": statement.relation, **values})
         else:
-            found.append(worded(event_json(event)) | {"unit": event.unit, "relation": event.relation})
+            found.append(event_json(event) | {"unit": event.unit, "relation": event.relation})
     return found
 
 
@@ -395,7 +394,7 @@ class _Check:
         if not self.bundle.released.is_file():
             return None
         released, _ = read_release(self.bundle.released)
-        stated = [event_json(event_from(event, self.said.unit)) for event in self.said.events]
+        stated = [event_json(event_from(event)) for event in self.said.events]
         left_out = [event for event in map(event_json, released.events) if event not in stated]
         self.require(not left_out, f"released.safetensors: {len(left_out)} of its events are not in the statement")
         return "the release's events are in the statement"

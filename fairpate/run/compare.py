@@ -40,18 +40,18 @@ from fairpate.later import torch
 from fairpate.methods.base import ReleasingMethod
 from fairpate.methods.label_queries import choose_queries, collect_vote_batch
 from fairpate.methods.pate import PateFamily
+from fairpate.pages import counted, epsilon_text, in_two_lines
 from fairpate.report.figures import FigureStyle, frontier_figures
 from fairpate.report.frontier import FAILED, Row, notion_value
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
-from fairpate.report.page import counted, epsilon_text, in_two_lines
 from fairpate.run.context import RunDirectory, checkpoint_folder, read_json, read_votes, write_text, write_votes
 from fairpate.run.folder import create_run_directory
 from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import make_release, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver
 from fairpate.terminal import Output, Pace, Reporter, is_live
-from fairpate.types import NotionName, RunRecord, UsageError, UserError, VoteBatch, strict
+from fairpate.types import NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 
@@ -359,7 +359,7 @@ def run_cells(
     stored: dict[Path, Any] = {}
 
     def fail(cell: Cell, cause: str) -> None:
-        row = failure(cell, cause)
+        row = cell.row(minutes=math.nan, error=" ".join(cause.split()))
         folder.add_failure(cell, row)
         table.add(cell, row)
 
@@ -440,45 +440,13 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
         elif not run.released.exists():
             write_atomically(run.released, partial(Path.write_bytes, data=shared))
     run = run_method(config, Reporter(quiet=True), load=lambda data: _dataset(data.model_dump_json()))
-    minutes = (time.monotonic() - started) / 60
-    rows = []
+    row, rows = cell.row(minutes=(time.monotonic() - started) / 60), []
     for path in dict.fromkeys(path for path in (run.record, run.private_record) if path.exists()):
-        values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in read_json(path).items()}
+        values = read_json(path) | {"data": row.data, "config": row.config}
         # JSON has no infinity, so the file holds null.
-        if values["epsilon"] is None:
-            values["epsilon"] = math.inf
-        # Under the name that the sweep gives the data set, and without the places where the cell ran.
-        settings = strict(determining_values(cell.config))
-        record = RunRecord(**(values | {"data": cell.data, "config": settings}))
-        rows.append(
-            Row(
-                digest=cell.digest,
-                method=record.method,
-                data=record.data,
-                seed=record.seed,
-                config=settings,
-                command=cell.command,
-                minutes=minutes,
-                record=record,
-                has_guarantee=cell.config.is_private,
-            )
-        )
+        epsilon = math.inf if values["epsilon"] is None else values["epsilon"]
+        rows.append(replace(row, record=restored(RunRecord, values | {"epsilon": epsilon})))
     return rows
-
-
-def failure(cell: Cell, cause: str) -> Row:
-    """The operator's row for a failed cell."""
-    return Row(
-        digest=cell.digest,
-        method=cell.method,
-        data=cell.data,
-        seed=cell.config.seed,
-        config=strict(determining_values(cell.config)),
-        command=cell.command,
-        minutes=math.nan,
-        error=" ".join(cause.split()),
-        has_guarantee=cell.config.is_private,
-    )
 
 
 # One is enough, since cells come in the order of data sets and seeds; more would hold several large data sets.

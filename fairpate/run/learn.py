@@ -28,7 +28,7 @@ from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
 from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
-from fairpate.types import GateRule, Unit
+from fairpate.types import GateRule, Unit, restored
 from student.card import StudentCard, StudentFileError, read_card
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class DataRecord:
     """The public facts of a data set: its name, kind, names of labels and groups, and the shape of one record.
 
     ``given_from_python``: the caller handed the records in, and no name leads to them. ``unit``: what is protected as a
-    whole; earlier versions knew records alone.
+    whole.
     """
 
     name: str
@@ -53,7 +53,7 @@ class DataRecord:
     group_names: tuple[str, ...]
     sensitive_attribute: str
     given_from_python: bool
-    unit: Unit = "record"
+    unit: Unit
 
 
 def with_given_data(config: Method, dataset: Dataset) -> Method:
@@ -96,9 +96,8 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
                 f"{run.root}: was trained on other records than those given now; give those, or another folder (out)."
             )
     if found is None:
-        if run.student.exists():  # of a run that an earlier version did not record
+        if run.student.exists():  # the record was lost, and the student may be of other data
             require_student_of(run, now, read_card(run.student))
-        # Last: a folder whose student does not fit gets no record that says it does.
         write_json(run.data, asdict(now))
 
 
@@ -144,13 +143,11 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
 
 
 def recorded_data(run: RunDirectory) -> DataRecord | None:
-    """The recorded facts of the run's data set; None if an earlier version recorded none. RunDirectoryError if
-    damaged."""
+    """The recorded facts of the run's data set; None if there are none. RunDirectoryError if damaged."""
     if not run.data.is_file():
         return None
-    words: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in read_json(run.data).items()}
     try:
-        return DataRecord(**words)
+        return restored(DataRecord, read_json(run.data))
     except TypeError as error:
         raise RunDirectoryError(f"{run.data}: damaged ({error}); restore it from a copy.") from error
 
@@ -203,7 +200,7 @@ def _digest(dataset: Dataset) -> str:
         digest.update(f"], {json.dumps(list(split.x.shape))}]".encode())
         for values in (split.x, split.y, split.z):
             digest.update(np.ascontiguousarray(values.numpy()).data)
-        # Only where they say more than the names of records, so that folders of earlier versions stay valid.
+        # Only where they say more than the names of records.
         together = {"unit_id": split.unit_id, "person_id": split.person_id}
         if others := {name: list(ids) for name, ids in together.items() if len(ids) and ids != split.record_id}:
             digest.update(json.dumps(others).encode())

@@ -15,15 +15,25 @@ import itertools
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from aggregator import audit
 from aggregator.chain import Head, Header, LedgerError, Place, Row, Stored, shown
-from aggregator.ledger import NO_LIMIT, LedgerState, OwnLimit, noted_at, open_store, read_ledger, reading, write_store
+from aggregator.ledger import (
+    NO_LIMIT,
+    LedgerState,
+    OwnLimit,
+    noted_at,
+    open_anchor,
+    open_store,
+    read_ledger,
+    reading,
+    write_store,
+)
 from aggregator.service import auth
 from aggregator.service.auth import TokenStore
 from aggregator.sqlite import beside, head_path, ledger_files, lock, noted_head
@@ -32,16 +42,14 @@ from fairpate.http_requests import Role
 from fairpate.methods.label_queries import (
     LedgerPlace,
     choose_queries,
-    has_ledger,
     missing_labels,
-    note_place,
     parsed,
     place_of,
 )
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import VotingMethod
-from fairpate.report.page import epsilon_text
-from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_json, run_at
+from fairpate.pages import epsilon_text
+from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_json, run_at, write_json
 from fairpate.run.folder import open_run_directory
 from fairpate.run.learn import as_trained, load_for
 from fairpate.run.release_log import Odometer, OdometerError
@@ -173,6 +181,42 @@ def _set_aside(path: Path) -> None:
         head_path(path).rename(head_path(aside))
 
 
+def add_anchor(run: RunDirectory, text: str) -> str:
+    """Note the last entry of a run's ledger at another place too, from now on; returns the place in words.
+
+    RunFolderError without a ledger. ConfigError if it has an anchor, or the place is in the run's folder. LedgerError
+    if a service writes.
+    """
+    if not has_ledger(run):
+        raise RunFolderError(f"{run.root}: no ledger; give a run of a method that asks teachers.")
+    place, anchor = place_of(run), parsed(text)
+    if place.anchor is not None:
+        raise ConfigError(f"{run.root}: its ledger has an anchor already, {shown(place.anchor)}.")
+    if isinstance(anchor, Path) and run.root.absolute() in anchor.parents:
+        raise ConfigError(f"{anchor}: is rolled back with the run, in whose folder it lies; give a place elsewhere.")
+    audit.note_action(run.actions, "anchor", place=shown(anchor))
+    # Made before the note: a crash between the two leaves an anchor unused, and never a ledger that lacks its own.
+    with closing(open_anchor(anchor)) as noted:
+        noted.make(read_ledger(place.ledger).head)
+    note_place(run, LedgerPlace(ledger=place.ledger, anchor=anchor))
+    return shown(anchor)
+
+
+def note_place(run: RunDirectory, place: LedgerPlace) -> None:
+    """Write the note that the ledger of ``run`` is the one in ``place``."""
+    values = {
+        name: str(value)
+        for name, value in dataclasses.asdict(place).items()
+        if value is not None and value != run.ledger
+    }
+    write_json(run.ledger_place, values, private=True)  # an address may hold a password
+
+
+def has_ledger(run: RunDirectory) -> bool:
+    """True if any part of a ledger is there, as far as is seen without asking a database."""
+    return run.ledger_place.exists() or bool(ledger_files(run.ledger))
+
+
 def ledger_of(path: Path) -> tuple[RunDirectory | None, LedgerPlace]:
     """Return the ledger of a run directory, or of a file. RunFolderError where there is no ledger."""
     run = RunDirectory(root=path) if path.is_dir() else None
@@ -271,13 +315,12 @@ def last_charges(path: Path, count: int) -> Output:
     """Return the last ``count`` charges."""
     run, place = ledger_of(path)
     _note_reading(run, "show", last=count)
-    rows: Sequence[Any] = list(audit.rows(place.ledger))[-count:]
-    names = [field.name for field in dataclasses.fields(audit.ChargeRow)]
-    table = listing(*("charged (UTC)" if name == "at_s" else name for name in names))
+    rows = [charge.to_json() for charge in audit.rows(place.ledger)[-count:]]
+    table = listing(*audit.COLUMNS.names[:-1], "charged (UTC)")
     for row in rows:
-        values = vars(dataclasses.replace(row, key=row.key[:_KEY_SHOWN]))
-        values = values | {"at_s": f"{datetime.fromtimestamp(row.at_s, UTC):%Y-%m-%d %H:%M:%S}" if row.at_s else None}
-        table.add_row(*("" if values[name] is None else str(values[name]) for name in names))
+        at = f"{datetime.fromtimestamp(row['at_s'], UTC):%Y-%m-%d %H:%M:%S}" if row["at_s"] else None
+        values = (row | {"key": row["key"][:_KEY_SHOWN], "at_s": at}).values()
+        table.add_row(*("" if value is None else str(value) for value in values))
     return Output(facts={"charges": rows}, words=table)
 
 

@@ -36,7 +36,7 @@ from fairpate.data import Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, DataSettingsError
 from fairpate.methods.base import ExpectedVotes, Method, Price, PrivateMethod, count_protected, price, resolved
 from fairpate.methods.pate import VotingMethod
-from fairpate.report.page import counted, epsilon_text, percent
+from fairpate.pages import counted, epsilon_text, percent
 from fairpate.run.context import RunDirectory
 from fairpate.terminal import listing
 from fairpate.types import Relation, stepwise

@@ -29,13 +29,13 @@ from fairpate.data.embedding import feature_names
 from fairpate.files import write_atomically
 from fairpate.methods.base import method_title
 from fairpate.methods.label_queries import Spending
+from fairpate.pages import counted, epsilon_text, made_words, render
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
 from fairpate.report.figures import class_label, slices_picture
 from fairpate.report.frontier import by_panel
 from fairpate.report.frontier_page import FrontierReport, findings
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
-from fairpate.report.page import counted, epsilon_text, made_words, render
 from fairpate.report.records import (
     OUTCOMES,
     AnsweredQueries,
@@ -77,10 +77,7 @@ if TYPE_CHECKING:
 def read_evaluation(run: RunDirectory) -> Evaluation:
     """The published evaluation of ``run`` on its test records. Errors of many kinds for a damaged file."""
     metrics = read_json(run.metrics)
-    # Earlier versions published `without_privacy`, of a model that learned from test records.
-    return Evaluation.from_json(
-        {name: each for name, each in metrics.items() if name not in ("orders", "without_refusals", "without_privacy")}
-    )
+    return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
 
 
 def read_claims(run: RunDirectory, *, for_operator: bool = False) -> RunStatement:
@@ -461,7 +458,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
     Where packages are missing or torch cannot write the model, a note says why: the run is whole without it.
     """
-    from student.portable import PortableError, missing_packages, portable  # imports torch, which a card does not need
+    from student.student import PortableError, missing_packages, portable  # imports torch, which a card does not need
 
     if run.graph.is_file() and run.graph_description.is_file():
         # Checked by content: file times do not survive a copy of the folder.

@@ -41,9 +41,9 @@ from safetensors.numpy import save
 from aggregator.budgets import queries_that_fit
 from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger, LedgerTerms
-from aggregator.service.wire import worded
 from fairpate.config_reader import flat_values
 from fairpate.files import write_atomically
+from fairpate.pages import counted, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, AdaptiveLimit, epsilon_of_curve, least_adaptive_limit
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
@@ -59,7 +59,6 @@ from fairpate.privacy.mechanism_events import (
     of_a_record,
     of_teachers,
 )
-from fairpate.report.page import counted, epsilon_text
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields, write_json
 from fairpate.types import Relation, Unit, UserError
 from fairpate.words import delta_text
@@ -132,7 +131,7 @@ def _curve_of(events: Sequence[Event]) -> FloatArray:
 def release_values(release: Release) -> dict[str, Any]:
     """A release as the plain values of a receipt."""
     values = {column.name: getattr(release, column.name) for column in fields(release) if column.name != "rdp_A"}
-    return values | {name: [worded(event_json(event)) for event in values[name]] for name in ("events", "plan")}
+    return values | {name: list(map(event_json, values[name])) for name in ("events", "plan")}
 
 
 def read_receipt(run: RunDirectory) -> Release | None:
@@ -248,6 +247,14 @@ def state_folder() -> Path:
     return usual
 
 
+# Plans are a table of their own: odometers of earlier versions have none.
+_TABLES = """
+    CREATE TABLE IF NOT EXISTS releases (
+        number INTEGER PRIMARY KEY, run TEXT UNIQUE, data TEXT, unit TEXT, relation TEXT, noise TEXT, method TEXT,
+        path TEXT, events TEXT, num_queries INTEGER, rdp BLOB, time REAL);
+    CREATE TABLE IF NOT EXISTS limits (data TEXT, unit TEXT, epsilon REAL, delta REAL, PRIMARY KEY (data, unit));
+    CREATE TABLE IF NOT EXISTS plans (run TEXT PRIMARY KEY, plan TEXT);
+"""
 # A row keeps its number and its time: where a release stands among the others does not change by a later call.
 _STORE = """
     INSERT INTO releases (run, data, unit, relation, noise, method, path, events, num_queries, rdp, time)
@@ -395,17 +402,7 @@ class Odometer:
         try:
             # A release becomes visible right after its row, which must outlast a loss of power.
             database.execute("PRAGMA synchronous = FULL")
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS releases (number INTEGER PRIMARY KEY, run TEXT UNIQUE, data TEXT, "
-                "unit TEXT, relation TEXT, noise TEXT, method TEXT, path TEXT, events TEXT, num_queries INTEGER, "
-                "rdp BLOB, time REAL)"
-            )
-            database.execute(
-                "CREATE TABLE IF NOT EXISTS limits (data TEXT, unit TEXT, epsilon REAL, delta REAL, "
-                "PRIMARY KEY (data, unit))"
-            )
-            # A table of its own: odometers of earlier versions have no plans.
-            database.execute("CREATE TABLE IF NOT EXISTS plans (run TEXT PRIMARY KEY, plan TEXT)")
+            database.executescript(_TABLES)
         except BaseException:
             database.close()
             raise
@@ -554,7 +551,7 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
         "id": origin.id,
         "settings": origin.settings,
         "pool": origin.pool,
-        "events": [worded(event_json(event)) for event in released.events],
+        "events": list(map(event_json, released.events)),
         "sha256": arrays_digest(arrays),
     }
     if origin.after:
@@ -906,17 +903,18 @@ class LedgerMeter:
             return
         if self._ledger is not None:  # the ledger has these for good: an older copy of its files lacks some of them
             self._settled = self._ledger.num_reservations
-        # Room for a block: one durable write here serves many charges.
-        ahead = num_reservations + _BLOCK - 1
-        try:
-            # No further than the ledger's own budget: room beyond it could never be charged.
-            self._store(max(num_reservations, queries_that_fit(self._terms, ahead)), enforce=True)
-        except LimitReachedError:
-            # Near the limit a whole block has no room, and the queries that are asked may have.
+        # Room for a block: one durable write here serves many charges. No further than the ledger's own budget: room
+        # beyond it could never be charged.
+        block = max(num_reservations, queries_that_fit(self._terms, num_reservations + _BLOCK - 1))
+        # Near the limit a whole block has no room, and the queries that are asked may have.
+        for room in (block, num_reservations):
             try:
-                self._store(num_reservations, enforce=True)
+                self._store(room, enforce=True)
             except LimitReachedError as error:
-                raise LedgerError(str(error)) from error
+                if room == num_reservations:
+                    raise LedgerError(str(error)) from error
+            else:
+                return
 
     def _store(self, num_reservations: int, *, enforce: bool) -> None:
         count = max(num_reservations, self._planned) if num_reservations else 0

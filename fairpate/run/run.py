@@ -28,7 +28,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from aggregator.service.wire import worded
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
 from fairpate.config_reader import Override, determining_values
 from fairpate.data import REGISTRY, Dataset, load_data
@@ -342,7 +341,7 @@ def statement_of(
         epsilon=None if math.isinf(cost.epsilon) else cost.epsilon,
         accounting=cost.accounting,
         noise=trained.noise,
-        events=tuple(worded(event_json(event)) for event in trained.events),
+        events=tuple(map(event_json, trained.events)),
         queries=trained.queries,
         not_protected=_NOT_PROTECTED.get(cost.unit),
         earlier_releases=None if standing is None else standing.earlier,
@@ -556,8 +555,7 @@ def _student(
                 )
             # A version without an odometer may have released it, or another odometer may know the release.
             statement = read_statement(run)
-            events = [event_from(values, statement.unit) for values in statement.events]
-            log.count_published(events, noise=statement.noise)
+            log.count_published(list(map(event_from, statement.events)), noise=statement.noise)
         return read_student(run, is_free=is_free), labels
 
     def train() -> Trained:

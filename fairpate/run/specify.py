@@ -26,6 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fairpate.fairness.rates import DEFAULT, NAMES, NOTIONS, notion_named
+from fairpate.pages import epsilon_text, in_two_lines
 from fairpate.report.figures import class_label, with_spread
 from fairpate.report.frontier import (
     OBJECTIVES,
@@ -45,7 +46,6 @@ from fairpate.report.frontier import (
     rounded_up,
 )
 from fairpate.report.frontier_page import Baselines, baseline_words, baselines
-from fairpate.report.page import epsilon_text, in_two_lines
 from fairpate.run.sweep import read_rows
 from fairpate.types import NotionName, UsageError, stepwise, strict
 
@@ -54,7 +54,7 @@ _ROUNDING = 1e-9
 _ZERO_SCALE = 0.01
 _OBJECTIVE_OF: Mapping[str, Objective] = {"epsilon": "epsilon", "accuracy": "error", "coverage": "refused"}
 _LEAST = ("coverage", "accuracy")
-_MAKE_ONE = "make one with `fairpate compare configs/quick.yaml` and give its results.parquet with --frontier"
+_MAKE_ONE = "make one with `fairpate compare --example quick` and give its results.parquet with --frontier"
 DISTANCE = (
     "the largest relative excess over a demand (0.10: one is missed by 10 % of its value, 0 counts as 0.01), epsilon "
     "rounded up to 0.01; where it is equal, the smaller sum of all excesses comes first"
@@ -174,19 +174,19 @@ class Transfer:
 class FrontierTransfer:
     """The value of a whole frontier on another data set, as hypervolumes there.
 
-    ``volume_transferred`` is that of the source's members, without the ``num_missing`` that were not run on the target;
-    ``volume_best`` is that of all the target's points.
+    ``hypervolume_transferred`` is that of the source's members, without the ``num_missing`` that were not run on the
+    target; ``hypervolume_own`` is that of all the target's points.
     """
 
     num_members: int
     num_missing: int
-    volume_transferred: float
-    volume_best: float
+    hypervolume_transferred: float
+    hypervolume_own: float
 
     @property
     def regret(self) -> float:
         """Share of the target's hypervolume that the transferred configurations do not reach; NaN if it has none."""
-        return 1 - self.volume_transferred / self.volume_best if self.volume_best else math.nan
+        return 1 - self.hypervolume_transferred / self.hypervolume_own if self.hypervolume_own else math.nan
 
 
 def offer(point: Point, demand: Demand) -> Offer:
@@ -286,8 +286,8 @@ def transfer_frontier(source: Sequence[Point], target: Sequence[Point]) -> Front
     return FrontierTransfer(
         num_members=len(members),
         num_missing=sum(image is None for image in images),
-        volume_transferred=hypervolume(matrix(found, OBJECTIVES), reference_O=reference_O),
-        volume_best=hypervolume(matrix(everything, OBJECTIVES), reference_O=reference_O),
+        hypervolume_transferred=hypervolume(matrix(found, OBJECTIVES), reference_O=reference_O),
+        hypervolume_own=hypervolume(matrix(everything, OBJECTIVES), reference_O=reference_O),
     )
 
 
@@ -352,13 +352,7 @@ class SpecifyAnswer:
                 "there": None if moved.choice is None else _plain_offer(moved.choice.there),
                 "its_own": None if moved.choice is None else _plain_offer(moved.choice.best),
                 "regret_accuracy": moved.choice and moved.choice.regret,
-                "frontier": {
-                    "num_members": moved.frontier.num_members,
-                    "num_missing": moved.frontier.num_missing,
-                    "hypervolume_transferred": moved.frontier.volume_transferred,
-                    "hypervolume_own": moved.frontier.volume_best,
-                    "regret_hypervolume": moved.frontier.regret,
-                },
+                "frontier": {**asdict(moved.frontier), "regret_hypervolume": moved.frontier.regret},
             }
             for moved in self.transfers
         ]

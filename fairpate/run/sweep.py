@@ -21,7 +21,6 @@ import itertools
 import json
 import math
 import shlex
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -113,8 +112,6 @@ SCHEMA = pa.schema(
         *(pa.field(column, pa.float64()) for column in _FAIRNESS),
     ]
 )
-# Columns that tables of earlier versions lack: read as null.
-_ADDED = frozenset({"has_guarantee", "majority_accuracy", *_WORDS, "answered", "answered_by_group", *_FAIRNESS})
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
 _CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
 _OWN = {"method", "data", "seed", "config", "fairness"}
@@ -151,7 +148,7 @@ def read_table(path: Path) -> pa.Table:
     try:
         with pq.ParquetFile(path) as file:
             table = file.read()
-        missing = [name for name in SCHEMA.names if name not in table.column_names and name not in _ADDED]
+        missing = [name for name in SCHEMA.names if name not in table.column_names]
     except FileNotFoundError:
         raise RecordsTableError(f"{path}: no such file; {_GIVE_ONE}.") from None
     except (OSError, pa.ArrowInvalid) as error:
@@ -161,8 +158,6 @@ def read_table(path: Path) -> pa.Table:
         ) from error
     if missing:
         raise RecordsTableError(f"{path}: not a table of a comparison, it lacks {', '.join(missing)}; {_GIVE_ONE}.")
-    for name in _ADDED.difference(table.column_names):
-        table = table.append_column(name, pa.nulls(len(table), SCHEMA.field(name).type))
     return table.select(SCHEMA.names).cast(SCHEMA)
 
 
@@ -172,10 +167,9 @@ def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
     Rows whose epsilon depends on votes are left out, and so is, without ``unprotected``, every row of a run without
     privacy guarantee, failed ones included. The other rows lose how long a run took and why it failed.
     """
-    # Tables of earlier versions lack the column: there an infinite epsilon means no guarantee. A failed run has none.
+    # A failed run has no epsilon.
     is_infinite = pc.fill_null(pc.is_inf(table["epsilon"]), False)
-    has_guarantee = pc.and_not(pc.fill_null(table["has_guarantee"], True), is_infinite)
-    may_be_seen = pc.or_(has_guarantee, unprotected)
+    may_be_seen = pc.or_(pc.and_not(table["has_guarantee"], is_infinite), unprotected)
     kept = table.filter(pc.and_not(may_be_seen, pc.fill_null(table["epsilon_is_data_dependent"], False)))
     replaced = {
         "minutes": pa.nulls(len(kept), pa.float64()),
@@ -216,16 +210,7 @@ def _row(values: dict[str, Any]) -> Row:
             found["answered_by_group"] = tuple(found["answered_by_group"])
         record = RunRecord(**identity, **found)
     minutes = math.nan if values["minutes"] is None else values["minutes"]
-    return Row(
-        digest=values["digest"],
-        command=values["command"],
-        error=values["error"],
-        # Null, in tables of earlier versions: an infinite epsilon then says that there is no guarantee.
-        has_guarantee=values["has_guarantee"] is not False,
-        minutes=minutes,
-        record=record,
-        **identity,
-    )
+    return Row(**{name: values[name] for name in _CELL}, config=config, minutes=minutes, record=record)
 
 
 _FILES = (".weights.path", "data.declaration.path")
@@ -268,6 +253,20 @@ class Cell:
                 text = text.removesuffix("\n").removesuffix("\n...")
                 words.append(f"--set {shlex.quote(f'{path}={text}')}")
         return " ".join(words)
+
+    def row(self, **found: Any) -> Row:
+        """The row of this cell with what was ``found``: minutes, and a record or an error."""
+        return Row(
+            digest=self.digest,
+            method=self.method,
+            data=self.data,
+            seed=self.config.seed,
+            # Under the name that the sweep gives the data set, and without the places where the cell ran.
+            config=strict(determining_values(self.config)),
+            command=self.command,
+            has_guarantee=self.config.is_private,
+            **found,
+        )
 
 
 def cells_of(
@@ -654,35 +653,13 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     RunDirectoryError for a folder that holds something else.
     """
     folder = SweepFolder(root=root, publish_unprotected=sweep.publish_unprotected)
-    # Earlier versions had `parts` in the folder itself.
-    if root.exists() and any(root.iterdir()) and not (folder.parts.is_dir() or (root / "parts").is_dir()):
+    if root.exists() and any(root.iterdir()) and not folder.parts.is_dir():
         raise RunDirectoryError(f"{root}: not empty and not a sweep; give another folder with --out.")
     (root / "runs").mkdir(parents=True, exist_ok=True)
     private_folder(folder.private)
     for path in (folder.votes, folder.parts, folder.failed):
         path.mkdir(exist_ok=True)
-    _take_back_parts(folder)
     return folder
-
-
-def _take_back_parts(folder: SweepFolder) -> None:
-    """Move run times and causes of failures, which earlier versions published, into the private folder.
-
-    Tables and pages that show them are deleted and made again. An interrupted move is repeated.
-    """
-    for name, target in (("parts", folder.parts), ("failed", folder.failed)):
-        source = folder.root / name
-        if not source.is_dir():
-            continue
-        # Before the move: once the old folder is gone, nothing shows that these hold what was in it.
-        for path in (folder.results, folder.report, folder.private_results, folder.private_report):
-            path.unlink(missing_ok=True)
-        for path in source.glob("*.parquet"):
-            kept = target / path.name
-            secret = [read_table(kept).filter(pc.field("epsilon_is_data_dependent"))] if kept.exists() else []
-            write_table(pa.concat_tables([read_table(path), *secret]), kept, private=True)
-            path.unlink()
-        shutil.rmtree(source)
 
 
 @contextmanager
@@ -724,10 +701,8 @@ def _gathered(digests: Sequence[str], parts: Path, *, known: Path | None = None)
 
 
 def _in_order(digests: Sequence[str], table: pa.Table) -> pa.Table:
-    """The rows of ``digests`` in their order; a digest may have several."""
-    rows_of: dict[str, list[int]] = {}
-    for row, digest in enumerate(table["digest"].to_pylist()):
-        rows_of.setdefault(digest, []).append(row)
+    """The rows of ``digests`` in their order; a digest may have several, which stay in theirs."""
+    wanted = pa.array(digests, pa.string())
+    found = table.filter(pc.is_in(table["digest"], value_set=wanted))
     # An operator's table has two rows for a cell whose epsilon also has a value that depends on votes.
-    order = [row for digest in digests for row in rows_of.get(digest, [])]
-    return table.take(pa.array(order, pa.int64()))
+    return found.take(pc.array_sort_indices(pc.index_in(found["digest"], value_set=wanted)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import sqlite3
@@ -234,7 +235,8 @@ def rehearse(config: Method, dataset: Dataset) -> Rehearsal:
     config.check()
     recorder = _Recorder()
     released = config.rehearse(dataset, recorder) if isinstance(config, ReleasingMethod) else None
-    if released is None or not recorder.sums:
+    # Fewer sums than events: then a part of the release is drawn from the records of one site alone.
+    if released is None or len(recorder.sums) < sum(getattr(event, "count", math.inf) for event in released.events):
         raise ConfigError(
             f"method: {config.method} releases no sum that sites can draw together; take weighted_votes, record_votes "
             "or residual_votes."

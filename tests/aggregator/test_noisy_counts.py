@@ -14,7 +14,7 @@ import pytest
 from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
 from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Outcome, label_chances, mechanism_named, mechanism_of
-from aggregator.service.routes import statement_json
+from aggregator.service.server import statement_json
 from aggregator.service.wire import PublicPool, reply_json
 from aggregator.service.writer import Books
 from aggregator.session import AggregatorSession, SessionResult, answer_queries

@@ -22,7 +22,7 @@ from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome, gated, mechanism_named, register
 from aggregator.service import writer
-from aggregator.service.routes import statement_json
+from aggregator.service.server import statement_json
 from aggregator.service.wire import PublicPool
 from aggregator.service.writer import Books
 from aggregator.session import AggregatorSession, OverBudget, Query, VotesUnavailableError

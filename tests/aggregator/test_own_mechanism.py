@@ -11,7 +11,7 @@ import pytest
 
 from aggregator import mechanism
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_mechanism.py"
+EXAMPLE = Path(__file__).parents[2] / "fairpate" / "examples" / "own_mechanism.py"
 
 
 def epsilon_by_hand(queries: int) -> float:

@@ -14,12 +14,10 @@ from fixed_results import SMALL, TARGET, two_labels
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
-from aggregator.service.wire import worded
 from fairpate.config import EmbeddingConfig
 from fairpate.data import Dataset
 from fairpate.data.embedding import embedded
-from fairpate.estimator_records import dataset_of
-from fairpate.estimators import FairClassifier, Sizes, parameters_of
+from fairpate.estimators import FairClassifier, Sizes, dataset_of, parameters_of
 from fairpate.methods.base import ONE_RELEASE, Method, all_methods, configured, fitted_to, method_names
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.run.context import read_json, read_statement
@@ -39,6 +37,7 @@ QUICK: dict[str, Any] = {  # less training than where results are compared with 
     "record_votes": {"num_prototypes": 20, "num_components": 10},
     "weighted_votes": {"embedding": {"num_components": 10, "graph_share": 0}},
     "residual_votes": {"embedding": {"num_components": 10, "graph_share": 0}},
+    "ada_ssp": {"embedding": {"num_components": 10, "graph_share": 0}},
     "private_knn": {"sampling_rate": 0.2},
 }
 VALUES = {**SMALL, **TARGET, **QUICK}
@@ -89,7 +88,7 @@ def test_an_estimator_has_the_weights_and_the_price_of_the_command(name: str, di
     statement = read_statement(run)
     assert fitted.privacy_.epsilon == (np.inf if statement.epsilon is None else statement.epsilon)
     assert (fitted.privacy_.unit, fitted.privacy_.delta) == (statement.unit, statement.delta)
-    assert [worded(event_json(event)) for event in fitted.events_] == list(statement.events)
+    assert list(map(event_json, fitted.events_)) == list(statement.events)
     assert fitted.noise_ == statement.noise
     assert read_json(run.record)["method"] == name
     assert np.isinf(fitted.privacy_.epsilon) == (not config.is_private)

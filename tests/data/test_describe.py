@@ -18,10 +18,10 @@ from fairpate.data import REGISTRY, DataError, describe, list_datasets, load_dat
 from fairpate.data.registry import CODEBOOKS
 
 
-def test_every_data_set_is_listed_and_only_the_embedded_one_is_always_present(tmp_path: Path) -> None:
+def test_every_data_set_is_listed_and_only_embedded_ones_are_always_present(tmp_path: Path) -> None:
     listed = list_datasets(tmp_path)
     assert [line.entry.name for line in listed] == list(REGISTRY)
-    assert [line.entry.name for line in listed if line.present] == ["color_digits"]
+    assert [line.entry.name for line in listed if line.present] == ["color_digits", "loans"]
     assert list_datasets() == listed
 
 
@@ -29,7 +29,8 @@ def test_a_file_makes_its_data_set_present(tmp_path: Path) -> None:
     (tmp_path / "heart").mkdir()
     (tmp_path / "heart" / "heart_disease_health_indicators_BRFSS2015.csv.gz").write_bytes(b"")
     (tmp_path / "utkface" / "UTKFace").mkdir(parents=True)
-    assert {line.entry.name for line in list_datasets(tmp_path) if line.present} == {"color_digits", "heart", "utkface"}
+    present = {line.entry.name for line in list_datasets(tmp_path) if line.present}
+    assert present == {"color_digits", "heart", "loans", "utkface"}
 
 
 @pytest.mark.parametrize("as_name", [True, False])

@@ -103,10 +103,9 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
 def test_fairface_reads_both_label_files_and_only_present_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("FAIRFACE_TRAIN_LABELS", "VAL_LABELS"):
-        monkeypatch.setattr(
-            published_pictures, name, getattr(published_pictures, name).model_copy(update={"sha256": None})
-        )
+    files = published_pictures.files_of("fairface")
+    for name in ("train", "val"):
+        monkeypatch.setitem(files, name, files[name].model_copy(update={"sha256": None}))
     for part, prefix, count in (("train", "", 70), ("val", "fairface/", 28)):
         rows = [
             {

@@ -14,7 +14,7 @@ from command_lines import check
 from serving import OPERATOR, ids, running, tokens_of_both_roles
 
 from aggregator.budgets import BudgetStatus
-from aggregator.service.metrics import ServiceMetrics
+from aggregator.service.page import ServiceMetrics
 
 ROOT = Path(__file__).parents[2]
 MONITORING, UNIT = ROOT / "deploy" / "monitoring", ROOT / "deploy" / "fairpate.service"

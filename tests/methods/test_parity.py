@@ -83,14 +83,14 @@ def test_multipliers_stay_positive_and_within_their_bound_and_follow_violations(
 def test_the_game_adds_what_the_auditor_says_and_tells_each_round() -> None:
     told: list[tuple[int, int]] = []
     seen: list[Any] = []
-    played = play(
+    answers, _ = play(
         rules(num_rounds=3, learning_rate=2.0),
         np.full((2, 1), 0.5),
         answer=lambda prices_GE: seen.append(prices_GE) or len(seen),
         violations=lambda _: np.array([[[1.0]], [[0.0]]]),
         on_round=lambda done, total: told.append((done, total)),
     )
-    assert played.answers == (1, 2, 3)
+    assert answers == (1, 2, 3)
     assert told == [(1, 3), (2, 3), (3, 3)]
     for turn, found in enumerate(seen):
         weight = (math.exp(2 * turn) - 1) / (2 + math.exp(2 * turn))
@@ -109,8 +109,8 @@ def test_without_privacy_the_game_reaches_what_fairlearns_reduction_reaches(cons
     )
     theirs = reference._pmf_predict(features)[:, 1]
     cells = ParityCells.of(y, z, num_groups=2, constraint=constraint)
-    mixture = fit_mixture(features, cells, LogisticRegression(), rules(max_gap=0.03, dual_bound=2.0, learning_rate=0.5))
-    ours = np.mean([member.predict(features) for member in mixture.members], axis=0)
+    members = fit_mixture(features, cells, LogisticRegression(), rules(max_gap=0.03, dual_bound=2.0, learning_rate=0.5))
+    ours = np.mean([member.predict(features) for member in members], axis=0)
     plain = LogisticRegression().fit(features, y.numpy()).predict(features)
 
     def gap(positive: Any) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -140,17 +141,16 @@ def released(scale: float, size_noise: float | None, *, count: int, drop: int = 
         seen.append(histogram.copy())
         return np.zeros_like(histogram)
 
-    steps = planned(noise=0.0, scale=scale, size_noise=size_noise, rate=1.0).gradient
+    steps = planned(noise=0.0, scale=scale, size_noise=size_noise, rate=1.0)
     training = priced_training(
         build_model(ModelConfig(name="logistic"), input_shape=(3,), num_classes=CLASSES, generator_seed=0),
         x,
         torch.zeros(size, dtype=torch.long),
         (torch.arange(size) >= 10).long(),
-        PrivateSteps(**{**vars(steps), "learning_rate": 1e-12}),
+        replace(steps, gradient=replace(steps.gradient, learning_rate=1e-12)),
+        RacoDpConfig(),
         num_cells=CELLS,
         num_classes=CLASSES,
-        laplace_scale=scale,
-        size_noise=size_noise,
         pricing=pricing,
         randomness=private_randomness("seeded", 1),
         histogram_randomness=private_randomness("seeded", 2),
@@ -182,8 +182,8 @@ def test_a_record_less_moves_the_sizes_of_its_cell_alone_by_one() -> None:
 
 def test_without_sizes_nothing_is_drawn_for_them() -> None:
     np.testing.assert_array_equal(released(1.0, None, count=2), released(1.0, None, count=2))
-    with pytest.raises(ValueError, match="size_noise >= 0 and finite, got -1"):
-        released(1.0, -1.0, count=1)
+    # Noise that is none costs infinity.
+    assert planned(noise=1.0, scale=1.0, size_noise=-1.0).event.gradient_noise_multiplier == 0
 
 
 def test_the_estimator_keeps_its_budget_with_sizes() -> None:

@@ -105,8 +105,8 @@ def oracle(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Setting:
 def test_the_printed_oracle_learner_costs_infinity() -> None:
     setting = oracle(*signal_records(600))
     sides = oracle_as_in_paper.sides_as_in_paper(setting)
-    played = play(setting.rules, sides.shares_GE, answer=sides.answer, violations=sides.violations)
-    assert len(played.answers) == 6
+    answers, _ = play(setting.rules, sides.shares_GE, answer=sides.answer, violations=sides.violations)
+    assert len(answers) == 6
     assert priced(sides.events, setting.target).epsilon == math.inf
     assert sides.round_epsilon == pytest.approx(8 / (4 * math.sqrt(6 * math.log(1e6))))
     x, _, _ = signal_records(8)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,28 @@ import pytest
 import torch
 from scipy.special import softmax
 
-from fairpate.config import DataConfig
+from fairpate.config import DataConfig, RayConfig
 from fairpate.data import Dataset, load_data
+from fairpate.data.dataset import Split
 from fairpate.methods.base import Training, configured
 from fairpate.methods.record_votes import UNITS, WeightedBallot
 from fairpate.methods.residual_votes import (
+    RecordSums,
     ResidualVotes,
     curvature_inverse,
+    indicators,
     product_sum,
     residuals,
     shortened,
+    votes_themselves,
     whole_rule,
 )
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Released
 from fairpate.terminal import Reporter
+from teachers.ensemble import BlockPool, InProcessPool
+from teachers.ray_pool import open_pool
 
 RANDOM = np.random.default_rng(7)
 BOUND = UNITS // 2
@@ -95,6 +102,56 @@ def test_shortening_keeps_direction_and_whole_numbers_within_the_norm() -> None:
         assert (short.astype(float) * matrix).sum() / np.linalg.norm(matrix.astype(float)) > 0.999999 * UNITS**2
     inside = np.full((2, 2), UNITS**2 // 2 - 1)
     assert shortened(inside, norm=UNITS**2) is inside
+
+
+def records_of(count: int, num_persons: int | None, pool: BlockPool) -> tuple[RecordSums, torch.Tensor]:
+    """The sums of ``count`` records in seven dimensions, of which a few are far longer than a vote."""
+    generator = np.random.default_rng(5)
+    x = torch.from_numpy(generator.normal(size=(count, 7)) * generator.choice([0.1, 1, 30], (count, 1))).float()
+    persons = () if num_persons is None else tuple(f"p{n}" for n in generator.integers(0, num_persons, count))
+    names = tuple(str(n) for n in range(count))
+    labels = torch.from_numpy(generator.integers(0, 3, count))
+    split = Split(x=x, y=labels, z=torch.zeros(count, dtype=torch.int64), record_id=names, person_id=persons)
+    return RecordSums.of(WeightedBallot(embedding=None, radius=1.0), split, pool), x
+
+
+LEFT = {
+    "indicators": indicators(3),
+    "votes": votes_themselves,
+    "residuals": partial(residuals, rule_CW=whole_rule(np.arange(24.0).reshape(3, 8) / 5), bound=BOUND),
+}
+
+
+@pytest.mark.parametrize("num_persons", [None, 300])
+def test_sums_by_parts_and_from_a_mapped_file_are_those_of_all_records_at_once(
+    num_persons: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("fairpate.methods.residual_votes._AT_ONCE", 256)
+    monkeypatch.setattr("fairpate.data.large_arrays.KEPT_BYTES", 1000)
+    monkeypatch.setenv("FAIRPATE_CACHE", str(tmp_path))
+    records, x = records_of(1500, num_persons, InProcessPool())
+    assert not records.phi_NW.flags.owndata  # a view of a file
+    phi, labels = WeightedBallot(embedding=None, radius=1.0).votes(x), records.labels_N
+    np.testing.assert_array_equal(records.phi_NW, phi)
+    for left in LEFT.values():
+        whole = product_sum(left(phi, labels), phi, norm=UNITS**2, person_N=records.person_N)
+        np.testing.assert_array_equal(records.total(left, norm=UNITS**2), whole)
+    none, _ = records_of(0, num_persons, InProcessPool())
+    assert not none.total(votes_themselves, norm=UNITS**2).any()
+    assert none.total(votes_themselves, norm=UNITS**2).shape == (8, 8)
+
+
+@pytest.mark.parametrize("num_persons", [None, 40])
+def test_several_ray_workers_give_the_bits_of_one_process(
+    num_persons: int | None, ray_session: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairpate.methods.residual_votes._AT_ONCE", 64)  # of this process: parts for every worker
+    here, _ = records_of(1000, num_persons, InProcessPool())
+    with open_pool(RayConfig(num_actors=2, num_cpus=0.5)) as pool:
+        there, _ = records_of(1000, num_persons, pool)
+        np.testing.assert_array_equal(there.phi_NW, here.phi_NW)
+        for left in LEFT.values():
+            np.testing.assert_array_equal(there.total(left, norm=UNITS**2), here.total(left, norm=UNITS**2))
 
 
 @pytest.mark.parametrize("epsilon", [0.03, 1.0, 8.0])

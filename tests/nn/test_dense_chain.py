@@ -9,9 +9,8 @@ import torch
 from doubled import Doubled
 from torch import Tensor, nn
 
-from fairpate.nn.layers import DenseChain
 from fairpate.nn.models import ScaleBytes
-from fairpate.nn.per_example import CrossEntropy, GradientClipper
+from fairpate.nn.per_example import CrossEntropy, DenseChain, GradientClipper
 
 BATCH = 6
 CHAINS: dict[str, Callable[[], nn.Module]] = {

@@ -117,11 +117,10 @@ def test_large_pictures_are_predicted_a_few_at_a_time() -> None:
     assert sizes == [5, 5, 2]
 
 
-def test_batched_prediction_covers_every_record_once() -> None:
+def test_batched_prediction_covers_every_record_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fairpate.nn.fit._MAX_RECORDS_AT_ONCE", 4)
     model = build_model(ModelConfig(name="mlp"), input_shape=(7,), num_classes=3, generator_seed=0)
     x = _records((7,), count=11)
-    torch.testing.assert_close(predict_logits(model, x, batch_size=4), model(x))
+    torch.testing.assert_close(predict_logits(model, x), model(x))
     torch.testing.assert_close(predict_probabilities(model, x).sum(dim=1), torch.ones(11))
     assert predict_logits(model, x[:0]).shape == (0, 3)
-    with pytest.raises(ValueError, match="batch_size >= 1, got 0"):
-        predict_logits(model, x, batch_size=0)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fairpate.config import ModelConfig
-from fairpate.nn import layers
+from fairpate.nn import per_example
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import ClippedSum, Engine, GradientClipper
 
@@ -163,8 +163,8 @@ class Overwriting(nn.Module):
 
 def test_an_output_may_be_overwritten_but_an_input_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container whose code is trusted, as torchvision's are."""
-    trusted = layers._CONTAINERS | {f"{__name__}.Overwriting"}
-    monkeypatch.setattr(layers, "_CONTAINERS", trusted)
+    trusted = per_example._CONTAINERS | {f"{__name__}.Overwriting"}
+    monkeypatch.setattr(per_example, "_CONTAINERS", trusted)
     x, y = torch.randn(BATCH, 3, dtype=torch.float64, generator=generator()), torch.arange(BATCH) % 3
     assert_matches_brute_force(Overwriting(overwrites_input=False).double(), x, "book_keeping")
     with pytest.raises(ValueError, match="overwritten by a later layer; use engine `functional`"):
@@ -240,7 +240,7 @@ def test_positions_that_cancel_are_clipped_by_what_is_left_of_them() -> None:
     """From products of all pairs of positions, the norm of what is left of 1e8 can come out as 0: no clipping."""
     size, left = 1e8, torch.tensor([[1.0, 2.0, 2.0]])
     steep = torch.cat([torch.full((1, 3), size), torch.full((1, 3), -size) + 0 * left, left])[None]
-    positions = layers.layer_gradient(nn.Linear(2, 3, bias=False), torch.ones(1, 3, 2), steep)
+    positions = per_example.layer_gradient(nn.Linear(2, 3, bias=False), torch.ones(1, 3, 2), steep)
     [(_, total)] = positions.weighted_sums(torch.ones(1))
     assert float(positions.squared_norms()) == pytest.approx(float(total.double().square().sum()), rel=1e-6)
     assert float(positions.squared_norms()) == pytest.approx(18.0, rel=1e-6)

@@ -17,10 +17,11 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.methods.dp_fermi import MatrixGame, fermi_training, watched_targets
-from fairpate.methods.raco_dp import PricedClipper, PricedLoss, priced_training
+from fairpate.methods.dp_fermi import DpFermiConfig, FermiSteps, MatrixGame, fermi_training, watched_targets
+from fairpate.methods.raco_dp import HistogramSteps, PricedLoss, RacoDpConfig, priced_training
 from fairpate.nn.per_example import CrossEntropy, GradientClipper, part_bounds
 from fairpate.nn.private_fit import PersonBatches, PrivateSteps, PrivateTraining, SeededRandomness, ShiftedClipper
+from fairpate.privacy.mechanism_events import AttributeGaussians
 
 CLIP_NORM = 0.3
 OWNERS = torch.tensor([0, 1, 1, 2, 2, 2, 2, 2, 3, 4, 4])
@@ -200,7 +201,7 @@ def test_a_histogram_has_the_average_row_of_each_person(max_records: int | None)
 
     def summed(kept: Tensor) -> list[Tensor]:
         loss = PricedLoss(num_cells=NUM_CELLS, num_classes=NUM_CLASSES, release=release, sharpness=2.0)
-        clipper = PricedClipper(made("chain"), loss, clip_norm=CLIP_NORM, max_records=max_records)
+        clipper = GradientClipper(made("chain"), loss, clip_norm=CLIP_NORM, max_records=max_records)
         return clipper.sum(x[kept], loss.targets(y[kept], cells[kept]), OWNERS[kept]).gradients
 
     gradients = summed(OWNERS >= 0)
@@ -235,8 +236,9 @@ def test_a_histogram_is_released_once_a_step_also_for_nobody() -> None:
         return np.zeros((NUM_CELLS, NUM_CLASSES))
 
     training = priced_training(
-        made("chain"), x, y, torch.zeros(11, dtype=torch.int64), steps(sampling_rate=1e-9),
-        num_cells=NUM_CELLS, num_classes=NUM_CLASSES, laplace_scale=1.0, pricing=pricing,
+        made("chain"), x, y, torch.zeros(11, dtype=torch.int64),
+        HistogramSteps(gradient=steps(sampling_rate=1e-9), laplace_scale=1.0, size_floor=1.0), RacoDpConfig(),
+        num_cells=NUM_CELLS, num_classes=NUM_CLASSES, pricing=pricing,
         randomness=SeededRandomness(0), histogram_randomness=SeededRandomness(1), person_N=OWNERS,
     )  # fmt: skip
     for _ in range(4):
@@ -255,9 +257,13 @@ def test_no_person_moves_the_gradient_of_the_matrices_by_more_than_a_record_may(
         game = MatrixGame(shares, num_classes=3, weight=1.0, radius=radius)
         matrix = np.array([[[1.0, -2.0, 0.5], [0.3, 0.1, -1.0]]])
         game.move_to(matrix)
+        planned = FermiSteps(
+            steps=steps(max_records=max_records, noise_multiplier=0.0),
+            matrix_noise_multiplier=0.0,
+            event=AttributeGaussians(count=0, attribute_noise_multiplier=1.0),
+        )
         training = fermi_training(
-            made("chain"), x[kept], targets[kept], game, steps(max_records=max_records, noise_multiplier=0.0),
-            matrix_noise_multiplier=0.0, matrix_learning_rate=0.0, randomness=SeededRandomness(0),
+            made("chain"), x[kept], targets[kept], game, planned, DpFermiConfig(), randomness=SeededRandomness(0),
             person_N=torch.unique_consecutive(OWNERS[kept], return_inverse=True)[1],
         )  # fmt: skip
         observed: list[npt.NDArray[np.float64]] = []

@@ -13,9 +13,8 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 from fairpate.config import ModelConfig
-from fairpate.nn.layers import unknown_module
 from fairpate.nn.models import build_model
-from fairpate.nn.per_example import CrossEntropy, GradientClipper
+from fairpate.nn.per_example import CrossEntropy, GradientClipper, unknown_module
 
 BATCH = 5
 

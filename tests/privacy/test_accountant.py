@@ -32,7 +32,6 @@ def test_golden_stream_exact_joint_cost() -> None:
     assert result.epsilon == pytest.approx(2.773848, abs=5e-7)
     assert result.order == 7
     assert result.data_dependent
-    assert not result.at_grid_end
     rdp = accountant.rdp_data_dependent([STREAM], [2.0, 8.0])
     assert_allclose(rdp, [0.395396254, 1.569018504], rtol=1e-8)
 
@@ -55,8 +54,6 @@ def test_golden_stream_other_ledgers() -> None:
 def test_golden_conversions_of_a_gaussian() -> None:
     rdp = 100 * INTEGER_ORDERS / (2 * 10**2)
     assert epsilon_of_curve(rdp, INTEGER_ORDERS, target_delta=1e-5) == (pytest.approx(4.752728, abs=5e-7), 5)
-    classic = epsilon_of_curve(rdp, INTEGER_ORDERS, target_delta=1e-5, conversion="classic")
-    assert classic == (pytest.approx(5.302585, abs=5e-7), 6)
 
 
 def test_steps_charged_apart_add_up_to_whole_queries() -> None:
@@ -91,7 +88,7 @@ def test_private_votes_are_priced_under_a_private_name_only() -> None:
 
 def test_nothing_done_costs_nothing() -> None:
     result = epsilon([], target_delta=1e-5)
-    assert (result.epsilon, result.unit, result.at_grid_end) == (0, None, False)
+    assert (result.epsilon, result.unit) == (0, None)
     assert epsilon([NoisyArgmaxes(count=0, noise_stddev_votes=0)], target_delta=1e-5).epsilon == 0
 
 
@@ -101,15 +98,12 @@ def test_no_noise_has_infinite_price() -> None:
     assert epsilon([ConfidentGnmaxQueries(count=5, **shut)], target_delta=1e-5).epsilon == 0
 
 
-def test_the_default_grid_is_wide_and_a_narrow_one_confesses() -> None:
+def test_the_default_grid_is_wide() -> None:
     faint = [NoisyArgmaxes(count=1, noise_stddev_votes=4000)]
     wide = epsilon(faint, target_delta=1e-8)
     assert wide.order > 512
-    assert not wide.at_grid_end
     narrow = epsilon(faint, target_delta=1e-8, orders_A=[2.0, 4.0, 8.0])
-    assert narrow.at_grid_end
     assert narrow.epsilon > wide.epsilon
-    assert epsilon([NoisyArgmaxes(count=10**6, noise_stddev_votes=1)], target_delta=1e-8).at_grid_end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +147,9 @@ def test_delta_is_a_probability(delta: float) -> None:
         epsilon([NoisyArgmaxes(count=1, noise_stddev_votes=1)], target_delta=delta)
 
 
-def test_counts_and_conversions_are_checked() -> None:
+def test_counts_are_checked() -> None:
     with pytest.raises(ValueError, match="count >= 0"):
         ConfidentGnmaxQueries(count=-1, **MECHANISM)
-    with pytest.raises(ValueError, match="improved"):
-        epsilon([], target_delta=0.1, conversion="best")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.3])

@@ -196,18 +196,18 @@ def test_units_are_not_mixed_and_unknown_or_unpriced_events_are_refused() -> Non
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("broken", "expected"),
     [
-        lambda: both(count=-1),
-        lambda: both(rate=0.0),
-        lambda: both(noise=math.nan),
-        lambda: attribute(noise=-1.0),
-        lambda: secret(rate=1.1),
-        lambda: secret(noise=math.nan),
+        (lambda: both(count=-1), "count >= 0"),
+        (lambda: both(rate=0.0), "0 < sampling_rate <= 1"),
+        (lambda: both(noise=math.nan), "gradient_noise_multiplier >= 0"),
+        (lambda: attribute(noise=-1.0), "attribute_noise_multiplier >= 0"),
+        (lambda: secret(rate=1.1), "0 < sampling_rate <= 1"),
+        (lambda: secret(noise=math.nan), "attribute_noise_multiplier >= 0"),
     ],
 )
-def test_impossible_events_are_refused(broken: Any) -> None:
-    with pytest.raises(ValueError, match="Expected count"):
+def test_impossible_events_are_refused(broken: Any, expected: str) -> None:
+    with pytest.raises(ValueError, match=f"Expected {expected}"):
         broken()
 
 

@@ -115,8 +115,8 @@ def test_what_promises_nothing_is_priced_at_infinity_and_nothing_at_zero() -> No
     assert pure_epsilon([gaussian]) == math.inf
     with pytest.raises(ValueError, match="one unit"):
         accountant.epsilon_pld([gaussian, PureReleases(count=1, epsilon=1.0)], target_delta=DELTA)
-    for count, epsilon in ((-1, 1.0), (1, -0.1), (1, math.nan)):
-        with pytest.raises(ValueError, match="count >= 0 and epsilon >= 0"):
+    for count, epsilon, field in ((-1, 1.0, "count"), (1, -0.1, "epsilon"), (1, math.nan, "epsilon")):
+        with pytest.raises(ValueError, match=f"Expected {field} >= 0"):
             PureReleases(count=count, epsilon=epsilon)
 
 

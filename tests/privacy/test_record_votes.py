@@ -236,10 +236,16 @@ def test_nothing_done_costs_nothing_and_no_noise_promises_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"count": -1}, {"noise_stddev_votes": math.nan}, {"sampling_rate": 0.0}, {"sampling_rate": 1.5}]
+    ("fields", "expected"),
+    [
+        ({"count": -1}, "count >= 0"),
+        ({"noise_stddev_votes": math.nan}, "noise_stddev_votes >= 0"),
+        ({"sampling_rate": 0.0}, "0 < sampling_rate <= 1"),
+        ({"sampling_rate": 1.5}, "0 < sampling_rate <= 1"),
+    ],
 )
-def test_impossible_events_are_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="Expected count >= 0"):
+def test_impossible_events_are_refused(fields: dict[str, float], expected: str) -> None:
+    with pytest.raises(ValueError, match=f"Expected {expected}"):
         VoteTables(**{"count": 1, "noise_stddev_votes": 1.0} | fields)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="threshold_stddev_votes"):
         NeighbourVotes(count=1, noise_stddev_votes=1.0, threshold_stddev_votes=-1.0)

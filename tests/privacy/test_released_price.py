@@ -9,6 +9,7 @@ import mpmath
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from two_steps import threshold_sensitivity, two_step_rdp
 
 from fairpate.privacy import accountant, smooth_sensitivity
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy, SeededSource
@@ -18,9 +19,8 @@ from fairpate.privacy.smooth_sensitivity import (
     SmoothRelease,
     release_rdp,
     sanitised_rdp,
-    threshold_sensitivity,
-    two_step_rdp,
 )
+from fairpate.types import MechanismParameters
 
 RELEASE = SmoothRelease(order=3.0, beta=0.05, noise_stddev=4.0, scale_noise_stddev=10.0)
 MECHANISM: dict[str, Any] = {"threshold": 60.0, "threshold_stddev_votes": 30.0, "noise_stddev_votes": 20.0}
@@ -91,8 +91,11 @@ def votes_of_a_run() -> np.ndarray:
 def test_releases_are_centred_on_the_cost_with_the_stated_spread() -> None:
     votes = votes_of_a_run()[:15]
     exact = two_step_rdp(votes, **MECHANISM, order=RELEASE.order).sum()
-    scale = smooth_sensitivity.smooth_sensitivity(votes, **MECHANISM, release=RELEASE)
-    draws = [sanitised_rdp(votes, **MECHANISM, release=RELEASE, source=SeededSource(seed)) for seed in range(200)]
+    scale = smooth_sensitivity.smooth_sensitivity(votes, MechanismParameters(**MECHANISM), release=RELEASE)
+    draws = [
+        sanitised_rdp(votes, MechanismParameters(**MECHANISM), release=RELEASE, source=SeededSource(seed))
+        for seed in range(200)
+    ]
     assert len({draw.rdp for draw in draws}) > 195
     centred = np.array([(draw.rdp - exact) / (scale * RELEASE.noise_stddev) for draw in draws])
     logs = np.array([draw.log_scale for draw in draws]) - math.log(scale)
@@ -106,12 +109,14 @@ def test_releases_are_centred_on_the_cost_with_the_stated_spread() -> None:
 
 
 def test_what_is_published_says_what_it_is() -> None:
-    result = sanitised_rdp(votes_of_a_run(), **MECHANISM, release=RELEASE, source=OsEntropy())
+    result = sanitised_rdp(votes_of_a_run(), MechanismParameters(**MECHANISM), release=RELEASE, source=OsEntropy())
     assert result.noise == OS_ENTROPY
     assert result.rdp == round(result.rdp, 6)
-    seeded = sanitised_rdp(votes_of_a_run(), **MECHANISM, release=RELEASE, source=SeededSource(1))
+    seeded = sanitised_rdp(votes_of_a_run(), MechanismParameters(**MECHANISM), release=RELEASE, source=SeededSource(1))
     assert seeded.noise == "seeded: not private"
-    assert seeded == sanitised_rdp(votes_of_a_run(), **MECHANISM, release=RELEASE, source=SeededSource(1))
+    assert seeded == sanitised_rdp(
+        votes_of_a_run(), MechanismParameters(**MECHANISM), release=RELEASE, source=SeededSource(1)
+    )
 
 
 def test_epsilon_covers_queries_and_release() -> None:
@@ -159,7 +164,9 @@ def test_a_release_is_checked_where_it_is_made(change: dict[str, float], message
 
 def test_a_shut_threshold_costs_nothing_and_an_open_one_the_argmax_alone() -> None:
     votes = votes_of_a_run()
-    shut = sanitised_rdp(votes, **{**MECHANISM, "threshold": math.inf}, release=RELEASE, source=SeededSource(0))
+    shut = sanitised_rdp(
+        votes, MechanismParameters(**{**MECHANISM, "threshold": math.inf}), release=RELEASE, source=SeededSource(0)
+    )
     assert (shut.rdp, shut.log_scale, shut.rdp_data_independent) == (0.0, -math.inf, 0.0)
     assert shut.upper(0.9) == 0.0
     open_bit = threshold_sensitivity(votes, threshold=-math.inf, threshold_stddev_votes=1.0, order=3.0)

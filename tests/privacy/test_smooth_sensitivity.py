@@ -11,16 +11,11 @@ import mpmath
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from two_steps import argmax_sensitivity, threshold_sensitivity, two_step_rdp
 
 from fairpate.privacy import gnmax, smooth_sensitivity
-from fairpate.privacy.smooth_sensitivity import (
-    SmoothRelease,
-    argmax_sensitivity,
-    check_monotonicity,
-    release_rdp,
-    threshold_sensitivity,
-    two_step_rdp,
-)
+from fairpate.privacy.smooth_sensitivity import SmoothRelease, check_monotonicity, release_rdp
+from fairpate.types import MechanismParameters
 
 Votes = tuple[int, ...]
 RELEASE = SmoothRelease(order=3.0, beta=0.05, noise_stddev=4.0, scale_noise_stddev=10.0)
@@ -198,7 +193,9 @@ def test_one_record_moves_a_vote_of_every_query_at_once() -> None:
 
     @cache
     def smooth(one: int, other: int) -> float:
-        return smooth_sensitivity.smooth_sensitivity(every[[one, other]], **mechanism, release=release)
+        return smooth_sensitivity.smooth_sensitivity(
+            every[[one, other]], MechanismParameters(**mechanism), release=release
+        )
 
     tested = 0
     for one, other in pairs:
@@ -218,12 +215,12 @@ def test_discounting_is_a_maximum_over_summed_distances() -> None:
     check = threshold_sensitivity(votes, threshold=60.0, threshold_stddev_votes=30.0, order=3.0)
     summed = (argmax + check).sum(axis=0)
     expected = max(math.exp(-0.05 * d) * total for d, total in enumerate(summed))
-    got = smooth_sensitivity.smooth_sensitivity(votes, **MECHANISM, release=RELEASE)
+    got = smooth_sensitivity.smooth_sensitivity(votes, MechanismParameters(**MECHANISM), release=RELEASE)
     assert got == pytest.approx(expected, rel=1e-12)
     shuffled = votes[::-1][:, [2, 0, 1]]
-    assert smooth_sensitivity.smooth_sensitivity(shuffled, **MECHANISM, release=RELEASE) == pytest.approx(
-        got, rel=1e-12
-    )
+    assert smooth_sensitivity.smooth_sensitivity(
+        shuffled, MechanismParameters(**MECHANISM), release=RELEASE
+    ) == pytest.approx(got, rel=1e-12)
 
 
 @pytest.mark.parametrize(("noise", "num_teachers"), [(0.3, 40), (1.0, 40), (5.0, 100), (20.0, 250)])

@@ -59,9 +59,6 @@ def test_the_unit_is_stored_and_an_earlier_event_without_one_is_of_records(event
     stored = event_json(event)
     stored.pop("unit")
     assert event_from(stored) == event
-    stored.pop("kind")
-    if None not in stored.values():  # of the events that statements held before kinds
-        assert event_from(stored, "record") == event
 
 
 def test_queries_to_teachers_of_each_unit() -> None:

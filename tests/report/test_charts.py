@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
+from fairpate.pages import course, epsilon_text, number, percent, place, scale_end
 from fairpate.report import run_page
-from fairpate.report.page import course, epsilon_text, number, percent, place, scale_end
 from fairpate.words import delta_text
 
 pytestmark = pytest.mark.usefixtures("with_drawings")

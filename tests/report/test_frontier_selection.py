@@ -210,6 +210,6 @@ def test_the_regret_of_a_whole_frontier_is_lost_hypervolume():
     assert whole.num_members == 2
     assert whole.num_missing == 0
     # Against (10, .5, 1, 1): x covers 9 * .45 * .7, y 9 * .48 * .78 and all of x; z adds 1 * .2 * its lead.
-    assert whole.volume_transferred == pytest.approx(9 * 0.45 * 0.7 + 0.2 * 0.2)
-    assert whole.volume_best == pytest.approx(9 * 0.48 * 0.78 + 0.2 * 0.12)
-    assert whole.regret == pytest.approx(1 - whole.volume_transferred / whole.volume_best)
+    assert whole.hypervolume_transferred == pytest.approx(9 * 0.45 * 0.7 + 0.2 * 0.2)
+    assert whole.hypervolume_own == pytest.approx(9 * 0.48 * 0.78 + 0.2 * 0.12)
+    assert whole.regret == pytest.approx(1 - whole.hypervolume_transferred / whole.hypervolume_own)

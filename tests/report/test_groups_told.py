@@ -36,14 +36,6 @@ def test_the_terminal_names_them(children: int) -> None:
     assert warnings == [LOST, *left_out]
 
 
-def test_metrics_of_an_earlier_version_are_read() -> None:
-    plain = measured(children=0).to_json()
-    older = {name: value for name, value in plain.items() if name not in ("underserved", "not_measured")}
-    found = Evaluation.from_json(older)
-    assert ("warning", LOST) in RunStatement(guarantee=GUARANTEE, measured=found).rows
-    assert found.to_json() == plain
-
-
 def test_the_report_says_it_beside_predicted_classes() -> None:
     words = prediction_words(measured(children=40), "student")
     assert words.startswith("The student is right about 80.0 % of men")

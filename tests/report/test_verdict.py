@@ -10,8 +10,8 @@ import pytest
 import report_pages
 
 from fairpate.fairness.rates import NOTIONS
+from fairpate.pages import made_words
 from fairpate.report.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
-from fairpate.report.page import made_words
 from fairpate.report.records import RunStatement
 
 NB = "\u00a0"
@@ -247,12 +247,18 @@ def test_a_group_without_an_answer_is_named_beside_those_among_whom_a_model_is_f
 
 def test_whom_a_constant_would_serve_better_stands_beside_the_accuracy() -> None:
     """Men: 450 of 500 are no, of whom 100 are lost; women are told apart."""
-    confusion = (((200.0, 50.0), (50.0, 200.0)), ((350.0, 100.0), (10.0, 40.0)))
+    confusion_GYC = np.array([[[200, 50], [50, 200]], [[350, 100], [10, 40]]])
     words = "is right about 78.0 % of men, always predicting 'no' about 90.0 %"
-    groups = tuple(replace(group, accuracy=right) for group, right in zip(FAIR.groups, (0.8, 0.78), strict=True))
-    plain = replace(FAIR, confusion_GYC=confusion, groups=groups).to_json()
-    # As a file of an earlier version has it, what is told of tables is computed from them.
-    found = Evaluation.from_json({name: value for name, value in plain.items() if "underserved" not in name})
+    groups, labels, predictions = np.repeat(np.argwhere(confusion_GYC >= 0), confusion_GYC.ravel(), axis=0).T
+    found = evaluate(
+        predictions,
+        labels_N=labels,
+        groups_N=groups,
+        class_names=["no", "yes"],
+        group_names=["women", "men"],
+        generator=np.random.default_rng(0),
+        num_replicates=5,
+    )
     assert f"The model {words}." in said(found).figures[2].details
     assert found.to_json()["underserved"] == [words]
 

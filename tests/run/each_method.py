@@ -28,6 +28,7 @@ SMALL = {
     "dp_oracle_learner": {"num_rounds": 4, "min_share": 0.001},
     "weighted_votes": {"embedding": {"num_components": 20, "graph_share": 0}},
     "residual_votes": {"embedding": {"num_components": 20, "graph_share": 0}},
+    "ada_ssp": {"embedding": {"num_components": 20, "graph_share": 0}},
     "randomised_response": {"learner": "f_ld"},
     "teachers": {"num_teachers": 10, "fit": {"epochs": 2}},
     "aggregator": {

@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 import sys
-from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -187,7 +186,6 @@ GNMAX = {"count": 3, "threshold": 5.0, "threshold_stddev_votes": 2.0, "noise_std
 )
 def test_an_event_is_named_by_what_was_done(event: Any, words: str) -> None:
     assert described_event(event_json(event)).startswith(words)
-    assert described_event(asdict(event), event.unit).startswith(words)  # as an older statement holds it
 
 
 def test_an_event_of_another_package_brings_its_own_noun() -> None:

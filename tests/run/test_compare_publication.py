@@ -5,18 +5,17 @@ import json
 import math
 import stat
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import ray
 from rich.console import Console
-from sweeps import COLOUR_UNSEEN, counted, epsilons, measured, refused, run, sweep_of
+from sweeps import COLOUR_UNSEEN, counted, epsilons, measured, refused, run
 
 from fairpate.report.frontier import Row
 from fairpate.run.compare import comparison_outcome, write_frontier_reports
-from fairpate.run.sweep import Cell, cells_of, open_sweep_folder, read_rows, write_rows
+from fairpate.run.sweep import Cell, read_rows
 from fairpate.types import VoteBatch
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module
@@ -122,31 +121,6 @@ def test_what_is_left_out_does_not_tell_whether_it_failed(tmp_path: Path) -> Non
         pages.append((root / "report.html").read_text())
     assert "Left out: 1 row without privacy; for the operator: sgd." in pages[0]
     assert pages[0] == pages[1]
-
-
-def test_what_an_earlier_version_kept_in_the_open_is_taken_back(tmp_path: Path) -> None:
-    sweep = sweep_of(methods=["sgd", "dp_sgd", "pate"], grid={})
-    cells = cells_of(sweep, folder=Path())
-    for name in ("parts", "failed", "private/parts"):
-        (tmp_path / name).mkdir(parents=True)
-    cause = replace(measured(cells[0], 1.0), record=None, error="ValueError: record 4711 diverged", has_guarantee=False)
-    write_rows([cause], tmp_path / "failed" / f"{cells[0].digest}.parquet")
-    write_rows([cause], tmp_path / "results.parquet")
-    (tmp_path / "report.html").write_text("record 4711 diverged")
-    slow = replace(measured(cells[1], 2.0), minutes=12.34)
-    write_rows([slow], tmp_path / "parts" / f"{cells[1].digest}.parquet")
-    secret = measured(cells[2], 1.25, data_dependent=True)
-    write_rows([measured(cells[2], 2.0)], tmp_path / "parts" / f"{cells[2].digest}.parquet")
-    write_rows([secret], tmp_path / "private" / "parts" / f"{cells[2].digest}.parquet", private=True)
-    folder = open_sweep_folder(tmp_path, sweep)
-    assert not (tmp_path / "report.html").exists()
-    assert folder.finished(cells) == {cells[1].digest, cells[2].digest}
-    comparison = run(tmp_path, diverging, methods=["sgd", "dp_sgd", "pate"], grid={})
-    assert epsilons(comparison.rows) == [2.0, 2.0]
-    assert [row.record and row.record.epsilon for row in comparison.operators_rows] == [None, 2.0, 2.0, 1.25]
-    assert comparison.operators_rows[1].minutes == 12.34
-    for name, content in published_bytes(tmp_path).items():
-        assert not any(secret in content for secret in (b"4711", b"12.34")), name
 
 
 @pytest.mark.usefixtures("without_figures")

@@ -52,7 +52,7 @@ BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["frequency_share", "feature_share", "dual_share", "size_share", "histogram_share"], INSIDE_0_1),
     "RacoDpConfig.size_share": BELOW_1,
     "min_share": [0.0, -1.0, 1.1],
-    **dict.fromkeys(["confidence", "min_group_share", "taught_share", "sampling_rate"], (0.0, 1 + 1e-9)),
+    **dict.fromkeys(["confidence", "min_group_share", "taught_share", "ridge_share", "sampling_rate"], (0.0, 1 + 1e-9)),
     **dict.fromkeys(["learning_rate", "epsilon", "beta", "noise_stddev", "scale_noise_stddev", "num_cpus"], ABOVE_0),
     **dict.fromkeys(["clip_norm", "clip_value", "temperature", "max_temperature", "ridge", "sharpness"], ABOVE_0),
     **dict.fromkeys(["group_sizes", "radius", "matrix_learning_rate", "matrix_noise_ratio", "share_noise"], ABOVE_0),
@@ -83,6 +83,7 @@ BASES: dict[str, Any] = {
     "record_votes.gate": {"max_disparity": 0.1, "min_count": 1},
     "weighted_votes.gate": {"max_disparity": 0.1, "min_count": 1},
     "residual_votes.gate": {"max_disparity": 0.1, "min_count": 1},
+    "ada_ssp.gate": {"max_disparity": 0.1, "min_count": 1},
     "aggregator.gate": {"max_disparity": 0.1, "min_count": 1},
     "aggregator.mechanism": {"threshold": 60.0, "threshold_stddev_votes": 30.0, "noise_stddev_votes": 12.0},
 }

@@ -13,7 +13,7 @@ import typer
 from fairpate import __version__
 from fairpate.cli import app
 from fairpate.cli.base import Commands
-from fairpate.report.page import percent
+from fairpate.pages import percent
 from fairpate.terminal import Output, show, speaking
 
 DECLARATION = """
@@ -29,6 +29,7 @@ identity: {key: [visit]}
 SUCCEEDS = {
     "version": [],
     "new": ["project"],
+    "demo": None,
     "methods": [],
     "run": ["run/config.yaml", "--out", "run"],
     "report": ["run"],

@@ -12,7 +12,7 @@ from fairpate.run.context import read_statement
 from fairpate.run.folder import open_run_directory
 
 NAME = "own_method:ClassMeans"
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "fairpate" / "examples"
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from small_runs import FILES
 
-import student.portable
+import student.student
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, embedding, load_data
 from fairpate.data.dataset import Split
@@ -231,7 +231,7 @@ def test_what_a_table_was_made_of_is_said_in_words(names, words, is_embedded):
 
 
 def test_a_run_without_the_packages_is_whole_and_says_how_to_get_them(fairpate, visits, tmp_path, monkeypatch):
-    monkeypatch.setattr(student.portable, "PACKAGES", ("onnx", "no_such_package"))
+    monkeypatch.setattr(student.student, "PACKAGES", ("onnx", "no_such_package"))
     _, errors = run(fairpate, visits, tmp_path / "run")
     (line,) = [line for line in errors.splitlines() if line.startswith("onnx")]
     assert "no_such_package missing; pip install 'fairpate[onnx]'" in line

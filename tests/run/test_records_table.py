@@ -95,27 +95,10 @@ def test_a_published_table_tells_neither_time_nor_cause_and_leaves_out_what_has_
         assert {row["minutes"] for row in public} == {None}
 
 
-def test_tables_of_earlier_versions_are_read(tmp_path: Path) -> None:
-    write_rows(
-        [measured(fairness={"equalized_odds": {"value": 0.1, "low": 0.1, "high": 0.2}})], tmp_path / "new.parquet"
-    )
-    fairness = [f"{name}{end}" for name in NOTIONS for end in ("", "_low", "_high")]
-    added = ["has_guarantee", "majority_accuracy", "answered", "answered_by_group", *fairness]
-    added += ["degenerate", "underserved_groups", "unmeasured_groups"]
-    pq.write_table(pq.read_table(tmp_path / "new.parquet").drop_columns(added), tmp_path / "old.parquet")
-    assert read_rows(tmp_path / "old.parquet") == [measured()]
-
-
 def test_configurations_are_strict_json(tmp_path: Path) -> None:
     config = {"gate": {"max_disparity": math.inf}, "hidden": [16, math.nan]}
     write_rows([replace(measured(config=config), config=config)], tmp_path / "rows.parquet")
     assert read_rows(tmp_path / "rows.parquet")[0].config == {"gate": {"max_disparity": None}, "hidden": [16, None]}
-
-
-def test_a_row_is_a_record_or_an_error() -> None:
-    for change in ({"record": None}, {"error": "both"}, {"minutes": -1.0}, {"method": "fairpate"}):
-        with pytest.raises(ValueError, match="Expected"):
-            replace(measured(), **change)
 
 
 def test_other_files_are_refused_by_name(tmp_path: Path) -> None:

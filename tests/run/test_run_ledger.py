@@ -20,9 +20,9 @@ from aggregator.sqlite import ledger_files
 from fairpate.cli.summaries import summarise
 from fairpate.data import load_data
 from fairpate.methods.label_queries import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
+from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import epsilon, epsilon_data_dependent
 from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
-from fairpate.report.page import epsilon_text
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
 from fairpate.run.publication import write_card
 from student.student import load_student

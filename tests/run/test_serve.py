@@ -235,7 +235,7 @@ def test_replies_that_cannot_be_written_are_not_lost(fairpate, url, tmp_path, mo
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr("fairpate.run.query.write_atomically", full)
+        patched.setattr("aggregator.client.write_atomically", full)
         code, _, errors = fairpate("query", url, "--ids", "20:25", "--out", tmp_path / "labels.csv")
     assert code == 1
     assert all(word in errors for word in ("labels.csv", "No space left", "again for free"))

@@ -64,7 +64,7 @@ MODULES = (
     *("fairpate.config", "fairpate.data", "fairpate.privacy.accountant", "fairpate.methods.base"),
     *("fairpate.methods.own_votes", "aggregator.client", "aggregator.service.server", "fairpate.methods.dp_sgd"),
     *("fairpate.methods.dp_fermi", "fairpate.methods.f_ld", "fairpate.methods.dp_oracle_learner"),
-    "fairpate.methods.dp_postprocessing",
+    *("fairpate.methods.dp_postprocessing", "fairpate.methods.raco_dp"),
 )
 
 

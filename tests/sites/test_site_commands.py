@@ -147,7 +147,7 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
 
 @pytest.mark.slow
 def test_hospitals_of_the_example_are_better_together(tmp_path: Path) -> None:
-    example = Path(__file__).parents[2] / "examples" / "three_hospitals.py"
+    example = Path(__file__).parents[2] / "fairpate" / "examples" / "three_hospitals.py"
     words = [sys.executable, str(example), "--out", str(tmp_path / "hospitals")]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)  # noqa: S603
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ import onnxruntime
 import pytest
 import torch
 
-import student.portable
+import student.student
 from fairpate.config import DataConfig, EmbeddingConfig, ModelConfig
 from fairpate.data import load_data
 from fairpate.data.embedding import Embedding
@@ -21,8 +21,7 @@ from fairpate.nn.fit import Mixture
 from fairpate.nn.models import build_model
 from fairpate.types import GateRule
 from student.card import StudentCard
-from student.portable import PortableError, missing_packages, portable
-from student.student import Student
+from student.student import PortableError, Student, missing_packages, portable
 
 pytestmark = pytest.mark.usefixtures("quick_graphs")
 TABLE, PICTURES = (6,), (3, 32, 32)
@@ -154,14 +153,14 @@ def test_a_graph_that_predicts_otherwise_is_not_published(monkeypatch):
     one, (_, made) = make(), made_of("logistic", TABLE)
     with torch.no_grad():
         one.network[-1].weight[0].add_(1)
-    monkeypatch.setattr(student.portable, "_graph", lambda *_: made.graph)
+    monkeypatch.setattr(student.student, "_graph", lambda *_: made.graph)
     with pytest.raises(PortableError, match=r"other than the student on [0-9]+% of 1 public records"):
         portable(one, records(TABLE))
 
 
 def test_missing_packages_are_named(monkeypatch):
     assert missing_packages() == ()
-    monkeypatch.setattr(student.portable, "PACKAGES", ("onnx", "no_such_package"))
+    monkeypatch.setattr(student.student, "PACKAGES", ("onnx", "no_such_package"))
     assert missing_packages() == ("no_such_package",)
 
 
@@ -194,7 +193,7 @@ def answered(option, groups, labels):
 def test_the_reject_option_can_be_applied_from_its_description(cold_start, gap, monkeypatch):
     _, made = made_of("logistic", TABLE)
     monkeypatch.setattr(
-        student.portable, "_graph", lambda *_: made.graph
+        student.student, "_graph", lambda *_: made.graph
     )  # it is outside of the graph, whatever the rule
     rule = GateRule(max_disparity=0.0314159, min_count=5, cold_start=cold_start, gap=gap)
     rng = np.random.default_rng(3)

@@ -17,7 +17,7 @@ import teachers.ray_pool
 from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
 from fairpate.data.dataset import Split
 from fairpate.types import UserError
-from teachers.ensemble import InProcessPool, PoolError, collect_votes, train_ensemble
+from teachers.ensemble import BlockPool, PoolError, collect_votes, train_ensemble
 from teachers.ray_pool import RayPool, number_of_actors
 
 # An actor takes seconds to start. Those of the module stay until its end, and leave a CPU to others.
@@ -152,7 +152,7 @@ def test_what_is_added_up_is_the_sum_whoever_counted_it(two_actors: RayPool) -> 
         total = two_actors.sum(counts, num_values, range(20), done.append)
         assert (sorted(done), total.dtype) == (list(range(20)), np.uint16)
         np.testing.assert_array_equal(total, np.full(num_values, 190))
-        np.testing.assert_array_equal(InProcessPool().sum(counts, num_values, range(20), done.append), total)
+        np.testing.assert_array_equal(BlockPool().sum(counts, num_values, range(20), done.append), total)
     with pytest.raises(ValueError, match="at least one item"):
         two_actors.sum(counts, 1, [], done.append)
 

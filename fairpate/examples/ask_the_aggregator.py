@@ -2,7 +2,8 @@
 
     fairpate run                   # once: teachers, votes, a ledger in runs/NAME
     fairpate serve runs/NAME       # in another terminal
-    python examples/ask_the_aggregator.py --queries 40
+    fairpate new mine --example ask-the-aggregator
+    python mine/ask_the_aggregator.py --queries 40
 
 The script looks at the price first, asks only if it fits, asks once more to show that repeats are free, and counts the
 answers per group. Set FAIRPATE_TOKEN where the service has tokens.

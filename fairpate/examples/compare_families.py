@@ -1,6 +1,7 @@
 """PATE and SGD families on one frontier, from Python: the frontier is seen first, and then chosen from.
 
-    python examples/compare_families.py [--out runs/families] [--seeds 0 1]
+    fairpate new mine --example compare-families
+    python mine/compare_families.py [--out runs/families] [--seeds 0 1]
 
 Every cell that is finished is found again, so a second call with more seeds or a longer grid runs only what is missing.
 """
@@ -20,7 +21,7 @@ SWEEP = {
         "fairpate": {"grid": {"aggregator.gate.max_disparity": [0.05, 0.15]}},
         "weighted_votes": {"grid": {"student.idp3": [None, {"max_disparity": 0.1, "min_count": 25}]}},
     },
-    # Everything else fits the data set, as in `fairpate run`; configs/quick.yaml has five seeds, and Adult.
+    # Everything else fits the data set, as in `fairpate run`; `fairpate compare --example quick` has more methods.
     "settings": {"dp_sgd": {"epochs": 40, "batch_size": 200}},
 }
 
@@ -33,8 +34,8 @@ def main() -> None:
     options = parser.parse_args()
 
     comparison = compare_methods(SWEEP | {"seeds": options.seeds}, out=options.out, title="families")
-    finished = [row for row in comparison.rows if row.record is not None]
-    points = points_of([row.record for row in finished], commands=[row.command for row in finished])
+    finished = [(row.record, row.command) for row in comparison.rows if row.record is not None]
+    points = points_of([record for record, _ in finished], commands=[command for _, command in finished])
     for panel, found in by_panel(points).items():
         print(f"\n{panel.data}, {panel.privacy.relation} {panel.privacy.unit}, delta {panel.privacy.delta:g}")
         for point in sorted(frontier(found).members, key=lambda point: point.value("epsilon")):

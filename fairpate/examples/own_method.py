@@ -1,6 +1,6 @@
 """A method of your own in a file of your own: noisy class means, released once.
 
-    cd examples
+    fairpate new mine --example own-method && cd mine
     fairpate methods own_method:ClassMeans
     fairpate run --method own_method:ClassMeans --epsilon 3
 

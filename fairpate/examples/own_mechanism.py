@@ -1,6 +1,7 @@
 """A mechanism of your own in a file of your own: a noisy vote without a check of consensus, with ledger and budget.
 
-    python examples/own_mechanism.py
+    fairpate new mine --example own-mechanism
+    python mine/own_mechanism.py
 
 A hundred teachers vote on two classes; the class with the largest noisy count is the answer, or the gate refuses it.
 One record moves one vote from one class to another, so the counts move by at most sqrt(2) in Euclidean norm: a query is

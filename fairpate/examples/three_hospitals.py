@@ -1,6 +1,7 @@
 """Hospitals on one laptop share a model and no record: every party is a process with files and an odometer of its own.
 
-    python examples/three_hospitals.py [--sites 3] [--epsilon 0.1] [--out runs/hospitals]
+    fairpate new mine --example three-hospitals
+    python mine/three_hospitals.py [--sites 3] [--epsilon 0.1] [--out runs/hospitals]
 
 The records are made up here: visits whose readmission depends on age and ward. Every hospital has the same declaration,
 the same public pool, and private visits of its own; the coordinator has the pool and test records. The commands that

@@ -1,0 +1,117 @@
+"""The demo: its sentences follow from its numbers, and its numbers from what the runs published."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fairpate.cli.base import EXAMPLES
+from fairpate.cli.demo import accuracy_sentence, fairness_sentence
+from fairpate.report.metrics import Evaluation, evaluate
+from fairpate.report.records import Guarantee, RunStatement
+from fairpate.run.sweep import cells_of, load_sweep
+from student.student import load_student
+
+ROOT = Path(__file__).parents[2]
+NB = "\u00a0"
+GUARANTEE = Guarantee(
+    unit="person", relation="add or remove one", epsilon=0.991, delta=1e-5, accounting="pld", noise="os_entropy",
+    tuning_accounted=False, events=["one table"],
+)  # fmt: skip
+
+
+def measured(refused_A: float, refused_B: float) -> Evaluation:
+    """Groups A, B and C of 1,000, 2,000 and 2,000: B and C are refused alike, and nine of ten answers are right."""
+    refused = np.concatenate(
+        [np.arange(1000) < 1000 * refused_A, np.arange(2000) < 2000 * refused_B, np.arange(2000) < 2000 * refused_B]
+    )
+    predicted = 1 - refused.astype(int)
+    return evaluate(
+        predicted,
+        labels_N=np.where(np.arange(5000) % 10 == 0, 1 - predicted, predicted),
+        groups_N=[0] * 1000 + [1] * 2000 + [2] * 2000,
+        class_names=["no", "yes"],
+        group_names=["A", "B", "C"],
+        generator=np.random.default_rng(0),
+        num_replicates=100,
+    )
+
+
+def test_the_sentence_on_fairness_names_both_shares_the_gap_and_the_rule() -> None:
+    claims = RunStatement(guarantee=GUARANTEE, measured=measured(0.6, 0.3))
+    sentence = fairness_sentence(claims, replace(claims, measured=measured(0.32, 0.3)))
+    assert f"“no” to 60.0{NB}% of the group “A” and to 30.0{NB}% of all others, a gap of 0.300;" in sentence
+    assert "up to 0.10, with its whole 95 % interval, counts as fair here, so it is not fair." in sentence
+    assert "the gap is 0.020 (interval" in sentence
+    assert f"): fair, and 90.0{NB}% of its answers are right." in sentence
+
+
+def test_the_sentence_on_accuracy_compares_and_calls_seeded_noise_not_private() -> None:
+    claims = RunStatement(guarantee=GUARANTEE, measured=measured(0.5, 0.5))
+    sentence = accuracy_sentence(claims, claims, method="dp_sgd", why="the only one")
+    assert sentence.startswith(
+        "dp_sgd, the only one, is private at ε = 1.00 (δ = 10⁻⁵) for everything about one person:"
+    )
+    assert sentence.count(f"90.0{NB}%") == 2
+    seeded = replace(claims, guarantee=replace(GUARANTEE, noise="seeded: not private"))
+    assert " is not private at " in accuracy_sentence(seeded, claims, method="dp_sgd", why="the only one")
+
+
+def test_the_demo_compares_three_private_methods_at_one_epsilon_with_fresh_noise() -> None:
+    cells = cells_of(load_sweep(EXAMPLES / "demo.yaml"), folder=EXAMPLES)
+    private = [cell.config for cell in cells if cell.config.is_private]
+    assert [config.method for config in private] == ["fairpate", "weighted_votes", "dp_sgd"]
+    assert {(config.target.epsilon, config.target.delta, config.is_seeded) for config in private} == {(1, 1e-5, False)}
+    assert len(cells) == 4
+
+
+def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fairpate", "demo", *arguments]
+    environment = os.environ | {"FAIRPATE_STATE": str(folder / "state"), "FAIRPATE_DATA": ""}
+    return subprocess.run(  # noqa: S603 - our own interpreter and arguments
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def worded(text: str, names: list[str]) -> str:
+    """The words of a text: which method is best, and by how much, differs between runs."""
+    return re.sub("|".join((r"\d[\d.,]*", *names)), "N", " ".join(text.split()))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_demo_shows_what_the_runs_published_and_releases_nothing_twice(tmp_path: Path) -> None:
+    first = demo(tmp_path, "--json")
+    assert first.returncode == 0, first.stderr
+    shown = json.loads(first.stdout)
+    names = [*shown["models"]]
+    assert names[:4] == ["fairpate", "weighted_votes", "dp_sgd", "sgd, not private"]
+    assert names[4] == f"{shown['chosen']}, may reject"
+    assert all(0.9 < shown["models"][name]["epsilon"] <= 1 for name in (*names[:3], names[4]))
+    assert shown["models"]["sgd, not private"]["epsilon"] is None
+    assert shown["models"]["sgd, not private"]["disparity"] > 0.1
+    runs = {path.name.split("-")[0]: path for path in (tmp_path / "runs" / "demo" / "runs").glob("*-loans-*")}
+    for name in names[:3]:
+        metrics = json.loads((runs[name] / "public" / "metrics.json").read_text(encoding="utf-8"))
+        statement = json.loads((runs[name] / "public" / "statement.json").read_text(encoding="utf-8"))
+        assert shown["models"][name]["accuracy"] == metrics["accuracy"]
+        assert (statement["unit"], statement["epsilon"]) == ("person", shown["models"][name]["epsilon"])
+    odometer = sorted((path, path.read_bytes()) for path in (tmp_path / "state").rglob("*") if path.is_file())
+    again = demo(tmp_path)
+    assert again.returncode == 0, again.stderr
+    readme = worded((ROOT / "README.md").read_text(encoding="utf-8"), names)
+    for sentence in shown["sentences"]:
+        assert sentence in again.stdout
+        assert worded(sentence, names) in readme, "README shows another sentence"
+    (report,) = (tmp_path / "runs" / "demo" / "chosen" / "public").glob("report.html")
+    assert shown["files"]["this model"] == str(report.relative_to(tmp_path))
+    assert load_student(report.with_name("student.safetensors")).card.idp3 is not None
+    assert odometer == sorted((path, path.read_bytes()) for path in (tmp_path / "state").rglob("*") if path.is_file())
