@@ -23,7 +23,6 @@ from fairpate.http_server import HttpServer, HttpSettings, new_app
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.sites.plan import (
-    JOURNAL,
     Journal,
     PlanError,
     SitePlan,
@@ -202,7 +201,7 @@ def serve(
             # A limit of the coordinator's own odometer should not be found out after the sum is known.
             if log.stored() is None:
                 log.check(tuple(map(event_from, plan.events)), noise=OS_ENTROPY)
-            journal = stack.enter_context(Journal.opened(run.private / JOURNAL, plan))
+            journal = stack.enter_context(Journal.opened(run.journal, plan))
             found = CoordinatorSums(plan, journal, wait_s=wait_s, embedding=embedding)
             server = HttpServer(found, settings)
             # In reverse order: sites learn the end, then the server stops, then the journal is closed.

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from fairpate.privacy.events import Event
 
 FORMAT = "fairpate.site-plan/1"
-JOURNAL = "sites.sqlite"
-"""The journal of a site or a coordinator, in ``private/`` of its run folder."""
 
 
 class JournalError(UserError):

@@ -22,7 +22,6 @@ import numpy as np
 
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.sites.plan import (
-    JOURNAL,
     Journal,
     PlanError,
     SitePlan,
@@ -220,7 +219,7 @@ def join(
             return None
 
         def sums(run: RunDirectory, log: ReleaseLog) -> SiteSums:
-            journal = stack.enter_context(Journal.opened(run.private / JOURNAL, plan))
+            journal = stack.enter_context(Journal.opened(run.journal, plan))
             if journal.get("charged") is not None:
                 log.continues()
             return SiteSums(plan, own, journal, client, charge=lambda: log.record(events, noise=OS_ENTROPY))

@@ -19,6 +19,7 @@ from fairpate.config import ConfigError
 from fairpate.http_server import HttpServer, HttpSettings
 from fairpate.methods.base import configured, resolved
 from fairpate.run.context import RunDirectory, read_statement
+from fairpate.run.folder import open_run_directory
 from fairpate.run.release_log import LimitReachedError, Odometer, read_receipt, read_release
 from fairpate.run.run import run_method
 from fairpate.sites import coordinator, plan, secure_sum, site
@@ -163,6 +164,11 @@ def test_sites_release_what_one_curator_would_with_the_same_noise(
         for name, array in expected.arrays.items():
             assert np.array_equal(released.arrays[name], array), name
     run = found["coordinator"]
+    # An ordinary run: its reports are written again without a private record.
+    before, config = run.public_report.read_bytes(), open_run_directory(run.root)[1]
+    run.public_report.unlink()
+    run_method(config.model_copy(update={"out": run.root}), QUIET)
+    assert run.public_report.read_bytes() == before
     assert run.student.read_bytes() == alone.student.read_bytes()
     statement, other = read_statement(run), read_statement(alone)
     assert (statement.epsilon, statement.unit) == (other.epsilon, "person" if person else "record")
@@ -224,7 +230,7 @@ def test_a_site_that_does_not_agree_is_charged_nothing_and_sends_nothing(
         assert isinstance(found[name], site.PlanEndedError), found
         # The end is clean: the charge is known, and the secrets are gone.
         assert read_receipt(group.run(name)) is not None
-        content = (group.run(name).private / plan.JOURNAL).read_bytes()
+        content = group.run(name).journal.read_bytes()
         assert not [secret for secret in drawn if secret in content]
     assert len([secret for secret in drawn if len(secret) == 16]) == 4
     assert [total.releases for total in Odometer().totals(delta=1e-5)] == [2]

@@ -18,7 +18,6 @@ from hospitals import folder
 
 from fairpate.run.context import RunDirectory, read_statement
 from fairpate.run.release_log import read_receipt, read_release
-from fairpate.sites.plan import JOURNAL
 
 NAMES = ("north", "south", "west")
 PARTS = (range(700), range(700, 1500), range(1500, 2000))
@@ -102,7 +101,7 @@ def test_three_processes_share_a_release_though_some_are_killed(machines: Machin
     joining = {name: machines.join(name) for name in NAMES}
     # Killed as soon as each has a journal: somewhere among their messages.
     for party, process in (("north", joining["north"]), ("coordinator", serving)):
-        machines.wait_for(machines.folder_of(party).private / JOURNAL)
+        machines.wait_for(machines.folder_of(party).journal)
         process.send_signal(signal.SIGKILL)
         process.wait()
     serving, joining["north"] = machines.serve(), machines.join("north")
