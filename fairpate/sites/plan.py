@@ -91,7 +91,7 @@ class SitePlan:
         return hashlib.sha256(self.content).hexdigest()
 
     def draw(self, number: int) -> Draw:
-        """What all parties know of sum ``number``."""
+        """Return the terms of sum ``number``."""
         planned = self.sums[number]
         return Draw(
             plan=bytes.fromhex(self.digest),

@@ -66,7 +66,7 @@ class SumError(UserError):
 
 
 class LateError(SumError):
-    """A message that came after its list was closed, or differs from an earlier one; the sum goes on without it."""
+    """A message that came after its list was closed, or differs from an earlier one; the sum continues without it."""
 
 
 class Store(Protocol):
@@ -111,7 +111,7 @@ class SiteKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What all parties know of one sum before it begins.
+    """The terms of one sum, which all parties know before it begins.
 
     ``plan``: digest of the plan; ``number``: which of its sums this is; ``may_vanish`` and ``may_collude``: numbers of
     sites; ``size``: D; ``noise_stddev``: of the noise that the sum is priced for, on each of its numbers. SumError if
@@ -150,7 +150,7 @@ class Draw:
 
     @property
     def num_honest(self) -> int:
-        """The number of noises that nobody knows, whoever vanishes and colludes within the plan."""
+        """The number of noises that stay unknown if as many sites vanish and collude as the plan allows."""
         return self.least - self.may_collude
 
     @cached_property
@@ -554,7 +554,7 @@ def _hash(draw: Draw, seed: bytes, place: int) -> bytes:
 
 
 def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
-    """``count`` Shamir shares of ``secret``, of which any ``threshold`` give it and fewer tell nothing."""
+    """Yield ``count`` Shamir shares of ``secret``: any ``threshold`` of them give it, fewer reveal nothing."""
     # Whole numbers modulo a prime: 60 times as fast as pycryptodome's field of 2^128, which is in Python too.
     factors = [secrets.randbelow(_FIELD) for _ in range(threshold - 1)]
     for x in range(1, count + 1):
@@ -565,7 +565,7 @@ def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
 
 
 def _secrets(shares: Mapping[int, bytes], *, threshold: int) -> Iterator[bytes]:
-    """The secrets that shares, by their holders' places, may stand for: the first is right if all shares are."""
+    """Yield secrets that are consistent with shares by their holders' places; the first is right if all shares are."""
     holders = sorted(shares)
     # Shifted by one holder at a time, so that one wrong share, or several side by side, are left out.
     for first in range(len(holders) if len(holders) > threshold else 1):

@@ -2,8 +2,8 @@
 
 Before anything leaves, the site has rehearsed the plan, its operator has agreed, and its own odometer has counted all
 events of the plan. Then it draws every sum of the release with the others (:mod:`fairpate.sites.secure_sum`). All that
-it sent is kept in the journal in ``private/`` of its run folder, so that a site that was stopped goes on where it was.
-Once a sum is known, or the plan has ended, its secrets and noise are overwritten.
+it sent is kept in the journal in ``private/`` of its run folder, so that a site that was stopped continues where it
+was. Once a sum is known, or the plan has ended, its secrets and noise are overwritten.
 
 Talking and waiting take no torch and no Ray: only the votes of the own records do.
 """
@@ -97,7 +97,7 @@ class CoordinatorClient:
                 reason = "waits for other sites" if reply.status_code == 202 else f"answers {reply.status_code}"
             if time.monotonic() >= deadline_s:
                 raise CoordinatorError(
-                    f"The coordinator {reason}, for {self._wait_s:g} s now; give the same command again to go on."
+                    f"The coordinator {reason}, for {self._wait_s:g} s now; give the same command again to continue."
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
@@ -147,7 +147,7 @@ class SiteSums:
                     self._journal.part(f"sum {each}").erase(str(error))
                 raise
             total = self._journal.setdefault(f"total {number}", total)
-            # Its noise and masks have done their work: whoever gets this file later learns nothing from it.
+            # Its noise and masks are no longer needed: this file, read later, reveals nothing of the own numbers.
             self._journal.part(f"sum {number}").erase("the sum is known")
         return sum_of(total).reshape(exact_RW.shape)
 
@@ -228,7 +228,7 @@ def join(
 
 
 def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
-    """What the operator of a site is asked: what leaves, whom it goes to, and what it costs whom."""
+    """Return the words that the operator of a site agrees to: what leaves, to whom, and what it costs."""
     numbers = " and ".join(f"{each.rows} x {each.columns}" for each in plan.sums)
     unit = "person" if cost.unit == "person" else "record"
     return (
