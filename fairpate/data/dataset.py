@@ -641,26 +641,27 @@ def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str,
     return _taken(records, indices)
 
 
-def divide_by_hash(records: LoadedRecords, config: DataConfig) -> dict[str, Split]:
+def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: int | None) -> dict[str, Split]:
     """The four splits by name, where each private unit goes to test, validation or private records by a hash of its
     name alone.
 
     A unit that is added or removed moves no other, so that releases of different splits compose in parallel. The hash
     is keyed by ``config.seed``; equal names go together, as do all records of a person. Files of a split's own make up
-    that split. :class:`DataSettingsError` without public records in files of their own: if the hash chose the pool, a
-    private unit that is added might become public.
+    that split; ``num_public`` limits those of the public one. :class:`DataSettingsError` for public records without
+    files of their own: if the hash chose the pool, a private unit that is added might become public.
     """
     origins = np.array(records.origins or ["any"] * len(records.records))
     set_aside = {name: np.isin(origins, list(SET_ASIDE[name])) for name in ("public", "validation", "test")}
-    if not set_aside["public"].any():
+    if num_public != 0 and not set_aside["public"].any():
         raise DataSettingsError(
             "data.split: hashed needs public records in files of their own, since a private record that is added could "
-            "otherwise become public; declare their files (files: {public: ...}), or leave split out."
+            "otherwise become public; declare their files (files: {public: ...}), set data.num_public=0, or leave split out."
         )
     uniform_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=config.seed, purpose="parts")
     public_N = set_aside["public"]
-    if config.num_public is not None and config.num_public < public_N.sum():
-        public_N = public_N & (uniform_N <= np.sort(uniform_N[public_N])[config.num_public - 1])
+    if num_public is not None and num_public < public_N.sum():
+        least = np.sort(uniform_N[public_N])[num_public - 1] if num_public else -1.0
+        public_N = public_N & (uniform_N <= least)
     indices, low = {"public": np.flatnonzero(public_N)}, 0.0
     free_N = ~np.any(list(set_aside.values()), axis=0)
     for name, share in (("test", config.test_share), ("validation", config.validation_share)):
@@ -734,22 +735,18 @@ def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int
     return declared if own or declared is not None else entry.public_rows // 4
 
 
-def check_members(dataset: Dataset) -> None:
-    """Raise :class:`DataError` unless every split has records of every group, and the private split records of every
-    class.
+def check_members(dataset: Dataset, *names: str) -> None:
+    """Raise :class:`DataError` unless the splits called ``names`` have records of every group, and the private split
+    records of every class.
 
-    Validation and test records may be none at all.
+    Public, validation and test records may be none at all.
     """
     groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
-    checks = [
-        (name, split.z, *groups)
-        for name, split in dataset.splits.items()
-        # In a hashed split they are private too: whether a group has a test record is no reason to refuse a run.
-        if name not in ("validation", "test") or (len(split) and not dataset.parts)
-    ]
-    for name, codes_N, names, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):
-        counts = torch.bincount(codes_N, minlength=len(names)).tolist()
-        if empty := [each for each, count in zip(names, counts, strict=True) if count == 0]:
+    splits = {name: split for name, split in dataset.splits.items() if name in names}
+    checks = [(name, split.z, *groups) for name, split in splits.items() if len(split) or name == "private"]
+    for name, codes_N, words, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):
+        counts = torch.bincount(codes_N, minlength=len(words)).tolist()
+        if empty := [each for each, count in zip(words, counts, strict=True) if count == 0]:
             raise DataError(
                 f"The {name} split has no member of {what} {', '.join(empty)}; where a file names the split, add some "
                 "to it, or leave out of the declaration what no record has; where it is drawn, choose larger splits "

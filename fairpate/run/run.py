@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
 from fairpate.config_reader import Override, determining_values, values_digest
 from fairpate.data import REGISTRY, Dataset, load_data
-from fairpate.data.dataset import Split, sha256_of
+from fairpate.data.dataset import Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
@@ -66,7 +66,7 @@ from fairpate.run.learn import (
     record_data,
     with_given_data,
 )
-from fairpate.run.plan import cautions
+from fairpate.run.plan import cautions, spending
 from fairpate.run.private_metrics import assess_privately, check_metrics, stated_table
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import (
@@ -155,7 +155,7 @@ def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, repor
     Reports a note if the ledger's budget has room for fewer queries than planned.
     """
     plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
-    planned = plan.settings.num_queries
+    planned = config.aggregator.num_queries
     # A stored release was admitted already; the ledger's meter checks what is charged beyond it.
     if log.stored() is None:
         log.check([plan.worst_case(num_fitting)], noise=plan.source.label)
@@ -226,6 +226,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
                 on_progress=advance,
                 initial_model=None if settings.pretrain is None else initial_model(config, dataset, architecture),
             )
+            trained = replace(trained, architecture=None)
     if settings.calibration is not None:
         with reporter.stage("calibration"):
             generator = torch_generator(config.seed, Stream.CALIBRATION)
@@ -239,7 +240,7 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
     """The card that describes the published model in its file. ``embedding`` is the file of its embedding, if any."""
     mixing, network = trained.mixing_GCC, trained.model
     return StudentCard(
-        model=published_model(config),
+        model=trained.architecture or published_model(config),
         input_shape=tuple(dataset.public.x.shape[1:]),
         label_names=dataset.label_names,
         group_names=dataset.group_names,
@@ -516,6 +517,8 @@ def _opened(
     with reporter.stage("data"):
         dataset = load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)
+        if config.reads_public_groups and not is_given:
+            check_members(dataset, "public")
     # Two at once would each release, and leave one's model with the other's statement, or under its configuration.
     # The log is made inside: before, it might not see the receipt of the run that it waits for, and count what that
     # run released once more.
@@ -529,7 +532,10 @@ def _opened(
             take_release(run, release_of)
             take_choice(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
-        log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=dataset.part)
+        log = ReleaseLog(run, odometer := Odometer(), data=dataset.name, method=config.method, part=dataset.part)
+        is_first = log.stored() is None and release_of is None and not reporter.console.quiet
+        if is_first and (words := spending(config, dataset, odometer)):
+            reporter.note("spends", words)
         yield config, as_trained(run, config, dataset), run, log
 
 
