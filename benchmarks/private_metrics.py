@@ -36,10 +36,10 @@ from fairpate.methods.base import Price, configured
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.report.metrics import GAPS
+from fairpate.run.choice import choice_among, group_weights, score_of
 from fairpate.run.private_metrics import WEIGHT, draw_table, evaluation_of, table_event
 from fairpate.run.release_log import Released
 from fairpate.run.run import one_release
-from fairpate.run.select import choice_among, group_weights, score_of
 from fairpate.terminal import Reporter
 
 EPSILONS, DELTA = (0.3, 1.0, 3.0), 1e-5
@@ -153,14 +153,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replications", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
+    parser.add_argument("--only", choices=("intervals", "tuning"))
     options = parser.parse_args()
-    cells: dict[str, dict[str, Any]] = {}
-    for sensitive in ("sex", "race"):
+    cells = measured.read("private_metrics") if options.only else {}
+    for sensitive in ("sex", "race") if options.only != "tuning" else ():
         for name, cell in intervals(sensitive, options.replications).items():
             cells[name] = cell
             print(name, {key: round(value, 4) for key, value in cell.items()}, flush=True)
     guarantee = {"unit": "record", "relation": "add or remove one", "delta": DELTA, "seeds": options.seeds}
-    for epsilon in EPSILONS:
+    for epsilon in EPSILONS if options.only != "intervals" else ():
         found = [tuning(seed, epsilon) for seed in options.seeds]
         cells[f"tuning, {epsilon:g}"] = guarantee | {name: [each[name] for each in found] for name in found[0]}
         print(

@@ -319,7 +319,7 @@ def select(
     statement of the run then says that tuning is accounted for.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.run.select import select_settings
+    from fairpate.run.choice import select_settings
     from fairpate.run.sweep import cells_of, load_sweep
     from fairpate.terminal import Reporter
 

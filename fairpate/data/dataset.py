@@ -643,26 +643,27 @@ def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str,
     return _taken(records, indices)
 
 
-def divide_by_hash(records: LoadedRecords, config: DataConfig) -> dict[str, Split]:
+def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: int | None) -> dict[str, Split]:
     """The four splits by name, where each private unit goes to test, validation or private records by a hash of its
     name alone.
 
     A unit that is added or removed moves no other, so that releases of different splits compose in parallel. The hash
     is keyed by ``config.seed``; equal names go together, as do all records of a person. Files of a split's own make up
-    that split. :class:`DataSettingsError` without public records in files of their own: if the hash chose the pool, a
-    private unit that is added might become public.
+    that split; ``num_public`` limits those of the public one. :class:`DataSettingsError` for public records without
+    files of their own: if the hash chose the pool, a private unit that is added might become public.
     """
     origins = np.array(records.origins or ["any"] * len(records.records))
     set_aside = {name: np.isin(origins, list(SET_ASIDE[name])) for name in ("public", "validation", "test")}
-    if not set_aside["public"].any():
+    if num_public != 0 and not set_aside["public"].any():
         raise DataSettingsError(
             "data.split: hashed needs public records in files of their own, since a private record that is added could "
-            "otherwise become public; declare their files (files: {public: ...}), or leave split out."
+            "otherwise become public; declare their files (files: {public: ...}), set data.num_public=0, or leave split out."
         )
     uniform_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=config.seed, purpose="parts")
     public_N = set_aside["public"]
-    if config.num_public is not None and config.num_public < public_N.sum():
-        public_N = public_N & (uniform_N <= np.sort(uniform_N[public_N])[config.num_public - 1])
+    if num_public is not None and num_public < public_N.sum():
+        least = np.sort(uniform_N[public_N])[num_public - 1] if num_public else -1.0
+        public_N = public_N & (uniform_N <= least)
     indices, low = {"public": np.flatnonzero(public_N)}, 0.0
     free_N = ~np.any(list(set_aside.values()), axis=0)
     for name, share in (("test", config.test_share), ("validation", config.validation_share)):

@@ -137,6 +137,16 @@ def test_a_test_file_of_its_own_is_the_test_split() -> None:
     assert [len(found.splits[name]) for name in ("private", "validation", "test")] == [60, 0, 9]
 
 
+def test_a_data_set_may_have_few_public_records_or_none() -> None:
+    rows = list(range(60))
+    whole, few, none = (loaded(rows, KEYED, **settings) for settings in ({}, {"num_public": 7}, {"num_public": 0}))
+    assert [len(each.public) for each in (whole, few, none)] == [20, 7, 0]
+    assert set(few.public.record_id) < set(whole.public.record_id)
+    alone = fairpate.load_data(DECLARED | KEYED, private=columns(rows), split="hashed", test_share=0.3)
+    assert len(alone.public) == 0
+    assert members(none)["test"] == members(whole)["test"] == members(alone)["test"]
+
+
 def test_a_pool_from_private_files_and_numbers_of_records_are_refused() -> None:
     with pytest.raises(DataError, match=r"data\.split: hashed needs public records in files of their own"):
         fairpate.load_data(DECLARED | KEYED, records=columns(list(range(60))), split="hashed", num_public=10)

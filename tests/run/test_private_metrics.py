@@ -29,12 +29,12 @@ from fairpate.report.metrics import GAPS, Evaluation
 from fairpate.report.records import Guarantee
 from fairpate.run import private_metrics, release_log
 from fairpate.run.bundle import verify_bundle, write_bundle
+from fairpate.run.choice import score_of
 from fairpate.run.context import RunDirectoryError, RunFolderError, read_statement
 from fairpate.run.private_metrics import WEIGHT, draw_table, evaluation_of, impact_ratios, table_event
 from fairpate.run.publication import write_card
 from fairpate.run.release_log import LimitReachedError, Odometer, Released, read_release
 from fairpate.run.run import run_method
-from fairpate.run.select import score_of
 from fairpate.types import GateRule
 from student.card import StudentCard
 from student.student import Student, load_student

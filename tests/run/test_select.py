@@ -22,14 +22,14 @@ from fairpate.data import Split
 from fairpate.methods.base import configured
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
-from fairpate.run import release_log, select
+from fairpate.run import choice, release_log
 from fairpate.run import run as run_module
 from fairpate.run.bundle import verify_bundle, write_bundle
+from fairpate.run.choice import choice_among, group_weights, score_of, select_settings
 from fairpate.run.context import RunDirectory, RunFolderError, read_statement
 from fairpate.run.private_metrics import WEIGHT
 from fairpate.run.release_log import Odometer
 from fairpate.run.run import run_method
-from fairpate.run.select import choice_among, group_weights, score_of, select_settings
 from student.card import StudentCard
 from student.student import Student
 
@@ -141,7 +141,7 @@ def test_a_repeated_command_makes_no_second_choice_and_a_crash_counts_one_that_n
     first = select_settings(candidates, epsilon=0.01, out=tmp_path, reporter=QUIET)
     assert parts_counted() == ["private", "test", "validation", "validation"]
     files = {path.name: path.read_bytes() for path in first.public.iterdir() if path.suffix == ".safetensors"}
-    monkeypatch.setattr(select, "choice_among", lambda *_, **__: pytest.fail("drawn again"))
+    monkeypatch.setattr(choice, "choice_among", lambda *_, **__: pytest.fail("drawn again"))
     again = select_settings(candidates, epsilon=0.01, out=tmp_path, reporter=QUIET)
     assert {path.name: path.read_bytes() for path in again.public.iterdir() if path.name in files} == files
     assert len(parts_counted()) == 4
