@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fairpate.methods.base import Trained, Training
+from fairpate.methods.base import Trained, Training, noise_within
 from fairpate.methods.record_votes import (
     UNITS,
     PoolLabels,
@@ -51,7 +51,6 @@ from fairpate.methods.residual_votes import (
     symmetric_noise,
     votes_themselves,
 )
-from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.events import of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
@@ -111,15 +110,7 @@ class AdaSsp(RulesOfRecords):
 
     def events(self) -> tuple[VoteSums, MomentSums, VoteSums]:
         """The events of the release, with the least noise that the target allows."""
-        target = self.target
-        return events_of(
-            least_noise(
-                events_of,
-                target_epsilon=target.epsilon,
-                target_delta=target.delta,
-                accounting=target.accounting,
-            )
-        )
+        return events_of(noise_within(self.target, events_of))
 
     def measure(self, training: Training) -> Released:
         """Release sums, moments and the least eigenvalue."""

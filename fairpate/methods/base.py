@@ -284,6 +284,13 @@ def price(
     )
 
 
+def noise_within(target: PrivacyTarget, events_of: Callable[[float], Sequence[Event]]) -> float:
+    """The least noise at which ``events_of(noise)`` stay within the target; as :func:`accountant.least_noise`."""
+    return accountant.least_noise(
+        events_of, target_epsilon=target.epsilon, target_delta=target.delta, accounting=target.accounting
+    )
+
+
 def private_randomness(noise: str, seed: int) -> PrivateRandomness:
     """The randomness that a configuration's ``noise`` names; ``seed`` is read for ``seeded`` only."""
     # With torch, which reading a configuration does not need.

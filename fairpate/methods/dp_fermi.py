@@ -55,10 +55,9 @@ from pydantic import Field
 from fairpate.config import CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.later import functional, torch
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Progress, Stream, Trained, Training
+from fairpate.methods.base import Progress, Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import FloatArray, require_codes
-from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.events import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.types import Relation, Unit
@@ -481,12 +480,7 @@ def calibrated_steps(
         # No step depends on the groups, so that none has noise.
         return FermiSteps(steps=plan, matrix_noise_multiplier=0.0, event=event(1.0))
     shares = share_events(config, target.record_relation, unit)
-    joint = least_noise(
-        lambda noise: (event(noise), *shares),
-        target_epsilon=target.epsilon,
-        target_delta=target.delta,
-        accounting=target.accounting,
-    )
+    joint = noise_within(target, lambda noise: (event(noise), *shares))
     # 1 / joint^2 = 1 / theta^2 + 1 / (ratio theta)^2, solved for theta.
     theta = joint * math.sqrt(1 + ratio**-2) if config.weight else joint
     return FermiSteps(

@@ -276,31 +276,6 @@ class FairDpSgdConfig(DpfrConfig):
     public_batch_size: Count = Field(64, description="Public records drawn for each step.")
 
 
-def train_fair_dp_sgd(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    steps: PrivateSteps,
-    config: FairDpSgdConfig,
-    *,
-    public_x: Tensor,
-    public_groups: Tensor,
-    generator: torch.Generator,
-    **options: Any,
-) -> Trained:
-    """Run :func:`train_dp_sgd` with its ``options`` and the regulariser; ``generator`` draws public batches."""
-    regulariser = regulariser_gradient(public_x, public_groups, config, generator) if config.weight else None
-    return train_dp_sgd(
-        model,
-        x,
-        y,
-        steps,
-        public_gradient=regulariser,
-        before_clipping=config.variant == "as_in_paper",
-        **options,
-    )
-
-
 def regulariser_gradient(
     public_x: Tensor, public_groups: Tensor, config: FairDpSgdConfig, generator: torch.Generator
 ) -> Callable[[nn.Module], list[Tensor]]:
@@ -351,11 +326,14 @@ class FairDpSgd(DpSgdFamily):
     fair_dp_sgd: FairDpSgdConfig = FairDpSgdConfig()
 
     def train(self, training: Training) -> Trained:
-        public = training.dataset.public
-        if self.fair_dp_sgd.weight:
+        public, settings = training.dataset.public, self.fair_dp_sgd
+
+        def regulariser() -> PublicGradient:
+            return regulariser_gradient(public.x, public.z, settings, training.generator(Stream.TRAINING))
+
+        if settings.weight:
             # From a generator of its own, so that training draws the same; it reads public records alone.
-            gradient = regulariser_gradient(public.x, public.z, self.fair_dp_sgd, training.generator(Stream.TRAINING))
-            norm = float(torch.stack([part.norm() for part in gradient(training.model)]).norm())
+            norm = float(torch.stack([part.norm() for part in regulariser()(training.model)]).norm())
             if norm > self.dp_sgd.clip_norm:
                 training.reporter.note(
                     "regulariser",
@@ -363,11 +341,9 @@ class FairDpSgd(DpSgdFamily):
                     "outweigh those of private records; lower fair_dp_sgd.weight, or raise its temperature",
                 )
         with training.reporter.stage(self.method) as advance:
-            return train_fair_dp_sgd(
+            return train_dp_sgd(
                 **self.sgd_arguments(training),
-                config=self.fair_dp_sgd,
-                public_x=public.x,
-                public_groups=public.z,
-                generator=training.generator(Stream.TRAINING),
+                public_gradient=regulariser() if settings.weight else None,
+                before_clipping=settings.variant == "as_in_paper",
                 on_progress=advance,
             )

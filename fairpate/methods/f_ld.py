@@ -79,9 +79,17 @@ from fairpate.config import (
 )
 from fairpate.data import Dataset
 from fairpate.later import functional, torch
-from fairpate.methods.base import NO_NOISE, AttributeMethod, Progress, Trained, Training, UnprotectedMethod, arguments
+from fairpate.methods.base import (
+    NO_NOISE,
+    AttributeMethod,
+    Progress,
+    Trained,
+    Training,
+    UnprotectedMethod,
+    arguments,
+    noise_within,
+)
 from fairpate.methods.parity import UNKNOWN, DualAscent, FloatArray, MeanParity, ValueAlong, require_codes
-from fairpate.privacy import accountant
 from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
@@ -547,13 +555,7 @@ def calibrated_noise(config: PfLdConfig, target: PrivacyTarget, *, num_records: 
             size=scale / math.sqrt(config.size_share),
         )
 
-    scale = accountant.least_noise(
-        lambda scale: pf_ld_events(config, noise_at(scale), num_records),
-        target_epsilon=target.epsilon,
-        target_delta=target.delta,
-        accounting=target.accounting,
-    )
-    return noise_at(scale)
+    return noise_at(noise_within(target, lambda scale: pf_ld_events(config, noise_at(scale), num_records)))
 
 
 def gradient_sensitivity(slopes_UGK: Tensor, *, clip_norm: float) -> float:

@@ -16,9 +16,10 @@ Shapes: Q queries, C classes, G groups.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -45,15 +46,12 @@ from fairpate.config import (
     BudgetConfig,
     ConfigError,
     DataConfig,
-    Noise,
     QueriesConfig,
     RayConfig,
     StudentConfig,
-    TeachersConfig,
 )
 from fairpate.data import Dataset, Split, load_data
-from fairpate.fairness.gate import DemographicParityGate
-from fairpate.files import Storage
+from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.later import torch
 from fairpate.methods.base import Stream, Trained, Training, torch_generator
 from fairpate.pages import epsilon_text
@@ -92,8 +90,8 @@ from fairpate.words import delta_text
 if TYPE_CHECKING:
     from torch import nn
 
+    from fairpate.methods.pate import VotingMethod
     from student.student import PublicRecords
-    from teachers.ensemble import BlockPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,37 +212,6 @@ def keys_of(queries: Split) -> list[str]:
     return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
 
 
-def collect_vote_batch(
-    dataset: Dataset,
-    queries: Split,
-    teachers: TeachersConfig,
-    *,
-    seed: int,
-    ray: RayConfig,
-    checkpoint_dir: Path | Storage,
-    reporter: Reporter,
-    pool: BlockPool | None = None,
-) -> VoteBatch:
-    """The votes of all teachers on the queries; those that ``checkpoint_dir`` lacks are trained first. Private.
-
-    ``pool`` None opens one for the purpose, as ``ray`` says.
-    """
-    # Teachers are networks, and commands that read votes or configurations need no torch; so below.
-    from teachers.ensemble import collect_votes, train_ensemble
-    from teachers.ray_pool import open_pool
-
-    given: dict[str, Any] = {"num_classes": dataset.num_classes, "seed": seed, "checkpoint_dir": checkpoint_dir}
-    with open_pool(ray) if pool is None else nullcontext(pool) as workers:
-        given |= {"pool": workers, "read": shard_reader(dataset, ray)}
-        with reporter.stage("teachers") as advance:
-            ensemble = train_ensemble(dataset.private, teachers, **given, on_progress=advance)
-        with reporter.stage("votes") as advance:
-            votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
-    return VoteBatch(
-        record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
-    )
-
-
 @lru_cache(maxsize=1)
 def _private(config: str) -> Split:
     """Read the private records of the data set that ``config`` (JSON) names, once in a process."""
@@ -330,6 +297,21 @@ def fit_student(
             )
     finally:
         torch.set_num_threads(threads)
+
+
+def digest_of_records(settings: object, *arrays: torch.Tensor) -> str:
+    """Sixteen hexadecimal digits that change with ``settings``, as JSON, and with the content of records; private."""
+    digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=8)
+    for array in arrays:
+        digest.update(array.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def passing(labelled: LabelledSet, rule: GateRule, dataset: Dataset) -> LabelledSet:
+    """The labels that a fresh gate lets pass, in their order."""
+    # Of released labels and public groups alone, and so post-processing: what it drops stays charged.
+    sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
+    return labelled.take(filter_stream(labelled.labels, labelled.groups, rule=rule, **sizes))
 
 
 def public_records(public: Split, labelled: LabelledSet) -> PublicRecords:
@@ -426,27 +408,21 @@ _BLOCK = 256
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasePlan:
-    """All that fixes a release of labels before the first vote.
+    """All that fixes a release of labels before the first vote: a ``method`` with its settings, and what depends on the
+    data set.
 
-    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``delta`` is what prices are stated at;
-    ``unit``: the change that moves one vote; ``student`` learns between the rounds of an admission.
+    ``mechanism`` is the method's, its noise perhaps scaled to a target; ``unit``: the change that moves one vote.
     """
 
-    settings: QueriesConfig
+    method: VotingMethod
     mechanism: Mechanism
-    gate: GateRule
     budget: BudgetConfig | None
-    delta: float
-    num_teachers: int
-    noise: Noise
-    seed: int
-    student: StudentConfig
-    unit: Unit = "record"
+    unit: Unit
 
     @property
     def source(self) -> NoiseSource:
         """The source of noise."""
-        return OsEntropy() if self.noise == "os_entropy" else SeededSource(self.seed)
+        return OsEntropy() if self.method.noise == "os_entropy" else SeededSource(self.method.seed)
 
     def worst_case(self, num_queries: int) -> Event:
         """The cost of ``num_queries`` for any votes, for the unit that is protected."""
@@ -456,7 +432,7 @@ class ReleasePlan:
     @property
     def counted_beforehand(self) -> int:
         """Number of queries counted although released labels may decide to submit fewer; 0 without such a decision."""
-        return (self.settings.num_queries or 0) if self.settings.admission is not None else 0
+        return (self.method.aggregator.num_queries or 0) if self.method.aggregator.admission is not None else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -496,7 +472,7 @@ def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
 
     From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query.
     """
-    wanted = plan.settings.num_queries or len(queries)
+    wanted = plan.method.aggregator.num_queries or len(queries)
     if plan.budget is None:
         return wanted
     terms = ledger_terms(plan, dataset, ensemble="planned")
@@ -555,17 +531,17 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
     by_service = len(result.replies) < len(spending.charges_Q)
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
     num_planned = spending.num_reservations
-    if plan.settings.admission is not None:
+    if plan.method.aggregator.admission is not None:
         # Released labels may have made the rounds submit fewer than configured. A reservation that a crash left open
         # counts unchanged: no label decides over a crash.
-        configured = (plan.settings.num_queries or 0) + num_planned - len(spending.charges_Q)
+        configured = (plan.method.aggregator.num_queries or 0) + num_planned - len(spending.charges_Q)
         num_planned = max(configured, num_planned)
     planned = spending.terms.mechanism.worst_case(num_planned)
-    spent = accountant.least_epsilon([submitted], target_delta=plan.delta)
+    spent = accountant.least_epsilon([submitted], target_delta=plan.method.target.delta)
     bound = epsilon_fixed_beforehand(spending.terms)
     if bound is not None and not by_service:
         # Both bounds are independent of votes and labels, so that the smaller one may be stated.
-        bound = min(bound, accountant.least_epsilon([planned], target_delta=plan.delta))
+        bound = min(bound, accountant.least_epsilon([planned], target_delta=plan.method.target.delta))
     remarks: tuple[str, ...] = ()
     if bound is None:
         remarks = (STOPPED_BY_VOTES,)
@@ -605,7 +581,7 @@ def _submit(
 ) -> SessionResult:
     """Submit the queries as in Algorithm 1. With admission, submit them in rounds of the planned number of candidates,
     or fewer if the gate would accept no more; the first round takes candidates in their order."""
-    admission = plan.settings.admission
+    admission = plan.method.aggregator.admission
     if admission is None:
         return answer_queries(
             votes,
@@ -618,8 +594,8 @@ def _submit(
     from fairpate.nn.fit import predict_probabilities
     from student.student import train_student
 
-    total = plan.settings.num_queries or len(keys)
-    learning = StudentConfig(model=plan.student.model, fit=admission.fit or plan.student.fit)
+    total = plan.method.aggregator.num_queries or len(keys)
+    learning = StudentConfig(model=plan.method.student.model, fit=admission.fit or plan.method.student.fit)
     waiting = list(range(len(keys)))
     results: list[SessionResult] = []
     for number in range(admission.rounds):
@@ -634,18 +610,17 @@ def _submit(
                 learning,
                 num_classes=dataset.num_classes,
                 # From the run's seed and the round: a run that resumes chooses the same queries.
-                generator=torch.Generator().manual_seed(plan.seed + number),
+                generator=torch.Generator().manual_seed(plan.method.seed + number),
             )
             rows = torch.tensor(waiting)
             # The gate of the next answers starts from the counts of all labels released so far.
-            counts_GC = np.zeros((dataset.num_groups, dataset.num_classes), dtype=np.int64)
+            sizes = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
+            counts_GC = np.zeros(tuple(sizes.values()), dtype=np.int64)
             np.add.at(counts_GC, (labelled.groups, labelled.labels), 1)
             admitted = admit_queries(
                 predict_probabilities(student, queries.x[rows]).double().numpy(),
                 queries.z[rows].numpy(),
-                gate=DemographicParityGate(
-                    plan.gate, num_groups=dataset.num_groups, num_classes=dataset.num_classes, counts_GC=counts_GC
-                ),
+                gate=DemographicParityGate(plan.method.gate, **sizes, counts_GC=counts_GC),
                 count=size,
                 uncertain_first=admission.uncertain_first,
             )
@@ -667,13 +642,13 @@ def _submit(
 def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> LedgerTerms:
     """The terms of the run's ledger. Without a configured budget, the budget admits the run's queries and one more
     block, which a crash may waste."""
-    settings = plan.settings
+    settings = plan.method.aggregator
     terms = LedgerTerms(
         mechanism=plan.mechanism,
-        gate=plan.gate,
+        gate=plan.method.gate,
         # A placeholder: the limit follows from the cost of the queries, which is computed from terms.
-        budget=Budget(kind="query_count", delta=plan.delta, max_queries=1),
-        num_teachers=plan.num_teachers,
+        budget=Budget(kind="query_count", delta=plan.method.target.delta, max_queries=1),
+        num_teachers=plan.method.num_voters,
         num_classes=dataset.num_classes,
         num_groups=dataset.num_groups,
         noise=plan.source.label,
@@ -682,10 +657,10 @@ def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> Ledge
         unit="record" if plan.unit == "sensitive attribute" else plan.unit,
     )
     if plan.budget is not None:
-        return replace(terms, budget=plan.budget.at(plan.delta))
+        return replace(terms, budget=plan.budget.at(plan.method.target.delta))
     num_queries = (settings.num_queries or len(choose_queries(dataset, settings))) + _BLOCK
     epsilon = epsilon_data_independent(terms, num_queries=num_queries)
-    return replace(terms, budget=Budget(kind="data_independent", delta=plan.delta, epsilon=epsilon))
+    return replace(terms, budget=Budget(kind="data_independent", delta=plan.method.target.delta, epsilon=epsilon))
 
 
 def _by_query(charges: Sequence[Charge], keys: Sequence[str]) -> list[list[Charge]]:

@@ -30,11 +30,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -59,7 +59,7 @@ from fairpate.config import (
 )
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
-from fairpate.methods.base import ExpectedVotes, Method, Stream, Trained, Training
+from fairpate.methods.base import ExpectedVotes, Method, Progress, Stream, Trained, Training
 from fairpate.methods.label_queries import (
     Labels,
     ReleasePlan,
@@ -67,13 +67,17 @@ from fairpate.methods.label_queries import (
     VoteCounter,
     check_budget,
     choose_queries,
-    collect_vote_batch,
     fit_student,
+    passing,
     release_labels,
     shard_reader,
 )
 from fairpate.run.context import RunDirectory, RunDirectoryError, checkpoint_folder, read_votes, write_votes
+from fairpate.terminal import Reporter
 from fairpate.types import GateRule, LabelledSet, VoteBatch
+
+if TYPE_CHECKING:
+    from teachers.ensemble import BlockPool, Ensemble
 
 NO_GATE = GateRule(max_disparity=math.inf, min_count=0)
 
@@ -144,18 +148,7 @@ class VotingMethod(Method):
             )
             # The target limits the ledger as well: a service that asks after the run may not pass it.
             budget = BudgetConfig(kind="data_independent", epsilon=target.epsilon)
-        return ReleasePlan(
-            settings=settings,
-            mechanism=mechanism,
-            gate=self.gate,
-            budget=budget,
-            delta=target.delta,
-            num_teachers=self.num_voters,
-            noise=self.noise,
-            seed=self.seed,
-            student=self.student,
-            unit=self.unit_of(dataset),
-        )
+        return ReleasePlan(method=self, mechanism=mechanism, budget=budget, unit=self.unit_of(dataset))
 
     def queried(self, dataset: Dataset) -> Dataset:
         """The data set as the teachers see it: their training records, and the queries as public records."""
@@ -169,22 +162,21 @@ class VotingMethod(Method):
     def num_fitting(self, dataset: Dataset) -> int:
         """Number of queries that the budget has room for. ConfigError if it has none."""
         asked = self.queried(dataset)
-        plan = self.plan(asked)
-        return check_budget(plan, asked, choose_queries(asked, plan.settings))
+        return check_budget(self.plan(asked), asked, choose_queries(asked, self.aggregator))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many voters for any number
         """The votes to expect: all voters vote on every query."""
         plan = self.plan(dataset)
         noise = float(plan.mechanism.parameters["noise_stddev_votes"])
         return ExpectedVotes(
-            votes=self.num_voters, noise_stddev_votes=noise, labels=len(choose_queries(dataset, plan.settings))
+            votes=self.num_voters, noise_stddev_votes=noise, labels=len(choose_queries(dataset, self.aggregator))
         )
 
     def release(self, training: Training) -> Labels:
         """Release labels within the target or budget. Runs of the same folder return the same release."""
         dataset = self.queried(training.dataset)
         plan = self.plan(dataset)
-        queries = choose_queries(dataset, plan.settings)
+        queries = choose_queries(dataset, self.aggregator)
         with self.ballot(dataset, queries, training) as votes:
             return release_labels(plan, dataset, queries, votes, training)
 
@@ -352,33 +344,52 @@ class PateFamily(GnmaxMethod):
         yield votes
 
     def ask(self, dataset: Dataset, queries: Split, training: Training) -> VoteBatch:
-        """Train the teachers that are missing and let all of them vote on the queries."""
-        return collect_vote_batch(
-            dataset,
-            queries,
+        """The votes of all teachers on the queries; private."""
+        return self.collect_votes(dataset, queries, training.run.teachers, training.reporter)
+
+    def collect_votes(
+        self, dataset: Dataset, queries: Split, folder: Path, reporter: Reporter, pool: BlockPool | None = None
+    ) -> VoteBatch:
+        """Train the teachers that are missing and let all of them vote on the queries; private.
+
+        ``folder`` holds their checkpoints unless a storage is configured. ``pool`` None opens one for the purpose.
+        """
+        # Teachers are networks, and commands that read votes or configurations need no torch; so below.
+        from teachers.ensemble import collect_votes
+        from teachers.ray_pool import open_pool
+
+        with open_pool(self.ray) if pool is None else nullcontext(pool) as workers:
+            with reporter.stage("teachers") as advance:
+                ensemble = self.train_teachers(dataset, folder, workers, on_progress=advance)
+            with reporter.stage("votes") as advance:
+                votes_QC = collect_votes(ensemble, queries.x, pool=workers, on_progress=advance)
+        return VoteBatch(
+            record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=ensemble.digest
+        )
+
+    def train_teachers(
+        self, dataset: Dataset, folder: Path, pool: BlockPool, on_progress: Progress | None = None
+    ) -> Ensemble:
+        """Train the teachers whose checkpoints are missing."""
+        from teachers.ensemble import train_ensemble
+
+        return train_ensemble(
+            dataset.private,
             self.teachers,
+            num_classes=dataset.num_classes,
             seed=self.seed,
-            ray=self.ray,
-            checkpoint_dir=checkpoint_folder(self.storage, training.run.teachers),
-            reporter=training.reporter,
+            checkpoint_dir=checkpoint_folder(self.storage, folder),
+            pool=pool,
+            on_progress=on_progress,
+            read=shard_reader(dataset, self.ray),
         )
 
     def standing_voters(self, dataset: Dataset, run: RunDirectory) -> StandingVoters:
         """All teachers, in actors. Votes on the run's own queries are read from its table."""
-        # With torch, which commands that only read votes or configurations do not need.
-        from teachers.ensemble import train_ensemble
         from teachers.ray_pool import ServingTeachers, open_pool
 
         with open_pool(self.ray) as pool:
-            ensemble = train_ensemble(
-                dataset.private,
-                self.teachers,
-                num_classes=dataset.num_classes,
-                seed=self.seed,
-                checkpoint_dir=checkpoint_folder(self.storage, run.teachers),
-                pool=pool,
-                read=shard_reader(dataset, self.ray),
-            )
+            ensemble = self.train_teachers(dataset, run.teachers, pool)
         # After the pool is closed, whose actors held the CPUs that these need.
         voters = ServingTeachers(ensemble, self.ray)
         return StandingVoters(
@@ -420,17 +431,9 @@ class PateSPre(PateFamily):
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels that the filter keeps."""
-        dataset, labelled = training.dataset, labels.labelled
-        # Of released labels and public groups alone, and so post-processing: what it drops stays charged.
-        kept_N = streaming_filter(
-            labelled.labels,
-            labelled.groups,
-            rule=self.aggregator.gate,
-            num_groups=dataset.num_groups,
-            num_classes=dataset.num_classes,
-        )
-        training.reporter.note("filter", f"{int(kept_N.sum())} of {len(kept_N)} released labels kept")
-        return self.taught(training, labels, labelled.take(kept_N))
+        kept = passing(labels.labelled, self.aggregator.gate, training.dataset)
+        training.reporter.note("filter", f"{len(kept.labels)} of {len(labels.labelled.labels)} released labels kept")
+        return self.taught(training, labels, kept)
 
 
 class PateSIn(PateFamily):

@@ -24,7 +24,6 @@ Shapes: N private records, M public ones, Q queries, C classes, D or E coordinat
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -44,10 +43,16 @@ from aggregator.session import Ballot, VotesUnavailableError
 from fairpate.config import BudgetConfig, ConfigError, Count, EmbeddingConfig, GatedQueriesConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph
-from fairpate.fairness.gate import filter_stream
 from fairpate.later import sklearn
 from fairpate.methods.base import ExpectedVotes, Stream, Trained, Training, stream_seed
-from fairpate.methods.label_queries import Labels, ReleasePlan, StandingVoters, choose_queries
+from fairpate.methods.label_queries import (
+    Labels,
+    ReleasePlan,
+    StandingVoters,
+    choose_queries,
+    digest_of_records,
+    passing,
+)
 from fairpate.methods.pate import VotingMethod
 from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
@@ -283,15 +288,7 @@ class PrivateKnn(VotingMethod):
             chances=None if labelled.chances is None else labelled.chances[rows],
         )
         # The gate saw the typical records alone: copies go to members of other groups, and pass it anew.
-        return taught.take(
-            filter_stream(
-                taught.labels,
-                taught.groups,
-                rule=self.gate,
-                num_groups=dataset.num_groups,
-                num_classes=dataset.num_classes,
-            )
-        )
+        return passing(taught, self.gate, dataset)
 
     def _clusters(self, public: Split) -> Clusters:
         assert self.aggregator.num_queries is not None
@@ -389,18 +386,14 @@ class PrivateKnn(VotingMethod):
         )
 
     def _digest(self, private: Split) -> str:
-        """Sixteen hexadecimal digits that identify the private records, the settings of the method and the run's
-        seed."""
+        """A digest of the private records, the settings of the method and the run's seed."""
         told = (
             self.private_knn.model_dump(mode="json"),
             self.seed,
             list(private.unit_id),
             *([list(private.person_id)] if private.person_id else []),
         )
-        digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=8)
-        for values in (private.x, private.y):
-            digest.update(values.numpy().tobytes())
-        return digest.hexdigest()
+        return digest_of_records(told, private.x, private.y)
 
 
 @dataclass(frozen=True, kw_only=True)

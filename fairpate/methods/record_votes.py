@@ -69,7 +69,6 @@ from fairpate.config import (
 from fairpate.data import Dataset
 from fairpate.data.dataset import shortened_by_person, whole_persons
 from fairpate.data.embedding import Embedding, EmbeddingName, Floats, Prototypes
-from fairpate.fairness.gate import filter_stream
 from fairpate.fairness.private_population import (
     KEPT_NOISE,
     TAUGHT_NOISE,
@@ -79,11 +78,10 @@ from fairpate.fairness.private_population import (
     thinned,
 )
 from fairpate.later import sklearn
-from fairpate.methods.base import ExpectedVotes, ReleasingMethod, Stream, Trained, Training, stream_seed
-from fairpate.methods.label_queries import fit_student
+from fairpate.methods.base import ExpectedVotes, ReleasingMethod, Stream, Trained, Training, noise_within, stream_seed
+from fairpate.methods.label_queries import fit_student, passing
 from fairpate.nn.fit import public_penalty
 from fairpate.nn.models import build_architecture
-from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
@@ -230,12 +228,7 @@ class VotesOfRecords(ReleasingMethod):
 
     def least_noise(self, event: Callable[[float], Event]) -> float:
         """The least noise for which ``event(noise)`` stays within the target."""
-        return least_noise(
-            lambda noise: [event(noise)],
-            target_epsilon=self.target.epsilon,
-            target_delta=self.target.delta,
-            accounting=self.target.accounting,
-        )
+        return noise_within(self.target, lambda noise: [event(noise)])
 
     def taught(
         self, said: PoolLabels, settings: TaughtConfig, training: Training, *, events: tuple[Event, ...]
@@ -252,14 +245,7 @@ class VotesOfRecords(ReleasingMethod):
             record_ids=tuple(public.record_id), labels=said.labels_M, groups=public.z.numpy(), chances=said.chances_MC
         ).take(kept_M)
         if settings.gate is not None:
-            passed = filter_stream(
-                labelled.labels,
-                labelled.groups,
-                rule=settings.gate,
-                num_groups=dataset.num_groups,
-                num_classes=dataset.num_classes,
-            )
-            labelled = labelled.take(passed)
+            labelled = passing(labelled, settings.gate, dataset)
         training.reporter.note("votes", f"{len(labelled.labels)} of {num_records} labels teach")
         penalty = None
         if settings.penalty is not None:

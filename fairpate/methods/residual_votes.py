@@ -45,7 +45,7 @@ from fairpate.config import ConfigError, Count, Positive, RayConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
-from fairpate.methods.base import ExpectedVotes, Trained, Training
+from fairpate.methods.base import ExpectedVotes, Trained, Training, noise_within
 from fairpate.methods.record_votes import (
     ONE_RECORD,
     UNITS,
@@ -59,7 +59,6 @@ from fairpate.methods.record_votes import (
     matched_rule,
     rule_network,
 )
-from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.events import of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
@@ -375,12 +374,7 @@ class ResidualVotes(RulesOfRecords):
         curvature."""
 
         def of_plan(curvature: Curvature) -> float:
-            return least_noise(
-                lambda noise: self.residual_votes.events(noise, curvature),
-                target_epsilon=self.target.epsilon,
-                target_delta=self.target.delta,
-                accounting=self.target.accounting,
-            )
+            return noise_within(self.target, lambda noise: self.residual_votes.events(noise, curvature))
 
         chosen = self.residual_votes.curvature
         # Both plans have the same total of squared sensitivity over variance: the prices differ by rounding.

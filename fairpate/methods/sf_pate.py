@@ -18,8 +18,6 @@ Shapes: N records, C classes.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -34,7 +32,7 @@ from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import as_names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
 from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
-from fairpate.methods.label_queries import Labels
+from fairpate.methods.label_queries import Labels, digest_of_records
 from fairpate.methods.parity import UNKNOWN
 from fairpate.methods.pate import PateFamily
 from fairpate.nn.fit import predict_logits
@@ -113,19 +111,15 @@ class SfPate(PateFamily):
                 said = self._fair_vote(private.take(torch.from_numpy(rows)), queries, dataset, teacher=teacher)
                 votes_QC += count_votes(said.to(torch.int16).numpy()[None], dataset.num_classes)
                 advance(teacher + 1, count)
-        # Sixteen hexadecimal digits that change with the teachers' records, settings or seed.
+        # What trains the teachers.
         settings = (
             self.teachers.model_dump(mode="json", include={"num_teachers", "model"}),
             self.f_ld.model_dump(mode="json"),
             self.seed,
             list(private.record_id),
         )
-        digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=8)
-        for values in (private.x, private.y, private.z):
-            digest.update(values.numpy().tobytes())
-        return VoteBatch(
-            record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=digest.hexdigest()
-        )
+        digest = digest_of_records(settings, private.x, private.y, private.z)
+        return VoteBatch(record_ids=queries.record_id, groups_Q=queries.z.numpy(), votes_QC=votes_QC, ensemble=digest)
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train the student. In SF_S, F-LD learns from all private records, some of them without an attribute."""

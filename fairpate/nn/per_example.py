@@ -41,6 +41,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -678,15 +679,23 @@ class GradientClipper:
         if owner_B is not None or self.engine == "functional":
             return self._clipped_rows(self._rows(x, targets, owner_B))
         calls = self._layer_calls(x, targets)
-        with torch.no_grad():
-            layers = [layer_gradient(*call) for call in calls]
-            squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())
-            is_counted_B = self._is_counted(squared_norms_B)
-            if is_counted_B is not None:
-                # Formed again from zeros: a weight of 0 would not remove what is not finite from a sum.
-                layers = [layer_gradient(layer, *_only(is_counted_B, *values)) for layer, *values in calls]
-            factors_B = self._clip_factors(squared_norms_B, is_counted_B)
-            sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
+        return self._clipped(lambda kept: [layer_gradient(layer, *kept(*values)) for layer, *values in calls])
+
+    def _clipped_rows(self, rows: list[Tensor]) -> ClippedSum:
+        """The clipped sum of gradients that are formed: one (B, P) per trainable parameter."""
+        return self._clipped(lambda kept: [_Formed(*zip(self._trained, kept(*rows), strict=True))])
+
+    @torch.no_grad()
+    def _clipped(self, formed: Callable[[Callable[..., list[Tensor]]], list[LayerGradient]]) -> ClippedSum:
+        """The clipped sum of the gradients that ``formed(kept)`` gives, which applies ``kept`` to their factors."""
+        layers = formed(lambda *values: list(values))
+        squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())
+        is_counted_B = self._is_counted(squared_norms_B)
+        if is_counted_B is not None:
+            # Formed again from zeros: a weight of 0 would not remove what is not finite from a sum.
+            layers = formed(partial(_only, is_counted_B))
+        factors_B = self._clip_factors(squared_norms_B, is_counted_B)
+        sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
         # A layer that the outputs do not depend on made no call: its gradient is 0.
         gradients = [sums[id(p)] if id(p) in sums else torch.zeros_like(p) for p in self._trained]
         return ClippedSum(gradients=gradients, squared_norms_B=squared_norms_B)
@@ -768,18 +777,6 @@ class GradientClipper:
         # Dropout draws for every record by itself, as in a batch.
         per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
         return list(per_record(trainable, x, targets).values())
-
-    @torch.no_grad()
-    def _clipped_rows(self, gradients: list[Tensor]) -> ClippedSum:
-        """The clipped sum of gradients that are formed: one (B, ...) per trainable parameter."""
-        rows = [values.flatten(1) for values in gradients]
-        squared_norms_B = sum((squared_norms(values) for values in rows[1:]), start=squared_norms(rows[0]))
-        is_counted_B = self._is_counted(squared_norms_B)
-        if is_counted_B is not None:
-            rows = _only(is_counted_B, *rows)
-        factors_B = self._clip_factors(squared_norms_B, is_counted_B)
-        sums = [(factors_B.to(values) @ values).reshape(p.shape) for values, p in zip(rows, self._trained, strict=True)]
-        return ClippedSum(gradients=sums, squared_norms_B=squared_norms_B)
 
     def _is_counted(self, squared_norms_B: Tensor) -> Tensor | None:
         """A mask (B,) of the records that contribute to the sum; None if all do. ValueError for weights that are not

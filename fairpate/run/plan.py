@@ -38,6 +38,7 @@ from fairpate.methods.base import ExpectedVotes, Method, Price, PrivateMethod, c
 from fairpate.methods.pate import VotingMethod
 from fairpate.pages import counted, epsilon_text, percent
 from fairpate.run.context import RunDirectory
+from fairpate.run.release_log import Odometer
 from fairpate.terminal import listing
 from fairpate.types import Relation, stepwise
 from fairpate.words import delta_text
@@ -121,6 +122,27 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
         relation=target.relation or own,
         accounting=target.accounting,
     )
+
+
+def spending(config: Method, dataset: Dataset, odometer: Odometer) -> str:
+    """Say what a run of ``config`` may spend, and what earlier releases on the data set cost; empty without a
+    guarantee, and for seeded noise, which protects nobody."""
+    cost = None if config.is_seeded else planned_cost(config, dataset)
+    if cost is None:
+        return ""
+    most = f"at most ε = {epsilon_text(cost.epsilon)} (δ = {delta_text(cost.delta)}) of each {cost.unit}"
+    return f"{most}; so far {spent(dataset.name, odometer, delta=cost.delta)}"
+
+
+def spent(data: str, odometer: Odometer, *, delta: float) -> str:
+    """Say how many releases on ``data`` the operator counted, what they cost together, and the limit, by unit."""
+    totals = [
+        f"{counted(total.releases, 'release')} at ε = {epsilon_text(total.epsilon)} per {total.unit}, "
+        + ("no limit" if total.epsilon_limit is None else f"limit {epsilon_text(total.epsilon_limit)}")
+        for total in odometer.totals(delta=delta, data=data)
+        if total.releases
+    ]
+    return "; ".join(totals) or "nothing"
 
 
 def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:

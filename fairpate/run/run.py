@@ -64,7 +64,7 @@ from fairpate.run.learn import (
     record_data,
     with_given_data,
 )
-from fairpate.run.plan import cautions
+from fairpate.run.plan import cautions, spending
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import Odometer, ReleaseLog, Standing, read_release, standing_remarks, take_release
 from fairpate.terminal import Reporter
@@ -131,7 +131,7 @@ def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, repor
     Reports a note if the ledger's budget has room for fewer queries than planned.
     """
     plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
-    planned = plan.settings.num_queries
+    planned = config.aggregator.num_queries
     # A stored release was admitted already; the ledger's meter checks what is charged beyond it.
     if log.stored() is None:
         log.check([plan.worst_case(num_fitting)], noise=plan.source.label)
@@ -470,7 +470,10 @@ def _opened(
         if release_of is not None:
             take_release(run, release_of)
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
-        log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method)
+        log = ReleaseLog(run, odometer := Odometer(), data=dataset.name, method=config.method)
+        is_first = log.stored() is None and release_of is None and not reporter.console.quiet
+        if is_first and (words := spending(config, dataset, odometer)):
+            reporter.note("spends", words)
         yield config, as_trained(run, config, dataset), run, log
 
 

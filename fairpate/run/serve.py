@@ -177,7 +177,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         record_data(run, named, given_from_python=False)
         dataset = config.queried(as_trained(run, config, named))
     voters, plan = config.standing_voters(dataset, run), config.plan(dataset)
-    terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, plan.settings)
+    terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, config.aggregator)
 
     def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
         log = ReleaseLog(run, Odometer(state), data=dataset.name, method=config.method)
@@ -196,7 +196,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         raise
     # Before the service can answer: a crash after an answer must not leave a claim that is too small.
     state_for_service(run, terms)
-    public = public_pool(dataset, plan.settings, takes_posted=config.votes_on_anything)
+    public = public_pool(dataset, config.aggregator, takes_posted=config.votes_on_anything)
     return Backend(
         ledger=ledger,
         session=session,

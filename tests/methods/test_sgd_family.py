@@ -46,16 +46,15 @@ def run_fair(noise_multiplier: float = 1.0, epochs: float = 4, **settings: Any) 
     steps = dp_sgd.plan_steps(
         CONFIG.model_copy(update={"epochs": epochs}), num_records=len(x), noise_multiplier=noise_multiplier
     )
-    return dp_sgd.train_fair_dp_sgd(
+    config, generator = FairDpSgdConfig(**settings), torch.Generator().manual_seed(0)
+    return dp_sgd.train_dp_sgd(
         model(),
         x,
         y,
         steps,
-        FairDpSgdConfig(**settings),
-        public_x=public_x,
-        public_groups=public_z,
+        public_gradient=dp_sgd.regulariser_gradient(public_x, public_z, config, generator) if config.weight else None,
+        before_clipping=config.variant == "as_in_paper",
         randomness=private_randomness("seeded", 3),
-        generator=torch.Generator().manual_seed(0),
     )
 
 

@@ -233,7 +233,7 @@ def test_a_query_that_a_crash_left_open_is_charged_and_sampled_again(finished: R
         file.unlink()
     dataset = load_data(settings.data)
     plan = settings.plan(dataset)
-    queries = choose_queries(dataset, plan.settings)
+    queries = choose_queries(dataset, settings.aggregator)
     rows = audit.rows(finished.ledger)
     digest = settings._digest(dataset.private)
     with Ledger(copy.ledger, ledger_terms(plan, dataset, ensemble=digest)) as ledger:
