@@ -165,8 +165,13 @@ class DeclarationConfig(PinnedFile):
     sha256: Sha256 = None
 
 
+EMBEDDED_NORM = 4.0
+"""The norm of a typical embedded record, which usual learning rates suit."""
+
+
 class EmbeddingConfig(Section):
-    """Principal components of public records, which every method reads in place of a record."""
+    """Principal components of public records, which every method reads in place of a record. Records drawn evenly from
+    the declaration complete fewer than 100 public records of a table."""
 
     num_components: Count = Field(200, description="Number of components; fewer where public records have fewer.")
     steps: CountOrZero = Field(
@@ -200,7 +205,7 @@ class DataConfig(Section):
     options: dict[str, Any] = Field(
         default_factory=dict, description="The loader's own options, such as `sensitive: colour`."
     )
-    num_public: Count | None = Field(None, description="Public records; null takes the loader's default.")
+    num_public: CountOrZero | None = Field(None, description="Public records; null takes the loader's default.")
     num_validation: CountOrZero | None = Field(None, description="Validation records; null takes the default.")
     num_test: Count | None = Field(None, description="Test records; null takes the default.")
     unit: Literal["record"] | None = Field(
@@ -210,8 +215,8 @@ class DataConfig(Section):
     )
     embedding: EmbeddingConfig | None = Field(
         None,
-        description="Embedding, fitted to public records, that every method reads instead of a record; null: the "
-        "record itself.",
+        description="Embedding, fitted to public records or computed from the declaration, that every method reads "
+        "instead of a record; null: the record itself.",
     )
 
 
@@ -259,8 +264,21 @@ class ModelConfig(Section):
     """The architecture and its initial weights; YAML may give its name alone."""
 
     name: Literal[
-        "logistic", "hog_logistic", "mlp", "lenet", "tanh_cnn", "cnn", "resnet18", "resnet50", "densenet121"
-    ] = Field("mlp", description="`hog_logistic`: logistic regression on a picture's oriented gradients.")
+        "logistic",
+        "bounded_logistic",
+        "hog_logistic",
+        "mlp",
+        "lenet",
+        "tanh_cnn",
+        "cnn",
+        "resnet18",
+        "resnet50",
+        "densenet121",
+    ] = Field(
+        "mlp",
+        description="`hog_logistic`: logistic regression on a picture's oriented gradients; `bounded_logistic`: on "
+        "features that are scaled down to a norm of 4.",
+    )
     hidden: tuple[Count, ...] = Field((64,), description="Widths of an MLP's hidden layers.")
     width: Count = Field(32, description="Channels of the first block of `cnn`.")
     dropout: float = Field(0.0, ge=0, lt=1)

@@ -374,7 +374,7 @@ def unread_because_of(name: str, settings: Settings) -> str | None:
         if (
             (field == "hidden" and architecture != "mlp")
             or (field == "width" and architecture != "cnn")
-            or (field == "dropout" and architecture in ("logistic", "hog_logistic"))
+            or (field == "dropout" and str(architecture).endswith("logistic"))
         ):
             return f"{section}.name"
         has_weights = any(other.startswith(f"{section}.weights.") for other in settings)

@@ -55,7 +55,7 @@ from fairpate.data.dataset import SEPARATORS, counted, sha256_of
 from fairpate.data.embedding import embedded, save_embedding
 from fairpate.data.large_arrays import Names
 from fairpate.methods.base import (
-    ONE_RELEASE,
+    FITTED,
     Method,
     Price,
     Stream,
@@ -589,7 +589,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     FairClassifier(method='dp_fermi', epsilon=1.0, dp_fermi={'weight': 2.0}, random_state=0)
     """
 
-    def __init__(self, method: str = ONE_RELEASE, **settings: Any) -> None:
+    def __init__(self, method: str = FITTED, **settings: Any) -> None:
         if not isinstance(method, str):
             raise TypeError(f"method: expected a name, got {method!r}.")
         known = parameters_of(method)

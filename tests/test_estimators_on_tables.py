@@ -210,10 +210,11 @@ class TestWhatIsChosen:
 
     def test_the_default_is_the_command_s(self) -> None:
         model = FairClassifier(epsilon=1.0, noise="seeded", random_state=0).fit(X, Y, public_X=PUBLIC_X)
-        assert model.config_.method == "weighted_votes"
+        assert model.config_.method == "residual_votes"
+        assert model.student_.card.model.name == "bounded_logistic"
         assert model.config_.data.embedding is not None
         assert 0.9 < model.privacy_.epsilon <= 1.0
-        with pytest.raises(ValueError, match=r"weighted_votes needs public records.* public_X=1000 draws"):
+        with pytest.raises(ValueError, match=r"residual_votes needs public records.* public_X=1000 draws"):
             FairClassifier(epsilon=1.0).fit(X, Y)
 
     def test_a_number_of_records_that_decides_is_told(self) -> None:

@@ -93,7 +93,9 @@ def describe_data(name: DatasetName, data_dir: DataDir = None, options: OptionVa
 @data_app.command("declare")
 def declare_data(
     file: Annotated[Path, typer.Argument(help="Table of private records; only its header is read.")],
-    public: Annotated[Path, typer.Option(help="Table of public records: the same columns, the label may be missing.")],
+    public: Annotated[
+        Path | None, typer.Option(help="Table of public records: the same columns, the label may be missing.")
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML file to write; default: none.")] = None,
 ) -> Output:
     """Draft a declaration of your own records, with questions where public records do not suffice."""
@@ -101,7 +103,7 @@ def declare_data(
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
     for name, table in (("file", file), ("--public", public)):
-        if not table.exists():
+        if table is not None and not table.exists():
             raise ConfigError(f"{name}: {table} not found; give the path of a table.")
     from fairpate.data.registry import QUESTION, draft_declaration
 

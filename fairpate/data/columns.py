@@ -370,6 +370,25 @@ def _codes(column: str, feature: Feature) -> Iterator[FeatureCode]:
             yield code(feature=f"{column}={name}", kind="other" if is_other else "category", values=values)
 
 
+def even_records(codes: Sequence[FeatureCode], count: int) -> npt.NDArray[np.float32]:
+    """Made-up records (count, F) with the features ``codes``, which depend on the declaration alone.
+
+    Numbers are evenly spaced between their bounds, and one in ten is missing where it may be. The categories of a
+    column, and its bands, are equally common. Columns are independent.
+    """
+    draws = np.random.default_rng(0)
+    features: list[Mask | Floats] = []
+    for _, of_column in itertools.groupby(codes, key=lambda code: code.column):
+        kinds = [code.kind for code in of_column]
+        place_N = draws.permutation(count)
+        if kinds[0] == "number":
+            features.append((place_N + 0.5) / count)
+            features += [draws.permutation(count) < count / 10 for _ in kinds[1:]]
+        else:
+            features += [place_N % len(kinds) == place for place in range(len(kinds))]
+    return np.column_stack(features).astype(np.float32)
+
+
 Value = float | str | None
 """A number, the text of a category, or None if not known."""
 

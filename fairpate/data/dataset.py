@@ -686,21 +686,18 @@ def default_size(split: str, entry: DatasetEntry, records: LoadedRecords) -> int
     return declared if own or declared is not None else entry.public_rows // 4
 
 
-def check_members(dataset: Dataset) -> None:
-    """Raise :class:`DataError` unless every split has records of every group, and the private split records of every
-    class.
+def check_members(dataset: Dataset, *names: str) -> None:
+    """Raise :class:`DataError` unless the splits called ``names`` have records of every group, and the private split
+    records of every class.
 
-    Validation and test records may be none at all.
+    Public, validation and test records may be none at all.
     """
     groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
-    checks = [
-        (name, split.z, *groups)
-        for name, split in dataset.splits.items()
-        if len(split) or name not in ("validation", "test")
-    ]
-    for name, codes_N, names, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):
-        counts = torch.bincount(codes_N, minlength=len(names)).tolist()
-        if empty := [each for each, count in zip(names, counts, strict=True) if count == 0]:
+    splits = {name: split for name, split in dataset.splits.items() if name in names}
+    checks = [(name, split.z, *groups) for name, split in splits.items() if len(split) or name == "private"]
+    for name, codes_N, words, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):
+        counts = torch.bincount(codes_N, minlength=len(words)).tolist()
+        if empty := [each for each, count in zip(words, counts, strict=True) if count == 0]:
             raise DataError(
                 f"The {name} split has no member of {what} {', '.join(empty)}; where a file names the split, add some "
                 "to it, or leave out of the declaration what no record has; where it is drawn, choose larger splits "

@@ -183,7 +183,9 @@ class Files(Section):
 
     records: Sources = Field((), description="Records that are divided into the parts without files of their own.")
     private: Sources = Field((), description="Protected records, instead of `records`.")
-    public: Sources = Field((), description="Records that are not protected; labels may be missing.")
+    public: Sources = Field(
+        (), description="Records that are not protected; labels may be missing. Empty with `private`: none."
+    )
     validation: Sources = Field((), description="Records for choosing settings; empty with `private`: none.")
     test: Sources = Field(
         (), description="Records on which the result is measured; empty with `private`: it is not measured."
@@ -203,11 +205,6 @@ class Files(Section):
             raise ValueError("Expected `records`, which are divided into splits, or `private`; got both")
         if not self.records and not self.private:
             raise ValueError("Expected `records`, which are divided into splits, or `private`; got neither")
-        if self.private and not self.public:
-            raise ValueError(
-                "Expected public with private: name the file of public records, or name the private one `records`, "
-                "from which public ones are then set aside"
-            )
         if self.pooled and not (self.records and self.test):
             raise ValueError("Expected `pooled` only together with `records` and `test`")
         return self
@@ -292,8 +289,10 @@ class Declaration(Section):
     person: Person | None = Field(
         None, description="Column of the person of each record; empty: each record is a person's only one."
     )
-    num_public: Count | None = Field(
-        None, description="Default size of the public split; empty: all records of its own files, or 1000."
+    num_public: CountOrZero | None = Field(
+        None,
+        description="Default size of the public split; empty: all records of its own files, none with `private`, or "
+        "1000.",
     )
     num_validation: CountOrZero | None = Field(
         None,
@@ -576,7 +575,7 @@ def entry_of(table: Declaration) -> DatasetEntry:
         facts |= {"persons": table.person.count, "persons_when": table.person.when}
     # None takes every record that a part's own files hold; where there are none, the default of all data sets applies.
     if table.num_public is None and not table.files.public:
-        facts["num_public"] = DatasetEntry.num_public
+        facts["num_public"] = 0 if table.files.private else DatasetEntry.num_public
     if table.num_validation is None and not (table.files.validation or table.files.private):
         facts["num_validation"] = DatasetEntry.num_validation
 

@@ -2,7 +2,8 @@
 
 Every method sees an embedded record instead of the original. The embedding (:class:`Embedding`) is fitted to public
 records: principal components of the pool (:class:`Components`), and for pictures also the position in the pool's graph
-of neighbours (:class:`Graph`). :class:`Prototypes` are centres of public records, for votes by cell.
+of neighbours (:class:`Graph`). Where a declared table has few public records or none, made-up ones that are drawn
+evenly from the declaration complete them. :class:`Prototypes` are centres of public records, for votes by cell.
 
 The coordinates of a record depend on that record and on public ones, bit for bit, so that embedding costs no privacy
 and raises no sensitivity. A product of matrices of floats does not have that property: the rounding of a row depends on
@@ -29,7 +30,8 @@ import numpy.typing as npt
 import scipy
 from safetensors import SafetensorError, safe_open
 
-from fairpate.config import PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run, named_object
+from fairpate.config import EMBEDDED_NORM, PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run, named_object
+from fairpate.data.columns import even_records
 from fairpate.data.dataset import BeforeEmbedding, DataError, Dataset, DataSettingsError, LoadedRecords, Option
 from fairpate.files import write_atomically
 from fairpate.later import functional, safetensors_torch, sklearn, torch
@@ -195,11 +197,11 @@ def _copies(pool: Tensor) -> Iterator[Tensor]:
 
 _EMBEDDED_AT_ONCE = 256
 _EXAMPLES = 256
+_MADE_UP, _REPLACED = 400, 4  # records without public ones, and how many each public record replaces
 _LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding
 _LARGEST_PLAIN, _PLAIN_DIGITS = 64.0, 14  # of a scaled feature: 21 binary digits with its sign
 _EXACT_DIGITS = 53  # of a float64
 _GRAPH_COMPONENTS = 60
-_NORM = 4.0  # which usual learning rates suit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,15 +321,40 @@ class Embedding:
 
     def _joined(self, components_NE: Tensor, places_NE: Tensor | None) -> Tensor:
         share = 0.0 if places_NE is None else self.config.graph_share
-        scaled_NE: Tensor = components_NE * (_NORM * (1 - share) ** 0.5 / self.radius)
+        scaled_NE: Tensor = components_NE * (EMBEDDED_NORM * (1 - share) ** 0.5 / self.radius)
         if places_NE is None:
             return scaled_NE
-        return torch.cat([scaled_NE, functional.normalize(places_NE) * (_NORM * share**0.5)], dim=1)
+        return torch.cat([scaled_NE, functional.normalize(places_NE) * (EMBEDDED_NORM * share**0.5)], dim=1)
 
 
 def embedded(dataset: Dataset, config: EmbeddingConfig | None) -> Dataset:
-    """The data set as a table of coordinates, in every split; unchanged where ``config`` is None."""
-    return dataset if config is None else placed(dataset, Embedding.of(dataset.public.x, config))
+    """The data set as a table of coordinates, in every split; unchanged where ``config`` is None.
+
+    DataSettingsError without public records, unless every feature is a declared number or category.
+    """
+    if config is None:
+        return dataset
+    pool = completed_pool(dataset)
+    if not len(pool):
+        raise DataSettingsError(
+            f"data.embedding: {dataset.name} has no public records to fit it to, and not all of its features have "
+            "declared bounds or categories; name a file of public records (files.public), raise data.num_public, or "
+            "set it to null."
+        )
+    return placed(dataset, Embedding.of(pool, config))
+
+
+def completed_pool(dataset: Dataset) -> Tensor:
+    """Public records (M, ...); those of a declared table are completed with made-up ones if they are fewer than 100.
+
+    An embedding that is fitted to them knows every declared column, and adapts to the public records that there are.
+    """
+    pool, codes = dataset.public.x, dataset.feature_codes
+    # The numbers of a vector have no declared bounds.
+    count = _MADE_UP - _REPLACED * len(pool)
+    if count <= 0 or not codes or any(code.kind == "element" for code in codes):
+        return pool
+    return torch.cat([pool, torch.from_numpy(even_records(codes, count))])
 
 
 def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
@@ -335,7 +362,7 @@ def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
     splits: dict[str, Any] = {name: replace(split, x=embedding(split.x)) for name, split in dataset.splits.items()}
     names = tuple(f"coordinate {e}" for e in range(splits["public"].x.shape[1]))
     # A copy: a view of a few records would keep all of the pool in memory.
-    before = BeforeEmbedding(examples=dataset.public.x[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
+    before = BeforeEmbedding(examples=completed_pool(dataset)[:_EXAMPLES].clone(), feature_names=dataset.feature_names)
     kept: dict[str, Any] = {"embedding": embedding, "before_embedding": before, "source": None}
     return replace(dataset, kind="tabular", feature_names=names, **kept, **splits)
 

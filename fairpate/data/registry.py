@@ -184,7 +184,8 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
         records_alone=names_persons and not splits["private"].person_id,
         **splits,
     )
-    check_members(dataset)
+    # Few public records may lack a group, which only some methods read.
+    check_members(dataset, "private", "validation", "test")
     # After the split, because an embedding is fitted to the public part alone.
     return embedded(dataset, config.embedding)
 
@@ -578,21 +579,21 @@ class Seen:
         return next((kind for kind, like in _LIKE.items() if all(map(like.match, plain - self.marks.keys()))), "text")
 
 
-def draft_declaration(file: Path, public: Path, folder: Path) -> str:
+def draft_declaration(file: Path, public: Path | None, folder: Path) -> str:
     """A draft of a declaration from public records: YAML with a comment on each line, questions after ``# ?``.
 
     Of the private ``file`` nothing but the header is read. Bounds are those of the ``public`` file, rounded outwards,
     and its categories are listed; both are questions, because private records may hold others. Columns that look like
-    names of records or free text are left out with a remark. Both files are below ``folder``. :class:`DataError` for a
-    file that cannot be read.
+    names of records or free text are left out with a remark. Without a ``public`` file, every column is a question.
+    Both files are below ``folder``. :class:`DataError` for a file that cannot be read.
     """
     # The separator that splits the public header into most fields; none in a file with types.
-    separator = None
-    if public.suffix not in TYPED_SUFFIXES:
-        separator = max(_SEPARATORS, key=lambda each: len(column_names(public, public.name, separator=each)))
+    separator, first = None, public or file
+    if first.suffix not in TYPED_SUFFIXES:
+        separator = max(_SEPARATORS, key=lambda each: len(column_names(first, first.name, separator=each)))
     private_columns = column_names(file, file.name, separator=separator if file.suffix not in TYPED_SUFFIXES else None)
     seen: dict[str, Seen] = {}
-    for batch in read_batches(public, public.name, separator=separator):
+    for batch in () if public is None else read_batches(public, public.name, separator=separator):
         for column in batch.column_names:
             seen.setdefault(column, Seen()).add(text_of(batch[column]))
     # In the order of the private file, which a user knows.
@@ -601,21 +602,26 @@ def draft_declaration(file: Path, public: Path, folder: Path) -> str:
     categories = [column for column in private_columns if column in seen and seen[column].kind == "category"]
     label = next((column for column in private_columns if _LABELS.match(column)), None)
     # Public records often lack the label: a column that they do not have is likelier than the last category.
-    label = label or next(iter(missing), None) or next(iter(reversed(categories)), None)
-    group = next((column for column in categories if _GROUPS.search(column) and column != label), None)
+    if public is not None:
+        label = label or next(iter(missing), None) or next(iter(reversed(categories)), None)
+    candidates = categories if public else private_columns
+    group = next((column for column in candidates if _GROUPS.search(column) and column != label), None)
     others = [column for column in private_columns if column not in (label, group)]
     person = next((column for column in others if _PERSONS.search(column)), None)
     name = re.sub(r"\W+", "_", file.name.partition(".")[0].lower()).strip("_")
     name = name if re.match("[a-z]", name) else f"data_{name}"
     lines = [
-        f"# Drafted from {public.name}, and the header of {file.name}. Answer every line with `{QUESTION}`, then:",
+        f"# Drafted from {f'{public.name}, and ' if public else ''}the header of {file.name}. Answer every line with "
+        f"`{QUESTION}`, then:",
         "#   fairpate data check THIS_FILE",
         f"name: {name}  # of the data set, in commands and in what is published",
         "kind: table  # a record is a row",
         f'task: ""  {QUESTION} what the label says, in a few words',
         "files:",
         f"  private: {_below(file, folder)}  # what is protected",
-        f"  public: {_below(public, folder)}  # what is not; it needs no label",
+        f"  public: {_below(public, folder)}  # what is not; it needs no label"
+        if public
+        else "  # public: pool.csv  # what is not, if there is any: gates, penalties and teachers need it",
         f"  # test: held_out.csv  {QUESTION} labelled records to measure on; without, no accuracy is claimed",
     ]
     if separator not in (None, ","):
@@ -630,9 +636,10 @@ def draft_declaration(file: Path, public: Path, folder: Path) -> str:
         asks = "is this the label, and are these all its values?"
         asks = asks if is_known else "the label? its values are not in the public file"
         lines.append(f"label: {{column: {_quoted(label)}, classes: {classes}}}  {QUESTION} {asks}")
-    if group is None:
+    if group not in seen:
         lines.append(
-            f"group: {{column: sex, values: [F, M]}}  {QUESTION} whose fairness counts: which column, its values"
+            f"group: {{column: {_quoted(group or 'sex')}, values: [F, M]}}  {QUESTION} whose fairness counts: which "
+            "column, its values"
         )
     else:
         lines.append(
@@ -647,7 +654,10 @@ def draft_declaration(file: Path, public: Path, folder: Path) -> str:
     lines.append("features:  # public constants: from a codebook or a law, never from private records")
     used = {label, group, person}
     lines += [_feature_line(column, seen[column]) for column in columns if column not in used]
-    lines += [f"  # {column}: not in {public.name}, so it is no feature" for column in missing if column not in used]
+    for column in (each for each in missing if each not in used):
+        words = f"its bounds, or its values: {{categories: [a, b]}}; or leave {column} out"
+        asked = f"  {_quoted(column)}: {{bounds: [0, 1]}}  {QUESTION} {words}"
+        lines.append(asked if public is None else f"  # {column}: not in {public.name}, so it is no feature")
     lines += [
         f"  # {column}: not in {file.name}, so it is no feature" for column in seen if column not in private_columns
     ]

@@ -18,7 +18,7 @@ ridge of that size lost 30 points on one data set (docs/training.md). Exact nois
 squared sensitivity over variance for each release, composed in the accountant, instead of a third of epsilon and delta
 for each: less noise. Noise off the diagonal has half the variance, because the Frobenius norm counts these numbers
 twice. Negative eigenvalues of G are set to 0, and the ridge is at least the weight of one record. Persons are bounded
-as in residual votes. A student learns the rule's labels of the public pool, as with the other methods of one release.
+as in residual votes. As there, the rule is published, or a student that learns its labels of the public pool.
 
 Shapes: M public records, C classes, W numbers per class.
 """
@@ -32,7 +32,6 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from fairpate.config import RayConfig
 from fairpate.methods.base import Trained, Training, noise_within
 from fairpate.methods.record_votes import (
     UNITS,
@@ -44,7 +43,14 @@ from fairpate.methods.record_votes import (
     labels_of_chances,
     with_noise,
 )
-from fairpate.methods.residual_votes import RecordSums, curvature_inverse, indicators, symmetric_noise, votes_themselves
+from fairpate.methods.residual_votes import (
+    RecordSums,
+    RulesOfRecords,
+    curvature_inverse,
+    indicators,
+    symmetric_noise,
+    votes_themselves,
+)
 from fairpate.privacy.events import of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
@@ -88,11 +94,12 @@ def least_eigenvalue(moments_WW: IntArray) -> IntArray:
     return np.array([[math.floor(np.linalg.eigvalsh(moments_WW.astype(np.float64))[0])]], dtype=np.int64)
 
 
-class AdaSsp(VotesOfRecords):
+class AdaSsp(RulesOfRecords):
     """Releases noisy sums, second moments and their least eigenvalue once, and fits least squares to them."""
 
     title: ClassVar[str] = "AdaSSP"
     paper: ClassVar[str] = "Wang 2018, arXiv 1803.02596"
+    section: ClassVar[str] = "ada_ssp"
     afterwards: ClassVar[tuple[str, ...]] = (
         *VotesOfRecords.afterwards,
         *(f"ada_ssp.{field}" for field in ("ridge_share", "failure_probability", *TaughtConfig.model_fields)),
@@ -100,12 +107,6 @@ class AdaSsp(VotesOfRecords):
 
     method: str = "ada_ssp"
     ada_ssp: AdaSspConfig = AdaSspConfig()
-    ray: RayConfig = RayConfig(num_actors=0)
-
-    @property
-    def by_group(self) -> bool:
-        """False: there are no sums by group."""
-        return False
 
     def events(self) -> tuple[VoteSums, MomentSums, VoteSums]:
         """The events of the release, with the least noise that the target allows."""
@@ -132,10 +133,11 @@ class AdaSsp(VotesOfRecords):
         return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Fit least squares to the release, and train a student on the rule's labels of the public pool."""
+        """Fit least squares to the release. Publish the rule, or a student of its labels where settings ask for one."""
         rule_CW = self.rule(released)
         said = labels_of_scores(released.arrays["pool_MW"] / UNITS @ rule_CW.T)
-        return self.taught(said, self.ada_ssp, training, events=released.events)
+        # Scores of two labels add up to one; twice their difference is the logit, to first order around one half.
+        return self.published(training, released, 2 * rule_CW, said)
 
     def rule(self, released: Released) -> DoubleArray:
         """The least-squares rule (C, W), for features of norm one."""

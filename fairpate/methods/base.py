@@ -23,8 +23,8 @@ a record, so that it costs no privacy. The values are defaults; options take pre
     trained teachers linear, of about a hundred of them each, no confidence check, all noisy counts released
     neighbours       asked like teachers; few records, about clusters of the pool, so that few queries label all of it
 
-If no method is named, every record votes in one release, which is priced before any record is read. If public records
-are too few to vote on and private ones many, it is DP-SGD, which needs the pool for nothing but the embedding.
+If no method is named, every private record votes (`residual_votes`): its releases are priced before any record is read,
+and public records may be few or missing.
 
 Shapes: N private records, M public ones, G groups, C classes.
 """
@@ -52,6 +52,7 @@ from fairpate.config import (
     ConfigError,
     DataConfig,
     EvaluationConfig,
+    ModelConfig,
     Noise,
     PrivacyTarget,
     PublicDataConfig,
@@ -225,6 +226,7 @@ class Trained:
     ``noise`` says where the noise came from, and so whether anyone is protected. ``mixing_GCC[a, j, k]`` is the
     probability of predicting k for a member of group a where the model says j, None predicts what it says; a
     :class:`fairpate.nn.fit.Mixture` predicts by a member that it draws. ``remarks`` belong in the statement.
+    ``architecture`` is that of ``model``, if it is another than ``student.model``.
 
     Of methods that ask teachers, ``queries`` are how their queries ended, ``epsilon_bound`` is the guarantee that was
     fixed before the first, ``num_training_labels`` how many labels the model learned from.
@@ -235,6 +237,7 @@ class Trained:
     noise: str
     mixing_GCC: npt.NDArray[np.float64] | None = None
     remarks: tuple[str, ...] = ()
+    architecture: ModelConfig | None = None
     queries: QueryOutcomes | None = None
     epsilon_bound: float | None = None
     num_training_labels: int | None = None
@@ -397,6 +400,12 @@ class Method(Section):
         return self.reads_public or self.public_data.calibration is not None
 
     @property
+    def needing_public(self) -> tuple[str, ...]:
+        """The settings that need public records: the dotted fields, and `method` if the method itself does."""
+        uses = (f"public_data.{name}" for name, use in self.public_data if use is not None)
+        return ("method",) * self.reads_public + tuple(uses)
+
+    @property
     def unit(self) -> str:
         """The protected unit, in words."""
         if not self.is_private:
@@ -425,6 +434,12 @@ class Method(Section):
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for a data set that the method cannot learn from, before anything is written."""
+        if not len(dataset.public) and (needing := self.needing_public):
+            other = "choose residual_votes or dp_sgd" if needing[0] == "method" else "leave it out"
+            raise ConfigError(
+                f"{needing[0]}: {self.method} needs public records for it, and {dataset.name} has none; name a file of "
+                f"them (files.public), raise data.num_public, or {other}."
+            )
         if self.learns_two_classes and dataset.num_classes != 2:
             raise ConfigError(
                 f"data.name: {self.method} learns two classes, {dataset.name} has {dataset.num_classes}; choose "
@@ -804,9 +819,9 @@ def _fields(annotation: Any) -> Values:
     return {}
 
 
-ONE_RELEASE, _WITHOUT_VOTES = "weighted_votes", "dp_sgd"
+FITTED = "residual_votes"
+"""The method that is used if none is named."""
 _PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
-_SMALL_POOL = 400
 _MOST_QUERIES = 1000
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
 _SMALL_SHARE, _LARGE_SHARE = 0.05, 0.1  # of a sample that votes
@@ -834,7 +849,7 @@ def start_values(overrides: Sequence[Override], method: str | None = None) -> Va
 
 def fitted(data: DataConfig, method: str | None = None) -> Values:
     """Settings of ``method`` that suit ``data``; None: the method that is used if none is named."""
-    name = method_for(data) if method is None else method
+    name = FITTED if method is None else method
     # A declaration need not say how many records there are, unless a setting is computed from it.
     follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()
     return fitted_to(name, count=count_protected(data) if follows else 1, num_public=pool_size(data))
@@ -877,7 +892,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         },
     }
     if name == "private_knn":
-        asked = num_queries if many else min(_CLUSTERS, num_public)
+        asked = num_queries if many else max(1, min(_CLUSTERS, num_public))
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
         values["data"] = {"embedding": {}}
@@ -888,10 +903,3 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
 def count_protected(data: DataConfig) -> int:
     """The publisher's count of what is protected: of rows, or of persons if these are protected and counted."""
     return entry_for(data).count_protected(data.options, data.unit)
-
-
-def method_for(data: DataConfig) -> str:
-    """The method that is used if none is named."""
-    is_known = entry_for(data).rows is not None
-    few_public = pool_size(data) < _SMALL_POOL and is_known and count_protected(data) > _MANY_RECORDS
-    return _WITHOUT_VOTES if few_public else ONE_RELEASE

@@ -156,6 +156,7 @@ class VotingMethod(Method):
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for a release that is impossible, before any work."""
+        super().check_data(dataset)
         self.num_fitting(dataset)
 
     def num_fitting(self, dataset: Dataset) -> int:

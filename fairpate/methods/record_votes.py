@@ -49,12 +49,23 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from pydantic import Field
 from scipy.optimize import minimize
 from scipy.special import logsumexp, softmax
-from torch import Tensor
+from torch import Tensor, nn
 
-from fairpate.config import ConfigError, Count, EmbeddingConfig, PenaltyConfig, Positive, Section, StudentConfig
+from fairpate.config import (
+    EMBEDDED_NORM,
+    ConfigError,
+    Count,
+    EmbeddingConfig,
+    ModelConfig,
+    PenaltyConfig,
+    Positive,
+    Section,
+    StudentConfig,
+)
 from fairpate.data import Dataset
 from fairpate.data.dataset import shortened_by_person, whole_persons
 from fairpate.data.embedding import Embedding, EmbeddingName, Floats, Prototypes
@@ -70,6 +81,7 @@ from fairpate.later import sklearn
 from fairpate.methods.base import ExpectedVotes, ReleasingMethod, Stream, Trained, Training, noise_within, stream_seed
 from fairpate.methods.label_queries import fit_student, passing
 from fairpate.nn.fit import public_penalty
+from fairpate.nn.models import build_architecture
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
@@ -479,6 +491,9 @@ def chances_of_line(
 
 
 _CONSTANT = 0.5  # next to coordinates of norm one or less
+_LENGTH = math.hypot(1.0, _CONSTANT)
+ONE_RECORD = int(_CONSTANT / _LENGTH * (UNITS - 1))
+"""The first number of every vote, so that a sum of votes counts records."""
 _AT_ONCE = 8192
 _COMPARED = 2000  # public records, with one another
 _MOST_STEPS = 500
@@ -519,15 +534,12 @@ class WeightedBallot:
     label."""
 
     embedding: Embedding | None
-    radius: float
+    radius: float = EMBEDDED_NORM
 
     @classmethod
     def of(cls, dataset: Dataset, config: EmbeddingConfig) -> WeightedBallot:
-        """The feature map of ``dataset``, whose radius is the median norm of public records."""
-        embedding = None if dataset.embedding is not None else Embedding.of(dataset.public.x, config)
-        pool = dataset.public.x if embedding is None else embedding(dataset.public.x)
-        # Of the public pool alone: the radius scales every private vote.
-        return cls(embedding=embedding, radius=float(pool.norm(dim=1).median()) or 1.0)
+        """The feature map of ``dataset``, whose radius is the norm of a typical embedded record."""
+        return cls(embedding=None if dataset.embedding is not None else Embedding.of(dataset.public.x, config))
 
     def votes(self, x: Tensor) -> IntArray:
         """Whole numbers (N, W) of L2 norm at most :data:`UNITS`; the first is the same for all."""
@@ -537,7 +549,7 @@ class WeightedBallot:
         lengths_N1 = np.linalg.norm(coordinates, axis=1, keepdims=True)
         # Coordinates of norm one at most and the constant, over the length of both: a vote has norm one at most.
         constant = np.full((len(x), 1), _CONSTANT)
-        phi = np.hstack([constant, coordinates / np.maximum(lengths_N1, 1.0)]) / np.hypot(1.0, _CONSTANT)
+        phi = np.hstack([constant, coordinates / np.maximum(lengths_N1, 1.0)]) / _LENGTH
         # Towards zero, and a little shorter than U, so that no rounding of floats makes a vote longer.
         whole: IntArray = np.trunc(phi * (UNITS - 1)).astype(np.int64)
         return whole
@@ -636,8 +648,7 @@ class WeightedVotes(VotesOfRecords):
         _, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
         pool_MW = arrays["pool_MW"] / UNITS
         one_W = np.zeros(pool_MW.shape[1])
-        # The constant is one number in all votes: divided by it, a sum of them counts records.
-        one_W[0] = 1 / pool_MW[0, 0]
+        one_W[0] = UNITS / ONE_RECORD
         table = TableByGroup(sums_GYW=sums_GCW / UNITS, stddev=KEPT_NOISE * noise, one_W=one_W)
         return table, pool_MW, chances_MC.astype(np.float64)
 
@@ -649,7 +660,7 @@ def _sum_event(noise: float, unit: Unit = "record") -> VoteSums:
 def labels_of_sums(noisy_CW: IntArray, pool_MW: IntArray, *, stddev: float, ridge: float) -> PoolLabels:
     """Label the public pool, whose votes are ``pool_MW``, by the rule that is fitted to the released sums."""
     # The constant's column counts records, under the same noise: the real number is never read.
-    num_records = max(float(noisy_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
+    num_records = max(float(noisy_CW[:, 0].sum()) / ONE_RECORD, 1.0)
     phi_MW, moments_CW, noise = pool_MW / UNITS, noisy_CW / UNITS / num_records, stddev / num_records
     # The sum over C classes carries C independent noises.
     weights_M = balancing_weights(phi_MW, moments_CW.sum(axis=0), ridge=noise * math.sqrt(len(moments_CW)))
@@ -668,6 +679,18 @@ def labels_of_chances(chances_MC: DoubleArray) -> PoolLabels:
     return PoolLabels(
         labels_M=chances_MC.argmax(axis=1), certainty_M=ordered_MC[:, -1] - ordered_MC[:, -2], chances_MC=chances_MC
     )
+
+
+def rule_network(rule_CW: DoubleArray) -> tuple[ModelConfig, nn.Module]:
+    """The linear rule (C, W) over votes as a network over embedded records, and its architecture."""
+    architecture = ModelConfig(name="bounded_logistic")
+    width, num_classes = rule_CW.shape[1] - 1, len(rule_CW)
+    network = build_architecture(architecture, input_shape=(width,), num_classes=num_classes)
+    # The network's features have the norm EMBEDDED_NORM where those of votes have norm one.
+    scaled_CW = torch.from_numpy(rule_CW / _LENGTH * np.array([_CONSTANT] + [1 / EMBEDDED_NORM] * width))
+    *_, linear = network.children()
+    linear.load_state_dict({"weight": scaled_CW[:, 1:], "bias": scaled_CW[:, 0]})
+    return architecture, network.eval()
 
 
 def balancing_weights(phi_MW: DoubleArray, mean_W: DoubleArray, *, ridge: float) -> DoubleArray:

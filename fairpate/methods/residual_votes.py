@@ -1,5 +1,8 @@
 """Residual votes: a linear rule from several noisy sums, each of which corrects the rule of those before it.
 
+The rule itself is published, unless settings ask for a student, which learns from the rule's labels of public records.
+With private second moments and an embedding from a declaration, no public record is read at all.
+
 Related work: weighted votes (:mod:`fairpate.methods.record_votes`); distributed Newton methods (DANE, Shamir, Srebro
 and Zhang 2014, arXiv 1312.7853); private second-order optimisation (DP-FC, Mehta et al. 2022, arXiv 2211.13403; AdaSSP,
 Wang 2018, arXiv 1803.02596); the quadratic bound on the logistic loss (Boehning 1992).
@@ -28,8 +31,8 @@ Shapes: N private records, M public ones, C classes, W numbers per class.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -38,13 +41,15 @@ import numpy.typing as npt
 from pydantic import Field
 from torch import Tensor
 
-from fairpate.config import Count, Positive, RayConfig
+from fairpate.config import ConfigError, Count, Positive, RayConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
 from fairpate.methods.base import ExpectedVotes, Trained, Training, noise_within
 from fairpate.methods.record_votes import (
+    ONE_RECORD,
     UNITS,
+    PoolLabels,
     TaughtConfig,
     VectorsConfig,
     VotesOfRecords,
@@ -52,6 +57,7 @@ from fairpate.methods.record_votes import (
     balancing_weights,
     labels_of_rule,
     matched_rule,
+    rule_network,
 )
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.events import of_unit
@@ -227,13 +233,13 @@ def _rows_of_persons(person_N: IntArray) -> Iterator[IntArray]:
 
 
 class ResidualVotesConfig(VectorsConfig):
-    """The linear rule, and the labels that the student learns from."""
+    """The linear rule, and the labels that a student learns from if one is asked for."""
 
     curvature: Curvature | None = Field(
         None,
         description="Second moments: of the `public` pool, or a `private` release. null: decided by the released sums, "
-        "which count the private records: `private` if the noise of moments is below half the sampling error of the "
-        "pool's.",
+        "which count the private records: `private` if public records are fewer than a vote's numbers, or the noise of "
+        "moments is below half the sampling error of the pool's.",
     )
     public_rounds: Count = Field(2, description="Number of releases of residuals with public curvature.")
     private_rounds: Count = Field(3, description="Number of releases of residuals with private curvature.")
@@ -267,11 +273,75 @@ class ResidualVotesConfig(VectorsConfig):
         return (sums, MomentSums(count=1, noise_stddev_votes=moments, norm=UNITS**2), residual)
 
 
-class ResidualVotes(VotesOfRecords):
+class RulesOfRecords(VotesOfRecords):
+    """A method whose releases give a linear rule. The rule itself is published, unless settings ask for a student.
+
+    ``section``: the name of the method's own section, a :class:`VectorsConfig`.
+    """
+
+    section: ClassVar[str]
+
+    ray: RayConfig = RayConfig(num_actors=0)
+
+    @property
+    def own(self) -> VectorsConfig:
+        """The method's own section."""
+        found: VectorsConfig = getattr(self, self.section)
+        return found
+
+    @property
+    def by_group(self) -> bool:
+        """False: tables of several releases cannot be thinned together."""
+        return False
+
+    @property
+    def asking_student(self) -> tuple[str, ...]:
+        """The dotted settings that ask for a student, taught from the rule's labels of public records."""
+        asked = {
+            f"{self.section}.gate": self.own.gate is not None,
+            f"{self.section}.penalty": self.own.penalty is not None,
+            f"{self.section}.taught_share": self.own.taught_share < 1,
+            "student.model.name": self.student.model.name not in ("logistic", "bounded_logistic"),
+            "student.method": self.student.method != "supervised",
+        }
+        return tuple(field for field, is_asked in asked.items() if is_asked)
+
+    @property
+    def needing_public(self) -> tuple[str, ...]:
+        """The settings that need public records. The rule itself needs none."""
+        idp3 = () if self.student.idp3 is None else ("student.idp3",)
+        return (*self.asking_student, *idp3, *super().needing_public[1:])
+
+    @property
+    def unread(self) -> Mapping[str, str]:
+        """The settings of a student's training, if the rule itself is published."""
+        publishes_rule = self.data.embedding is not None and not self.asking_student
+        return {"student.fit": "student.model.name"} if publishes_rule else {}
+
+    def check_data(self, dataset: Dataset) -> None:
+        """Raise ConfigError without public records and without an embedding, whose radius bounds a record's votes."""
+        super().check_data(dataset)
+        if not len(dataset.public) and dataset.embedding is None:
+            raise ConfigError(
+                f"data.embedding: null, and {dataset.name} has no public records to fit one to; set it to {{}}, which "
+                "needs a declared table, or name a file of public records (files.public)."
+            )
+
+    def published(self, training: Training, released: Released, rule_CW: DoubleArray, said: PoolLabels) -> Trained:
+        """The rule as a model, or a student of the pool's labels ``said`` where settings ask for one."""
+        # An embedding of the method's own is not stored with a model, so that only a student can be published.
+        if training.dataset.embedding is None or self.asking_student:
+            return self.taught(said, self.own, training, events=released.events)
+        architecture, network = rule_network(rule_CW)
+        return Trained(model=network, architecture=architecture, events=released.events, noise=self.source.label)
+
+
+class ResidualVotes(RulesOfRecords):
     """Releases noisy sums of feature vectors, then noisy sums of residuals that improve a linear rule step by step."""
 
     title: ClassVar[str] = "residual record votes"
     paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
+    section: ClassVar[str] = "residual_votes"
     afterwards: ClassVar[tuple[str, ...]] = (
         *VotesOfRecords.afterwards,
         *(f"residual_votes.{field}" for field in TaughtConfig.model_fields),
@@ -279,15 +349,18 @@ class ResidualVotes(VotesOfRecords):
 
     method: str = "residual_votes"
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
-    ray: RayConfig = RayConfig(num_actors=0)
 
     @property
-    def by_group(self) -> bool:
-        """False: tables of several releases cannot be thinned together."""
-        return False
+    def needing_public(self) -> tuple[str, ...]:
+        """The settings that need public records. The rule itself needs none, unless its curvature is theirs."""
+        is_public = self.residual_votes.curvature == "public"
+        return (*super().needing_public, *(("residual_votes.curvature",) if is_public else ()))
 
-    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:
-        """The votes to expect, as for weighted votes, under the noise of the sums alone."""
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:
+        """The votes to expect, as for weighted votes, under the noise of the sums alone; None without public
+        records."""
+        if not len(dataset.public):
+            return None
         ballot = WeightedBallot.of(dataset, self.residual_votes.embedding)
         sums, *_ = self.residual_votes.events(self.multiplier(), "public")
         return ExpectedVotes(
@@ -325,7 +398,7 @@ class ResidualVotes(VotesOfRecords):
             sums = settings.events(noise, "public")[0]
             sums_CW = noisy_sum(indicators(dataset.num_classes), sums, "sums")
             # The constant's column counts records, under the same noise: the real number is never read.
-            num_records = max(float(sums_CW[:, 0].sum()) / float(pool_MW[0, 0]), 1.0)
+            num_records = max(float(sums_CW[:, 0].sum()) / ONE_RECORD, 1.0)
             # From the noisy number of records and public facts alone: the choice is post-processing.
             curvature = settings.curvature or _curvature_for(noise, num_records, pool_MW.shape)
             events = settings.events(noise, curvature)
@@ -362,15 +435,28 @@ class ResidualVotes(VotesOfRecords):
         return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
 
     def learn(self, training: Training, released: Released) -> Trained:
-        """Train a student on the last rule's labels of the public pool."""
-        said = labels_of_rule(released.arrays["rule_CW"], released.arrays["pool_MW"] / UNITS)
-        return self.taught(said, self.residual_votes, training, events=released.events)
+        """Publish the last rule itself, or train a student on its labels of the public pool where settings ask for
+        one."""
+        rule_CW, pool_MW = released.arrays["rule_CW"], released.arrays["pool_MW"]
+        trained = self.published(training, released, rule_CW, labels_of_rule(rule_CW, pool_MW / UNITS))
+        pool = f"{len(pool_MW):,} public records"
+        moments = "a release of their own" if "moments_WW" in released.arrays else f"those of {pool}"
+        model = "the linear rule itself" if trained.architecture else f"a student, taught by {pool}"
+        # On pages this is an item of what is not guaranteed.
+        chosen = (
+            "That this form of the method is the best one. Public facts and released sums alone decided that second"
+        )
+        remark = f"{chosen} moments are {moments}, and that the model is {model}."
+        return replace(trained, remarks=(remark,))
 
 
 def _curvature_for(noise: float, num_records: float, shape: tuple[int, ...]) -> Curvature:
-    """Choose the private curvature if the Frobenius norm of its noise is below half the sampling error of the pool's
-    moments, else the public one."""
+    """Choose the private curvature if public records are fewer than a vote's numbers, or if the Frobenius norm of its
+    noise is below half the sampling error of the pool's moments, else the public one."""
     num_public, width = shape
+    # The moments of fewer records are singular.
+    if num_public < width:
+        return "private"
     # The noise: W^2 numbers of half the variance. Features have norm one at most, so that the moments of M public
     # records, counted as n, err by about n / sqrt(M).
     error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / math.sqrt(2)

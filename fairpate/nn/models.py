@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.config import BACKBONES, ModelConfig, WeightsConfig
+from fairpate.config import BACKBONES, EMBEDDED_NORM, ModelConfig, WeightsConfig
 from fairpate.oriented_gradients import NUM_VALUES, gradient_histograms
 from fairpate.types import UserError
 
@@ -223,6 +223,17 @@ class OrientedGradients(nn.Module):
         return gradient_histograms(x).sqrt()
 
 
+class Shortened(nn.Module):
+    """Features that are scaled down to the norm of a typical embedded record where they are longer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shorten every row of ``x`` (B, features) by itself."""
+        # In doubles, as the norms of the private records that a rule was found from.
+        rows = x.double()
+        lengths_B1 = rows.square().sum(dim=1, keepdim=True).sqrt()
+        return (rows * (EMBEDDED_NORM / lengths_B1.clamp(min=EMBEDDED_NORM))).to(x.dtype)
+
+
 class FrozenBatchNorm(nn.Module):
     """BatchNorm that stays in evaluation mode: an affine map per channel with constants that are not trained."""
 
@@ -318,6 +329,8 @@ def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int)
     layer."""
     if config.name == "logistic":
         return [nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes)]
+    if config.name == "bounded_logistic":
+        return [nn.Flatten(), Shortened(), nn.Linear(math.prod(input_shape), num_classes)]
     if config.name == "hog_logistic":
         return [OrientedGradients(), nn.Linear(NUM_VALUES, num_classes)]
     if config.name == "mlp":

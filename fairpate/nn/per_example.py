@@ -50,7 +50,15 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
-from fairpate.nn.models import FrozenBatchNorm, ImageNetScale, OrientedGradients, ScaleBytes, scale_bytes, seeded_torch
+from fairpate.nn.models import (
+    FrozenBatchNorm,
+    ImageNetScale,
+    OrientedGradients,
+    ScaleBytes,
+    Shortened,
+    scale_bytes,
+    seeded_torch,
+)
 
 ROUNDING = 64  # in units of the precision that gradients have
 # A processor is fast while patches stay in its cache; a GPU once there are enough of them to keep it busy.
@@ -75,6 +83,7 @@ _WITHOUT_PARAMETERS: frozenset[type[nn.Module]] = frozenset(
         ScaleBytes,
         ImageNetScale,
         OrientedGradients,
+        Shortened,
         FrozenBatchNorm,
         nn.Identity,
         nn.Dropout,

@@ -772,7 +772,8 @@ def _axis(
         places, words = zip(*((round(at, 4), label) for at, label in view.axis.ticks), strict=True)
         axis = {"values": places, "labelExpr": f"{json.dumps(words)}[indexof({json.dumps(places)}, datum.value)]"}
     elif coordinate != DISPARITY:
-        axis = {"format": ".3~%", "tickCount": 5}
+        # The room beyond the outermost points may reach above 100 %, which no share does.
+        axis = {"labelExpr": "datum.value > 1 ? '' : format(datum.value, '.3~%')", "tickCount": 5}
     domain = [round(end, 5) for end in ends or view.ends[coordinate]]
     # The extents have room already: neither 0 nor round numbers are added to them.
     scale = {"domain": domain, "zero": False, "nice": False}

@@ -47,6 +47,7 @@ from fairpate.report.frontier import (
     FAILED,
     FIRST,
     OBJECTIVES,
+    THEN,
     Objective,
     Panel,
     Point,
@@ -67,7 +68,7 @@ from fairpate.report.frontier import (
     points_of,
     select,
 )
-from fairpate.report.records import listed
+from fairpate.report.records import FAIR_GAP, listed
 from fairpate.types import NotionName
 
 _LEAST_SEEDS = 3
@@ -207,6 +208,21 @@ def _listed(names: Sequence[str]) -> str:
     if len(names) > _MOST_NAMES:
         names = [*names[: _MOST_NAMES - 1], f"{len(names) - _MOST_NAMES + 1} others"]
     return listed(names)
+
+
+def ranked(points: Sequence[Point]) -> list[Point]:
+    """The points that may be offered under limits, the most accurate first, as `fairpate specify` ranks them.
+
+    Degenerate points, those whose epsilon depends on votes, those with an undefined value and those whose gap leaves
+    out a group are not offered.
+    """
+    offered = [
+        point
+        for point in points
+        if not (point.degenerate or point.epsilon_is_data_dependent or point.groups.unmeasured)
+        and not np.isnan(point.mean_O).any()
+    ]
+    return sorted(offered, key=lambda point: [round(point.value(name), 9) for name in THEN])
 
 
 def rule_words(rule: SelectionRule, notion: NotionName) -> str:
@@ -387,6 +403,7 @@ def frontier_report(report: FrontierReport) -> str:
         # Two planes are fixed. The third plane of a data set is chosen by its number among all planes.
         planes=((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage")),
         colours=list(enumerate(zip(COLOURS, DARK_COLOURS, strict=True))),
+        fair_gap=FAIR_GAP,
         most_shift=MOST_SHIFT / 1000,
         pairs=list(enumerate(f"{names[first]} and {names[second]}" for first, second in PAIRS)),
         dots=[round(size_of(end, (0.0, 1.0))) for end in (0, 1)],
@@ -398,6 +415,10 @@ def frontier_report(report: FrontierReport) -> str:
         model=script_data(points, notions=notions),
         library=_library(),
     )
+
+
+def _budget(words: str) -> float:
+    return math.inf if words == "∞" else float(words)
 
 
 @cache
@@ -431,6 +452,7 @@ def _class_view(
                     "findings": findings(found),
                     "choice_words": " ".join(filter(None, (compared, left_out_words(rule, found)))),
                     "choices": choices(rule, found),
+                    "ranked": ranked(found),
                     "dominance": {(pair.winner, pair.loser): pair for pair in dominance(sound(found))},
                 }
             )
@@ -440,6 +462,7 @@ def _class_view(
                 "number": number,
                 "label": class_label(privacy),
                 "compared": compared,
+                "budgets": sorted({epsilon_text(point.value("epsilon")) for point in ranked(points)}, key=_budget),
                 "levels": [(place, epsilon_text(level)) for place, level in enumerate(epsilon_levels(points))],
                 "level": middle_level(points),
                 "names": list(looks(points)),

@@ -47,6 +47,7 @@ from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.run.context import RunDirectory, read_json, read_votes, write_text, write_votes
 from fairpate.run.folder import create_run_directory
+from fairpate.run.plan import spent
 from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import make_release, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver
@@ -142,20 +143,44 @@ def compare(
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
             return Comparison(folder=folder, changed=False, notion=sweep.notion)
+        reporter = Reporter(console)
+        for words in planned_spending(missing, Odometer()):
+            reporter.note("spends", words)
         try:
             if missing:
                 # One Ray serves teachers and cells, whose needs differ.
                 num_gpus = max(sweep.ray.num_gpus, sweep.tasks.num_gpus)
                 with start_ray(sweep.ray.model_copy(update={"num_gpus": num_gpus})):
                     _require_room(sweep, since=time.monotonic())
-                    faults = collect_shared_votes(missing, folder, Reporter(console), sweep.ray)
-                    faults |= collect_shared_releases(missing, folder, Reporter(console), sweep)
+                    faults = collect_shared_votes(missing, folder, reporter, sweep.ray)
+                    faults |= collect_shared_releases(missing, folder, reporter, sweep)
                     table = SweepTable(cells, finished, console)
                     run_cells(missing, cells, folder, faults, sweep, table, compute=compute or run_cell)
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
     return Comparison(folder=folder, changed=True, notion=sweep.notion)
+
+
+def planned_spending(cells: Sequence[Cell], odometer: Odometer) -> Iterator[str]:
+    """For each data set say how many releases ``cells`` make, what they may cost, and what was spent before.
+
+    A shared release counts once. Seeded noise, which protects nobody, and methods without privacy are left out.
+    """
+    of_data: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        if cell.config.is_private and not cell.config.is_seeded:
+            of_data.setdefault(cell.config.data.name, {}).setdefault(release_name(cell) or cell.digest, cell)
+    for data, found in of_data.items():
+        targets = [cell.config.target for cell in found.values()]
+        known = [epsilon for target in targets if (epsilon := getattr(target, "epsilon", None)) is not None]
+        most = (
+            f"of at most ε = {epsilon_text(sum(known))} in sum"
+            if len(known) == len(targets)
+            else "some without a target"
+        )
+        before = spent(data, odometer, delta=targets[0].delta)
+        yield f"{counted(len(found), 'release')} on {data}, {most}; so far {before}"
 
 
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:

@@ -38,6 +38,7 @@ from fairpate.methods.base import ExpectedVotes, Method, Price, PrivateMethod, c
 from fairpate.methods.pate import VotingMethod
 from fairpate.pages import counted, epsilon_text, percent
 from fairpate.run.context import RunDirectory
+from fairpate.run.release_log import Odometer
 from fairpate.terminal import listing
 from fairpate.types import Relation, stepwise
 from fairpate.words import delta_text
@@ -123,6 +124,27 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     )
 
 
+def spending(config: Method, dataset: Dataset, odometer: Odometer) -> str:
+    """Say what a run of ``config`` may spend, and what earlier releases on the data set cost; empty without a
+    guarantee, and for seeded noise, which protects nobody."""
+    cost = None if config.is_seeded else planned_cost(config, dataset)
+    if cost is None:
+        return ""
+    most = f"at most ε = {epsilon_text(cost.epsilon)} (δ = {delta_text(cost.delta)}) of each {cost.unit}"
+    return f"{most}; so far {spent(dataset.name, odometer, delta=cost.delta)}"
+
+
+def spent(data: str, odometer: Odometer, *, delta: float) -> str:
+    """Say how many releases on ``data`` the operator counted, what they cost together, and the limit, by unit."""
+    totals = [
+        f"{counted(total.releases, 'release')} at ε = {epsilon_text(total.epsilon)} per {total.unit}, "
+        + ("no limit" if total.epsilon_limit is None else f"limit {epsilon_text(total.epsilon_limit)}")
+        for total in odometer.totals(delta=delta, data=data)
+        if total.releases
+    ]
+    return "; ".join(totals) or "nothing"
+
+
 def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
     """Return forecasts of the other kinds of voters, with the settings that fit the data set under ``overrides``.
 
@@ -139,7 +161,7 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast
             dataset = loaded[key] = loaded[key] if key in loaded else load_data(config.data)
             config.check_data(dataset)
             found.append(forecast(config, dataset, planned_cost(config, dataset)))
-        except ConfigError as error:
+        except (ConfigError, DataSettingsError) as error:
             found.append(RunForecast(method=method, refused=str(error)))
     return sorted(found, key=lambda each: math.inf if each.lead_needed is None else each.lead_needed)
 
@@ -160,7 +182,7 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
     right = [Column(name, justify="right") for name in ("epsilon", "votes a label", "noise", "lead needed", "labels")]
     table = listing("method", "who votes", *right)
     for each in found:
-        voters = VOTERS.get(each.method, "teachers") if each.votes is not None or each.refused else "nobody"
+        voters = VOTERS.get(each.method, "nobody" if each.votes is None and not each.refused else "teachers")
         numbers = [""] * 5
         if each.refused is None:
             numbers[0] = "none" if each.epsilon is None else epsilon_text(each.epsilon)

@@ -25,7 +25,7 @@ from fairpate.config import PLACE, ConfigError, DataConfig
 from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, entry_for
 from fairpate.data.dataset import sha256_of
-from fairpate.data.embedding import feature_names
+from fairpate.data.embedding import completed_pool, feature_names
 from fairpate.files import write_atomically
 from fairpate.methods.base import method_title
 from fairpate.methods.label_queries import Spending
@@ -470,9 +470,13 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
         reporter.note("onnx", f"no model.onnx: {', '.join(missing)} missing; pip install 'fairpate[onnx]', run again")
         return
     # The graph contains the embedding, so it is checked on public records as they were before that.
-    records = dataset.public.x[:_MOST_RECORDS]
     if dataset.before_embedding is not None:
         student, records = replace(student, embedding=dataset.embedding), dataset.before_embedding.examples
+    else:
+        records = completed_pool(dataset)[:_MOST_RECORDS]
+    if not len(records):
+        reporter.note("onnx", "no model.onnx: there are no public records to check it on")
+        return
     try:
         with reporter.stage("onnx"):
             made = portable(student, records, encoding=encoding_of(dataset, tuple(records.shape[1:])))

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
 from fairpate.config_reader import Override, determining_values
 from fairpate.data import REGISTRY, Dataset, load_data
-from fairpate.data.dataset import Split, sha256_of
+from fairpate.data.dataset import Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
@@ -64,7 +64,7 @@ from fairpate.run.learn import (
     record_data,
     with_given_data,
 )
-from fairpate.run.plan import cautions
+from fairpate.run.plan import cautions, spending
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import Odometer, ReleaseLog, Standing, read_release, standing_remarks, take_release
 from fairpate.terminal import Reporter
@@ -202,6 +202,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
                 on_progress=advance,
                 initial_model=None if settings.pretrain is None else initial_model(config, dataset, architecture),
             )
+            trained = replace(trained, architecture=None)
     if settings.calibration is not None:
         with reporter.stage("calibration"):
             generator = torch_generator(config.seed, Stream.CALIBRATION)
@@ -215,7 +216,7 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
     """The card that describes the published model in its file. ``embedding`` is the file of its embedding, if any."""
     mixing, network = trained.mixing_GCC, trained.model
     return StudentCard(
-        model=published_model(config),
+        model=trained.architecture or published_model(config),
         input_shape=tuple(dataset.public.x.shape[1:]),
         label_names=dataset.label_names,
         group_names=dataset.group_names,
@@ -455,6 +456,8 @@ def _opened(
     with reporter.stage("data"):
         dataset = load_for(embedded, config.data, load) if dataset is None else dataset
         check_data(config, dataset)
+        if config.reads_public_groups and not is_given:
+            check_members(dataset, "public")
     # Two at once would each release, and leave one's model with the other's statement, or under its configuration.
     # The log is made inside: before, it might not see the receipt of the run that it waits for, and count what that
     # run released once more.
@@ -467,7 +470,10 @@ def _opened(
         if release_of is not None:
             take_release(run, release_of)
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
-        log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method)
+        log = ReleaseLog(run, odometer := Odometer(), data=dataset.name, method=config.method)
+        is_first = log.stored() is None and release_of is None and not reporter.console.quiet
+        if is_first and (words := spending(config, dataset, odometer)):
+            reporter.note("spends", words)
         yield config, as_trained(run, config, dataset), run, log
 
 

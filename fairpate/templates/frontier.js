@@ -89,10 +89,48 @@
   document.addEventListener("keydown", event => { if (event.key === "Escape" && dialog.open) dialog.close(); });
 
   function copy(button) {
-    const code = dialog.querySelector("code");
+    const code = button.previousElementSibling;
     const done = () => { button.textContent = "Copied"; };
     const select = () => { getSelection().selectAllChildren(code); button.textContent = "Selected: press copy"; };
     navigator.clipboard ? navigator.clipboard.writeText(code.textContent).then(done, select) : select();
+  }
+
+  // ---- the choice within limits: the first of the panel's ranked points that keeps both
+  const epsilonOf = words => (words.startsWith("∞") ? Infinity : parseFloat(words));
+  const named = index => `<button type="button" class="name" data-point="${index}">${mark(model.series[model.points[index].series])} ${escaped(model.series[model.points[index].series].name)}</button>`;
+
+  function choose(box) {
+    const [budget, gap] = box.querySelectorAll("input");
+    const limit = box.dataset.budgets.split(" ")[budget.value], most = Number(gap.value);
+    budget.nextElementSibling.textContent = limit;
+    gap.nextElementSibling.textContent = most.toFixed(2);
+    const ranked = box.dataset.ranked.split(";")[notion].trim().split(" ").filter(Boolean).map(Number);
+    const affordable = ranked.filter(index => epsilonOf(model.points[index].words[0]) <= epsilonOf(limit));
+    const kept = affordable.filter(index => model.points[index].values[1] <= most);
+    const answer = box.querySelector(".answer");
+    if (!kept.length) {
+      const least = affordable.reduce((a, b) => (model.points[b].values[1] < model.points[a].values[1] ? b : a), affordable[0]);
+      answer.innerHTML = "<p>No configuration keeps both." + (least === undefined ? " None has so small an ε." : ` The smallest gap at this ε is ${escaped(model.points[least].words[1])}: ${named(least)}.`) + "</p>";
+      return;
+    }
+    const point = model.points[kept[0]];
+    const others = new Map();
+    for (const index of kept) if (model.points[index].series !== point.series && !others.has(model.points[index].series)) others.set(model.points[index].series, index);
+    const also = [...others.values()].map(index => `${named(index)} ${escaped(model.points[index].words[2])}`).join(", ");
+    const words = point.words.map((value, k) => `<div><dt>${escaped(model.titles[k])}</dt><dd>${escaped(value)}</dd></div>`).join("");
+    const by = document.getElementById("notion").selectedOptions[0].dataset.name;
+    const asked = by === "demographic_parity" ? `--disparity ${most.toFixed(2)}` : `--fairness ${by}=${most.toFixed(2)}`;
+    answer.innerHTML = `<p>${named(kept[0])}${point.seeds.length < 3 ? ` <small>of ${point.seeds.length} seed${point.seeds.length > 1 ? "s" : ""}: a difference from others may be chance</small>` : ""}</p>` +
+      `<dl class="values">${words}</dl>` +
+      (point.commands.length ? `<pre><code>${escaped(point.commands[0])}</code></pre><button type="button" data-copy>Copy command</button>` : "") +
+      `<p class="note">${also ? `Also within both limits, with their accuracy: ${also}. ` : "No other method keeps both. "}` +
+      `In the terminal: <code>fairpate specify ${limit === "∞" ? "" : `--epsilon ${limit} `}${asked} --data ${escaped(box.dataset.data)}</code></p>`;
+  }
+
+  const boxes = [...document.querySelectorAll(".limits")];
+  for (const box of boxes) {
+    for (const input of box.querySelectorAll("input")) input.addEventListener("input", () => choose(box));
+    choose(box);
   }
 
   // ---- controls
@@ -106,6 +144,7 @@
     });
     for (const part of document.querySelectorAll("[data-notion]")) part.hidden = part.dataset.notion !== String(notion);
     drawn().forEach(draw);
+    boxes.forEach(choose);
     if (dialog.open) show(Number(dialog.dataset.point));
   });
 

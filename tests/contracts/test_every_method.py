@@ -18,7 +18,7 @@ from fairpate.config import EmbeddingConfig
 from fairpate.data import Dataset
 from fairpate.data.embedding import embedded
 from fairpate.estimators import FairClassifier, Sizes, dataset_of, parameters_of
-from fairpate.methods.base import ONE_RELEASE, Method, all_methods, configured, fitted_to, method_names
+from fairpate.methods.base import FITTED, Method, all_methods, configured, fitted_to, method_names
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.run.context import read_json, read_statement
 from fairpate.run.run import run_method
@@ -134,7 +134,7 @@ def test_an_estimator_follows_the_rules_of_scikit_learn(name: str) -> None:
     with pytest.raises(ValueError, match="Invalid parameter 'nonsense'"):
         fresh.set_params(nonsense__weight=1)
     made = FairClassifier(name)
-    assert repr(made) == f"FairClassifier(method='{name}')" or name == ONE_RELEASE
+    assert repr(made) == f"FairClassifier(method='{name}')" or name == FITTED
     assert pickle.loads(pickle.dumps(made)).get_params() == made.get_params()  # noqa: S301 - ours
     with pytest.raises(TypeError, match="no parameter 'nonsense'"):
         FairClassifier(name, nonsense=1)

@@ -51,7 +51,6 @@ FAULTS: list[tuple[str, str, str, tuple[str, ...]]] = [
     # Files.
     (YAML, FILE_LIST, "patients.csv", ("files: expected `records:`", "got 'patients.csv'")),
     (YAML, FILE_LIST, "{}", ("files: expected `records`", "or `private`", "got neither")),
-    (YAML, "public: pool.csv, ", "", ("files: expected public with private", "name the private one `records`")),
     (
         YAML,
         "private: patients.csv",

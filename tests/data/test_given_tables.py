@@ -85,7 +85,6 @@ def test_records_that_are_given_are_divided() -> None:
     [
         (DECLARED, {"private": [1, 2], "public": [1]}, r"private: expected a frame, .* got list"),
         (DECLARED, {"private": {"a": [1], "b": [1, 2]}}, r"private: expected a frame, .* of one length, got dict"),
-        (DECLARED, {"private": PARTS["private"]}, r"declaration: files: expected public with private"),
         (
             DECLARED,
             {"records": PARTS["private"], "private": PARTS["private"]},

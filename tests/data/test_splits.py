@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, Split, load_data
-from fairpate.data.dataset import DatasetEntry, LoadedRecords, SplitSizes, check_members, default_size, divide, origins
+from fairpate.data.dataset import (
+    SPLIT_NAMES,
+    DatasetEntry,
+    LoadedRecords,
+    SplitSizes,
+    check_members,
+    default_size,
+    divide,
+    origins,
+)
 from fairpate.types import UserError
 
 SIZES = SplitSizes(num_public=7, num_validation=3, num_test=9)
@@ -153,7 +162,7 @@ def dataset_of(**splits: Split) -> Dataset:
 
 def test_an_empty_validation_split_is_allowed() -> None:
     whole = records_of(names(8)).records
-    check_members(dataset_of(validation=whole.take([])))
+    check_members(dataset_of(validation=whole.take([])), *SPLIT_NAMES)
 
 
 def test_a_group_without_a_member_is_named() -> None:
@@ -161,10 +170,11 @@ def test_a_group_without_a_member_is_named() -> None:
     with pytest.raises(
         DataError, match=r"group of g b; where a file names the split, add some to it, or leave .* has; where"
     ):
-        check_members(dataset_of(public=whole.take([0, 1, 4])))
+        check_members(dataset_of(public=whole.take([0, 1, 4])), *SPLIT_NAMES)
+    check_members(dataset_of(public=whole.take([0, 1, 4])), "private", "test")
 
 
 def test_a_class_without_a_private_member_is_named() -> None:
     whole = records_of(names(8)).records
     with pytest.raises(DataError, match="private split has no member of class yes"):
-        check_members(dataset_of(private=whole.take([0, 2])))
+        check_members(dataset_of(private=whole.take([0, 2])), "private")

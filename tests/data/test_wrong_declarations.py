@@ -86,7 +86,6 @@ CHOICE = "options: {seen: {default: false, description: x}}\n"
         ("records: shop.csv", "records: {path: a, extracted: shop}", r"files: a: expected a table"),
         ("{records: shop.csv}", "{}", r"files: .*`records`.*`private`.*got neither"),
         ("records: shop.csv", "records: a, private: b", r"files: expected `records`, .* got both"),
-        ("records: shop.csv", "private: a", r"files: expected public with private"),
         (
             "records: shop.csv",
             "records: a, pooled: {sensitive_as_feature: true}",

@@ -12,7 +12,7 @@ import pytest
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import REGISTRY
 from fairpate.data.dataset import DatasetEntry
-from fairpate.methods.base import configured, fitted, method_for, method_names
+from fairpate.methods.base import configured, fitted, method_names
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
@@ -33,7 +33,8 @@ def test_nothing_is_opened_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for entry in REGISTRY.values():
         monkeypatch.setattr(DatasetEntry, "load", refuse, raising=False)
-        assert fitted(DataConfig(name=entry.name))["method"] == method_for(DataConfig(name=entry.name))
+        for pool in (None, 0, 100):
+            assert fitted(DataConfig(name=entry.name, num_public=pool))["method"] == "residual_votes"
 
 
 def test_sizes_follow_the_publisher_s_count_and_the_pool() -> None:

@@ -15,7 +15,7 @@ from fairpate.config import DataConfig, RayConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
 from fairpate.methods.base import Training, configured
-from fairpate.methods.record_votes import UNITS, WeightedBallot
+from fairpate.methods.record_votes import ONE_RECORD, UNITS, WeightedBallot, rule_network
 from fairpate.methods.residual_votes import (
     RecordSums,
     ResidualVotes,
@@ -164,6 +164,19 @@ def test_both_plans_cost_the_target_and_begin_with_the_same_release(epsilon: flo
         assert 0.98 * epsilon < accountant.epsilon_pld(events, target_delta=1e-5) <= epsilon
     assert [type(event).__name__ for event in plans[1]] == ["VoteSums", "MomentSums", "VoteSums"]
     assert [event.count for event in plans[1]] == [1, 1, 3]
+
+
+def test_the_published_network_scores_records_as_the_rule_scores_their_votes() -> None:
+    """Also records far longer than the radius, which are shortened, and one at the origin."""
+    embedded = RANDOM.normal(size=(500, 12)) * RANDOM.choice([0.1, 1.0, 100.0], size=(500, 1))
+    embedded[0] = 0.0
+    x, rule = torch.from_numpy(embedded).float(), RANDOM.normal(size=(3, 13)) * 20
+    architecture, network = rule_network(rule)
+    votes_NW = WeightedBallot(embedding=None).votes(x)
+    with torch.no_grad():
+        np.testing.assert_allclose(network(x).numpy(), votes_NW / UNITS @ rule.T, atol=0.02)
+    assert architecture.name == "bounded_logistic"
+    assert (votes_NW[:, 0] == ONE_RECORD).all()
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from fairpate.oriented_gradients import oriented_gradients
 
 CASES = [
     ("logistic", (7,)),
+    ("bounded_logistic", (7,)),
     ("logistic", (2, 8, 8)),
     ("hog_logistic", (2, 8, 8)),
     ("mlp", (7,)),

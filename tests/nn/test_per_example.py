@@ -127,7 +127,7 @@ def test_channels_last_changes_no_norm(name: str) -> None:
     assert_matches_brute_force(model, images().contiguous(memory_format=torch.channels_last), "book_keeping")
 
 
-@pytest.mark.parametrize("name", ["logistic", "hog_logistic", "mlp", "lenet", "cnn"])
+@pytest.mark.parametrize("name", ["logistic", "bounded_logistic", "hog_logistic", "mlp", "lenet", "cnn"])
 def test_whole_models_match_in_both_engines(name: str) -> None:
     model = build_model(ModelConfig(name=name), input_shape=(2, 12, 12), num_classes=3, generator_seed=0).double()
     x = torch.rand(BATCH, 2, 12, 12, dtype=torch.float64, generator=generator())

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 from browser import barriers, faults, needs_axe, opened_tab
 
+from fairpate.report.frontier import by_panel, points_of
 from fairpate.report.frontier_page import FrontierReport, frontier_report
+from fairpate.run.specify import Demand, achievable
 from fairpate.types import STOPPED_BY_VOTES
 
 
@@ -121,6 +123,39 @@ def test_long_names_and_many_guarantees_fit(tab, tmp_path, comparison):
     deltas = [replace(first, record=replace(first.record, delta=10.0**-power)) for power in range(4, 10)]
     tab.open(f"{page(tmp_path / 'report.html', deltas)}#all", width=1280, height=800)
     assert tab.run("document.querySelectorAll('.plot.planes').length") == 18
+    assert faults(tab) == []
+
+
+def test_two_limits_lead_to_the_command_that_the_terminal_finds(tab, tmp_path, comparison):
+    """Two sliders, moved by keys: the answer is announced, and is the command of the best configuration in both."""
+    rows = [row for row in comparison() if row.record is not None]
+    tab.open(f"{page(tmp_path / 'report.html', rows)}#all", width=390, height=800)
+    points = points_of([row.record for row in rows], commands=[row.command for row in rows])
+    panels = list(by_panel(points).values())
+    boxes = tab.run("[...document.querySelectorAll('.limits')].map(box => [box.dataset.data, box.innerText])")
+    assert len(boxes) == len(panels)
+    move = (
+        "((number, budget, gap) => { const box = document.querySelectorAll('.limits')[number]; const [a, b] = "
+        "box.querySelectorAll('input'); a.value = box.dataset.budgets.split(' ').indexOf(budget); b.value = gap; "
+        "a.dispatchEvent(new Event('input')); b.dispatchEvent(new Event('input')); "
+        "return box.querySelector('.answer pre')?.innerText ?? box.querySelector('.answer').innerText; })"
+    )
+    for number, found in enumerate(panels):
+        for epsilon, gap in ((1, 0.02), (3, 0.1), (10, 0.3), (10, 0)):
+            met = achievable(found, Demand(epsilon=epsilon, disparity=gap)).met
+            shown = tab.run(f"{move}({number}, '{epsilon}.00', {gap})")
+            expected = met[0].point.commands[0] if met else "No configuration keeps both."
+            assert shown.startswith(expected), (number, epsilon, gap)
+    tab.run("document.querySelectorAll('.limits input')[1].focus()")
+    for _ in range(3):
+        for kind in ("keyDown", "keyUp"):
+            tab.call("Input.dispatchKeyEvent", type=kind, key="ArrowRight", code="ArrowRight", windowsVirtualKeyCode=39)
+    assert tab.run("document.querySelectorAll('.limits output')[1].textContent") == "0.03"
+    tab.run("document.querySelectorAll('.limits input')[1].value = 0.5")
+    tab.run("document.querySelectorAll('.limits input')[1].dispatchEvent(new Event('input'))")
+    tab.run("document.querySelector('.answer .name').click()")
+    assert tab.until("document.getElementById('point').open", seconds=10)
+    assert tab.run("document.documentElement.scrollWidth") <= 390
     assert faults(tab) == []
 
 

@@ -8,7 +8,8 @@ import math
 import pytest
 from run_records import run_record
 
-from fairpate.report.frontier import SelectionRule, best_error, left_out_by, points_of, select
+from fairpate.report.frontier import SelectionRule, best_error, by_panel, left_out_by, points_of, rounded_up, select
+from fairpate.report.frontier_page import ranked
 from fairpate.run.specify import Demand, achievable, offer, transfer, transfer_frontier
 
 
@@ -213,3 +214,28 @@ def test_the_regret_of_a_whole_frontier_is_lost_hypervolume():
     assert whole.hypervolume_transferred == pytest.approx(9 * 0.45 * 0.7 + 0.2 * 0.2)
     assert whole.hypervolume_own == pytest.approx(9 * 0.48 * 0.78 + 0.2 * 0.12)
     assert whole.regret == pytest.approx(1 - whole.hypervolume_transferred / whole.hypervolume_own)
+
+
+@pytest.mark.parametrize("epsilon", [1, 3, 10])
+@pytest.mark.parametrize("disparity", [0.0, 0.02, 0.1, 0.3])
+def test_the_page_offers_what_the_terminal_offers(comparison, epsilon, disparity):
+    """The first of the ranked points within both limits is the first that `specify` finds, where it recommends any."""
+    records = [(row.record, row.command) for row in comparison() if row.record is not None]
+    points = points_of([record for record, _ in records], commands=[command for _, command in records])
+    for found in by_panel(points).values():
+        kept = [
+            point
+            for point in ranked(found)
+            if rounded_up(point.value("epsilon")) <= epsilon and point.value("disparity") <= disparity
+        ]
+        met = [each.point for each in achievable(found, Demand(epsilon=epsilon, disparity=disparity)).met]
+        assert kept == [point for point in met if not point.degenerate]
+
+
+def test_no_point_is_offered_whose_gap_says_too_little():
+    one = TABLE[0]
+    assert ranked([one]) == [one]
+    assert ranked([dataclasses.replace(one, degenerate=("it says one class",))]) == []
+    assert ranked([dataclasses.replace(one, epsilon_is_data_dependent=True)]) == []
+    assert ranked([dataclasses.replace(one, groups=dataclasses.replace(one.groups, unmeasured={"few": 1}))]) == []
+    assert name_of(ranked(TABLE)[0]) == "silent"  # coverage is no limit here: accuracy decides

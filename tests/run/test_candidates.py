@@ -5,9 +5,8 @@ import math
 import pytest
 import torch
 
-from fairpate.config import DataConfig
 from fairpate.data import Dataset, Split
-from fairpate.methods.base import configured, fitted, method_for
+from fairpate.methods.base import configured
 from fairpate.run.plan import worth_of
 
 
@@ -56,10 +55,3 @@ def test_worth_is_the_square_of_the_lead_over_chance() -> None:
     assert worth_of(100, 0.75, num_classes=2) == pytest.approx(25)
     assert worth_of(100, 1.0, num_classes=10) == 100
     assert worth_of(100, 0.05, num_classes=10) == 0
-
-
-def test_nobody_votes_where_few_public_records_meet_many_private_ones() -> None:
-    assert method_for(DataConfig(name="adult")) == "weighted_votes"
-    assert method_for(DataConfig(name="adult", num_public=100)) == "dp_sgd"
-    assert method_for(DataConfig(name="color_digits", num_public=100)) == "weighted_votes"
-    assert fitted(DataConfig(name="adult", num_public=100))["method"] == "dp_sgd"

@@ -25,13 +25,13 @@ COUNT = [0, -1, INTEGER + 1]
 COUNT_OR_0 = [-1, INTEGER + 1]
 BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["seed", "seeds"], (-1, SEED + 1)),
-    **dict.fromkeys(
-        ["num_public", "num_test", "num_queries", "num_records", "max_records", "block_size", "least_cell"], COUNT
-    ),
+    **dict.fromkeys(["num_test", "num_queries", "num_records", "max_records", "block_size", "least_cell"], COUNT),
     **dict.fromkeys(["max_shard_size", "num_prototypes", "num_components", "num_neighbours", "pixels"], COUNT),
     **dict.fromkeys(["batch_size", "public_batch_size", "width", "hidden", "unlabelled_ratio"], COUNT),
     **dict.fromkeys(["torch_threads", "records_per_person", "num_rounds", "num_directions", "max_queries"], COUNT),
-    **dict.fromkeys(["num_validation", "max_restarts", "max_retries", "reference_group", "positive_label"], COUNT_OR_0),
+    **dict.fromkeys(
+        ["num_public", "num_validation", "max_restarts", "max_retries", "reference_group", "positive_label"], COUNT_OR_0
+    ),
     **dict.fromkeys(["label", "min_count", "warmup_epochs", "epochs", "num_actors", "steps"], COUNT_OR_0),
     "DpSgdConfig.epochs": ABOVE_0,
     **dict.fromkeys(["public_rounds", "private_rounds"], COUNT),

@@ -68,9 +68,9 @@ def test_the_sentence_on_accuracy_compares_and_calls_seeded_noise_not_private() 
 def test_the_demo_compares_three_private_methods_at_one_epsilon_with_fresh_noise() -> None:
     cells = cells_of(load_sweep(EXAMPLES / "demo.yaml"), folder=EXAMPLES)
     private = [cell.config for cell in cells if cell.config.is_private]
-    assert [config.method for config in private] == ["fairpate", "weighted_votes", "dp_sgd"]
+    assert [config.method for config in private] == ["fairpate", *["weighted_votes"] * 2, "dp_sgd"]
     assert {(config.target.epsilon, config.target.delta, config.is_seeded) for config in private} == {(1, 1e-5, False)}
-    assert len(cells) == 4
+    assert len(cells) == 5
 
 
 def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -98,7 +98,9 @@ def test_the_demo_shows_what_the_runs_published_and_releases_nothing_twice(tmp_p
     assert all(0.9 < shown["models"][name]["epsilon"] <= 1 for name in (*names[:3], names[4]))
     assert shown["models"]["sgd, not private"]["epsilon"] is None
     assert shown["models"]["sgd, not private"]["disparity"] > 0.1
-    runs = {path.name.split("-")[0]: path for path in (tmp_path / "runs" / "demo" / "runs").glob("*-loans-*")}
+    found = (tmp_path / "runs" / "demo" / "runs").glob("*-loans-*")
+    answering = [path for path in found if "idp3: null" in (path / "config.yaml").read_text(encoding="utf-8")]
+    runs = {path.name.split("-")[0]: path for path in answering}
     for name in names[:3]:
         metrics = json.loads((runs[name] / "public" / "metrics.json").read_text(encoding="utf-8"))
         statement = json.loads((runs[name] / "public" / "statement.json").read_text(encoding="utf-8"))
@@ -111,6 +113,11 @@ def test_the_demo_shows_what_the_runs_published_and_releases_nothing_twice(tmp_p
     for sentence in shown["sentences"]:
         assert sentence in again.stdout
         assert worded(sentence, names) in readme, "README shows another sentence"
+    totals = subprocess.run(
+        [sys.executable, "-m", "fairpate", "ledger", "total", "--json"],
+        env=os.environ | {"FAIRPATE_STATE": str(tmp_path / "state")}, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert '"releases": 3' in totals, "each private method releases once, with or without a reject option"
     (report,) = (tmp_path / "runs" / "demo" / "chosen" / "public").glob("report.html")
     assert shown["files"]["this model"] == str(report.relative_to(tmp_path))
     assert load_student(report.with_name("student.safetensors")).card.idp3 is not None

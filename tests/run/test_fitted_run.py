@@ -16,13 +16,16 @@ BY_CURVES = ("--set", "target.accounting=rdp")
 
 def test_an_epsilon_alone_is_enough_and_what_is_said_besides_takes_its_place(fairpate, tmp_path):
     code, output, errors = fairpate(
-        "run", "--epsilon", "2", "--set", "student.fit.epochs=1", *QUICK, *BY_CURVES, "--out", str(tmp_path / "run")
+        "run", "--epsilon", "2", "--set", "residual_votes.step=2", *QUICK, *BY_CURVES, "--out", str(tmp_path / "run")
     )
     assert code == 0, errors
     written = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
-    assert "method: weighted_votes" in written
-    assert "epochs: 1" in written
+    assert "method: residual_votes" in written
+    assert "step: 2.0" in written
     assert "2.00 at delta" in output
+    code, _, errors = fairpate("run", "--epsilon", "2", "--set", "student.fit.epochs=1")
+    assert code == 2
+    assert "student.fit.epochs: student.model.name=logistic leaves it unread" in errors
 
 
 def test_a_method_gets_what_suits_it(fairpate, tmp_path):
@@ -47,7 +50,7 @@ def test_a_method_gets_what_suits_it(fairpate, tmp_path):
 def test_a_run_goes_on_with_the_embedding_of_its_folder(fairpate, tmp_path, monkeypatch):
     """Also where it would come out otherwise, as on another processor; and its student reads records with it."""
     folder = tmp_path / "run"
-    command = ("run", "--epsilon", "2", "--set", "student.fit.epochs=1", *QUICK, *BY_CURVES, "--out", str(folder))
+    command = ("run", "--epsilon", "2", *QUICK, *BY_CURVES, "--out", str(folder))
     assert fairpate(*command)[0] == 0
     dataset = load_data(DataConfig())
     predicted = load_student(folder / "public" / "student.safetensors").predict(dataset.test.x).labels

@@ -50,6 +50,17 @@ def test_a_draft_is_a_declaration_with_questions(clinic, fairpate):
         assert any(line.startswith(field) and "# ?" in line for line in text.splitlines()), field
 
 
+def test_without_public_records_every_column_is_a_question(clinic, fairpate):
+    (clinic / "patients.csv").write_bytes(HEADER.encode() + b"\n\xff\xff;no;table;at;all\n\x00" * 100)
+    assert fairpate("data", "declare", "patients.csv", "-o", "own.yaml")[0] == 0
+    found, text = read_declaration(clinic / "own.yaml"), (clinic / "own.yaml").read_text(encoding="utf-8")
+    assert (found.separator, found.person.column, found.groups["sex"].column) == (";", "patient", "sex")
+    assert found.files.public == ()
+    for feature in found.features:
+        assert any(line.startswith(f"  {feature}: ") and "# ?" in line for line in text.splitlines()), feature
+    assert {"age", "weight", "ward"} < set(found.features)
+
+
 def test_dates_and_numbers_with_commas_are_left_out_with_what_to_write_instead(tmp_path, fairpate):
     rows = [f'{1 + i % 28}.03.20{i % 3 + 20},"{i % 35 + 1},500",{i % 3}' for i in range(90)]
     for name in ("own.csv", "pool.csv"):

@@ -2,15 +2,21 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from each_method import METHODS, config_of, load_two_labels
 
 from aggregator.mechanism import ConfidentGnmax
+from fairpate.config import SweepConfig
+from fairpate.config_reader import parse_config
 from fairpate.methods.base import Method
+from fairpate.run.compare import planned_spending
 from fairpate.run.context import read_statement
 from fairpate.run.plan import VOTERS, forecast, planned_cost
+from fairpate.run.release_log import Odometer
+from fairpate.run.sweep import cells_of
 
 
 def test_the_right_class_wins_as_often_as_in_a_simulation() -> None:
@@ -68,11 +74,11 @@ def test_the_command_prints_every_kind_of_voters_and_leaves_nothing(fairpate, tm
     code, output, _ = fairpate("run", "--data", "color_digits", "--epsilon", "1", "--dry-run", "--json")
     assert code == 0
     told = json.loads(output)
-    assert (told["method"], told["data"], told["spent_already"]) == ("weighted_votes", "color_digits", None)
+    assert (told["method"], told["data"], told["spent_already"]) == ("residual_votes", "color_digits", None)
     assert (told["cost"]["epsilon"], told["cost"]["delta"], told["cost"]["unit"]) == (1, 1e-5, "record")
     first, *others = told["forecasts"]
-    assert first["method"] == "weighted_votes"
-    assert {each["method"] for each in others} == VOTERS.keys() - {"weighted_votes"}
+    assert first["method"] == "residual_votes"
+    assert {each["method"] for each in others} == VOTERS.keys() - {"residual_votes"}
     assert [each["lead_needed"] for each in others] == sorted(each["lead_needed"] for each in others)
     for each in told["forecasts"]:
         assert each["refused"] is None
@@ -97,3 +103,37 @@ def test_a_finished_run_would_spend_nothing_more(finished, fairpate) -> None:
     code, output, _ = fairpate("run", run.config, "--dry-run")
     assert code == 0
     assert "nothing more" in output
+
+
+def test_a_run_says_before_it_begins_what_it_spends_and_what_was_spent(fairpate, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    fast = ("--set", "student.fit.epochs=1", "--epsilon", "1.3", "--data", "color_digits")
+
+    def spends(*words: str) -> list[str]:
+        code, _, errors = fairpate("run", "--method", "weighted_votes", *fast, *words)
+        assert code == 0, errors
+        return [line.removeprefix("spends").strip() for line in errors.splitlines() if line.startswith("spends")]
+
+    most = "at most ε = 1.30 (δ = 10⁻⁵) of each record"
+    assert spends("--out", "first") == [f"{most}; so far nothing"]
+    assert spends("--out", "first") == []  # released already
+    assert spends("--out", "of-first", "--release-of", "first") == []
+    assert fairpate("ledger", "limit", "color_digits", "--epsilon", "9")[0] == 0
+    (line,) = spends("--out", "second", "--set", "data.seed=1")
+    assert line.startswith(f"{most}; so far 1 release at ε = 1.3")
+    assert line.endswith(" per record, limit 9.00")
+    assert spends("--out", "seeded", "--set", "noise=seeded") == []
+
+
+def test_a_comparison_counts_a_shared_release_once_and_leaves_out_what_is_not_private(tmp_path) -> None:
+    rejecting = {"grid": {"student.idp3": [None, {"max_disparity": 0.1, "min_count": 25}]}}
+    methods = {"sgd": {}, "dp_sgd": {}, "weighted_votes": rejecting, "pate": {"data_sets": []}}
+    sweep = {"data_sets": {"color_digits": {"grid": {"target.epsilon": [1, 3]}}, "loans": {}}, "methods": methods}
+    sweep["settings"] = {"target.epsilon": 2}
+    cells = cells_of(parse_config(sweep, SweepConfig), folder=tmp_path)
+    assert list(planned_spending(cells, Odometer(tmp_path))) == [
+        "4 releases on color_digits, of at most ε = 8.00 in sum; so far nothing",
+        "2 releases on loans, of at most ε = 4.00 in sum; so far nothing",
+    ]
+    seeded = [replace(cell, config=cell.config.model_copy(update={"noise": "seeded"})) for cell in cells]
+    assert list(planned_spending(seeded, Odometer(tmp_path))) == []

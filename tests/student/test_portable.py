@@ -27,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick_graphs")
 TABLE, PICTURES = (6,), (3, 32, 32)
 MODELS = [
     ("logistic", TABLE),
+    ("bounded_logistic", TABLE),
     ("hog_logistic", PICTURES),
     ("cnn", PICTURES),
     pytest.param("mlp", TABLE, marks=pytest.mark.slow),
