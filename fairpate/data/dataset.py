@@ -138,7 +138,8 @@ class Dataset:
     that loads the same data set on any machine with its files; None where it came from Python. ``parts`` identifies the
     rule of a hashed split (:func:`divide_by_hash`), by which a unit that is added or removed changes one split alone;
     empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name, and so its
-    split.
+    split. ``shared_unit``: the protected unit where private records are at several sites, of which this one may
+    have none.
     """
 
     name: str
@@ -159,11 +160,12 @@ class Dataset:
     source: DataConfig | None = None
     parts: str = ""
     keeps_names: bool = False
+    shared_unit: Unit | None = None
 
     @property
     def unit(self) -> Unit:
         """The protected unit: a ``person`` where private records name persons, else a ``record``."""
-        return "person" if self.private.person_id else "record"
+        return self.shared_unit or ("person" if self.private.person_id else "record")
 
     @property
     def part(self) -> str:
@@ -655,8 +657,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
     if num_public != 0 and not set_aside["public"].any():
         raise DataSettingsError(
             "data.split: hashed needs public records in files of their own, since a private record that is added could "
-            "otherwise become public; declare their files (files: {public: ...}), set data.num_public=0, or leave it "
-            "out."
+            "otherwise become public; declare them (files: {public: ...}), set data.num_public=0, or leave split out."
         )
     uniform_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=config.seed, purpose="parts")
     public_N = set_aside["public"]
@@ -744,8 +745,13 @@ def check_members(dataset: Dataset, *names: str) -> None:
     """
     groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
     splits = {name: split for name, split in dataset.splits.items() if name in names}
+    if dataset.parts:
+        # Private too: whether a group has a test record is no reason to refuse a run.
+        splits = {name: split for name, split in splits.items() if name not in ("validation", "test")}
     checks = [(name, split.z, *groups) for name, split in splits.items() if len(split) or name == "private"]
     for name, codes_N, words, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):
+        if name == "private" and dataset.shared_unit:  # another site may have what this one lacks
+            continue
         counts = torch.bincount(codes_N, minlength=len(words)).tolist()
         if empty := [each for each, count in zip(words, counts, strict=True) if count == 0]:
             raise DataError(

@@ -21,6 +21,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from fairpate.data.dataset import (
     divide,
     divide_by_hash,
     find,
+    holds,
     how_to_get,
     locate,
     read_bytes,
@@ -69,6 +71,7 @@ from fairpate.data.loans import applications
 from fairpate.data.published_pictures import LOADERS, pictures_entry
 from fairpate.data.tables import COMMAS, DATES, TYPED_SUFFIXES, TableFaults, column_names, read_batches, text_of
 from fairpate.later import torch
+from fairpate.types import Unit
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
 _MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
@@ -150,7 +153,31 @@ def find_entry(name: str) -> DatasetEntry:
     return REGISTRY[name]
 
 
-def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -> Dataset:
+def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
+    """The declared data set at one of several sites, whose private records may lack a class or a group.
+
+    Without ``has_private``, at their coordinator: the declared file of private records is not read, and need not be
+    there; nor, at a site, those of validation and test records.
+    Errors as :func:`load_data`, and for a data set whose private records have no file of their own.
+    """
+    entry, declared = entry_for(config), config.declaration
+    table = None if declared is None else read_declaration(declared.path)
+    if table is None or not table.files.private or not table.files.public:
+        raise DataSettingsError(
+            f"data.declaration: sites need a declaration with files of their own for private and public records, got "
+            f"{config.name}; declare `files: {{private: ..., public: ...}}`."
+        )
+    absent = ("validation", "test") if has_private else ("private",)
+    files = table.files.model_copy(update=dict.fromkeys(absent, ()))
+    entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
+    request = request_of(config, entry)
+    is_person = config.unit is None and table.person is not None and holds(table.person.when, request.options)
+    return dataset_of(entry.load(request), config, entry, shared_unit="person" if is_person else "record")
+
+
+def dataset_of(
+    loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry, *, shared_unit: Unit | None = None
+) -> Dataset:
     """The records of ``entry`` as ``config`` asks for them, in four splits; errors as :func:`load_data`."""
     options = entry.complete_options(config.options)
     records = with_features(loaded, options.get("features", "pixels"))
@@ -191,9 +218,10 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
         feature_names=records.feature_names,
         notes=records.notes,
         feature_codes=records.feature_codes,
-        records_alone=names_persons and not splits["private"].person_id,
+        records_alone=names_persons and shared_unit != "person" and not splits["private"].person_id,
         parts=parts,
         keeps_names=records.keeps_names,
+        shared_unit=shared_unit,
         **splits,
     )
     # Few public records may lack a group, which only some methods read.

@@ -165,7 +165,7 @@ def compare(
 def planned_spending(cells: Sequence[Cell], odometer: Odometer) -> Iterator[str]:
     """For each data set say how many releases ``cells`` make, what they may cost, and what was spent before.
 
-    A shared release counts once. Seeded noise, which protects nobody, and methods without privacy are left out.
+    A shared release counts once. Seeded noise, which is not private, and methods without privacy are left out.
     """
     of_data: dict[str, dict[str, Cell]] = {}
     for cell in cells:

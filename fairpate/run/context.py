@@ -66,6 +66,8 @@ class RunDirectory:
     """Tokens of the run's service."""
     receipt = PathIn("private", "release.json")
     """The id of this run in the odometer, and the events that it counts."""
+    journal = PathIn("private", "sites.sqlite")
+    """What a site or a coordinator sent, where the release is a sum over several sites."""
     released = PathIn("public", "released.safetensors")
     """The arrays that the method released first: everything else is learned from releases and public records."""
     embedding = PathIn("public", "embedding.safetensors")

@@ -16,6 +16,7 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
+from fairpate.data.registry import load_at_site
 from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
@@ -106,6 +108,9 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
 
     RunDirectoryError if the embedding is damaged, or missing although the student reads its coordinates.
     """
+    if load is load_data and run.journal.exists() and run.student.exists():
+        # Of a model that was learned from several sites' sum: no private record is here, and none is needed any more.
+        load = partial(load_at_site, has_private=False)
     if data.embedding is not None and run.embedding.exists():
         try:
             # Placed by the embedding that is kept: one that is fitted again may have other axes.

@@ -89,6 +89,8 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
         raise ConfigError(
             f"evaluation.metrics: {config.method} has no guarantee that private metrics could share; leave it out."
         )
+    if dataset.shared_unit:
+        raise ConfigError("evaluation.metrics: private metrics of several sites are not summed; leave it out.")
     if not dataset.parts:
         raise ConfigError(
             "evaluation.metrics: private needs test records apart from training records by a rule under which none "

@@ -595,7 +595,7 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
         "settings": origin.settings,
         "pool": origin.pool,
         "events": list(map(event_json, released.events)),
-        "sha256": _digest(arrays),
+        "sha256": arrays_digest(arrays),
     }
     if origin.after:
         header["after"] = origin.after
@@ -611,7 +611,7 @@ def read_release(path: Path) -> tuple[Released, Origin]:
         with safe_open(path, framework="numpy") as file:
             header = json.loads(file.metadata()["release"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-        if header["format"] != FORMAT or header["sha256"] != _digest(arrays):
+        if header["format"] != FORMAT or header["sha256"] != arrays_digest(arrays):
             raise ValueError(f"expected {FORMAT}, with arrays that match the checksum")  # noqa: TRY301 - reworded below
         released = Released(arrays=arrays, events=tuple(map(event_from, header["events"])))
         after = tuple(header.get("after", ()))
@@ -623,7 +623,8 @@ def read_release(path: Path) -> tuple[Released, Origin]:
         ) from error
 
 
-def _digest(arrays: Arrays) -> str:
+def arrays_digest(arrays: Arrays) -> str:
+    """A digest of arrays by name, with their types and shapes."""
     digest = hashlib.sha256()
     # Sorted, as a file has an order of its own; with type and shape, as equal bytes may be different arrays.
     for name in sorted(arrays):
@@ -718,6 +719,7 @@ class ReleaseLog:
         self._planned: tuple[Event, ...] | None = None
         self._before: tuple[Event, ...] = ()
         self._steps: list[tuple[Released, Origin]] = []
+        self._continues = False
         kept = read_release(run.released)[1].id if run.released.exists() else None
         receipt = read_receipt(run)
         self.id = receipt.run if receipt is not None else kept or secrets.token_hex(16)
@@ -740,7 +742,7 @@ class ReleaseLog:
         if the kept release was made from something else, or is gone although its run was published. LimitReachedError
         if a limit has no room.
         """
-        path, after = self._run.release_file(name), tuple(_digest(released.arrays) for released, _ in self._steps)
+        path, after = self._run.release_file(name), tuple(arrays_digest(released.arrays) for released, _ in self._steps)
         if path.exists():
             released, origin = read_release(path)
             require_same_settings(origin, settings, path)
@@ -799,6 +801,9 @@ class ReleaseLog:
                 "both epsilons."
             )
         receipt = read_receipt(self._run)
+        if self._continues and receipt is not None:
+            self.id, self._before = receipt.run, ()
+            return
         # A further release of this run: one row counts it together with those before it.
         if receipt is not None and self._run.released.exists() and not self._is_copy(receipt):
             self.id, self._before = receipt.run, receipt.events
@@ -809,6 +814,13 @@ class ReleaseLog:
         if receipt is not None or self._run.released.exists():
             self.id = secrets.token_hex(16)
         self._before = ()
+
+    def continues(self) -> None:
+        """Declare that the next release is one that was counted before it was drawn, and whose draw continues.
+
+        Only where its noise was kept: noise that is drawn anew is another release.
+        """
+        self._continues = True
 
     def count_published(self, events: Sequence[Event], *, noise: str) -> None:
         """Count what the run published, even beyond a limit, if the odometer does not know it. ``events`` are used if

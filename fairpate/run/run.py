@@ -38,6 +38,7 @@ from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
 from fairpate.methods.base import (
     Method,
+    NoisySum,
     ReleasingMethod,
     Stream,
     Trained,
@@ -96,6 +97,8 @@ from student.card import StudentCard
 from student.student import PublicRecords, Student, save_student, train_student
 
 AnySection = TypeVar("AnySection", bound=Section)
+Sums = Callable[[RunDirectory, ReleaseLog], NoisySum]
+"""Makes the sum over several sites that a run's release is drawn from."""
 
 
 def with_pinned_weights(config: AnySection) -> AnySection:
@@ -309,7 +312,13 @@ def _features(x: Tensor) -> npt.NDArray[np.float64]:
 
 
 def state_release(
-    config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, log: ReleaseLog, reporter: Reporter
+    config: Method,
+    run: RunDirectory,
+    dataset: Dataset,
+    trained: Trained,
+    log: ReleaseLog,
+    reporter: Reporter,
+    remarks: Sequence[str] = (),
 ) -> None:
     """Write the statement that prices the release, and show the operator the total with earlier releases."""
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
@@ -322,7 +331,9 @@ def state_release(
     for remark in standing_remarks(standing, delta=config.target.delta):
         reporter.note("odometer", remark)
     alone, shared = dataset.records_alone, log.shared_remarks()
-    statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared, parts=parts)
+    statement = statement_of(
+        config, trained, standing=standing, records_alone=alone, shared=shared, remarks=remarks, parts=parts
+    )
     write_json(run.statement, strict(statement.to_json()))
 
 
@@ -404,6 +415,8 @@ def run_method(
     load: Callable[[DataConfig], Dataset] = load_data,
     release_of: Path | None = None,
     with_graph: bool = False,
+    sums: Sums | None = None,
+    remarks: Sequence[str] = (),
 ) -> RunDirectory:
     """Run one method, or resume where an earlier command left off, and leave the run directory complete.
 
@@ -415,6 +428,8 @@ def run_method(
         load: Reads a data set.
         release_of: The folder of a run from whose release this one learns, without reading private records.
         with_graph: Whether to write ``model.onnx`` too, which takes seconds.
+        sums: Where the release is drawn from private records at several sites (:mod:`fairpate.sites`).
+        remarks: Further remarks of the statement.
 
     Raises:
         UserError, ValueError: Names the field or file, the value and the remedy. What was finished stays, and nothing
@@ -428,7 +443,8 @@ def run_method(
         if not run.student.exists() and not reporter.console.quiet:
             for words in cautions(config, dataset, run):
                 reporter.note("caution", words)
-        student, labels = _student(config, dataset, run, reporter, log)
+        noisy_sum = None if sums is None else sums(run, log)
+        student, labels = _student(config, dataset, run, reporter, log, noisy_sum, remarks)
         reporter.note("model", str(run.student))
         if with_graph:
             write_portable(run, student, dataset, reporter)
@@ -436,11 +452,21 @@ def run_method(
     return run
 
 
-def make_release(config: ReleasingMethod, reporter: Reporter) -> RunDirectory:
-    """Draw and count only the release of ``config``, for other runs to learn from. Errors as :func:`run_method`."""
-    with _opened(config, reporter, None) as (opened, dataset, run, log):
+def make_release(
+    config: ReleasingMethod,
+    reporter: Reporter,
+    dataset: Dataset | None = None,
+    *,
+    load: Callable[[DataConfig], Dataset] = load_data,
+    sums: Sums | None = None,
+    command: str = "fairpate run",
+) -> RunDirectory:
+    """Draw and count only the release of ``config``, for other runs to learn from. Arguments and errors as
+    :func:`run_method`."""
+    with _opened(config, reporter, dataset, load=load, command=command) as (opened, dataset, run, log):
         assert isinstance(opened, ReleasingMethod)
-        opened.release(_training(opened, dataset, run, reporter, log))
+        noisy_sum = None if sums is None else sums(run, log)
+        opened.release(replace(_training(opened, dataset, run, reporter, log), noisy_sum=noisy_sum))
     return run
 
 
@@ -569,13 +595,19 @@ def _training(
 
 
 def _student(
-    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog
+    config: Method,
+    dataset: Dataset,
+    run: RunDirectory,
+    reporter: Reporter,
+    log: ReleaseLog,
+    noisy_sum: NoisySum | None,
+    remarks: Sequence[str],
 ) -> tuple[Student, Labels | None]:
     """The published student, which is trained if it does not exist yet, and the released labels, if any."""
     is_trained = run.student.exists()
     if not is_trained:
         check_model_files(config, dataset, reporter)
-    training, labels = _training(config, dataset, run, reporter, log), None
+    training, labels = replace(_training(config, dataset, run, reporter, log), noisy_sum=noisy_sum), None
     if isinstance(config, VotingMethod):
         # A service may have asked since, so what was released is stated again.
         labels = config.release(training)
@@ -604,7 +636,7 @@ def _student(
     if labels is None:
         trained = log.model(train, is_release=config.releases_model and config.is_private)
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
-        state_release(config, run, dataset, trained, log, reporter)
+        state_release(config, run, dataset, trained, log, reporter, remarks)
     else:
         trained = train()
     card = student_card(config, dataset, trained, embedding=run.embedding)

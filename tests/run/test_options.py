@@ -89,8 +89,9 @@ REFUSED = [
 
 
 def written(parameter: Any) -> list[str]:
-    """The option on a command line, with a value that numbers, texts and paths take."""
-    return [parameter.opts[0]] if parameter.is_flag else [parameter.opts[0], "3"]
+    """The option on a command line, with a value that it takes."""
+    value = next(iter(getattr(parameter.type, "choices", ["3"])))
+    return [parameter.opts[0]] if parameter.is_flag else [parameter.opts[0], value]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,7 @@ def fields_set_by_options():
 def test_a_field_that_an_option_and_set_both_give_is_refused(fairpate, tmp_path, words, option, value, field):
     needed = {"run": {}, "compare": {"config": "x"}, "aggregate": {"votes": "x", "--unit": "x", "--classes": "a,b"}}
     needed["select"] = {"config": "x", "--epsilon": "1", "--out": "x"}
+    needed["site"] = {"data": "x", "--sites": "x", "--output": "x.json"}
     given = needed[words[0]] | {option: value}
     line = [word for name, each in given.items() for word in ([name, each] if name[0] == "-" else [each])]
     for override in (f"{field}=7", f"{field}.part=7", f"{field.rpartition('.')[0] or field}=null"):

@@ -167,9 +167,7 @@ def test_what_needs_public_records_is_refused_with_the_remedy(setting, field, cl
     assert not (tmp_path / "run" / "public").exists()
 
 
-@pytest.mark.parametrize(
-    "method", ["weighted_votes", "ada_ssp", "record_votes", "fairpate", "private_knn", "fair_dp_sgd"]
-)
+@pytest.mark.parametrize("method", ["weighted_votes", "record_votes", "fairpate", "private_knn", "fair_dp_sgd"])
 def test_a_method_that_reads_public_records_is_refused_and_names_one_that_does_not(method, dataset, tmp_path) -> None:
     config = configured({"data": {"name": "clinic"}}, method=method)
     with pytest.raises(ValueError, match=f"method: {method} needs public records.* choose residual_votes or dp_sgd"):
@@ -219,6 +217,13 @@ def test_few_public_records_are_completed_and_many_are_not(clinic: Path) -> None
         embedded(none, EmbeddingConfig())
     with pytest.raises(DataSettingsError, match=r"data\.embedding: color_digits has no public records .*num_public"):
         load_data(DataConfig(num_public=0, embedding=EmbeddingConfig()))
+
+
+def test_from_python_the_defaults_publish_the_rule(clinic: Path, tmp_path: Path) -> None:
+    dataset = load_data(clinic / "clinic.yaml", embedding={})
+    config = configured({"target": {"epsilon": 8}, "out": str(tmp_path / "run")}, method="residual_votes")
+    run = run_method(config, Reporter(quiet=True), dataset)
+    assert load_student(run.student).card.model.name == "bounded_logistic"
 
 
 def test_a_divided_file_may_set_no_record_aside(clinic: Path, tmp_path: Path) -> None:
