@@ -37,6 +37,7 @@ from fairpate.types import (
     BudgetKind,
     GateRule,
     MechanismParameters,
+    MetricsKind,
     NotionName,
     Relation,
     ReleaseKind,
@@ -202,6 +203,15 @@ class DataConfig(Section):
         description="Folder with the publisher's files; null reads the environment variable FAIRPATE_DATA.",
     )
     seed: Seed = Field(0, description="Seed of the split; public.")
+    split: Literal["counts", "hashed"] = Field(
+        "counts",
+        description="`hashed`: test and validation records are shares of a keyed hash instead of numbers of records, "
+        "so that a record that is added or removed moves no other. Public records then need files of their own.",
+    )
+    test_share: float = Field(0.25, gt=0, lt=1, description="Expected share of test records, of a hashed split.")
+    validation_share: float = Field(
+        0.0, ge=0, lt=1, description="Expected share of validation records, of a hashed split."
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="The loader's own options, such as `sensitive: colour`."
     )
@@ -218,6 +228,17 @@ class DataConfig(Section):
         description="Embedding, fitted to public records or computed from the declaration, that every method reads "
         "instead of a record; null: the record itself.",
     )
+
+    @model_validator(mode="after")
+    def _is_divided_in_one_way(self) -> DataConfig:
+        for part in ("test", "validation"):
+            if self.split == "hashed" and (number := getattr(self, f"num_{part}")) is not None:
+                raise ValueError(f"Expected {part}_share with split: hashed, got num_{part}={number}; leave it out.")
+        if self.test_share + self.validation_share >= 1:
+            raise ValueError(
+                f"Expected test_share + validation_share < 1, got {self.test_share} and {self.validation_share}."
+            )
+        return self
 
 
 class AugmentConfig(Section):
@@ -471,9 +492,27 @@ class PublicDataConfig(Section):
     calibration: CalibrationConfig | None = Field(None, description="Fine-tune towards parity at the end.")
 
 
-class EvaluationConfig(Section):
-    """Limits on which numbers about test records are published."""
+def _ascending(edges: tuple[float, ...]) -> tuple[float, ...]:
+    if any(not low < high for low, high in itertools.pairwise((0.0, *edges, 1.0))):
+        raise ValueError(f"Expected ascending edges between 0 and 1, got {', '.join(map(str, edges))}.")
+    return edges
 
+
+class EvaluationConfig(Section):
+    """What is published about test records."""
+
+    metrics: MetricsKind = Field(
+        "outside",
+        description="`private`: one noisy table of test records at the epsilon and delta of the model, from which all "
+        "metrics are estimated; needs data.split: hashed. `public`: the test records are public. `outside`: metrics "
+        "are computed from test records, and no guarantee covers them.",
+    )
+    score_edges: Annotated[tuple[Fraction, ...], AfterValidator(_ascending)] = Field(
+        (),
+        description="Edges between bins of the model's score, by which the table of private metrics is divided for "
+        "calibration; each bin adds noise to all metrics. Of two classes the score is the probability of the second, "
+        "of more that of the predicted class.",
+    )
     least_cell: Count = Field(
         10,
         description="Fewest test records of a group, or of a group and class, that a public number may rest on; no "

@@ -283,9 +283,13 @@ def determining_values(config: Configuration) -> dict[str, Any]:
 def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]:
     """Return ``values`` without the settings that do not affect what ``config`` computes."""
     kept = _without(values, (*_PLACES, *config.unread))
-    # Left out at its default, so that runs from before it could be set keep their digests.
-    if kept.get("evaluation") == EvaluationConfig().model_dump():
+    # Left out at their defaults, so that runs from before they could be set keep their digests.
+    if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json"):
         del kept["evaluation"]
+    elif kept.get("evaluation", {}).get("metrics") == "outside":
+        kept = _without(kept, ("evaluation.metrics", "evaluation.score_edges"))
+    if kept["data"].get("split") == "counts":
+        kept = _without(kept, ("data.split", "data.test_share", "data.validation_share"))
     return kept
 
 
@@ -350,6 +354,8 @@ _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "label": ("constraint", _NOT_OF_A_LABEL),
     "threshold_stddev_votes": ("threshold", (None,)),
     "failure_probability": ("slack", (False,)),
+    "test_share": ("split", ("counts",)),
+    "validation_share": ("split", ("counts",)),
 }
 """A field, another one of its section, and the values of that other one under which nothing reads the first."""
 

@@ -908,7 +908,17 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = self.config_
         # The records are embedded already.
         bare = replace(student, embedding=None)
-        return student, dataset, assess(bare, dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
+        return (
+            student,
+            dataset,
+            assess(
+                bare,
+                dataset,
+                seed=config.seed,
+                least_cell=config.evaluation.least_cell,
+                metrics=config.evaluation.metrics,
+            ),
+        )
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
         """Return the published model. If ``fit`` saw no groups, the model is given the names of ``groups``."""

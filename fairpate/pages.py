@@ -68,6 +68,17 @@ def estimated(found: Any) -> str:
     return percent(found.value) + ("" if math.isnan(found.low) else f" ({interval(found, percent)})")
 
 
+def estimate(found: Any) -> tuple[str, str]:
+    """The value and the interval of an estimated share, ratio or count."""
+    kinds: dict[str, Callable[[float], str]] = {
+        "share": percent,
+        "ratio": decimal,
+        "count": lambda value: count(round(max(value, 0.0))),
+    }
+    words = kinds[found.kind]
+    return words(found.value), interval(found, words)
+
+
 def number(value: float) -> str:
     """A number in its shortest readable form: whole numbers in full, others with three digits."""
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
@@ -128,7 +139,7 @@ _PAGES = jinja2.Environment(
 _PAGES.policies["json.dumps_kwargs"] = {"allow_nan": False, "ensure_ascii": False, "separators": (",", ":")}
 _PAGES.globals["term_of"] = term_of
 _PAGES.globals["resource"] = lambda name: Markup(_LOADER.get_source(_PAGES, name)[0])  # noqa: S704 - our own file
-_FILTERS = (count, counted, decimal, estimated, interval, number, percent, place, scale_end, zip)
+_FILTERS = (count, counted, decimal, estimate, estimated, interval, number, percent, place, scale_end, zip)
 _PAGES.filters |= {each.__name__: each for each in _FILTERS}
 _PAGES.filters.update(
     delta=delta_text,

@@ -52,6 +52,8 @@ NotionName = Literal[
 ]
 """Notions of fairness; `fairpate.fairness.rates` says what they are."""
 DEFAULT_NOTION: NotionName = "demographic_parity"
+MetricsKind = Literal["outside", "public", "private"]
+"""Whether metrics are outside every guarantee, of public test records, or estimated from a private release."""
 Relation = Literal["add or remove one", "replace one"]
 
 
@@ -65,6 +67,20 @@ TELLS_SIZE: Mapping[Unit, str] = {
 
 RECORDS_ALONE = "Each record is protected by itself: what several records of one person tell together is not covered."
 """Remark of a statement where persons have records and each record is protected by itself."""
+
+IN_PARALLEL = (
+    "ε covers the metrics too: they are estimated from one noisy table of test records, which nothing else read. A "
+    "keyed hash of names divides training and test records, so that a record that is added or removed moves no other, "
+    "and the larger cost of the two holds for both."
+)
+"""Remark of a statement that covers metrics of test records."""
+
+CHOSEN = (
+    "The settings were chosen among several that were fixed beforehand, by the exponential mechanism on validation "
+    "records, which nothing else read; ε covers this choice. It does not cover how the list was made, nor the defaults "
+    "of this package, which were compared on the test records of data sets that it knows."
+)
+"""Remark of a statement that covers a choice of settings."""
 
 READING_TELLS = (
     "Whether the records could be read is not covered: a value that was not declared, a class or group without a "
@@ -283,8 +299,9 @@ class PrivacyStatement:
     own accounting was asked for; no guarantee. ``earlier_releases`` on the same data set were counted by the operator's
     odometer before this one. They cost ``epsilon_with_earlier`` together with it if all were fixed before the first;
     ``epsilon_adaptive_with_earlier`` is the least limit that admits them, each chosen in view of the earlier ones. All
-    three are null unless they are to be named, and where the run was not counted or is not private. ``remarks`` qualify
-    the claim, in words.
+    three are null unless they are to be named, and where the run was not counted or is not private. ``part_events``
+    touched test or validation records, which no other event did: ``epsilon`` is the largest cost of all parts.
+    ``remarks`` qualify the claim, in words.
     """
 
     method: str
@@ -302,6 +319,7 @@ class PrivacyStatement:
     epsilon_with_earlier: float | None = None
     epsilon_adaptive_with_earlier: float | None = None
     tuning_accounted: bool = False
+    part_events: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -329,7 +347,7 @@ class RunRecord:
     be served better by always predicting their own most common class, by more than chance; ``unmeasured_groups`` have
     too few answered test records, and are in no gap.
     ``answered`` counts the released labels of a method that answers queries, ``answered_by_group`` those of each public
-    group in the order of its codes; null for other methods.
+    group in the order of its codes; null for other methods. ``metrics``: whether a guarantee covers the metrics.
     """
 
     method: str
@@ -351,6 +369,7 @@ class RunRecord:
     fairness: dict[str, dict[str, float | None]] = field(default_factory=dict)
     answered: int | None = None
     answered_by_group: tuple[int, ...] | None = None
+    metrics: MetricsKind = "outside"
 
 
 ItemT = TypeVar("ItemT")

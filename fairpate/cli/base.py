@@ -333,6 +333,7 @@ EXAMPLE_FILES: Mapping[str, tuple[str, ...]] = {
     "own-mechanism": ("own_mechanism.py",),
     "compare-families": ("compare_families.py",),
     "ask-the-aggregator": ("ask_the_aggregator.py",),
+    "three-hospitals": ("three_hospitals.py",),
 }
 """The files of each example; the first is the one to run."""
 

@@ -294,6 +294,48 @@ compare = in_modes(
 )
 
 
+def select(
+    config: Annotated[
+        Path, typer.Argument(metavar="CONFIG", help="YAML file of a comparison whose settings share one release.")
+    ],
+    epsilon: Annotated[
+        float, typer.Option(min=1e-6, help="Epsilon of the choice, which validation records pay and no others.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the release and for the run of the chosen settings.")],
+    shares: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--share",
+            metavar="GROUP=SHARE",
+            help="Public share of a group among records, once for each group: all groups then count alike.",
+        ),
+    ] = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+) -> Output:
+    """Choose among settings by private validation records, inside the guarantee, and run the chosen one.
+
+    All candidates learn from one release, at no cost; the choice is drawn by the exponential mechanism, once. The
+    statement of the run then says that tuning is accounted for.
+    """
+    from fairpate.cli.summaries import outcome
+    from fairpate.run.choice import select_settings
+    from fairpate.run.sweep import cells_of, load_sweep
+    from fairpate.terminal import Reporter
+
+    check_output_folder(out, "--out")
+    cells = cells_of(load_sweep(config, overrides or [], data_dir=data_dir), folder=config.parent, data_dir=data_dir)
+    given: dict[str, float] = {}
+    for each in shares or ():
+        name, _, share = each.rpartition("=")
+        try:
+            given[name] = float(share)
+        except ValueError:
+            raise UsageError(f"--share {each}: expected GROUP=SHARE with a number, such as F=0.5.") from None
+    configs = [cell.config for cell in cells]
+    return outcome(select_settings(configs, epsilon=epsilon, out=out, reporter=Reporter(), group_shares=given or None))
+
+
 def report(folder: RunFolder) -> Output:
     """Write the reports and model.onnx of a finished run again; nothing is trained or charged."""
     from fairpate.cli.summaries import outcome

@@ -135,7 +135,11 @@ class Dataset:
     ``before_embedding``: a few public records as they were before it, and the names of their features.
     ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
     ``records_alone``: the source names persons, but each record is protected by itself. ``source``: the configuration
-    that loads the same data set on any machine with its files; None where it came from Python.
+    that loads the same data set on any machine with its files; None where it came from Python. ``parts`` identifies the
+    rule of a hashed split (:func:`divide_by_hash`), by which a unit that is added or removed changes one split alone;
+    empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name, and so its
+    split. ``shared_unit``: the protected unit where private records are at several sites, of which this one may
+    have none.
     """
 
     name: str
@@ -154,11 +158,19 @@ class Dataset:
     feature_codes: tuple[FeatureCode, ...] = ()
     records_alone: bool = False
     source: DataConfig | None = None
+    parts: str = ""
+    keeps_names: bool = False
+    shared_unit: Unit | None = None
 
     @property
     def unit(self) -> Unit:
         """The protected unit: a ``person`` where private records name persons, else a ``record``."""
-        return "person" if self.private.person_id else "record"
+        return self.shared_unit or ("person" if self.private.person_id else "record")
+
+    @property
+    def part(self) -> str:
+        """The part of the data set that private records are, as the odometer names it; empty without a hashed split."""
+        return f"{self.parts}/private" if self.parts else ""
 
     @property
     def num_classes(self) -> int:
@@ -257,7 +269,8 @@ class LoadedRecords:
     equal records are of one person then.
     ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels`` are the
     features again where they may be mapped from a file, so that a split may be too; so are ``mapped`` those of a table.
-    ``feature_codes``: of a declared table, how its features are computed.
+    ``feature_codes``: of a declared table, how its features are computed. ``naming`` identifies the rule by which
+    records are named; under ``keeps_names`` it reads nothing but keys of records or persons.
     """
 
     kind: FeatureKind
@@ -272,6 +285,8 @@ class LoadedRecords:
     pixels: Pixels | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
     mapped: Gathered | None = None
+    naming: str = ""
+    keeps_names: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -625,6 +640,42 @@ def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str,
         indices[name] = np.flatnonzero(chosen)
         free &= ~chosen
     indices["private"] = np.flatnonzero(free & np.isin(origins, [place_of[origin] for origin in PERMITTED["private"]]))
+    return _taken(records, indices)
+
+
+def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: int | None) -> dict[str, Split]:
+    """The four splits by name, where each private unit goes to test, validation or private records by a hash of its
+    name alone.
+
+    A unit that is added or removed moves no other, so that releases of different splits compose in parallel. The hash
+    is keyed by ``config.seed``; equal names go together, as do all records of a person. Files of a split's own make up
+    that split; ``num_public`` limits those of the public one. :class:`DataSettingsError` for public records without
+    files of their own: if the hash chose the pool, a private unit that is added might become public.
+    """
+    origins = np.array(records.origins or ["any"] * len(records.records))
+    set_aside = {name: np.isin(origins, list(SET_ASIDE[name])) for name in ("public", "validation", "test")}
+    if num_public != 0 and not set_aside["public"].any():
+        raise DataSettingsError(
+            "data.split: hashed needs public records in files of their own, since a private record that is added could "
+            "otherwise become public; declare their files (files: {public: ...}), set data.num_public=0, or leave split out."
+        )
+    uniform_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=config.seed, purpose="parts")
+    public_N = set_aside["public"]
+    if num_public is not None and num_public < public_N.sum():
+        least = np.sort(uniform_N[public_N])[num_public - 1] if num_public else -1.0
+        public_N = public_N & (uniform_N <= least)
+    indices, low = {"public": np.flatnonzero(public_N)}, 0.0
+    free_N = ~np.any(list(set_aside.values()), axis=0)
+    for name, share in (("test", config.test_share), ("validation", config.validation_share)):
+        own_N = set_aside[name]
+        if not own_N.any():
+            own_N, low = free_N & (low <= uniform_N) & (uniform_N < low + share), low + share
+        indices[name] = np.flatnonzero(own_N)
+    indices["private"] = np.flatnonzero(free_N & (uniform_N >= low))
+    return _taken(records, indices)
+
+
+def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str, Split]:
     # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
     whole, mapped = records.records, records.pixels or records.mapped
     index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}
@@ -694,8 +745,13 @@ def check_members(dataset: Dataset, *names: str) -> None:
     """
     groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
     splits = {name: split for name, split in dataset.splits.items() if name in names}
+    if dataset.parts:
+        # Private too: whether a group has a test record is no reason to refuse a run.
+        splits = {name: split for name, split in splits.items() if name not in ("validation", "test")}
     checks = [(name, split.z, *groups) for name, split in splits.items() if len(split) or name == "private"]
     for name, codes_N, words, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):
+        if name == "private" and dataset.shared_unit:  # another site may have what this one lacks
+            continue
         counts = torch.bincount(codes_N, minlength=len(words)).tolist()
         if empty := [each for each, count in zip(words, counts, strict=True) if count == 0]:
             raise DataError(

@@ -685,6 +685,9 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         person_ids=persons.names() if person else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
         mapped=x if x.is_mapped else None,
+        naming=table.model_dump_json(),
+        # Of a person's records, each protected by itself, one that is replaced may be of another person.
+        keeps_names=request.unit is None if person else bool(table.identity.key),
     )
 
 

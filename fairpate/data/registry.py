@@ -11,6 +11,7 @@ belong under `public/`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -20,6 +21,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +50,9 @@ from fairpate.data.dataset import (
     check_persons,
     default_size,
     divide,
+    divide_by_hash,
     find,
+    holds,
     how_to_get,
     locate,
     read_bytes,
@@ -67,6 +71,7 @@ from fairpate.data.loans import applications
 from fairpate.data.published_pictures import LOADERS, pictures_entry
 from fairpate.data.tables import COMMAS, DATES, TYPED_SUFFIXES, TableFaults, column_names, read_batches, text_of
 from fairpate.later import torch
+from fairpate.types import Unit
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
 _MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
@@ -148,7 +153,31 @@ def find_entry(name: str) -> DatasetEntry:
     return REGISTRY[name]
 
 
-def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -> Dataset:
+def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
+    """The declared data set at one of several sites, whose private records may lack a class or a group.
+
+    Without ``has_private``, at their coordinator: the declared file of private records is not read, and need not be
+    there; nor, at a site, those of validation and test records.
+    Errors as :func:`load_data`, and for a data set whose private records have no file of their own.
+    """
+    entry, declared = entry_for(config), config.declaration
+    table = None if declared is None else read_declaration(declared.path)
+    if table is None or not table.files.private or not table.files.public:
+        raise DataSettingsError(
+            f"data.declaration: sites need a declaration with files of their own for private and public records, got "
+            f"{config.name}; declare `files: {{private: ..., public: ...}}`."
+        )
+    absent = ("validation", "test") if has_private else ("private",)
+    files = table.files.model_copy(update=dict.fromkeys(absent, ()))
+    entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
+    request = request_of(config, entry)
+    is_person = config.unit is None and table.person is not None and holds(table.person.when, request.options)
+    return dataset_of(entry.load(request), config, entry, shared_unit="person" if is_person else "record")
+
+
+def dataset_of(
+    loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry, *, shared_unit: Unit | None = None
+) -> Dataset:
     """The records of ``entry`` as ``config`` asks for them, in four splits; errors as :func:`load_data`."""
     options = entry.complete_options(config.options)
     records = with_features(loaded, options.get("features", "pixels"))
@@ -164,11 +193,19 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
             "the copies, also those in other files, or name records by more columns (identity.key)."
         )
     records = with_persons(records) if config.unit is None else records
-    given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
-    sizes = {
-        f"num_{split}": default_size(split, entry, records) if size is None else size for split, size in given.items()
-    }
-    splits: dict[str, Any] = divide(records, SplitSizes(**sizes), seed=config.seed)
+    parts = ""
+    if config.split == "hashed":
+        num_public = default_size("public", entry, records) if config.num_public is None else config.num_public
+        splits: dict[str, Any] = divide_by_hash(records, config, num_public=num_public)
+        rule = (records.naming, config.seed, config.test_share, config.validation_share, sorted(options.items()))
+        parts = hashlib.sha256(repr(rule).encode()).hexdigest()[:16]
+    else:
+        given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
+        sizes = {
+            f"num_{split}": default_size(split, entry, records) if size is None else size
+            for split, size in given.items()
+        }
+        splits = divide(records, SplitSizes(**sizes), seed=config.seed)
     check_persons(splits)
     # Persons may be named under some options only; where they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
@@ -181,11 +218,15 @@ def dataset_of(loaded: LoadedRecords, config: DataConfig, entry: DatasetEntry) -
         feature_names=records.feature_names,
         notes=records.notes,
         feature_codes=records.feature_codes,
-        records_alone=names_persons and not splits["private"].person_id,
+        records_alone=names_persons and shared_unit != "person" and not splits["private"].person_id,
+        parts=parts,
+        keeps_names=records.keeps_names,
+        shared_unit=shared_unit,
         **splits,
     )
     # Few public records may lack a group, which only some methods read.
-    check_members(dataset, "private", "validation", "test")
+    # In a hashed split, whether a group has a test record is private too, and no reason to refuse a run.
+    check_members(dataset, *(("private",) if parts else ("private", "validation", "test")))
     # After the split, because an embedding is fitted to the public part alone.
     return embedded(dataset, config.embedding)
 
@@ -311,7 +352,7 @@ def load_data(
             and ``public`` are given, as in `files`.
         data_dir: Folder with the files of a declaration; None: that of its YAML file.
         settings: Fields of the section `data` for a declaration: ``seed``, ``options``, ``num_public``,
-            ``num_validation``, ``num_test``, ``embedding``.
+            ``num_validation``, ``num_test``, ``embedding``, ``split``, ``test_share``, ``validation_share``.
 
     Raises:
         DataError: Before any training, where a name, an option or a size is impossible, a file is missing or damaged,

@@ -381,9 +381,8 @@ def pairwise(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
     return np.where(itself_GG, np.nan, rates_EG[..., :, None] - rates_EG[..., None, :])
 
 
-def level(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
-    """The rates themselves, without a comparison between groups."""
-    return divide(hits_EG, sizes_EG)
+level = divide
+"""The rates themselves, without a comparison between groups."""
 
 
 dp_one_vs_rest = Metric(events=predicted, compare=one_vs_rest)

@@ -40,7 +40,7 @@ from enum import IntEnum
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -84,7 +84,7 @@ from fairpate.privacy.laplace import pure_epsilon
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, pool_digest, read_release, require_same_settings
 from fairpate.terminal import Reporter
-from fairpate.types import QueryOutcomes, Relation, Unit
+from fairpate.types import IntArray, QueryOutcomes, Relation, Unit
 
 if TYPE_CHECKING:
     from torch import nn
@@ -202,6 +202,8 @@ class Stream(IntEnum):
     POPULATION = 21
     THINNING = 22
     ORDER_OF_RECORDS = 23
+    METRICS = 24
+    CHOICE = 25
 
 
 def stream_seed(seed: int, stream: Stream) -> int:
@@ -299,12 +301,24 @@ def private_randomness(noise: str, seed: int) -> PrivateRandomness:
     return SeededRandomness(seed) if noise == "seeded" else OsRandomness()
 
 
+class NoisySum(Protocol):
+    """The sum of a table of whole numbers over several sites, of which this process sees one."""
+
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+        """Return the sum of all sites' tables with noise N_Z(0, stddev^2) on every number, the same at every site.
+
+        ``exact_RW`` is this site's table; ``name`` says which sum of the release it is. All sites ask for the same
+        sums in the same order.
+        """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """The context that a method trains in: the data set, the model to start from, the folder, and where progress is
     reported.
 
     ``log`` counts and keeps releases; None for an estimator, whose releases are neither counted nor kept.
+    ``noisy_sum`` draws the sums of a release over several sites; None: all private records are here.
     """
 
     dataset: Dataset
@@ -313,6 +327,7 @@ class Training:
     reporter: Reporter
     seed: int
     log: ReleaseLog | None = None
+    noisy_sum: NoisySum | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
         """Check that the release limits have room for all ``events``, before anything is drawn that may end the
@@ -435,7 +450,8 @@ class Method(Section):
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError for a data set that the method cannot learn from, before anything is written."""
         if not len(dataset.public) and (needing := self.needing_public):
-            other = "choose residual_votes or dp_sgd" if needing[0] == "method" else "leave it out"
+            others = {"method": "choose residual_votes or dp_sgd", "student.model.name": "set it to logistic"}
+            other = others.get(needing[0], "leave it out")
             raise ConfigError(
                 f"{needing[0]}: {self.method} needs public records for it, and {dataset.name} has none; name a file of "
                 f"them (files.public), raise data.num_public, or {other}."
@@ -606,6 +622,18 @@ class ReleasingMethod(PrivateMethod):
     def measure(self, training: Training) -> Released:
         """Read the private records, once, and return the noisy arrays."""
         raise NotImplementedError
+
+    def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> Released:
+        """The release where ``noisy_sum`` answers for all private records: those of ``dataset`` are not read."""
+        training = Training(
+            dataset=replace(dataset, private=dataset.private.take(range(0))),
+            model=torch.nn.Identity(),
+            run=RunDirectory(root=Path()),
+            reporter=Reporter(quiet=True),
+            seed=self.seed,
+            noisy_sum=noisy_sum,
+        )
+        return self.measure(training)
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Train the model from the release and from public records."""

@@ -78,7 +78,16 @@ from fairpate.fairness.private_population import (
     thinned,
 )
 from fairpate.later import sklearn
-from fairpate.methods.base import ExpectedVotes, ReleasingMethod, Stream, Trained, Training, noise_within, stream_seed
+from fairpate.methods.base import (
+    ExpectedVotes,
+    NoisySum,
+    ReleasingMethod,
+    Stream,
+    Trained,
+    Training,
+    noise_within,
+    stream_seed,
+)
 from fairpate.methods.label_queries import fit_student, passing
 from fairpate.nn.fit import public_penalty
 from fairpate.nn.models import build_architecture
@@ -263,9 +272,15 @@ class VotesOfRecords(ReleasingMethod):
         return Trained(model=network, events=events, noise=self.source.label, num_training_labels=len(labelled.labels))
 
 
-def with_noise(table: IntArray, *, stddev: float, source: NoiseSource, row: str) -> IntArray:
-    """Return the table (rows, columns) with noise on every cell. ``row`` is the word for a row in the noise's stream
-    names."""
+def with_noise(
+    table: IntArray, *, stddev: float, source: NoiseSource, row: str, noisy_sum: NoisySum | None = None
+) -> IntArray:
+    """Return the table (rows, columns) with noise on every cell, summed over all sites where there are several.
+
+    ``row`` is the word for a row in the noise's stream names.
+    """
+    if noisy_sum is not None:
+        return noisy_sum(table, stddev=stddev, name=row)
     # Cells without a vote as well: a cell without noise would show that it is empty.
     # A key for each row: under a seed, the noise of a row does not depend on the other rows.
     words = source.words([f"{row} {k}" for k in range(table.shape[0])], table.shape[1])
@@ -324,6 +339,7 @@ def noisy_votes(
     stddev: float,
     source: NoiseSource,
     person_N: IntArray | None = None,
+    noisy_sum: NoisySum | None = None,
 ) -> IntArray:
     """The released table (K, C): one vote per record, and noise on every cell.
 
@@ -333,12 +349,12 @@ def noisy_votes(
     votes_KC = np.zeros(shape, dtype=np.int64)
     if person_N is None:
         np.add.at(votes_KC, (prototype_N, labels_N), 1)
-        return with_noise(votes_KC, stddev=stddev, source=source, row="prototype")
+        return with_noise(votes_KC, stddev=stddev, source=source, row="prototype", noisy_sum=noisy_sum)
     cell_N = prototype_N * shape[1] + labels_N
     cells, votes = shortened_by_person(np.full((len(cell_N), 1), UNITS), cell_N, person_N, norm=UNITS)
     np.add.at(votes_KC.reshape(-1), cells, votes[:, 0])
     # In units as the votes are: the event is priced for a norm of U of them.
-    return with_noise(votes_KC, stddev=stddev * UNITS, source=source, row="prototype")
+    return with_noise(votes_KC, stddev=stddev * UNITS, source=source, row="prototype", noisy_sum=noisy_sum)
 
 
 class RecordVotes(VotesOfRecords):
@@ -382,13 +398,18 @@ class RecordVotes(VotesOfRecords):
             )
         with training.reporter.stage("votes"):
             row_N, num_rows = self.rows(dataset)
+            person_N = None if private.person_N is None else private.person_N.numpy()
+            if person_N is None and dataset.unit == "person":
+                # No private record is here, and those of other sites are of persons, whose votes have units.
+                person_N = np.zeros(0, dtype=np.int64)
             votes = noisy_votes(
                 prototypes.nearest(private.x),
                 row_N,
                 shape=(len(prototypes.centres), num_rows),
                 stddev=stddev,
                 source=self.source,
-                person_N=None if private.person_N is None else private.person_N.numpy(),
+                person_N=person_N,
+                noisy_sum=training.noisy_sum,
             )
         training.reporter.note("votes", f"{len(votes)} prototypes, noise {stddev:.2f}")
         # The pool's coordinates are stored with the table: recomputed elsewhere, prototypes may come in another order.
@@ -614,7 +635,13 @@ class WeightedVotes(VotesOfRecords):
             ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
             row_N, num_rows = self.rows(dataset)
             table = ballot.table(private.x, row_N, num_classes=num_rows, person_N=private.person_N)
-            noisy = with_noise(table, stddev=event.noise_stddev_votes, source=self.source, row="class")
+            noisy = with_noise(
+                table,
+                stddev=event.noise_stddev_votes,
+                source=self.source,
+                row="class",
+                noisy_sum=training.noisy_sum,
+            )
         training.reporter.note("votes", f"{noisy.shape[1]} numbers per class, noise {noise:.2f}")
         # The pool's votes are stored with the table: recomputed elsewhere, components may have other signs.
         # In 16 bits: no number of a vote is above U, which is 2^14.

@@ -41,11 +41,11 @@ import numpy.typing as npt
 from pydantic import Field
 from torch import Tensor
 
-from fairpate.config import ConfigError, Count, Positive, RayConfig
+from fairpate.config import ConfigError, Count, ModelConfig, Positive, RayConfig, StudentConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
-from fairpate.methods.base import ExpectedVotes, Trained, Training, noise_within
+from fairpate.methods.base import ExpectedVotes, NoisySum, Trained, Training, noise_within
 from fairpate.methods.record_votes import (
     ONE_RECORD,
     UNITS,
@@ -58,6 +58,7 @@ from fairpate.methods.record_votes import (
     labels_of_rule,
     matched_rule,
     rule_network,
+    with_noise,
 )
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.events import of_unit
@@ -348,6 +349,7 @@ class ResidualVotes(RulesOfRecords):
     )
 
     method: str = "residual_votes"
+    student: StudentConfig = StudentConfig(model=ModelConfig(name="logistic"))
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
 
     @property
@@ -392,7 +394,13 @@ class ResidualVotes(RulesOfRecords):
 
             def noisy_sum(left: Left, event: VoteSums, name: str) -> IntArray:
                 exact_AW = records.total(left, norm=event.norm)
-                return exact_AW + _noise(exact_AW.shape, event.noise_stddev_votes, source, name)
+                return with_noise(
+                    exact_AW,
+                    stddev=event.noise_stddev_votes,
+                    source=source,
+                    row=f"{name}, class",
+                    noisy_sum=training.noisy_sum,
+                )
 
             pool_MW = ballot.votes(dataset.public.x).astype(np.int16)
             sums = settings.events(noise, "public")[0]
@@ -416,7 +424,7 @@ class ResidualVotes(RulesOfRecords):
             else:
                 exact_WW = records.total(votes_themselves, norm=events[1].norm)
                 spread = events[1].noise_stddev_votes
-                arrays["moments_WW"] = exact_WW + symmetric_noise(len(exact_WW), spread, source)
+                arrays["moments_WW"] = noisy_moments(exact_WW, spread, source, training.noisy_sum)
                 # In proportion to the typical largest eigenvalue of the noise, a public number.
                 floor += _FLOOR * math.sqrt(2 * len(exact_WW)) * spread / UNITS**2
                 inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=floor)
@@ -466,6 +474,16 @@ def _curvature_for(noise: float, num_records: float, shape: tuple[int, ...]) -> 
 def _noise(shape: tuple[int, ...], stddev: float, source: NoiseSource, name: str) -> IntArray:
     words = source.words([f"{name}, class {row}" for row in range(shape[0])], shape[1])
     return discrete_gaussians(stddev, words, source)
+
+
+def noisy_moments(exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_sum: NoisySum | None) -> IntArray:
+    """The symmetric matrix with the noise of :func:`symmetric_noise`, summed over all sites where there are several."""
+    if noisy_sum is None:
+        return exact_WW + symmetric_noise(len(exact_WW), stddev, source)
+    less = math.nextafter(stddev / math.sqrt(2), math.inf)
+    above = np.triu(noisy_sum(np.triu(exact_WW, 1), stddev=less, name="moments"), 1)
+    (diagonal,) = noisy_sum(exact_WW.diagonal()[None].copy(), stddev=stddev, name="squares")
+    return above + above.T + np.diag(diagonal)
 
 
 def symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray:

@@ -687,7 +687,7 @@ class GradientClipper:
 
     @torch.no_grad()
     def _clipped(self, formed: Callable[[Callable[..., list[Tensor]]], list[LayerGradient]]) -> ClippedSum:
-        """The clipped sum of the gradients that ``formed(kept)`` gives, which applies ``kept`` to their factors."""
+        """The clipped sum of the gradients that ``formed(kept)`` gives, ``kept`` applied to what they are made of."""
         layers = formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())
         is_counted_B = self._is_counted(squared_norms_B)

@@ -324,8 +324,9 @@ class _Tail:
         weights_S = self.tilted_S[start:] * np.exp(-self.tilt * ahead_S)
         with np.errstate(over="ignore"):
             growth_S = np.exp(ahead_S)
-        upper_S = _from_above(weights_S) * (1 + 4 * UNIT * len(weights_S)) * scale
-        moved_S = _from_above(weights_S * np.exp(-ahead_S)) * scale
+        # Each with all that is above it, added up from the end.
+        above_S, moved_S = (np.cumsum(w_S[::-1])[::-1] for w_S in (weights_S, weights_S * np.exp(-ahead_S)))
+        upper_S, moved_S = above_S * (1 + 4 * UNIT * len(weights_S)) * scale, moved_S * scale
         with np.errstate(invalid="ignore"):
             enough = np.flatnonzero(self.infinite + upper_S - growth_S * moved_S <= delta)
         # At the last loss itself, nothing is above but what is infinite.
@@ -438,11 +439,6 @@ def _tilt(losses: Sum, excess: Callable[[float, float, float], float]) -> float:
         if low < -40:
             return 0.0
     return math.exp(scipy.optimize.brentq(at, low, high, xtol=1e-3))
-
-
-def _from_above(values_S: FloatArray) -> FloatArray:
-    """For each value, the sum of it and all values after it, added up from the end."""
-    return np.cumsum(values_S[::-1])[::-1]
 
 
 _MOST_DEVIATIONS = 12.0  # of a Gaussian: 1e-33 lies beyond

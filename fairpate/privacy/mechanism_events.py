@@ -245,6 +245,31 @@ class NeighbourVotes(_RecordsVote):
     threshold_stddev_votes: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class PredictionTables(CountedEvent):
+    """``count`` noisy tables of predictions on test records, which nothing else of the run reads.
+
+    A unit adds whole numbers of at least 0 and of sum ``weight`` at most, and so an L2 norm of ``weight``. Under
+    "replace one" its numbers give way to other ones, such as those of a record that changes its cell: two vectors
+    without negative numbers are at most the root of 2 times as far apart. Noise is N_Z(0, s^2) on every cell, with s
+    the product of ``weight`` and ``noise_stddev_records``; it is priced as in :class:`VoteSums`.
+    """
+
+    noun: ClassVar[str] = "noisy table of predictions"
+    data_dependent: ClassVar[bool] = False
+    count: int
+    noise_stddev_records: float
+    weight: int
+    unit: Unit = "record"
+    relation: Relation = "add or remove one"
+
+    @property
+    def as_sums(self) -> VoteSums:
+        """The sums of vectors that cost as much."""
+        norm = self.weight if self.relation == "add or remove one" else math.ceil(math.sqrt(2) * self.weight)
+        return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_records * self.weight, norm=norm)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AtomicLoss:
     """A privacy loss with countably many values: ``losses``, in ascending order, with their masses under the moved
@@ -336,6 +361,11 @@ def _(event: VoteSums, orders_A: FloatArray) -> FloatArray:
 
 
 @event_rdp.register
+def _(event: PredictionTables, orders_A: FloatArray) -> FloatArray:
+    return event_rdp(event.as_sums, orders_A)
+
+
+@event_rdp.register
 def _(event: NeighbourVotes, orders_A: FloatArray) -> FloatArray:
     return _repeated_rdp(event, _precision(event), orders_A)
 
@@ -358,6 +388,11 @@ def _(event: VoteSums, interval: float) -> LossDistribution | None:
     if event.sampling_rate == 1:
         return gaussians(event.count, multiplier, interval=interval)
     return poisson_gaussians(event.count, multiplier, sampling_rate=event.sampling_rate, interval=interval)
+
+
+@event_pld.register
+def _(event: PredictionTables, interval: float) -> LossDistribution | None:
+    return event_pld(event.as_sums, interval)
 
 
 @event_pld.register

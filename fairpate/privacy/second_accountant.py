@@ -388,6 +388,12 @@ def _vote_sum(event: Mapping[str, Any]) -> Pair | None:
     return gaussian(math.sqrt(variance) / event["norm"]) if variance > 0 else None
 
 
+def _prediction_table(event: Mapping[str, Any]) -> PairsOfEvent:
+    weight, moved = event["weight"], math.sqrt(2.0 if event["relation"] == "replace one" else 1.0)
+    variance = (float(event["noise_stddev_records"]) * weight) ** 2 - _ROUNDING**2
+    return [(gaussian(math.sqrt(variance) / weight / moved) if variance > 0 else None, event["count"])]
+
+
 def _neighbours(event: Mapping[str, Any]) -> Pair | None:
     count, check = discrete_gaussian(float(event["noise_stddev_votes"])), event.get("threshold_stddev_votes")
     # Two counts move, and the check where there is one.
@@ -409,5 +415,6 @@ KINDS: Mapping[str, Kind] = {
     "VoteTables": Kind(_sampled(lambda event: discrete_gaussian(float(event["noise_stddev_votes"])))),
     "VoteSums": Kind(_sampled(_vote_sum)),
     "MomentSums": Kind(_sampled(_vote_sum)),
+    "PredictionTables": Kind(_prediction_table, relation=None),
     "NeighbourVotes": Kind(_sampled(_neighbours)),
 }

@@ -339,13 +339,15 @@ def sanitised_rdp(
     if release.scale_noise_stddev < math.inf:
         spread = release.beta * release.scale_noise_stddev * _normal(source)
         # The scale is 0 for all votes of this many teachers or for none (every distance is covered), and so public.
-        log_scale = _published((math.log(scale) if scale else -math.inf) + spread)
+        log_scale = (math.log(scale) if scale else -math.inf) + spread
     any_votes = gnmax.confident_gnmax_rdp_data_independent(**vars(mechanism), orders_A=[release.order])
     return SanitisedRdp(
         release=release,
         # A second draw: with one draw for both numbers, either would show the other's noise.
-        rdp=_published(exact + scale * release.noise_stddev * _normal(source)),
-        log_scale=log_scale,
+        # Rounded to a public grid, coarse compared with the noise's: the last digits of a float sum follow the exact
+        # cost, and noise of limited precision does not hide them.
+        rdp=round(exact + scale * release.noise_stddev * _normal(source), PUBLISHED_DECIMALS),
+        log_scale=None if log_scale is None else round(log_scale, PUBLISHED_DECIMALS),
         rdp_data_independent=float(votes.counts_U.sum() * any_votes[0]),
         noise=source.label,
     )
@@ -449,9 +451,3 @@ class TwoSteps:
 
 def _normal(source: NoiseSource) -> float:
     return sample_discrete_gaussian(2**64, source) / 2**64
-
-
-def _published(value: float) -> float:
-    """Round to the public grid, which is coarse compared with the grid of the noise."""
-    # Rounded: the last digits of a float sum follow the exact cost, and noise of limited precision does not hide them.
-    return round(value, PUBLISHED_DECIMALS)

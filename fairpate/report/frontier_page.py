@@ -13,6 +13,7 @@ both, and marks the former with a dagger and hollow shapes.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -69,7 +70,7 @@ from fairpate.report.frontier import (
     select,
 )
 from fairpate.report.records import FAIR_GAP, listed
-from fairpate.types import NotionName
+from fairpate.types import MetricsKind, NotionName
 
 _LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4
@@ -347,6 +348,22 @@ class FrontierReport:
     def failed(self) -> list[Row]:
         """Rows without a record that this page may show."""
         return [row for row in self.shown if row.record is None]
+
+    @property
+    def covered(self) -> str:
+        """Words on which runs have metrics that a guarantee covers."""
+        kinds = Counter(row.record.metrics for row in self.shown if row.record is not None)
+        words: Mapping[MetricsKind, str] = {
+            "outside": "outside every guarantee",
+            "public": "of test records that the operator declares public",
+            "private": "estimated under the guarantee, where each run counts on the same records again",
+        }
+        said = [
+            f"{of_kind} (in {counted(kinds[kind], 'run')})" if len(kinds) > 1 else of_kind
+            for kind, of_kind in words.items()
+            if kinds[kind]
+        ]
+        return f"they are {', '.join(said or [words['outside']])}"
 
     def points(self) -> list[Point]:
         """The finished rows joined over seeds."""

@@ -1,7 +1,8 @@
 """Accuracy, coverage and fairness gaps of a set of predictions, overall and by group, with their intervals.
 
 The numbers describe the evaluated records with their true labels and groups. They are outside every privacy guarantee
-unless those records are public or the numbers are released privately. An undefined number is NaN in Python, null in
+unless those records are public or the numbers come from a private release (:mod:`fairpate.run.private_metrics`), which
+is then noted as ``Evaluation.metrics``. An undefined number is NaN in Python, null in
 JSON and never 0; so is one that rests on too few records.
 
 *Small cells.* A cell is a group, or the records of a group with one true label; its size counts records, or persons
@@ -35,7 +36,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,7 @@ import numpy.typing as npt
 from fairpate.fairness import rates
 from fairpate.fairness.gate import filter_stream, filter_streams
 from fairpate.fairness.rates import NOTIONS
-from fairpate.types import GateRule, NotionName, restored, strict
+from fairpate.types import GateRule, MetricsKind, NotionName, restored, strict
 
 if TYPE_CHECKING:
     from fairpate.types import RunRecord
@@ -102,9 +103,20 @@ class GapResult:
     where: str
 
 
-_NOT_MEASURED = GapResult(
+NOT_MEASURED = GapResult(
     value=math.nan, low=math.nan, high=math.nan, level=0.95, n_undefined=0, min_cell_size=0, where="undefined"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """One number that was estimated from a noisy table, with its interval; NaN where it is undefined."""
+
+    name: str
+    kind: Literal["share", "ratio", "count"]
+    value: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +148,10 @@ class Evaluation:
     Only records in cells of at least ``least_cell`` records or persons count: smaller groups are in no number, and a
     number that would reveal a smaller cell is None or NaN; with more than two classes ``perfect_gap`` is then rounded
     down to tenths.
+
+    ``metrics`` says whether a guarantee covers the numbers. Private ones are estimates from a table with noise of
+    standard deviation ``noise_stddev``, in records, on every count, and ``estimates`` are those with intervals that no
+    other field holds. ``per_person``: every person counts as one, divided among the person's records.
     """
 
     num_records: int
@@ -157,6 +173,34 @@ class Evaluation:
     degenerate: tuple[str, ...] = ()
     underserved: tuple[str, ...] = ()
     underserved_groups: tuple[str, ...] = ()
+    metrics: MetricsKind = "outside"
+    noise_stddev: float = 0.0
+    per_person: bool = False
+    estimates: tuple[Estimate, ...] = ()
+
+    @property
+    def noun(self) -> str:
+        """The name of what is counted."""
+        return "test person" if self.per_person else "test record"
+
+    @property
+    def interval_kind(self) -> str:
+        """The name of the intervals."""
+        return "intervals" if self.metrics == "private" else "bootstrap intervals"
+
+    @property
+    def covered(self) -> str:
+        """The sentence on whether a guarantee covers the numbers."""
+        if self.metrics == "outside":
+            return "Measured on test records with their true labels and groups; outside the privacy guarantee."
+        if self.metrics == "public":
+            return "Measured on test records with their true labels and groups, which the operator declares public."
+        people = " Every person counts as one, divided among the person’s records." if self.per_person else ""
+        return (
+            "Estimated from one noisy table of private test records, which the privacy guarantee covers: noise of "
+            f"standard deviation {self.noise_stddev:.3g} on every count. Intervals hold this noise and the sampling of "
+            f"test records; what does not stand out from the noise is undefined.{people}"
+        )
 
     @property
     def is_measured(self) -> bool:
@@ -335,7 +379,7 @@ def evaluate(
         confusion_GYC=tuple(tuple(tuple(row) for row in table) for table in joint_GYC.tolist()),
         least_cell=least_cell,
     )
-    measured = _with_words(measured)
+    measured = with_words(measured)
     # Groups that are too small to be measured are judged by how many of their records are answered.
     for z, name in enumerate(group_names):
         size = int((groups == z).sum())
@@ -384,7 +428,7 @@ def _drawn_apart(
     }
 
 
-def _with_words(measured: Evaluation) -> Evaluation:
+def with_words(measured: Evaluation) -> Evaluation:
     """Add everything that is computed from the tables of ``measured``; no record is hidden."""
     table_GYC = np.asarray(measured.confusion_GYC)
     label_GC = table_GYC.sum(axis=2)
@@ -404,7 +448,9 @@ def _with_words(measured: Evaluation) -> Evaluation:
         common = int(table_YC.sum(axis=1).argmax())
         lost = float(table_YC[common].sum() - table_YC[common, common])
         gained = float(np.trace(table_YC) - table_YC[common, common])
-        if lost - gained > _CHANCE * math.sqrt(lost + gained):
+        # Each is a sum of all cells of such records, with their noise.
+        noise = 2 * (len(table_YC) - 1) * measured.noise_stddev**2
+        if lost - gained > _CHANCE * math.sqrt(lost + gained + noise):
             always = float(table_YC[common].sum() / table_YC.sum())
             worse[group.name] = (
                 f"is right about {_percent(group.accuracy)} of {group.name}, always predicting "
@@ -596,7 +642,7 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
         groups[z] = GroupResult(
             name=groups[z].name, num_records=None, num_answered=None, coverage=math.nan, accuracy=math.nan
         )
-    too_few = replace(_NOT_MEASURED, where="too few records in a cell")
+    too_few = replace(NOT_MEASURED, where="too few records in a cell")
     return replace(
         measured,
         accuracy=accuracy,

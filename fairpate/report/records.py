@@ -25,7 +25,7 @@ from fairpate.fairness import rates
 from fairpate.fairness.private_population import Population, PopulationEstimate, estimated_gap, estimated_rates
 from fairpate.pages import count, counted, decimal, epsilon_text, interval, percent
 from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
-from fairpate.types import UNITS, GateRule, PrivacyStatement, Relation, Unit, restored, strict
+from fairpate.types import IN_PARALLEL, UNITS, GateRule, PrivacyStatement, Relation, Unit, restored, strict
 from fairpate.words import delta_text, meaning, most_often_right, strength
 
 FAIR_GAP = 0.1
@@ -102,6 +102,11 @@ class Guarantee:
             samples = f"the nearest records of Poisson samples{' of persons' * (statement.unit == 'person')}"
             voters = samples if any("sampling_rate" in event for event in events) else "teachers"
             touched = [f"{queries.submitted} queries to {voters}, every one priced at its worst case"]
+        touched += [
+            f"of {part} records alone: {described_event(event)}"
+            for part, of_part in statement.part_events.items()
+            for event in of_part
+        ]
         same = ("unit", "relation", "delta", "accounting", "noise", "tuning_accounted", "not_protected", "remarks")
         return cls(
             **{name: getattr(statement, name) for name in same},
@@ -182,7 +187,7 @@ class Guarantee:
                 else [f"Not protected: {self.not_protected}. The model may reveal them."]
             ),
             *([] if self.noise == "os_entropy" else [noise]),
-            *self.remarks,
+            *(remark for remark in self.remarks if remark != IN_PARALLEL),  # it extends the claim
         ]
 
     @property
@@ -359,7 +364,7 @@ class RunStatement:
             if measured.num_answered
             else "Refuses all",
             mood="none" if measured.num_answered else "bad",
-            details=(f"Of {counted(measured.num_records, 'test record')}.",),
+            details=(f"Of {counted(measured.num_records, measured.noun)}.",),
         )
         return privacy, self._fairness_figure, self._accuracy_figure, coverage
 
@@ -423,7 +428,8 @@ class RunStatement:
             word=upper(self._accuracy_words),
             mood="bad" if worthless else "none",
             details=(
-                f"On {counted(measured.num_answered, 'answered test record')}.",
+                f"On {counted(measured.num_answered, f'answered {measured.noun}')}.",
+                *(f"Interval: {interval(each, percent)}." for each in measured.estimates[:1]),
                 f"{upper(majority_words(measured))}.",
                 *(f"The model {words}." for words in measured.underserved),
                 baseline,
@@ -443,7 +449,7 @@ class RunStatement:
             return [("accuracy", f"unknown: {measured.why_unknown}")]
         gap = measured.measured("demographic_parity")
         missing, hidden = listed(measured.not_measured), small_cell_words(measured)
-        rows = [("accuracy", f"{percent(measured.accuracy)} of {counted(measured.num_answered, 'test record')}")]
+        rows = [("accuracy", f"{percent(measured.accuracy)} of {counted(measured.num_answered, measured.noun)}")]
         if measured.majority_class is not None:
             rows.append(("to compare", majority_words(measured)))
         rows += [("warning", f"the model {words}") for words in (*measured.degenerate, *measured.underserved)]
@@ -462,6 +468,7 @@ class RunStatement:
             ]
             rows.append((name, ", ".join(found)))
         rows += [("not shown", hidden)] if hidden else []
+        rows += [("metrics", measured.covered)] if measured.metrics != "outside" else []
         if self.without_privacy is not None:
             rows.append(("without privacy", f"{_learned_without_privacy(self.without_privacy)}; operator only"))
         return rows

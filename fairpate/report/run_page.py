@@ -492,6 +492,7 @@ def _voter_rows(report: PrivateReport, voting: AnsweredQueries) -> Rows:
 
 _MOST_NAMED = 11
 _ACCOUNTING = {"pld": "privacy loss distributions", "rdp": "Rényi curves"}
+_METRICS = {"private": "part of ε", "public": "of public records", "outside": "not part of ε"}
 _KINDS = {"image": "pictures", "tabular": "rows of numbers"}
 
 
@@ -597,7 +598,11 @@ class Card:
             "The model's file, any number of its predictions at no further cost, and anything computed from them"
             + (f", if these may be public too: {bare}." if bare else "."),
             "Epsilon, delta, unit and relation as stated here, always together.",
-            "The metrics of this card, if the test records' owner agrees: they are outside the guarantee.",
+            {
+                "private": "The metrics of this card: the guarantee covers them.",
+                "public": "The metrics of this card: the operator declares the test records public.",
+                "outside": "The metrics of this card, if the test records’ owner agrees: no guarantee covers them.",
+            }[self.evaluation.metrics],
         ]
 
     @property
@@ -611,16 +616,21 @@ class Card:
         ]
 
     @property
+    def _protected_records(self) -> str:
+        return f"private training {'and test ' if self.evaluation.metrics == 'private' else ''}records"
+
+    @property
     def limits(self) -> list[str]:
         """Cautions for reading the numbers."""
         privacy, measured = self.privacy, self.evaluation
         covered = f"what the operator calls a {privacy.unit}, each behind one vote,"
         if not privacy.is_attested:
             whose = {"person": "the persons behind the ", "sensitive attribute": "the sensitive attribute of "}
-            covered = f"{whose.get(privacy.unit, 'the ')}private training records"
+            covered = f"{whose.get(privacy.unit, 'the ')}{self._protected_records}"
+        others = "public records" if measured.metrics == "private" else "public or test records"
         alone = (
-            f"The privacy guarantee is for {covered} alone: not for public or test records, and not for people "
-            "whom the model is used on."
+            f"The privacy guarantee is for {covered} alone: not for {others}, and not for people whom the model is "
+            "used on."
         )
         limits = [
             *privacy.limits,
@@ -651,7 +661,7 @@ class Card:
         """The parts of the guarantee by name."""
         privacy, protected = self.privacy, "nothing"
         if privacy.protects:
-            among = f"{'in' if privacy.unit == 'person' else 'of'} the private training records"
+            among = f"{'in' if privacy.unit == 'person' else 'of'} the {self._protected_records}"
             protected = f"{privacy.protected} {'behind the votes' if privacy.is_attested else among}"
         rows = [
             ("Protected", protected),
@@ -664,6 +674,7 @@ class Card:
             ("Noise", privacy.noise_words),
             ("Touched private records", "; ".join(privacy.events)),
             ("Choice of settings", "part of ε" if privacy.tuning_accounted else "not part of ε"),
+            ("Metrics", _METRICS[self.evaluation.metrics]),
         ]
         return [(name, words) for name, words in rows if words is not None]
 

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from fairpate.config_reader import values_digest
 from fairpate.data.dataset import sha256_of
 from fairpate.files import check_output_file, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
@@ -32,17 +33,26 @@ from fairpate.report.records import Guarantee
 from fairpate.report.run_page import CardData, IntendedUse, card_page
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
 from fairpate.run.folder import environment
-from fairpate.run.publication import card_of, card_values, write_card
+from fairpate.run.private_metrics import evaluation_of
+from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
 from fairpate.words import delta_text
+from student.card import read_card
 
 FORMAT = "fairpate.bundle/1"
 HEAD, README, EVENTS, VERSIONS = "head.json", "README.txt", "events.json", "versions.json"
 REQUIRED = ("card.html", "card.json", "metrics.json", "record.json", "statement.json", "student.safetensors")
 OPTIONAL = (
-    *("embedding.safetensors", "labels.parquet", "model.json", "model.onnx", "private_population.json"),
-    "released.safetensors",
+    *(
+        "choice.safetensors",
+        "embedding.safetensors",
+        "labels.parquet",
+        "metrics.safetensors",
+        "model.json",
+        "model.onnx",
+    ),
+    *("private_population.json", "released.safetensors"),
 )
 CLAIM = ("method", "unit", "relation", "delta", "epsilon", "noise")
 TOLERANCE = 1e-3
@@ -124,10 +134,11 @@ def head_of(statement: PrivacyStatement, files: Mapping[str, str]) -> dict[str, 
     return bound | {"digest": hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()}
 
 
-def events_of(statement: PrivacyStatement) -> list[dict[str, Any]]:
-    """The statement's events, each with kind, unit and relation. Events of other packages are unchanged."""
+def events_of(statement: PrivacyStatement, part: str | None = None) -> list[dict[str, Any]]:
+    """The statement's events, or those of test or validation records, each with kind, unit and relation. Events of
+    other packages are unchanged."""
     found = []
-    for values in statement.events:
+    for values in statement.events if part is None else statement.part_events[part]:
         try:
             event = event_from(values)
         except (TypeError, ValueError):  # a kind that is registered only where its package is installed
@@ -232,7 +243,10 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
     """
     with _unpacked(path) as bundle:
         found = _Check(bundle)
-        checks = (found.files, found.claim, found.epsilon, found.queries, found.student, found.release, found.card)
+        checks = (
+            *(found.files, found.claim, found.epsilon, found.queries, found.student, found.release),
+            *(found.metrics, found.choice, found.card),
+        )
         for number, check in enumerate(checks, start=1):
             found.run(check)
             tell(number, len(checks))
@@ -330,12 +344,15 @@ class _Check:
         self.require(_json(self.bundle, EVENTS) == events, f"{EVENTS}: not the events of the statement")
         self.require(bool(events), "statement.json: no events, so nothing is priced")
         try:
-            for event in events:
-                for name, value in zip(("unit", "relation"), guarantee_of(event), strict=True):
-                    for stated in {getattr(statement, name), event[name]} - {value}:
-                        kind = event["kind"]
-                        self.differs.append(f"statement.json: {name} {stated!r}, {kind} is defined for {value!r}")
-            recomputed = recomputed_epsilon(events, delta=statement.delta)
+            recomputed = 0.0
+            # A unit is a private, a test or a validation record: the largest cost holds for all.
+            for of_part in (events, *(events_of(statement, part) for part in statement.part_events)):
+                for event in of_part:
+                    for name, value in zip(("unit", "relation"), guarantee_of(event), strict=True):
+                        for stated in {getattr(statement, name), event[name]} - {value}:
+                            kind = event["kind"]
+                            self.differs.append(f"statement.json: {name} {stated!r}, {kind} is defined for {value!r}")
+                recomputed = max(recomputed, recomputed_epsilon(of_part, delta=statement.delta))
         except NotRecomputedError as error:
             self.differs.append(f"epsilon: not recomputed, priced by this package's accountant alone ({error})")
             return None
@@ -399,6 +416,42 @@ class _Check:
         self.require(not left_out, f"released.safetensors: {len(left_out)} of its events are not in the statement")
         return "the release's events are in the statement"
 
+    def metrics(self) -> str | None:
+        """Check that private metrics are those of a table that the statement lists."""
+        measured, card = read_evaluation(self.bundle), read_card(self.bundle.student)
+        stated = {"record.json": _json(self.bundle, "record.json").get("metrics", "outside")}
+        stated["statement.json"] = "private" if "test" in self.said.part_events else measured.metrics
+        for name, kind in stated.items():
+            # Without a table, public and outside differ by the operator's word alone.
+            self.require(kind == measured.metrics, f"{name}: metrics are {kind}, metrics.json says {measured.metrics}")
+        if measured.metrics != "private":
+            why = "declared public" if measured.metrics == "public" else "outside the guarantee"
+            self.not_checked.append(f"metrics.json: {why}, of test records that are not here")
+            return None
+        released, _ = read_release(self.bundle.metrics_table)
+        same = [event_json(event) for event in released.events] == events_of(self.said, "test")
+        self.require(same, "metrics.safetensors: its event is not that of the statement")
+        expected = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
+        self.require(_alike(expected.to_json(), measured.to_json()), "metrics.json: not what metrics.safetensors gives")
+        return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
+
+    def choice(self) -> str | None:
+        """Check that a choice of settings that the statement covers is one of these settings."""
+        made, is_stated = self.bundle.choice, "validation" in self.said.part_events
+        self.require(made.is_file() == is_stated, "choice.safetensors: the statement and this file go together")
+        self.require(is_stated or not self.said.tuning_accounted, "statement.json: no choice that is accounted for")
+        if not made.is_file():
+            return None
+        released, origin = read_release(made)
+        same = [event_json(event) for event in released.events] == events_of(self.said, "validation")
+        self.require(same, "choice.safetensors: its event is not that of the statement")
+        config = _json(self.bundle, "record.json")["config"]
+        settings = {name: each for name, each in config.items() if name != "evaluation"}
+        candidates = origin.settings["candidates"]
+        chosen = candidates[int(released.arrays["chosen"][0])]
+        self.require(values_digest(settings) == chosen, "record.json: not the settings that were chosen")
+        return f"the settings are those that were chosen among {len(candidates)}"
+
     def card(self) -> str:
         """Check that card and page equal those computed here from statement, metrics and student."""
         given = _json(self.bundle, "card.json")
@@ -429,6 +482,17 @@ class _Check:
         else:
             self.not_checked.append("card.html, and the words of card.json, which another version wrote")
         return "the numbers of card.json are those of statement, metrics and student"
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """True if two JSON values are equal up to the last digits, in which processors may differ."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+    return bool(one == other)
 
 
 def _json(bundle: RunDirectory, name: str) -> Any:

@@ -48,7 +48,7 @@ from fairpate.report.metrics import GroupsTold
 from fairpate.run.context import RunDirectory, read_json, read_votes, write_text, write_votes
 from fairpate.run.folder import create_run_directory
 from fairpate.run.plan import spent
-from fairpate.run.release_log import LimitReachedError, Odometer, OdometerError, Release, read_receipt
+from fairpate.run.release_log import LimitReachedError, MetricsFolder, Odometer, OdometerError, Release, read_receipt
 from fairpate.run.run import make_release, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver
 from fairpate.terminal import Output, Pace, Reporter, is_live
@@ -165,7 +165,7 @@ def compare(
 def planned_spending(cells: Sequence[Cell], odometer: Odometer) -> Iterator[str]:
     """For each data set say how many releases ``cells`` make, what they may cost, and what was spent before.
 
-    A shared release counts once. Seeded noise, which protects nobody, and methods without privacy are left out.
+    A shared release counts once. Seeded noise, which is not private, and methods without privacy are left out.
     """
     of_data: dict[str, dict[str, Cell]] = {}
     for cell in cells:
@@ -395,9 +395,9 @@ def run_cells(
         cell = pending.pop(reference)
         try:
             # It has ended: only its result is on the way.
-            rows, release = ray.get(reference, timeout=60.0)
+            rows, releases = ray.get(reference, timeout=60.0)
             # Before the cell counts as finished: a crash in between counts it again, under the same id.
-            if release is not None:
+            for release in releases:
                 count_cell(release)
         except (ray.exceptions.RayError, LimitReachedError, OdometerError) as error:
             cause = getattr(error, "cause", None) or error
@@ -435,8 +435,10 @@ def run_cells(
 
 def _compute(
     compute: Compute, cell: Cell, out: Path, shared: Handed, torch_threads: int
-) -> tuple[list[Row], Release | None]:
-    return compute(cell, out, shared, torch_threads), read_receipt(RunDirectory(root=out))
+) -> tuple[list[Row], list[Release]]:
+    rows = compute(cell, out, shared, torch_threads)
+    receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, MetricsFolder))
+    return rows, [receipt for receipt in receipts if receipt is not None]
 
 
 def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> list[Row]:

@@ -66,6 +66,8 @@ class RunDirectory:
     """Tokens of the run's service."""
     receipt = PathIn("private", "release.json")
     """The id of this run in the odometer, and the events that it counts."""
+    journal = PathIn("private", "sites.sqlite")
+    """What a site or a coordinator sent, where the release is a sum over several sites."""
     released = PathIn("public", "released.safetensors")
     """The arrays that the method released first: everything else is learned from releases and public records."""
     embedding = PathIn("public", "embedding.safetensors")
@@ -82,6 +84,10 @@ class RunDirectory:
     """The published privacy statement."""
     metrics = PathIn("public", "metrics.json")
     """The student's metrics."""
+    metrics_table = PathIn("public", "metrics.safetensors")
+    """The noisy table of test records from which private metrics are estimated."""
+    choice = PathIn("public", "choice.safetensors")
+    """The choice of these settings among several, if it was made by a private mechanism."""
     private_population = PathIn("public", "private_population.json")
     """How the student treats the groups of private records, estimated from the release."""
     card = PathIn("public", "card.json")

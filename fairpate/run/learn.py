@@ -16,6 +16,7 @@ import math
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,10 +26,11 @@ from fairpate.config import DataConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
+from fairpate.data.registry import load_at_site
 from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
-from fairpate.types import GateRule, Unit, restored
+from fairpate.types import GateRule, MetricsKind, Unit, restored
 from student.card import StudentCard, StudentFileError, read_card
 
 if TYPE_CHECKING:
@@ -106,6 +108,9 @@ def load_for(run: RunDirectory, data: DataConfig, load: Callable[[DataConfig], D
 
     RunDirectoryError if the embedding is damaged, or missing although the student reads its coordinates.
     """
+    if load is load_data and run.journal.exists() and run.student.exists():
+        # Of a model that was learned from several sites' sum: no private record is here, and none is needed any more.
+        load = partial(load_at_site, has_private=False)
     if data.embedding is not None and run.embedding.exists():
         try:
             # Placed by the embedding that is kept: one that is fitted again may have other axes.
@@ -253,11 +258,14 @@ class Assessment:
         return values
 
 
-def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) -> Assessment:
+def assess(
+    student: Student, dataset: Dataset, *, seed: int, least_cell: int, metrics: MetricsKind = "outside"
+) -> Assessment:
     """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders.
 
     What rests on fewer than ``least_cell`` test records of a group, or of a group and class, is left out. A
     randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
+    ``metrics``: what the operator says of the test records.
     """
     test, rule = dataset.test, student.card.idp3
     groups, persons = test.z.numpy(), test.person_N
@@ -270,7 +278,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
         rule: GateRule | None = None,
         apart_N: npt.NDArray[np.bool_] | None = None,
     ) -> Evaluation:
-        return evaluate(
+        measured = evaluate(
             predictions,
             labels_N=test.y.numpy(),
             groups_N=groups,
@@ -284,6 +292,7 @@ def assess(student: Student, dataset: Dataset, *, seed: int, least_cell: int) ->
             least_cell=least_cell,
             apart_N=apart_N,
         )
+        return replace(measured, metrics=metrics)
 
     kept = shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons

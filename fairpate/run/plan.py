@@ -126,7 +126,7 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
 
 def spending(config: Method, dataset: Dataset, odometer: Odometer) -> str:
     """Say what a run of ``config`` may spend, and what earlier releases on the data set cost; empty without a
-    guarantee, and for seeded noise, which protects nobody."""
+    guarantee, and for seeded noise, which is not private."""
     cost = None if config.is_seeded else planned_cost(config, dataset)
     if cost is None:
         return ""

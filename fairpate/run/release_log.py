@@ -12,6 +12,10 @@ epsilon, a first run whose plan the sum admits, and the order does not, is admit
 kept and charged in full from then on. If a smaller charge left room for others, the released values would decide which
 of two bounds holds, and both deltas would add up.
 
+A release may read one part alone of a data set whose parts are disjoint: its training records or its test records, by
+the rule of a hashed split. A unit is in one part, so it pays for that part and for what reads all parts or belongs to
+another rule. Sums and limits are those of the part that pays most.
+
 This module does not know who trains, how much noise would meet a limit, what the released arrays mean, or what other
 machines released.
 """
@@ -19,6 +23,7 @@ machines released.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -31,7 +36,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +47,7 @@ from aggregator.budgets import queries_that_fit
 from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger, LedgerTerms
 from fairpate.config_reader import flat_values
-from fairpate.files import write_atomically
+from fairpate.files import PathIn, write_atomically
 from fairpate.pages import counted, epsilon_text
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, AdaptiveLimit, epsilon_of_curve, least_adaptive_limit
@@ -71,6 +76,8 @@ _NEW = np.zeros(0)
 _MOST_DISTRIBUTIONS = 8
 """Loss distributions of several releases that are composed at once; beyond, Renyi curves alone are added."""
 
+_MOST_RULES = 6
+
 
 class OdometerError(UserError):
     """The odometer or a receipt cannot be read or written; nothing was released."""
@@ -88,6 +95,7 @@ class Release:
     ``plan``: where a limit admitted the run as the only release, all events that were fixed before the first of them;
     ``events`` are among them. Limits charge the whole plan, however little of it was released. An empty plan: limits
     charge the events. ``rdp_A``: the composed Renyi curve at ``DEFAULT_ORDERS``, ``inf`` where an event has none.
+    ``part``: the part of the data set that was read, as ``RULE/PART``; empty: all of it.
     """
 
     run: str
@@ -100,6 +108,7 @@ class Release:
     events: tuple[Event, ...]
     num_queries: int = 0
     plan: tuple[Event, ...] = ()
+    part: str = ""
     rdp_A: FloatArray = field(default_factory=lambda: _NEW, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -152,6 +161,10 @@ def composed_epsilon(releases: Sequence[Release], *, delta: float) -> float:
     It holds for releases that were fixed before the first of them. Each bound holds for any data, so that taking the
     least reveals nothing.
     """
+    return max(_composed_epsilon(part, delta=delta) for part in _by_part(releases))
+
+
+def _composed_epsilon(releases: Sequence[Release], *, delta: float) -> float:
     events = merged([event for release in releases for event in release.events])
     curve_A = _summed_curve(releases)
     bounds = [pure_epsilon(events)]
@@ -171,10 +184,32 @@ def adaptive_epsilon(releases: Sequence[Release], *, delta: float) -> float:
     Each may have been chosen in view of the others; a single release was fixed beforehand. They are charged as limits
     charge them.
     """
-    charged = [release.charged for release in releases]
-    if len(charged) == 1:
-        return composed_epsilon(charged, delta=delta)
-    return least_adaptive_limit(_summed_curve(charged), delta=delta)
+    return max(
+        _composed_epsilon(each, delta=delta)
+        if len(each) == 1
+        else least_adaptive_limit(_summed_curve(each), delta=delta)
+        for each in _by_part([release.charged for release in releases])
+    )
+
+
+def _by_part(releases: Sequence[Release]) -> list[Sequence[Release]]:
+    """The releases that one unit may pay for together, for each choice of the parts that it may be in."""
+    parts_of: dict[str, dict[str, None]] = {}
+    for release in releases:
+        parts_of.setdefault(release.part.partition("/")[0], {})[release.part] = None
+    choices = [releases]
+    # Beyond a few rules all their parts are added up: a larger sum, instead of a number of choices that doubles.
+    for rule, parts in itertools.islice(((rule, parts) for rule, parts in parts_of.items() if rule), _MOST_RULES):
+        choices = [
+            [each for each in chosen if each.part == part or each.part.partition("/")[0] != rule]
+            for chosen in choices
+            for part in parts
+        ]
+    return choices
+
+
+def _are_disjoint(one: str, other: str) -> bool:
+    return bool(one and other) and one != other and one.partition("/")[0] == other.partition("/")[0]
 
 
 def _summed_curve(releases: Sequence[Release]) -> FloatArray:
@@ -254,6 +289,7 @@ _TABLES = """
         path TEXT, events TEXT, num_queries INTEGER, rdp BLOB, time REAL);
     CREATE TABLE IF NOT EXISTS limits (data TEXT, unit TEXT, epsilon REAL, delta REAL, PRIMARY KEY (data, unit));
     CREATE TABLE IF NOT EXISTS plans (run TEXT PRIMARY KEY, plan TEXT);
+    CREATE TABLE IF NOT EXISTS parts (run TEXT PRIMARY KEY, part TEXT);
 """
 # A row keeps its number and its time: where a release stands among the others does not change by a later call.
 _STORE = """
@@ -264,9 +300,10 @@ _STORE = """
     num_queries = excluded.num_queries, rdp = excluded.rdp
 """
 _STORE_PLAN = "INSERT OR REPLACE INTO plans (run, plan) VALUES (:run, :plan)"
+_STORE_PART = "INSERT OR REPLACE INTO parts (run, part) VALUES (:run, :part)"
 _READ = """
-    SELECT run, data, unit, relation, noise, method, path, events, num_queries, ifnull(plan, '[]') AS plan, rdp AS rdp_A
-    FROM releases LEFT JOIN plans USING (run)
+    SELECT run, data, unit, relation, noise, method, path, events, num_queries, ifnull(plan, '[]') AS plan,
+    ifnull(part, '') AS part, rdp AS rdp_A FROM releases LEFT JOIN plans USING (run) LEFT JOIN parts USING (run)
     WHERE data = ifnull(:data, data) AND run = ifnull(:run, run) ORDER BY number
 """
 # A guarantee for a person holds for each record of theirs; the reverse bounds nothing, as a person may have many.
@@ -300,6 +337,7 @@ class Odometer:
             values |= {name: json.dumps(values[name]) for name in ("events", "plan")}
             database.execute(_STORE, values | {"rdp": release.rdp_A.tobytes(), "time": time.time()})
             database.execute(_STORE_PLAN, values)
+            database.execute(_STORE_PART, values)
         return release
 
     def check(self, release: Release) -> None:
@@ -312,9 +350,9 @@ class Odometer:
         with self._transaction() as database:
             return next(iter(_rows(database, run=run)), None)
 
-    def standing(self, run: str, *, delta: float) -> Standing | None:
+    def standing(self, run: str, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
         """The earlier releases of the same data set, unit and relation, and their cost with this one; None if it is not
-        private."""
+        private. ``and_of``: releases of the same run from other parts, counted or not."""
         with self._transaction() as database:
             found = _rows(database, run=run)
             rows = _rows(database, data=found[0].data) if found else []
@@ -323,11 +361,11 @@ class Odometer:
             return None
         own = rows[number]
         # Up to its own row: later releases are reported by their own statements.
-        same = [
-            row for row in _counted_by(own.unit, rows[: number + 1]) if row.is_private and row.relation == own.relation
-        ]
+        before = [row for row in rows[: number + 1] if row.run not in {other.run for other in and_of}]
+        same = [row for row in _counted_by(own.unit, before) if row.is_private and row.relation == own.relation]
+        earlier, same = len(same) - 1, [*same, *and_of]
         return Standing(
-            earlier=len(same) - 1,
+            earlier=earlier,
             epsilon=composed_epsilon(same, delta=delta),
             epsilon_adaptive=adaptive_epsilon(same, delta=delta),
         )
@@ -376,7 +414,7 @@ class Odometer:
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (data, unit, epsilon, delta))
             charged = [row.charged for row in _rows(database, data=data) if row.is_private]
-        return least_adaptive_limit(_summed_curve(_counted_by(unit, charged)), delta=delta)
+        return _least_limit(_counted_by(unit, charged), delta=delta)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -443,6 +481,10 @@ def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
     return found
 
 
+def _least_limit(releases: Sequence[Release], *, delta: float) -> float:
+    return max(least_adaptive_limit(_summed_curve(part), delta=delta) for part in _by_part(releases))
+
+
 def _admitted(
     database: sqlite3.Connection, release: Release, rows: Sequence[Release], plan: Sequence[Event] | None
 ) -> Release:
@@ -481,14 +523,15 @@ def _fits(
     # Every limit is asked: one without room refuses, also after another had room.
     asked = [(unit, limit, delta, each) for unit, limit, delta in limits for each in _counted_by(unit, [release])]
     for unit, limit, delta, each in asked:
-        same, place = _counted_by(unit, others), f"{each.data}, unit {each.unit}"
+        same = [row for row in _counted_by(unit, others) if not _are_disjoint(row.part, each.part)]
+        place = f"{each.data}, unit {each.unit}"
         if any(row.relation != each.relation for row in same):
             raise LimitReachedError(
                 f"{place}: has releases under another relation than {each.relation!r}, and the two add up to no one "
                 f"epsilon that the limit of {limit:g} could bound; release under the relation that is there."
             )
         line = AdaptiveLimit(epsilon=limit, delta=delta)
-        if line.admits(_summed_curve([*same, each])):
+        if all(line.admits(_summed_curve(part)) for part in _by_part([*same, each])):
             continue
         is_alone = is_planned and not same
         # In this form NaN is refused too.
@@ -501,7 +544,7 @@ def _fits(
                 f"{place}: {', '.join(sorted(unpriced))} has no Renyi divergence of order {line.order:g}, at which the "
                 f"limit of {limit:g} counts; it may be released first and alone, or with another method."
             )
-        spent, total = (least_adaptive_limit(_summed_curve(rows), delta=delta) for rows in (same, [*same, each]))
+        spent, total = (_least_limit(rows, delta=delta) for rows in (same, [*same, each]))
         if is_alone:
             total = composed_epsilon([each], delta=delta)
         raise LimitReachedError(
@@ -552,7 +595,7 @@ def save_release(path: Path, released: Released, origin: Origin) -> None:
         "settings": origin.settings,
         "pool": origin.pool,
         "events": list(map(event_json, released.events)),
-        "sha256": _digest(arrays),
+        "sha256": arrays_digest(arrays),
     }
     if origin.after:
         header["after"] = origin.after
@@ -568,7 +611,7 @@ def read_release(path: Path) -> tuple[Released, Origin]:
         with safe_open(path, framework="numpy") as file:
             header = json.loads(file.metadata()["release"])
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-        if header["format"] != FORMAT or header["sha256"] != _digest(arrays):
+        if header["format"] != FORMAT or header["sha256"] != arrays_digest(arrays):
             raise ValueError(f"expected {FORMAT}, with arrays that match the checksum")  # noqa: TRY301 - reworded below
         released = Released(arrays=arrays, events=tuple(map(event_from, header["events"])))
         after = tuple(header.get("after", ()))
@@ -580,7 +623,8 @@ def read_release(path: Path) -> tuple[Released, Origin]:
         ) from error
 
 
-def _digest(arrays: Arrays) -> str:
+def arrays_digest(arrays: Arrays) -> str:
+    """A digest of arrays by name, with their types and shapes."""
     digest = hashlib.sha256()
     # Sorted, as a file has an order of its own; with type and shape, as equal bytes may be different arrays.
     for name in sorted(arrays):
@@ -610,6 +654,42 @@ def take_release(run: RunDirectory, source: Path) -> None:
     write_atomically(run.released, lambda temporary: temporary.write_bytes(content))
 
 
+@dataclass(frozen=True, kw_only=True)
+class _OneFile(RunDirectory):
+    """The folder of a run as the log of a release from another part of the data set sees it: one file, its receipt, and
+    as its ``statement`` what proves that it was published."""
+
+    def release_files(self) -> list[Path]:
+        return [self.released] if self.released.exists() else []
+
+
+class MetricsFolder(_OneFile):
+    """The log's view of the noisy table of private metrics."""
+
+    released = PathIn("public", "metrics.safetensors")
+    receipt = PathIn("private", "metrics_release.json")
+    statement = PathIn("public", "metrics.json")
+
+
+class ChoiceFolder(_OneFile):
+    """The log's view of a choice among settings. One that is gone may be made again, and is counted again."""
+
+    released = PathIn("public", "choice.safetensors")
+    receipt = PathIn("private", "choice_release.json")
+    statement = PathIn("public", "choice.safetensors")
+
+
+def take_choice(run: RunDirectory, source: Path, candidate: str) -> None:
+    """Let ``run`` state the choice that was made in ``source``, if it chose ``candidate``, a digest of settings."""
+    made = RunDirectory(root=source).choice
+    if not made.exists() or run.choice.exists():
+        return
+    released, origin = read_release(made)
+    if origin.settings["candidates"][int(released.arrays["chosen"][0])] == candidate:
+        content = made.read_bytes()
+        write_atomically(run.choice, lambda temporary: temporary.write_bytes(content))
+
+
 class _Priced(Protocol):
     @property
     def events(self) -> tuple[Event, ...]: ...
@@ -633,12 +713,13 @@ class ReleaseLog:
     the release of another run has the id of that release, and no receipt.
     """
 
-    def __init__(self, run: RunDirectory, odometer: Odometer, *, data: str, method: str) -> None:
+    def __init__(self, run: RunDirectory, odometer: Odometer, *, data: str, method: str, part: str = "") -> None:
         self._run, self._odometer = run, odometer
-        self._data, self._method = data, method
+        self._data, self._method, self._part = data, method, part
         self._planned: tuple[Event, ...] | None = None
         self._before: tuple[Event, ...] = ()
         self._steps: list[tuple[Released, Origin]] = []
+        self._continues = False
         kept = read_release(run.released)[1].id if run.released.exists() else None
         receipt = read_receipt(run)
         self.id = receipt.run if receipt is not None else kept or secrets.token_hex(16)
@@ -661,7 +742,7 @@ class ReleaseLog:
         if the kept release was made from something else, or is gone although its run was published. LimitReachedError
         if a limit has no room.
         """
-        path, after = self._run.release_file(name), tuple(_digest(released.arrays) for released, _ in self._steps)
+        path, after = self._run.release_file(name), tuple(arrays_digest(released.arrays) for released, _ in self._steps)
         if path.exists():
             released, origin = read_release(path)
             require_same_settings(origin, settings, path)
@@ -715,11 +796,14 @@ class ReleaseLog:
         """
         if self._run.statement.exists():
             raise RunDirectoryError(
-                f"{path}: gone, although {self._run.statement} says it was released. Training again would be a second "
+                f"{path}: gone, although {self._run.statement} says it was released. Making it again would be a second "
                 "release of the same records: restore it from a copy, or start a new run folder with --out and count "
                 "both epsilons."
             )
         receipt = read_receipt(self._run)
+        if self._continues and receipt is not None:
+            self.id, self._before = receipt.run, ()
+            return
         # A further release of this run: one row counts it together with those before it.
         if receipt is not None and self._run.released.exists() and not self._is_copy(receipt):
             self.id, self._before = receipt.run, receipt.events
@@ -730,6 +814,13 @@ class ReleaseLog:
         if receipt is not None or self._run.released.exists():
             self.id = secrets.token_hex(16)
         self._before = ()
+
+    def continues(self) -> None:
+        """Declare that the next release is one that was counted before it was drawn, and whose draw continues.
+
+        Only where its noise was kept: noise that is drawn anew is another release.
+        """
+        self._continues = True
 
     def count_published(self, events: Sequence[Event], *, noise: str) -> None:
         """Count what the run published, even beyond a limit, if the odometer does not know it. ``events`` are used if
@@ -801,6 +892,7 @@ class ReleaseLog:
             path=str(self._run.root.absolute()),
             events=merged(events),
             num_queries=num_queries,
+            part=self._part,
         )
 
     def check(self, events: Sequence[Event], *, noise: str) -> None:
@@ -813,9 +905,15 @@ class ReleaseLog:
         self.check(events, noise=noise)
         self._planned = tuple(events)
 
-    def standing(self, *, delta: float) -> Standing | None:
+    def standing(self, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
         """The earlier releases and their cost with this run's, as :meth:`Odometer.standing`."""
-        return self._odometer.standing(self.id, delta=delta)
+        return self._odometer.standing(self.id, delta=delta, and_of=and_of)
+
+    def of_part(self, part: Literal["test", "validation"]) -> ReleaseLog:
+        """The log of the same run's release from the test or the validation records of the data set."""
+        folder = (MetricsFolder if part == "test" else ChoiceFolder)(root=self._run.root)
+        name = f"{self._part.partition('/')[0]}/{part}"
+        return ReleaseLog(folder, self._odometer, data=self._data, method=self._method, part=name)
 
     def stored(self) -> Release | None:
         """The odometer's row of this run."""
@@ -825,7 +923,7 @@ class ReleaseLog:
         """True if the folder that the odometer knows for this run still exists: then this folder is a copy and counts
         as another run."""
         stored = self._odometer.find(receipt.run)
-        other = RunDirectory(root=Path((stored or receipt).path))
+        other = type(self._run)(root=Path((stored or receipt).path))
         if other.root == self._run.root.absolute():
             return False
         # A folder that was moved leaves no receipt at its old place, and is the same run.

@@ -17,11 +17,12 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
-from fairpate.config_reader import Override, determining_values
+from fairpate.config_reader import Override, determining_values, values_digest
 from fairpate.data import REGISTRY, Dataset, load_data
 from fairpate.data.dataset import Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -37,12 +38,14 @@ from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
 from fairpate.methods.base import (
     Method,
+    NoisySum,
     ReleasingMethod,
     Stream,
     Trained,
     Training,
     check_release_of,
     configured,
+    price,
     stream_seed,
     torch_generator,
 )
@@ -65,14 +68,37 @@ from fairpate.run.learn import (
     with_given_data,
 )
 from fairpate.run.plan import cautions, spending
+from fairpate.run.private_metrics import assess_privately, check_metrics, stated_table
 from fairpate.run.publication import write_portable, write_reports
-from fairpate.run.release_log import Odometer, ReleaseLog, Standing, read_release, standing_remarks, take_release
+from fairpate.run.release_log import (
+    Odometer,
+    Released,
+    ReleaseLog,
+    Standing,
+    read_release,
+    standing_remarks,
+    take_choice,
+    take_release,
+)
 from fairpate.terminal import Reporter
-from fairpate.types import READING_TELLS, RECORDS_ALONE, TELLS_SIZE, IntArray, PrivacyStatement, RunRecord, Unit, strict
+from fairpate.types import (
+    CHOSEN,
+    IN_PARALLEL,
+    READING_TELLS,
+    RECORDS_ALONE,
+    TELLS_SIZE,
+    IntArray,
+    PrivacyStatement,
+    RunRecord,
+    Unit,
+    strict,
+)
 from student.card import StudentCard
 from student.student import PublicRecords, Student, save_student, train_student
 
 AnySection = TypeVar("AnySection", bound=Section)
+Sums = Callable[[RunDirectory, ReleaseLog], NoisySum]
+"""Makes the sum over several sites that a run's release is drawn from."""
 
 
 def with_pinned_weights(config: AnySection) -> AnySection:
@@ -111,6 +137,7 @@ def check_data(config: Method, dataset: Dataset) -> None:
                     "out, or choose a method that protects whole records."
                 )
     config.check_data(dataset)
+    check_metrics(config, dataset)
 
 
 def _augmented(section: Section, prefix: str = "") -> list[str]:
@@ -285,14 +312,28 @@ def _features(x: Tensor) -> npt.NDArray[np.float64]:
 
 
 def state_release(
-    config: Method, run: RunDirectory, dataset: Dataset, trained: Trained, log: ReleaseLog, reporter: Reporter
+    config: Method,
+    run: RunDirectory,
+    dataset: Dataset,
+    trained: Trained,
+    log: ReleaseLog,
+    reporter: Reporter,
+    remarks: Sequence[str] = (),
 ) -> None:
     """Write the statement that prices the release, and show the operator the total with earlier releases."""
-    standing = log.standing(delta=config.target.delta)
+    parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
+    if config.evaluation.metrics == "private":
+        parts["test"] = (stated_table(run, config.price(trained)),)
+    if run.choice.exists():
+        parts["validation"] = read_release(run.choice)[0].events
+    and_of = [log.of_part(part).release(events, noise=trained.noise) for part, events in parts.items()]
+    standing = log.standing(delta=config.target.delta, and_of=and_of)
     for remark in standing_remarks(standing, delta=config.target.delta):
         reporter.note("odometer", remark)
     alone, shared = dataset.records_alone, log.shared_remarks()
-    statement = statement_of(config, trained, standing=standing, records_alone=alone, shared=shared)
+    statement = statement_of(
+        config, trained, standing=standing, records_alone=alone, shared=shared, remarks=remarks, parts=parts
+    )
     write_json(run.statement, strict(statement.to_json()))
 
 
@@ -309,14 +350,18 @@ def statement_of(
     records_alone: bool = False,
     shared: Sequence[str] = (),
     remarks: Sequence[str] = (),
+    parts: Mapping[Any, Sequence[Event]] = MappingProxyType({}),
 ) -> PrivacyStatement:
     """The statement that prices ``trained``.
 
     ``standing``: the place of the release among the operator's earlier ones, for ``names_earlier``; None if it was not
     counted. ``records_alone``: a person may have several records, and the data set protects each by itself. ``shared``
-    are remarks on releases that several runs learn from, and ``remarks`` come last.
+    are remarks on releases that several runs learn from, and ``remarks`` come last. ``parts`` are the events
+    of test or validation records, which no event of ``trained`` reads.
     """
     cost = config.price(trained)
+    for events in parts.values():  # in parallel: a unit is in one part, and the largest price holds for all
+        cost = replace(cost, epsilon=max(cost.epsilon, price(events, delta=cost.delta).epsilon))
     if standing is not None:  # the odometer composes events, and a bound fixed beforehand may be above what they cost
         standing = replace(
             standing,
@@ -339,9 +384,14 @@ def statement_of(
         earlier_releases=None if standing is None else standing.earlier,
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         epsilon_adaptive_with_earlier=None if standing is None else standing.epsilon_adaptive,
+        # Defaults of this package were compared on the data sets that it knows.
+        tuning_accounted="validation" in parts and config.data.name not in REGISTRY,
+        part_events={part: tuple(event_json(event) for event in events) for part, events in parts.items()},
         remarks=(
             *trained.remarks,
             *shared,
+            *((IN_PARALLEL,) if "test" in parts else ()),
+            *((CHOSEN,) if "validation" in parts else ()),
             *size_remarks(config, trained.events, cost.unit),
             *((RECORDS_ALONE,) if config.is_private and records_alone and cost.unit == "record" else ()),
             *((READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
@@ -365,6 +415,8 @@ def run_method(
     load: Callable[[DataConfig], Dataset] = load_data,
     release_of: Path | None = None,
     with_graph: bool = False,
+    sums: Sums | None = None,
+    remarks: Sequence[str] = (),
 ) -> RunDirectory:
     """Run one method, or resume where an earlier command left off, and leave the run directory complete.
 
@@ -376,6 +428,8 @@ def run_method(
         load: Reads a data set.
         release_of: The folder of a run from whose release this one learns, without reading private records.
         with_graph: Whether to write ``model.onnx`` too, which takes seconds.
+        sums: Where the release is drawn from private records at several sites (:mod:`fairpate.sites`).
+        remarks: Further remarks of the statement.
 
     Raises:
         UserError, ValueError: Names the field or file, the value and the remedy. What was finished stays, and nothing
@@ -389,20 +443,53 @@ def run_method(
         if not run.student.exists() and not reporter.console.quiet:
             for words in cautions(config, dataset, run):
                 reporter.note("caution", words)
-        student, labels = _student(config, dataset, run, reporter, log)
+        noisy_sum = None if sums is None else sums(run, log)
+        student, labels = _student(config, dataset, run, reporter, log, noisy_sum, remarks)
         reporter.note("model", str(run.student))
         if with_graph:
             write_portable(run, student, dataset, reporter)
-        _report(config, dataset, run, student, labels, reporter)
+        _report(config, dataset, run, student, labels, log, reporter)
     return run
 
 
-def make_release(config: ReleasingMethod, reporter: Reporter) -> RunDirectory:
-    """Draw and count only the release of ``config``, for other runs to learn from. Errors as :func:`run_method`."""
-    with _opened(config, reporter, None) as (opened, dataset, run, log):
+def make_release(
+    config: ReleasingMethod,
+    reporter: Reporter,
+    dataset: Dataset | None = None,
+    *,
+    load: Callable[[DataConfig], Dataset] = load_data,
+    sums: Sums | None = None,
+    command: str = "fairpate run",
+) -> RunDirectory:
+    """Draw and count only the release of ``config``, for other runs to learn from. Arguments and errors as
+    :func:`run_method`."""
+    with _opened(config, reporter, dataset, load=load, command=command) as (opened, dataset, run, log):
         assert isinstance(opened, ReleasingMethod)
-        opened.release(_training(opened, dataset, run, reporter, log))
+        noisy_sum = None if sums is None else sums(run, log)
+        opened.release(replace(_training(opened, dataset, run, reporter, log), noisy_sum=noisy_sum))
     return run
+
+
+@contextmanager
+def one_release(
+    configs: Sequence[ReleasingMethod], reporter: Reporter, *, out: Path, check: Callable[[Dataset], None]
+) -> Iterator[tuple[Dataset, ReleaseLog, Released, list[Student]]]:
+    """Draw the release that ``configs`` share in the folder ``out``, or find it there, and train each one's model from
+    it, at no cost. ``check`` may refuse the data set before that. Inside, no other process works in the folder. Errors
+    as :func:`run_method`."""
+    opening = _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None)
+    with opening as (config, dataset, run, log):
+        assert isinstance(config, ReleasingMethod)
+        check(dataset)
+        released = config.release(_training(config, dataset, run, reporter, log))
+        students, quiet = [], Reporter(quiet=True)
+        with reporter.stage("candidates") as advance:
+            for number, each in enumerate(configs, start=1):
+                training = replace(_training(each, dataset, run, quiet, log), model=initial_model(each, dataset))
+                trained = post_process(each.learn(training, released), each, training)
+                students.append(Student(card=student_card(each, dataset, trained), network=trained.model))
+                advance(number, len(configs))
+        yield dataset, log, released, students
 
 
 def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
@@ -469,8 +556,9 @@ def _opened(
             save_embedding(dataset.embedding, run.embedding)  # it made the features that the student will read
         if release_of is not None:
             take_release(run, release_of)
+            take_choice(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
-        log = ReleaseLog(run, odometer := Odometer(), data=dataset.name, method=config.method)
+        log = ReleaseLog(run, odometer := Odometer(), data=dataset.name, method=config.method, part=dataset.part)
         is_first = log.stored() is None and release_of is None and not reporter.console.quiet
         if is_first and (words := spending(config, dataset, odometer)):
             reporter.note("spends", words)
@@ -507,13 +595,19 @@ def _training(
 
 
 def _student(
-    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog
+    config: Method,
+    dataset: Dataset,
+    run: RunDirectory,
+    reporter: Reporter,
+    log: ReleaseLog,
+    noisy_sum: NoisySum | None,
+    remarks: Sequence[str],
 ) -> tuple[Student, Labels | None]:
     """The published student, which is trained if it does not exist yet, and the released labels, if any."""
     is_trained = run.student.exists()
     if not is_trained:
         check_model_files(config, dataset, reporter)
-    training, labels = _training(config, dataset, run, reporter, log), None
+    training, labels = replace(_training(config, dataset, run, reporter, log), noisy_sum=noisy_sum), None
     if isinstance(config, VotingMethod):
         # A service may have asked since, so what was released is stated again.
         labels = config.release(training)
@@ -542,7 +636,7 @@ def _student(
     if labels is None:
         trained = log.model(train, is_release=config.releases_model and config.is_private)
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
-        state_release(config, run, dataset, trained, log, reporter)
+        state_release(config, run, dataset, trained, log, reporter, remarks)
     else:
         trained = train()
     card = student_card(config, dataset, trained, embedding=run.embedding)
@@ -553,10 +647,24 @@ def _student(
 
 
 def _report(
-    config: Method, dataset: Dataset, run: RunDirectory, student: Student, labels: Labels | None, reporter: Reporter
+    config: Method,
+    dataset: Dataset,
+    run: RunDirectory,
+    student: Student,
+    labels: Labels | None,
+    log: ReleaseLog,
+    reporter: Reporter,
 ) -> None:
     """Write metrics, records and pages of a released model."""
-    assessment = assess(student, dataset, seed=config.seed, least_cell=config.evaluation.least_cell)
+    statement = read_statement(run)
+    if config.evaluation.metrics == "private":
+        with reporter.stage("metrics"):
+            assessment = assess_privately(config, dataset, student, statement, run, log)
+    else:
+        settings = config.evaluation
+        assessment = assess(
+            student, dataset, seed=config.seed, least_cell=settings.least_cell, metrics=settings.metrics
+        )
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)
     if baseline is None:
@@ -568,7 +676,6 @@ def _report(
         population = config.private_population(read_release(run.released)[0], dataset, student)
         if population is not None:
             write_json(run.private_population, population.to_json())
-    statement = read_statement(run)
     # The run as a point of a comparison; and for the operator the same at the data-dependent privacy cost.
     headline = assessment.headline
     answered_by_group = None
@@ -596,6 +703,7 @@ def _report(
         fairness=headline.fairness,
         answered=None if statement.queries is None else statement.queries.answered,
         answered_by_group=answered_by_group,
+        metrics=headline.metrics,
     )
     write_json(run.record, strict(asdict(record)))
     if run.costs.exists():

@@ -180,7 +180,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
     terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, config.aggregator)
 
     def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
-        log = ReleaseLog(run, Odometer(state), data=dataset.name, method=config.method)
+        log = ReleaseLog(run, Odometer(state), data=dataset.name, method=config.method, part=dataset.part)
         ledger_meter = LedgerMeter(log, terms, unit=plan.unit, planned=plan.counted_beforehand)
         if take_over:
             note_action(run.actions, "take over")

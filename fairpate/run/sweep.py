@@ -109,6 +109,7 @@ SCHEMA = pa.schema(
         *(pa.field(name, pa.list_(pa.string())) for name in _WORDS),
         pa.field("answered", pa.int64()),
         pa.field("answered_by_group", pa.list_(pa.int64())),
+        pa.field("metrics", pa.string()),
         *(pa.field(column, pa.float64()) for column in _FAIRNESS),
     ]
 )

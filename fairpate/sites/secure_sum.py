@@ -57,12 +57,16 @@ _MOST_STDDEV = 2.0**52
 _LARGEST = 2**62
 _FIELD = 2**130 - 5  # a prime above every 16-byte secret
 _SECRET, _SHARE, _SIGNATURE, _HASH = 16, 17, 64, 32
-_HEAD = 32 + _HASH + _SIGNATURE  # of a hello: key for masks, hash of the own mask's seed, signature
+_HEAD = 32 + 2 * _HASH + _SIGNATURE  # of a hello: key for masks, hashes of the own mask's seed and of the shares
 _SEALED = 12 + 2 * _SHARE + 16  # nonce, two shares, tag
 
 
 class SumError(UserError):
     """A message that does not fit the plan or an earlier message, or a sum that cannot be unmasked."""
+
+
+class LateError(SumError):
+    """A message that came after its list was closed, or differs from an earlier one; the sum continues without it."""
 
 
 class Store(Protocol):
@@ -107,7 +111,7 @@ class SiteKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What all parties know of one sum before it begins.
+    """The terms of one sum, which all parties know before it begins.
 
     ``plan``: digest of the plan; ``number``: which of its sums this is; ``may_vanish`` and ``may_collude``: numbers of
     sites; ``size``: D; ``noise_stddev``: of the noise that the sum is priced for, on each of its numbers. SumError if
@@ -146,7 +150,7 @@ class Draw:
 
     @property
     def num_honest(self) -> int:
-        """The number of noises that nobody knows, whoever vanishes and colludes within the plan."""
+        """The number of noises that stay unknown if as many sites vanish and collude as the plan allows."""
         return self.least - self.may_collude
 
     @cached_property
@@ -183,6 +187,10 @@ class Draw:
     def flags(self, places: Sequence[int] | Mapping[int, object]) -> bytes:
         """Return a list of sites as one byte for each site of the plan."""
         return bytes(place in places for place in range(len(self.sites)))
+
+    def lists(self, message: bytes, place: int) -> bool:
+        """True if ``message`` is a list of sites that has site ``place``."""
+        return message[place : place + 1] == b"\1"
 
     def parts(self, message: bytes, size: int) -> dict[int, bytes]:
         """Return what ``message``, which begins with :meth:`flags`, has for each site in its list: ``size`` bytes."""
@@ -233,10 +241,11 @@ class Site:
         draw, stored = self._draw, self._store.get("hello")
         if stored is None:
             own, seed = secrets.token_bytes(_SECRET), secrets.token_bytes(_SECRET)
-            head = _mask_key(draw, own).public_key().public_bytes_raw() + _hash(draw, seed, self._place)
-            head += self._signed("hello", head)
             shares = [_shares(secret, threshold=draw.threshold, count=len(draw.sites)) for secret in (own, seed)]
             sealed = b"".join(self._seal(place, b"".join(pair)) for place, pair in enumerate(zip(*shares, strict=True)))
+            head = _mask_key(draw, own).public_key().public_bytes_raw() + _hash(draw, seed, self._place)
+            head += hashlib.sha256(sealed).digest()
+            head += self._signed("hello", head)
             # Secrets and message in one value: no stop in between leaves one without the other.
             stored = self._store.setdefault("hello", own + seed + head + sealed)
         return stored[2 * _SECRET :]
@@ -247,7 +256,10 @@ class Site:
         They are drawn once: asked again, the site repeats its message. SumError for another list of participants.
         """
         draw, place = self._draw, self._place
-        heads, _ = self._members(self._once("members", members))
+        heads, _ = self._members(members)
+        for each, head in heads.items():
+            _verify_head(draw, each, head)
+        self._once("members", members)
         stored = self._store.get("masked")
         if stored is None:
             total = _with_noise(draw, exact_D, source or OsEntropy()).astype(np.uint64)
@@ -305,14 +317,11 @@ class Site:
         draw.require_least(heads)
         if heads.get(self._place) != self.hello()[:_HEAD]:
             raise SumError("The list of participants lacks this site's own message; the sum ends.")
-        for place, head in heads.items():
-            _verify_head(draw, place, head)
         return heads, {place: part[_HEAD:] for place, part in parts.items()}
 
-    def _once(self, key: str, value: bytes) -> bytes:
+    def _once(self, key: str, value: bytes) -> None:
         if self._store.setdefault(key, value) != value:
             raise SumError(f"The coordinator sent another list of {key} than before; the sum ends here.")
-        return value
 
     def _stored(self, key: str) -> bytes:
         value = self._store.get(key)
@@ -366,7 +375,7 @@ class Coordinator:
             self._check(step, place, message)
             closing: dict[Step, str] = {"hello": "members", "masked": "survivors"}
             if place in known or (step in closing and self._store.get(closing[step]) is not None):
-                raise SumError(f"Site {place}: its message '{step}' came too late, or differs from an earlier one.")
+                raise LateError(f"Site {place}: its message '{step}' came too late, or differs from an earlier one.")
             known[place] = self._store.setdefault(f"{step}/{place}", message)
 
     def advance(self, *, time_is_up: bool = False) -> None:
@@ -413,6 +422,11 @@ class Coordinator:
         return self._store.get(name)
 
     @property
+    def num_closed(self) -> int:
+        """The number of lists that are closed, the sum included."""
+        return sum(self._store.get(name) is not None for name in ("members", "survivors", "agreement", "sum"))
+
+    @property
     def total_D(self) -> IntArray | None:
         """The sum with its noise, once it is known."""
         return None if (stored := self._store.get("sum")) is None else sum_of(stored)
@@ -427,7 +441,7 @@ class Coordinator:
         if not 0 <= place < len(draw.sites):
             raise SumError(f"Site {place}: the plan has {len(draw.sites)} sites.")
         if step != "hello" and place not in (self._survivors if is_survivor else self._heads):
-            raise SumError(f"Site {place}: '{step}' is not expected of it, its earlier message did not arrive in time.")
+            raise LateError(f"Site {place}: '{step}' is not expected of it; an earlier message did not come in time.")
         lengths: dict[Step, int] = {
             "hello": _HEAD + _SEALED * len(draw.sites),
             "masked": 8 * draw.size + _SIGNATURE,
@@ -439,6 +453,8 @@ class Coordinator:
         body, signature = message[:-_SIGNATURE], message[-_SIGNATURE:]
         if step == "hello":
             _verify_head(draw, place, message[:_HEAD])
+            if hashlib.sha256(message[_HEAD:]).digest() != message[32 + _HASH : 32 + 2 * _HASH]:
+                raise SumError(f"Site {place}: the shares in its message '{step}' are not those that it signed.")
         elif step == "masked":
             text = draw.members_digest(self._heads) + hashlib.sha256(body).digest()
             draw.verify(place, signature, text, step)
@@ -538,7 +554,7 @@ def _hash(draw: Draw, seed: bytes, place: int) -> bytes:
 
 
 def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
-    """``count`` Shamir shares of ``secret``, of which any ``threshold`` give it and fewer tell nothing."""
+    """Yield ``count`` Shamir shares of ``secret``: any ``threshold`` of them give it, fewer reveal nothing."""
     # Whole numbers modulo a prime: 60 times as fast as pycryptodome's field of 2^128, which is in Python too.
     factors = [secrets.randbelow(_FIELD) for _ in range(threshold - 1)]
     for x in range(1, count + 1):
@@ -549,7 +565,7 @@ def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
 
 
 def _secrets(shares: Mapping[int, bytes], *, threshold: int) -> Iterator[bytes]:
-    """The secrets that shares, by their holders' places, may stand for: the first is right if all shares are."""
+    """Yield secrets that are consistent with shares by their holders' places; the first is right if all shares are."""
     holders = sorted(shares)
     # Shifted by one holder at a time, so that one wrong share, or several side by side, are left out.
     for first in range(len(holders) if len(holders) > threshold else 1):

@@ -25,6 +25,7 @@ from fairpate.privacy.mechanism_events import (
     MomentSums,
     NeighbourVotes,
     PoissonGaussianLaplaces,
+    PredictionTables,
     SecretBatchAttributeGaussians,
     VoteSums,
     VoteTables,
@@ -64,6 +65,8 @@ WITH_DISTRIBUTION = [
     [VoteTables(count=2781, noise_stddev_votes=0.2876, sampling_rate=4.65e-4)],  # hardly a spread, often
     [VoteSums(count=20, noise_stddev_votes=2000.0, norm=1000, sampling_rate=0.1)],
     [MomentSums(count=2, noise_stddev_votes=3000.0, norm=1000), VoteSums(count=3, noise_stddev_votes=5000.0, norm=900)],
+    [PredictionTables(count=1, noise_stddev_records=3.73, weight=2**20)],
+    [PredictionTables(count=2, noise_stddev_records=3.73, weight=2**20, relation="replace one", unit="person")],
     [NeighbourVotes(count=100, noise_stddev_votes=10.0, sampling_rate=0.1)],
     [NeighbourVotes(count=100, noise_stddev_votes=10.0, sampling_rate=0.1, threshold_stddev_votes=20.0)],
 ]

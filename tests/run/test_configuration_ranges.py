@@ -51,6 +51,9 @@ BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["target_delta", "delta", "held_out", "count_share", "failure_probability"], INSIDE_0_1),
     **dict.fromkeys(["frequency_share", "feature_share", "dual_share", "size_share", "histogram_share"], INSIDE_0_1),
     "RacoDpConfig.size_share": BELOW_1,
+    "test_share": INSIDE_0_1,
+    "score_edges": [-1e-9, 0.0, 1.0, 1 + 1e-9],
+    "validation_share": BELOW_1,
     "min_share": [0.0, -1.0, 1.1],
     **dict.fromkeys(["confidence", "min_group_share", "taught_share", "ridge_share", "sampling_rate"], (0.0, 1 + 1e-9)),
     **dict.fromkeys(["learning_rate", "epsilon", "beta", "noise_stddev", "scale_noise_stddev", "num_cpus"], ABOVE_0),
@@ -139,6 +142,7 @@ SWEEP = {"data_sets": ["color_digits"], "methods": ["sgd"]}
 
 def shaped(field: str, value: float) -> Any:
     wrapped = {"hidden": [value], "seeds": [value], "group_sizes": [value], "shares": [[value]]}
+    wrapped["score_edges"] = [value]
     return wrapped.get(field, value)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fairpate.fairness.rates import NOTIONS
 from fairpate.methods.base import configured
 from fairpate.report.frontier_page import FrontierReport
 from fairpate.report.records import AnsweredQueries, Guarantee, PublicReport
-from fairpate.run.compare import Comparison, failure, run_cell, write_frontier_reports
+from fairpate.run.compare import Comparison, run_cell, write_frontier_reports
 from fairpate.run.context import RunDirectory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
@@ -37,6 +38,7 @@ EVALUATION = {
     *("num_records", "num_answered", "accuracy", "coverage", "group_names", "class_names", "ermi", "ermi_given_label"),
     *("rates_GC", "confusion_GYC", "majority_class", "majority_accuracy", "degenerate"),
     *("underserved", "underserved_groups", "not_measured", "least_cell", "perfect_gap"),
+    *("metrics", "noise_stddev", "per_person", "estimates"),
     *(f"groups.{name}" for name in GROUPS),
     *(f"gaps.*.{name}" for name in GAP),
 }
@@ -73,12 +75,13 @@ STATEMENT = {
     *(CLAIM | {"method", "epsilon", "accounting", "not_protected", "epsilon_as_in_paper"}),
     *(f"events.{name}" for name in EVENT),
     *("queries", *(f"queries.{name}" for name in OUTCOMES | {"epsilon_submitted"})),
+    "part_events",
 }
 ENDS = ("value", "low", "high")
 RECORD = {
     *("method", "data", "seed", "unit", "relation", "delta", "epsilon", "epsilon_is_data_dependent"),
     *("accuracy", "coverage", "disparity", "majority_accuracy", "degenerate", "answered", "answered_by_group"),
-    *("underserved_groups", "unmeasured_groups"),
+    *("underserved_groups", "unmeasured_groups", "metrics"),
     *(f"fairness.{name}.{end}" for name in NOTIONS for end in ENDS),
 }
 FAIRNESS = {f"{name}_{end}".removesuffix("_value") for name in NOTIONS for end in ENDS}
@@ -192,7 +195,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
         for cell in cells[:2]:
             folder.add(cell, run_cell(cell, folder.run(cell), None))
     for cell in cells[2:]:
-        folder.add_failure(cell, failure(cell, "ValueError: 4711 private records"))
+        folder.add_failure(cell, cell.row(minutes=math.nan, error="ValueError: 4711 private records"))
     folder.assemble(cells)
     comparison = Comparison(folder=folder, changed=True)
     with pytest.MonkeyPatch.context() as patched:  # what is drawn: tests/run/test_paper_figures.py

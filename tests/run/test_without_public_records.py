@@ -219,6 +219,13 @@ def test_few_public_records_are_completed_and_many_are_not(clinic: Path) -> None
         load_data(DataConfig(num_public=0, embedding=EmbeddingConfig()))
 
 
+def test_from_python_the_defaults_publish_the_rule(clinic: Path, tmp_path: Path) -> None:
+    dataset = load_data(clinic / "clinic.yaml", embedding={})
+    config = configured({"target": {"epsilon": 8}, "out": str(tmp_path / "run")}, method="residual_votes")
+    run = run_method(config, Reporter(quiet=True), dataset)
+    assert load_student(run.student).card.model.name == "bounded_logistic"
+
+
 def test_a_divided_file_may_set_no_record_aside(clinic: Path, tmp_path: Path) -> None:
     text = DECLARATION.replace("private: private.csv, test: test.csv", "records: private.csv")
     (clinic / "records.yaml").write_text(text, encoding="utf-8")

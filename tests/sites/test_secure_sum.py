@@ -168,7 +168,7 @@ def test_a_message_that_was_changed_or_is_of_another_length_is_refused(step: Any
         parties.send(earlier, range(4))
         parties.coordinator.advance()
     message = parties.message(step, 2)
-    for wrong in (flipped(message, 3), message[:-1], message + b"\0", b""):
+    for wrong in (flipped(message, 3), flipped(message, len(message) - 1), message[:-1], message + b"\0", b""):
         with pytest.raises(SumError, match="Site 2"):
             parties.coordinator.receive(step, 2, wrong)
     with pytest.raises(SumError, match="Site 1"):
@@ -253,7 +253,7 @@ def test_keys_of_small_order_are_refused() -> None:
     with pytest.raises(SumError, match="X25519"):
         PublicKeys(signing=good.signing, sealing=bytes(32))
     parties = Parties(draw_of(4))
-    site, head = parties.site(1), bytes(32) + bytes(32)
+    site, head = parties.site(1), bytes(32 + 32 + 32)
     hello = head + site._signed("hello", head) + bytes(62 * 4)
     with pytest.raises(SumError, match="usable X25519"):
         parties.coordinator.receive("hello", 1, hello)

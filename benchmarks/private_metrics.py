@@ -1,0 +1,177 @@
+"""What metrics and choices inside the guarantee are worth on Adult: intervals over replications, and tuning by seed.
+
+    FAIRPATE_DATA=... OMP_NUM_THREADS=1 python benchmarks/private_metrics.py [--replications 1000] [--seeds 0 1 2 3 4]
+
+``intervals``: the population are all records of Adult with the predictions of a logistic regression. A replication
+draws test records from it with replacement, and noise; a row says how often an interval holds the value in the
+population, its median width over that of an ideal one (2 * 1.96 standard deviations of the estimates over
+replications), and how often it is undefined. Groups are sexes, and races, of which the smallest has 40 test records.
+
+``tuning``: `adult.test` is the public pool, and `adult.data` is divided by a hash into private, validation and test
+records. Nine settings of weighted votes learn from one release. The choice of `fairpate select` is compared with the
+best by exact accuracy on the same validation records, which nothing accounts for, and with the defaults. Accuracies are
+exact, on the test records; ``interval`` is the width of the private one. delta 1e-5, one record added or removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import measured
+import numpy as np
+import yaml
+from sklearn.linear_model import LogisticRegression
+
+from fairpate.config import DataConfig
+from fairpate.config_reader import read_yaml
+from fairpate.data import load_data
+from fairpate.data.registry import CODEBOOKS
+from fairpate.fairness import rates
+from fairpate.methods.base import Price, configured
+from fairpate.privacy.discrete_gaussian import OsEntropy
+from fairpate.privacy.mechanism_events import PredictionTables
+from fairpate.report.metrics import GAPS
+from fairpate.run.choice import choice_among, group_weights, score_of
+from fairpate.run.private_metrics import WEIGHT, draw_table, evaluation_of, table_event
+from fairpate.run.release_log import Released
+from fairpate.run.run import one_release
+from fairpate.terminal import Reporter
+
+EPSILONS, DELTA = (0.3, 1.0, 3.0), 1e-5
+TEST_RECORDS = 5000
+GRID = [(share, rate) for share in (0.4, 0.7, 1.0) for rate in (0.001, 0.01, 0.1)]
+SHOWN = ("accuracy", "accuracy for", "impact ratio", "dp_one_vs_rest", "equal_opportunity", "eo_lowy", "false_negative")
+
+
+def table_at(epsilon: float) -> Any:
+    """The event of a table at ``epsilon``."""
+    return table_event(
+        Price(epsilon=epsilon, delta=DELTA, unit="record", relation="add or remove one", accounting="pld")
+    )
+
+
+def intervals(sensitive: str, replications: int) -> dict[str, dict[str, Any]]:
+    """A cell per epsilon and quantity."""
+    data = load_data(DataConfig(name="adult", options={"sensitive": sensitive}))
+    parts = [data.private, data.public, data.validation, data.test]
+    x, y, z = (np.concatenate([getattr(part, name).numpy() for part in parts]) for name in "xyz")
+    predicted = LogisticRegression(max_iter=300).fit(x[::2], y[::2]).predict(x)
+    joint_GYC = rates.joint_table(predicted, z, labels_N=y, num_groups=data.num_groups, num_classes=2) / len(y)
+    names = {"group_names": data.group_names, "class_names": data.label_names}
+    exact = Released(
+        arrays={"weights_BGYC": np.rint(joint_GYC * 1e9)[None], "edges": np.zeros(0)},
+        events=(PredictionTables(count=1, noise_stddev_records=1e-9, weight=1),),
+    )
+    of_population = evaluation_of(exact, **names)
+    truth = {each.name: each.value for each in of_population.estimates} | {
+        name: metric(joint_GYC).value for name, metric in GAPS.items()
+    }
+    cells = {}
+    for epsilon in EPSILONS:
+        event, draws = table_at(epsilon), np.random.default_rng(100)
+        found: dict[str, list[Any]] = {name: [] for name in truth if name.startswith(SHOWN)}
+        for _ in range(replications):
+            counts_GYC = draws.multinomial(TEST_RECORDS, joint_GYC.ravel()).reshape(joint_GYC.shape)
+            noisy_GYC = counts_GYC + draws.normal(0, event.noise_stddev_records, joint_GYC.shape)
+            arrays = {"weights_BGYC": np.rint(noisy_GYC * WEIGHT)[None], "edges": np.zeros(0)}
+            released = Released(arrays=arrays, events=(event,))
+            measured_now = evaluation_of(released, **names)
+            for name, each in {**measured_now.gaps, **{each.name: each for each in measured_now.estimates}}.items():
+                if name in found:
+                    found[name].append(each)
+        for name, each in found.items():
+            known = [one for one in each if not math.isnan(one.low)]
+            held = [one.low - 1e-9 <= truth[name] <= one.high + 1e-9 for one in known]
+            width = float(np.median([one.high - one.low for one in known])) if known else math.nan
+            ideal = 2 * 1.96 * float(np.std([one.value for one in known])) if known else 0.0
+            cells[f"{sensitive}, {epsilon:g}: {name}"] = {
+                "held": float(np.mean(held)) if held else math.nan,
+                "width": width,
+                "width_over_ideal": width / ideal if ideal else math.nan,
+                "undefined": 1 - len(known) / replications,
+            }
+    return cells
+
+
+def tuning(seed: int, epsilon: float) -> dict[str, float]:
+    """Exact test accuracies of three choices among the same students, and the width of a private interval."""
+    declared = read_yaml(CODEBOOKS / "adult.yaml", as_text=True)
+    files = declared["files"]
+    declared |= {"name": "adult_in_parts", "files": {"records": files["records"], "public": files["test"]}}
+    del declared["options"]
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "adult.yaml"
+        path.write_text(yaml.safe_dump(declared, sort_keys=False), encoding="utf-8")
+        data = {"name": "adult_in_parts", "declaration": str(path), "seed": seed, "split": "hashed"}
+        data |= {"test_share": 0.25, "validation_share": 0.1, "num_public": 4000}
+        data["data_dir"] = os.environ["FAIRPATE_DATA"]
+        base = {"data": data, "seed": seed, "target": {"epsilon": epsilon}, "noise": "seeded"}
+        base["student"] = {"model": {"name": "logistic"}, "fit": {"epochs": 30, "batch_size": 128}}
+        configs = [
+            configured(
+                base,
+                [f"weighted_votes.taught_share={share}", f"student.fit.learning_rate={rate}"],
+                method="weighted_votes",
+            )
+            for share, rate in GRID
+        ]
+        opening = one_release(
+            configs,  # type: ignore[arg-type]
+            Reporter(quiet=True),
+            out=Path(folder) / "release",
+            check=lambda _: None,
+        )
+        with opening as (dataset, _, released, students):
+            event = released.events[0]
+            source, weights = OsEntropy(), group_weights(dataset, None)
+            scores = [score_of(student, dataset.validation, weights, source) for student in students]
+            made = choice_among(scores, epsilon=epsilon, unit=event.unit, relation=event.relation, source=source)
+            chosen = int(made.arrays["chosen"][0])
+            x, groups, y = dataset.test.x, dataset.test.z.numpy(), dataset.test.y.numpy()
+            exact = [float((student.predict(x, groups).labels == y).mean()) for student in students]
+            table = draw_table(students[chosen], dataset.test, table_at(epsilon), source, num_groups=2, num_classes=2)
+            estimate = evaluation_of(table, group_names=dataset.group_names, class_names=dataset.label_names).estimates[
+                0
+            ]
+        return {
+            "private_choice": exact[chosen],
+            "free_choice": exact[int(np.argmax(scores))],
+            "defaults": exact[GRID.index((0.7, 0.001))],
+            "worst": min(exact),
+            "interval": estimate.high - estimate.low,
+            "held": float(estimate.low <= exact[chosen] <= estimate.high),
+        }
+
+
+def main() -> None:
+    """Measure, print and keep everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replications", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(5)))
+    parser.add_argument("--only", choices=("intervals", "tuning"))
+    options = parser.parse_args()
+    cells = measured.read("private_metrics") if options.only else {}
+    for sensitive in ("sex", "race") if options.only != "tuning" else ():
+        for name, cell in intervals(sensitive, options.replications).items():
+            cells[name] = cell
+            print(name, {key: round(value, 4) for key, value in cell.items()}, flush=True)
+    guarantee = {"unit": "record", "relation": "add or remove one", "delta": DELTA, "seeds": options.seeds}
+    for epsilon in EPSILONS if options.only != "intervals" else ():
+        found = [tuning(seed, epsilon) for seed in options.seeds]
+        cells[f"tuning, {epsilon:g}"] = guarantee | {name: [each[name] for each in found] for name in found[0]}
+        print(
+            f"tuning, {epsilon:g}",
+            {name: float(np.mean([each[name] for each in found])) for name in found[0]},
+            flush=True,
+        )
+    command = f"python benchmarks/private_metrics.py --replications {options.replications}"
+    print(measured.write("private_metrics", command=command, cells=cells))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Commands of a release over sites that share nothing: keys, plans, the coordinator and the sites."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fairpate.cli.base import (
+    Commands,
+    DataDir,
+    Delta,
+    Epsilon,
+    Host,
+    LogFile,
+    Out,
+    Overrides,
+    Port,
+    TlsCert,
+    TlsKey,
+    as_overrides,
+    checked_arguments,
+    data_named,
+)
+from fairpate.config import ConfigError
+from fairpate.files import check_output_file, check_output_folder, write_atomically
+from fairpate.terminal import Output, Reporter, is_for_program, say, waiting
+from fairpate.types import UsageError
+
+site_app = Commands(
+    help="Release one result of several sites' private records, which no site shows to anybody.", no_args_is_help=True
+)
+_Declaration = Annotated[Path, typer.Option("--data", help="The declaration of the plan, with your own files.")]
+_Wait = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for others at each step.")]
+
+
+@site_app.command("key")
+def make_key(file: Annotated[Path, typer.Argument(help="File to write, for you alone.")]) -> Output:
+    """Make a site's private keys, and print the public ones, for the roster of the plan's author."""
+    check_output_file(file, "FILE")
+    from fairpate.sites.plan import key_text, new_key
+
+    public = key_text(new_key(file).public)
+    return Output(facts={"file": file, "key": public}, words=public)
+
+
+@site_app.command("plan")
+def make_plan(
+    data: Annotated[str, typer.Argument(help="Declaration (.yaml); its file of private records need not be here.")],
+    sites: Annotated[Path, typer.Option(help="YAML file with a line `name: key` for every site.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File of the plan to write.")],
+    may_vanish: Annotated[int, typer.Option(min=0, help="Sites that may be lost on the way.")] = 0,
+    may_collude: Annotated[
+        int, typer.Option(min=1, help="Sites that may tell the coordinator all they know, without harm to the others.")
+    ] = 1,
+    method: Annotated[str, typer.Option(help="weighted_votes, record_votes or residual_votes.")] = "weighted_votes",
+    epsilon: Epsilon = None,
+    delta: Delta = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+) -> Output:
+    """Plan a release: its method, noise and price, its sites, and how many of them may vanish or collude."""
+    check_output_file(output, "--output", suffixes=(".json",))
+    from fairpate.methods.base import resolved
+    from fairpate.sites import plan as plans
+
+    given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
+    config = resolved([*(overrides or []), *as_overrides(given)], method)
+    roster = plans.read_roster(sites)
+    with waiting("plan"):
+        plan, embedding = plans.make_plan(config, roster, may_vanish=may_vanish, may_collude=may_collude)
+    if embedding is not None:
+        write_atomically(plans.embedding_file(output), lambda partial: partial.write_bytes(embedding))
+    write_atomically(output, lambda partial: partial.write_bytes(plan.content))
+    facts = {"file": output, "digest": plan.digest, "sites": len(roster), "sums": len(plan.sums)}
+    return Output(facts=facts, words=f"{output}: plan {plan.digest}")
+
+
+@site_app.command("serve")
+def serve_plan(
+    plan: Annotated[Path, typer.Argument(help="The file of the plan.")],
+    data: _Declaration,
+    out: Out = None,
+    data_dir: DataDir = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8518,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    wait_s: _Wait = 3600.0,
+    log_file: LogFile = None,
+) -> Output:
+    """Coordinate a plan: add up what the sites send, learn from the sum, and leave a run folder."""
+    if not plan.is_file():
+        raise ConfigError(f"PLAN: {plan} not found; give the file that `fairpate site plan` wrote.")
+    if (tls_cert is None) != (tls_key is None):
+        raise UsageError("--tls-cert and --tls-key belong together; give both or none.")
+    from fairpate.http_server import HttpSettings, TlsFiles
+    from fairpate.sites.coordinator import serve
+
+    with checked_arguments():
+        tls = None if tls_cert is None or tls_key is None else TlsFiles(cert=tls_cert, key=tls_key)
+        settings = HttpSettings(host=host, port=port, tls=tls, log_file=log_file)
+    run = serve(plan, settings, declaration=data, reporter=Reporter(), data_dir=data_dir, out=out, wait_s=wait_s)
+    return Output(facts={"run": run.root}, words=str(run.root))
+
+
+@site_app.command("join")
+def join_plan(
+    url: Annotated[str, typer.Argument(help="Address of the coordinator.")],
+    data: _Declaration,
+    key: Annotated[Path, typer.Option(help="File of `fairpate site key`.")],
+    out: Out = None,
+    data_dir: DataDir = None,
+    wait_s: _Wait = 3600.0,
+    ca: Annotated[Path | None, typer.Option(help="Certificate authority (PEM) of the coordinator's HTTPS.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree without being asked, as in a script.")] = False,
+) -> Output:
+    """Take part in a plan with your own private records, which stay here."""
+    if out is not None:
+        check_output_folder(out, "--out")
+    from fairpate.sites.site import join
+
+    def agree(offer: str) -> bool:
+        if not is_for_program():
+            say(offer)
+        if not yes and (is_for_program() or not sys.stdin.isatty()):
+            raise UsageError("--yes: without a terminal nobody can be asked; give it to agree.")
+        return yes or typer.confirm("Take part?", err=True)
+
+    run = join(
+        url,
+        declaration=data,
+        key=key,
+        agree=agree,
+        reporter=Reporter(),
+        data_dir=data_dir,
+        out=out,
+        wait_s=wait_s,
+        ca=None if ca is None else str(ca),
+    )
+    if run is None:
+        return Output(facts={"run": None}, words="Nothing was sent, and nothing was charged.", code=1)
+    return Output(facts={"run": run.root}, words=str(run.root))

@@ -1,0 +1,120 @@
+"""Hospitals on one laptop share a model and no record: every party is a process with files and an odometer of its own.
+
+    fairpate new mine --example three-hospitals
+    python mine/three_hospitals.py [--sites 3] [--epsilon 0.1] [--out runs/hospitals]
+
+The records are made up here: visits whose readmission depends on age and ward. Every hospital has the same declaration,
+the same public pool, and private visits of its own; the coordinator has the pool and test records. The commands that
+run are printed, so that they can be typed on several machines instead. Afterwards the first hospital trains a model of
+its own records alone, at the same epsilon, to compare with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+DECLARATION = """\
+name: visits
+task: readmitted within 30 days
+rows: 2000
+files: {private: visits.csv, public: pool.csv, test: test.csv}
+label: {column: readmitted, classes: {stays well: "no", comes back: "yes"}}
+group: {column: sex, values: {female: F, male: M}}
+person: patient
+features:
+  age: {bounds: [0, 100]}
+  weight: {bounds: [20, 250]}
+  ward: {categories: [A, B, C, D]}
+identity: {key: [visit]}
+"""
+
+
+def write_visits(path: Path, first: int, count: int) -> None:
+    """Write visits number ``first`` to ``first + count``; a patient has two."""
+    lines = ["visit,patient,age,weight,ward,sex,readmitted"]
+    for visit in range(first, first + count):
+        draws = random.Random(visit)
+        age, ward = draws.randint(0, 99), draws.choice("ABCD")
+        again = age + 20 * (ward == "D") + draws.gauss(0, 15) > 55
+        words = (visit, f"p{visit // 2}", age, draws.randint(40, 120), ward, draws.choice("FM"), ("no", "yes")[again])
+        lines.append(",".join(map(str, words)))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def start(party: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a command of ``party`` in its folder, with its own odometer, and print it."""
+    print(f"{party.name:12} fairpate {' '.join(words)}")
+    return subprocess.Popen(  # noqa: S603 - our own command
+        [sys.executable, "-m", "fairpate", *words, "--json"],
+        cwd=party,
+        env=os.environ | {"FAIRPATE_STATE": str(party.absolute() / "state")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def result(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait for a command; its facts."""
+    output, _ = process.communicate()
+    if process.returncode:
+        sys.exit(f"failed: {output}")
+    found: dict[str, Any] = json.loads(output)
+    return found
+
+
+def published(party: Path, name: str, field: str) -> Any:
+    """A field of a published file of the party's run."""
+    return json.loads((party / "run" / "public" / name).read_text(encoding="utf-8"))[field]
+
+
+def main() -> None:
+    """Make the files of all parties, run the plan, and print what came out."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", type=int, default=3)
+    parser.add_argument("--epsilon", type=float, default=0.1)
+    parser.add_argument("--out", type=Path, default=Path("runs/hospitals"))
+    given = parser.parse_args()
+
+    coordinator, hospitals = given.out / "coordinator", [given.out / f"hospital{k}" for k in range(given.sites)]
+    for number, party in enumerate([coordinator, *hospitals]):
+        party.mkdir(parents=True)
+        (party / "visits.yaml").write_text(DECLARATION, encoding="utf-8")
+        write_visits(party / "pool.csv", 1_000_000, 500)
+        write_visits(party / "test.csv", 2_000_000, 1000)
+        if party != coordinator:
+            write_visits(party / "visits.csv", 10_000 * number, 600)
+
+    keys = [result(start(party, "site", "key", "own.key"))["key"] for party in hospitals]
+    roster = "".join(f"{party.name}: {key}\n" for party, key in zip(hospitals, keys, strict=True))
+    (coordinator / "roster.yaml").write_text(roster, encoding="utf-8")
+    epsilon = str(given.epsilon)
+    planning = ("visits.yaml", "--sites", "roster.yaml", "--epsilon", epsilon, "-o", "plan.json")
+    result(start(coordinator, "site", "plan", *planning))
+
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = str(found.getsockname()[1])
+    serving = ("plan.json", "--data", "visits.yaml", "--out", "run", "--port", port)
+    joining = (f"http://127.0.0.1:{port}", "--data", "visits.yaml", "--key", "own.key", "--out", "run", "--yes")
+    processes = [start(coordinator, "site", "serve", *serving)]
+    processes += [start(party, "site", "join", *joining) for party in hospitals]
+    for process in processes:
+        result(process)
+    alone = ("--data", "visits.yaml", "--epsilon", epsilon, "--out", "alone")
+    result(start(hospitals[0], "run", *alone))
+
+    accuracy = json.loads((hospitals[0] / "alone/public/metrics.json").read_text(encoding="utf-8"))["accuracy"]
+    stated = published(coordinator, "statement.json", "epsilon")
+    print(f"{given.sites} hospitals: {published(coordinator, 'metrics.json', 'accuracy'):.1%} at epsilon {stated:.3f}")
+    print(f"the first alone: {accuracy:.1%} at the same epsilon")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,433 @@
+"""Metrics of private test records: one noisy table of predictions, and all that is estimated from it.
+
+The table counts test records by group z, true label y and predicted label k, and for calibration by declared bins of
+the model's score, with exact discrete Gaussian noise on every cell, empty ones too
+(:class:`fairpate.privacy.mechanism_events.PredictionTables`). A unit has a weight of ``WEIGHT``: a record adds it to
+one cell, a person divides it among the person's records. Rates, gaps and ratios are functions of the released table,
+so they cost nothing more.
+
+**Price.** Test records are a part of the data set that no other release of the run reads, by a rule under which a unit
+that is added or removed changes one part and moves no other (``data.split: hashed``). So parts compose in parallel: the
+cost of the run is the larger of both prices, also though the table depends on the released model, and the noise is
+calibrated to the epsilon and delta of the training at no further cost. A unit that is replaced stays in its part as
+long as it keeps its name, and is priced there as replaced; where names follow from content, it could move from one part
+to the other, and such runs are refused. The odometer adds up by part.
+
+**Predictor.** Each prediction is a function of its record and of released values: records are predicted one by one,
+since the last digit of a sum may depend on the other rows of a batch, and a randomised model draws with fresh
+randomness. The reject option is not part of it. Its gate decides in view of earlier records, so that one record could
+change all later answers; it is simulated on records that are made up from the noisy table.
+
+**Intervals.** With A noisy hits in a cells among B noisy records in m cells, n of them real, A - p B has variance
+n p (1 - p) + s^2 (a (1 - p)^2 + (m - a) p^2) at the true share p: sampling, and noise of standard deviation s. The
+interval holds every p at which |A - p B| is at most z standard deviations: Wilson's interval without noise, Fieller's
+without sampling. n is estimated by B. It is undefined unless B itself is more than z standard deviations of its noise
+above 0. Differences join two such intervals by the distances of their ends from the estimate (Newcombe 1998; MOVER,
+Zou and Donner 2008), ratios do so in logarithms. The interval of a largest difference goes from the largest lower end,
+at a level that allows for the number of comparisons (Bonferroni), to the largest upper end. Shares of persons, whose
+records are alike, vary no more than those of as many records.
+
+Shapes: N records, B bins of scores, G groups, Y true labels, C predicted classes, E events.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+from fairpate.config import ConfigError
+from fairpate.data import Dataset
+from fairpate.data.dataset import Split, sha256_of
+from fairpate.fairness import rates
+from fairpate.methods.base import Method, Price, Stream, stream_seed
+from fairpate.privacy.accountant import least_noise
+from fairpate.privacy.discrete_gaussian import (
+    OS_ENTROPY,
+    NoiseSource,
+    OsEntropy,
+    SeededSource,
+    sample_discrete_gaussian,
+)
+from fairpate.privacy.mechanism_events import PredictionTables, event_from
+from fairpate.report.metrics import (
+    GAPS,
+    NOT_MEASURED,
+    Estimate,
+    Evaluation,
+    GapResult,
+    GroupResult,
+    describe_cell,
+    reject_option_spread,
+    with_words,
+)
+from fairpate.run.context import RunDirectory
+from fairpate.run.learn import Assessment
+from fairpate.run.release_log import Released, ReleaseLog, read_release
+from fairpate.types import IntArray, PrivacyStatement
+
+if TYPE_CHECKING:
+    from student.student import Student
+
+FloatArray = npt.NDArray[np.float64]
+WEIGHT = 2**20
+LEVEL = 0.95
+_LEAST_SHARE = 1e-9  # which has a logarithm
+
+
+def check_metrics(config: Method, dataset: Dataset) -> None:
+    """Raise ConfigError for private metrics of a run or a data set that cannot have them at the price of training."""
+    if config.evaluation.metrics != "private":
+        return
+    if not config.is_private:
+        raise ConfigError(
+            f"evaluation.metrics: {config.method} has no guarantee that private metrics could share; leave it out."
+        )
+    if dataset.shared_unit:
+        raise ConfigError("evaluation.metrics: private metrics of several sites are not summed; leave it out.")
+    if not dataset.parts:
+        raise ConfigError(
+            "evaluation.metrics: private needs test records apart from training records by a rule under which none "
+            "moves another; set data.split=hashed, with public records in files of their own."
+        )
+    require_kept_names(config, dataset)
+
+
+def require_kept_names(config: Method, dataset: Dataset) -> None:
+    """Raise ConfigError if a record that is replaced could move to another part, whose cost it would pay too."""
+    by_content = not dataset.keeps_names and not config.protects_attribute_only
+    if by_content and getattr(config.target, "relation", None) == "replace one":
+        raise ConfigError(
+            f"target.relation: a record that is replaced must stay in its split, and {dataset.name} names records by "
+            "their content; declare a key (identity: {key: ...}), or leave it out."
+        )
+
+
+def table_event(cost: Price) -> PredictionTables:
+    """The table whose price is at most ``cost``, for the same unit, relation and delta."""
+
+    def events(noise: float) -> tuple[PredictionTables, ...]:
+        event = PredictionTables(
+            count=1, noise_stddev_records=noise, weight=WEIGHT, unit=cost.unit, relation=cost.relation
+        )
+        return (event,)
+
+    return events(least_noise(events, target_epsilon=cost.epsilon, target_delta=cost.delta, accounting="pld"))[0]
+
+
+def stated_table(run: RunDirectory, cost: Price) -> PredictionTables:
+    """The event of the table that the run keeps, or else of the one that it is about to draw."""
+    kept = run.metrics_table
+    event = read_release(kept)[0].events[0] if kept.exists() else table_event(cost)
+    assert isinstance(event, PredictionTables)
+    return event
+
+
+def draw_table(
+    student: Student,
+    test: Split,
+    event: PredictionTables,
+    source: NoiseSource,
+    *,
+    num_groups: int,
+    num_classes: int,
+    edges: Sequence[float] = (),
+) -> Released:
+    """Predict the test records one by one, and return their noisy table of weights (B, G, Y, C), with a bin of scores
+    more than there are ``edges``."""
+    labels_N, scores_N = lone_predictions(student, test, source)
+    bins_N = np.searchsorted(edges, scores_N, side="right")
+    table_BGYC = np.zeros((len(edges) + 1, num_groups, num_classes, num_classes), np.int64)
+    # Rounded down: the weights of a person's records never add up to more than one weight.
+    np.add.at(table_BGYC, (bins_N, test.z.numpy(), test.y.numpy(), labels_N), event.weight // records_of_unit(test))
+    stddev = event.noise_stddev_records * event.weight
+    noise = [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)]
+    arrays = {"weights_BGYC": table_BGYC + np.reshape(noise, table_BGYC.shape), "edges": np.array(edges, np.float64)}
+    return Released(arrays=arrays, events=(event,))
+
+
+def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
+    """The predicted label and the score of each record, as functions of that record and of released values alone."""
+    alone, groups_N = replace(student, card=replace(student.card, idp3=None)), split.z.numpy()
+    # Never seeded by a public number: the label that one record draws must not depend on how many stand before it.
+    generator = np.random.default_rng(source.randbelow(2**63))
+    labels_N, scores_N = np.zeros(len(split), np.int64), np.zeros(len(split))
+    for row in range(len(split)):
+        found = alone.predict(split.x[row : row + 1], groups_N[row : row + 1], generator=generator)
+        labels_N[row], chances_C = found.labels[0], found.probabilities_NC[0]
+        scores_N[row] = chances_C[1] if len(chances_C) == 2 else chances_C[found.labels[0]]
+    return labels_N, scores_N
+
+
+def records_of_unit(split: Split) -> IntArray:
+    """For each record, how many records its person has; 1 where records are protected by themselves."""
+    if split.person_N is None:
+        return np.ones(len(split), np.int64)
+    person_N = split.person_N.numpy()
+    records_N: IntArray = np.bincount(person_N)[person_N]
+    return records_N
+
+
+def assess_privately(
+    config: Method, dataset: Dataset, student: Student, statement: PrivacyStatement, run: RunDirectory, log: ReleaseLog
+) -> Assessment:
+    """The metrics of the table that the run keeps, or that is drawn, counted and kept now, as ``statement`` says.
+
+    Errors as :meth:`ReleaseLog.step`: a table that was published and is gone is not drawn again.
+    """
+    event = event_from(statement.part_events["test"][0])
+    assert isinstance(event, PredictionTables)
+    source: NoiseSource = OsEntropy()
+    if statement.noise != OS_ENTROPY:
+        source = SeededSource(stream_seed(config.seed, Stream.METRICS))
+    sizes, edges = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}, config.evaluation.score_edges
+    released = log.of_part("test").step(
+        lambda: draw_table(student, dataset.test, event, source, **sizes, edges=edges),
+        settings={"student": sha256_of(run.student), "parts": dataset.parts, "score_edges": list(edges)},
+        pool="",
+        noise=statement.noise,
+    )
+    measured = evaluation_of(released, group_names=dataset.group_names, class_names=dataset.label_names)
+    everybody = np.ones(len(dataset.test), np.bool_)  # for the operator's comparison alone
+    if student.card.idp3 is None:
+        return Assessment(evaluations={"student": measured}, measured_N=everybody)
+    counts_GYC = np.rint(np.array(measured.confusion_GYC, np.float64)).astype(np.int64)
+    groups_N, truth_N, labels_N = np.repeat(np.argwhere(counts_GYC >= 0), counts_GYC.ravel(), axis=0).T
+    spread = reject_option_spread(
+        labels_N,
+        groups_N,
+        true_labels_N=truth_N,
+        rule=student.card.idp3,
+        generator=np.random.default_rng(stream_seed(config.seed, Stream.ORDERS)),
+        **sizes,
+    )
+    return Assessment(evaluations={"student without refusals": measured}, measured_N=everybody, reject_option=spread)
+
+
+def evaluation_of(released: Released, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:
+    """All metrics of a released table. What the table does not determine is NaN, and no number is exact."""
+    (event,) = released.events
+    assert isinstance(event, PredictionTables)
+    stddev, z = event.noise_stddev_records, _deviations(1)
+    table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
+    calibration = _of_scores(table_BGYC, stddev, released.arrays["edges"].tolist(), class_names)
+    # The noises of the bins add up.
+    table_GYC, stddev = table_BGYC.sum(axis=0), stddev * math.sqrt(len(table_BGYC))
+    size_G = table_GYC.sum(axis=(1, 2))
+    right, predicted = (_Shares.of(each, table_GYC, stddev, z=z) for each in (rates.correct, rates.predicted))
+    of_all = _Shares.of(rates.correct, *_together(table_GYC, stddev), z=z).estimate("accuracy", 0, 0)
+    total = 0 if math.isnan(of_all.value) else round(float(size_G.sum()))
+    groups = []
+    for name, size, accuracy in zip(group_names, size_G.tolist(), right.value_EG[0].tolist(), strict=True):
+        known = not math.isnan(accuracy)  # the group stands out
+        counted, coverage = (round(size), 1.0) if known else (None, math.nan)
+        groups.append(
+            GroupResult(name=name, num_records=counted, num_answered=counted, coverage=coverage, accuracy=accuracy)
+        )
+    measured = Evaluation(
+        num_records=total,
+        num_answered=total,
+        accuracy=of_all.value,
+        coverage=1.0,
+        group_names=tuple(group_names),
+        class_names=tuple(class_names),
+        groups=tuple(groups),
+        gaps={
+            name: gap_of(metric, table_GYC, stddev, group_names=group_names, class_names=class_names)
+            for name, metric in GAPS.items()
+        },
+        # Sums of squares, to which noise adds: no estimate.
+        ermi=math.nan,
+        ermi_given_label=math.nan,
+        rates_GC=tuple(tuple(row) for row in predicted.value_EG.T.tolist()),
+        confusion_GYC=tuple(tuple(tuple(row) for row in table) for table in np.maximum(table_GYC, 0.0).tolist()),
+        metrics="private",
+        noise_stddev=stddev,
+        per_person=event.unit == "person",
+        estimates=(
+            of_all,
+            *_of_groups(table_GYC, stddev, group_names=group_names, class_names=class_names),
+            *calibration,
+        ),
+    )
+    return with_words(measured) if total else measured
+
+
+def _of_groups(
+    table_GYC: FloatArray, stddev: float, *, group_names: Sequence[str], class_names: Sequence[str]
+) -> Iterator[Estimate]:
+    """Size, accuracy, selection rates and impact ratios of each group."""
+    z, size_G = _deviations(1), table_GYC.sum(axis=(1, 2))
+    reach = z * stddev * math.sqrt(table_GYC[0].size)
+    right = _Shares.of(rates.correct, table_GYC, stddev, z=z)
+    for place, (name, size) in enumerate(zip(group_names, size_G.tolist(), strict=True)):
+        value, low, high = (max(0.0, size + by) for by in (0.0, -reach, reach))
+        yield Estimate(name=f"size of {name}", kind="count", value=value, low=low, high=high)
+        yield right.estimate(f"accuracy for {name}", 0, place)
+    predicted = _Shares.of(rates.predicted, table_GYC, stddev, z=z)
+    # Of two classes the second is the one that is selected.
+    for event in [1] if len(class_names) == 2 else range(len(class_names)):
+        ratios = impact_ratios(table_GYC, stddev, event)
+        for place, name in enumerate(group_names):
+            yield predicted.estimate(f"predicted {class_names[event]}: {name}", event, place)
+            value, low, high = (float(each[0, place]) for each in ratios)
+            title = f"impact ratio of {name}: predicted {class_names[event]}"
+            yield Estimate(name=title, kind="ratio", value=value, low=low, high=high)
+
+
+def _of_scores(
+    table_BGYC: FloatArray, stddev: float, edges: Sequence[float], class_names: Sequence[str]
+) -> Iterator[Estimate]:
+    """For each bin of scores, how often the class that is scored is the true one."""
+    if not edges:
+        return
+    two = len(class_names) == 2
+
+    def scored(joint_BYC: FloatArray) -> rates.Events:
+        right_B = joint_BYC[:, 1].sum(axis=-1) if two else np.trace(joint_BYC, axis1=1, axis2=2)
+        return rates.Events(hits_EG=right_B[None], sizes_EG=joint_BYC.sum(axis=(1, 2))[None], cells=[])
+
+    # Bins in the place of groups, whose noises add up.
+    found = _Shares.of(scored, table_BGYC.sum(axis=1), stddev * math.sqrt(table_BGYC.shape[1]), z=_deviations(1))
+    for place, (low, high) in enumerate(itertools.pairwise((0.0, *edges, 1.0))):
+        what = f"true {class_names[1]}" if two else "right"
+        yield found.estimate(f"{what} where the score is {low:g} to {high:g}", 0, place)
+
+
+def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
+    """For each group, its share of one prediction over the largest share of any group; NaN for a group alone."""
+
+    def ends(z: float) -> FloatArray:
+        value_G, low_G, high_G = (
+            np.maximum(each[event], _LEAST_SHARE) for each in _Shares.of(rates.predicted, table_GYC, stddev, z=z)
+        )
+        ratio_GG = value_G[:, None] / value_G
+        down_GG = np.hypot(np.log(value_G / low_G)[:, None], np.log(high_G / value_G))
+        up_GG = np.hypot(np.log(high_G / value_G)[:, None], np.log(value_G / low_G))
+        ends_3GG = np.stack([ratio_GG, ratio_GG * np.exp(-down_GG), ratio_GG * np.exp(up_GG)])
+        np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(value_G)] = 1.0
+        return ends_3GG
+
+    found_3GG = ends(_deviations(1))
+    num_known = int((~np.isnan(found_3GG[0].diagonal())).sum())
+    if num_known < 2:
+        nothing = np.full((1, len(table_GYC)), np.nan)
+        return _Shares(nothing, nothing, nothing)
+    # The largest share is that of some group, so that a group's impact ratio is the smallest of its ratios.
+    value_G, _, high_G = np.fmin.reduce(found_3GG, axis=2)
+    low_G = np.fmin.reduce(ends(_deviations(num_known - 1))[1], axis=1)
+    return _Shares(value_G[None], low_G[None], high_G[None])
+
+
+def _together(table_GYC: FloatArray, stddev: float) -> tuple[FloatArray, float]:
+    """The sum over groups, and the standard deviation of its noise."""
+    return table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
+
+
+def _deviations(comparisons: int) -> float:
+    """Standard deviations of an interval at ``LEVEL``, whose ends hold for as many comparisons together."""
+    return float(-ndtri((1 - LEVEL) / 2 / comparisons))
+
+
+class _Shares(NamedTuple):
+    """Shares of the sizes of groups, with the ends of their intervals; NaN where a size does not stand out."""
+
+    value_EG: FloatArray
+    low_EG: FloatArray
+    high_EG: FloatArray
+
+    @classmethod
+    def of(
+        cls,
+        events: rates.RateEvents,
+        table_GYC: FloatArray,
+        stddev: float,
+        *,
+        z: float,
+        rest: bool = False,
+    ) -> _Shares:
+        """The shares of each group, or with ``rest`` those of all other groups together."""
+        found, cells = events(table_GYC), events(np.ones_like(table_GYC))
+        hits, sizes, hit_cells, size_cells = (
+            each.sum(axis=-1, keepdims=True) - each if rest else each
+            for each in (found.hits_EG, found.sizes_EG, cells.hits_EG, cells.sizes_EG)
+        )
+        noise, drawn = (z * stddev) ** 2, z**2 * np.maximum(sizes, 0.0)
+        # The p with (hits - p sizes)^2 <= z^2 variance(p) lie between the roots of square p^2 - twice p + rest.
+        square = sizes**2 + drawn - noise * size_cells
+        twice = 2 * hits * sizes + drawn - 2 * noise * hit_cells
+        root = np.sqrt(np.maximum(twice**2 - 4 * square * (hits**2 - noise * hit_cells), 0.0))
+        is_known = (sizes > 0) & (sizes > np.sqrt(noise * size_cells))
+        square = np.where(is_known, square, np.nan)
+        ends = (
+            np.where(is_known, rates.divide(hits, sizes), np.nan),
+            (twice - root) / 2 / square,
+            (twice + root) / 2 / square,
+        )
+        return cls(*(np.clip(each, 0.0, 1.0) for each in ends))
+
+    def estimate(self, name: str, event: int, group: int) -> Estimate:
+        value, low, high = (float(each[event, group]) for each in self)
+        return Estimate(name=name, kind="share", value=value, low=low, high=high)
+
+
+def gap_of(
+    metric: rates.Metric,
+    table_GYC: FloatArray,
+    stddev: float,
+    *,
+    group_names: Sequence[str],
+    class_names: Sequence[str],
+) -> GapResult:
+    """The largest difference, or rate, of a noisy table with its interval."""
+    if metric.compare is rates.level:
+        table_GYC, stddev = _together(table_GYC, stddev)
+
+    def ends(z: float) -> _Shares:
+        own = _Shares.of(metric.events, table_GYC, stddev, z=z)
+        if metric.compare is rates.level:
+            return own
+        if metric.compare is rates.pairwise:
+            itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
+            first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
+        else:
+            first, other = list(own), list(_Shares.of(metric.events, table_GYC, stddev, z=z, rest=True))
+        value = first[0] - other[0]
+        low = value - np.hypot(first[0] - first[1], other[2] - other[0])
+        high = value + np.hypot(first[2] - first[0], other[0] - other[1])
+        if metric.compare is rates.to_overall:
+            # A group is part of the whole: its distance to it is that to the others, times their share.
+            sizes_EG = np.maximum(metric.events(table_GYC).sizes_EG, 0.0)
+            others_EG = 1 - rates.divide(sizes_EG, sizes_EG.sum(axis=-1, keepdims=True))
+            far, near = np.maximum(np.abs(low), np.abs(high)), np.maximum(0.0, np.maximum(low, -high))
+            value, low, high = np.abs(value) * others_EG, near * others_EG, far * others_EG
+        return _Shares(value, low, high)
+
+    found = metric.events(table_GYC)
+    value = ends(_deviations(1)).value_EG
+    known = ~np.isnan(value)
+    if not known.any():
+        return replace(NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
+    # Two that mirror each other, as those of two groups or of two classes, are one comparison.
+    comparisons = len(np.unique(np.abs(value[known]).round(9)))
+    shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations(1))
+    sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
+    where = rates.located(value, found.cells)
+    low = np.nan_to_num(ends(_deviations(comparisons)).low_EG, nan=0.0).max()
+    high = np.nanmax(ends(_deviations(1)).high_EG)
+    largest = max(0.0, float(np.nanmax(value)))
+    return GapResult(
+        value=largest,
+        low=float(np.clip(low, 0.0, largest)),
+        high=float(np.clip(high, largest, 1.0)),
+        level=LEVEL,
+        n_undefined=int(np.isnan(shares.value_EG).sum()),
+        min_cell_size=round(float(sizes.min())),
+        where=describe_cell(where, group_names=group_names, class_names=class_names),
+    )

@@ -1,0 +1,218 @@
+"""The coordinator of a release over sites: it relays their messages, closes lists in time, and unmasks each sum.
+
+It is trusted with nothing but to answer. What it may see and do is in docs/sites.md. Every message that it accepts and
+every list that it closes is in its journal before it is answered, so that a coordinator that was stopped goes on where
+it was. Its clock alone decides when sites are late.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.concurrency import run_in_threadpool
+
+from aggregator.service.auth import is_loopback
+from fairpate.http_requests import FaultError, NoTokens, RequestRate
+from fairpate.http_server import HttpServer, HttpSettings, new_app
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
+from fairpate.privacy.mechanism_events import event_from
+from fairpate.sites.plan import (
+    Journal,
+    PlanError,
+    SitePlan,
+    config_of,
+    embedding_file,
+    loader_of,
+    read_plan,
+)
+from fairpate.sites.secure_sum import ENDED, STEPS, Coordinator, LateError, SumError
+from fairpate.types import IntArray
+
+if TYPE_CHECKING:
+    from fairpate.run.context import RunDirectory
+    from fairpate.run.release_log import ReleaseLog
+    from fairpate.terminal import Reporter
+
+_OVERHEAD = 2**16
+_POLL_S = 0.2
+_LINGER_S = 30.0  # for sites to fetch the last sum
+
+
+class CoordinatorSums:
+    """The sums of a release as the coordinator draws them, and the application that sites talk to.
+
+    Called once for each sum in the plan's order, it waits for the sites. ``wait_s``: how long a list stays open for
+    sites that are missing. A sum for which too few come ends the plan, for good.
+    """
+
+    def __init__(self, plan: SitePlan, journal: Journal, *, wait_s: float, embedding: bytes | None = None) -> None:
+        self._plan, self._journal, self._wait_s, self._embedding = plan, journal, wait_s, embedding
+        self._changed = threading.Condition()
+        self._machines = [
+            Coordinator(plan.draw(number), journal.part(f"sum {number}")) for number in range(len(plan.sums))
+        ]
+        self._number = 0
+        self._informed: set[int] = set()
+
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+        """Return the sum over all sites with its noise. SumError if the plan has ended."""
+        number, self._number = self._number, self._number + 1
+        self._plan.require_sum(number, exact_RW, stddev=stddev, name=name)
+        if exact_RW.any():
+            raise SumError("The coordinator has private records of its own; let them join as another site.")
+        machine = self._machines[number]
+        with self._changed:
+            stage, deadline_s = -1, 0.0
+            while (total_D := machine.total_D) is None:
+                if (reason := self._journal.get(ENDED)) is not None:
+                    raise SumError(f"The plan has ended: {reason.decode()}")
+                if machine.num_closed != stage:
+                    stage, deadline_s = machine.num_closed, time.monotonic() + self._wait_s
+                try:
+                    machine.advance(time_is_up=time.monotonic() >= deadline_s)
+                except SumError as error:
+                    # Durable before any site hears of it: a coordinator that comes back does not try again.
+                    self._journal.setdefault(ENDED, str(error).encode())
+                    raise
+                if machine.num_closed == stage:
+                    self._changed.wait(_POLL_S)
+        return total_D.reshape(exact_RW.shape)
+
+    def wait_for_sites(self, timeout_s: float) -> None:
+        """Return when all sites have fetched the last sum or heard of the end, or after ``timeout_s``."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while len(self._informed) < len(self._plan.sites) and time.monotonic() < deadline_s:
+                self._changed.wait(_POLL_S)
+
+    def app(self, settings: Any = None, *, tracer: Any = None) -> FastAPI:  # noqa: ARG002 - as HttpServer asks
+        """Return the application; it needs no tokens, as every message is signed by its site."""
+
+        async def reasons() -> Sequence[str]:
+            return ()
+
+        largest = max(8 * each.rows * each.columns for each in self._plan.sums)
+        app = new_app(
+            title="FairPATE sites",
+            description="The coordinator of one release over sites that share nothing.",
+            reasons=reasons,
+            tokens=NoTokens(),
+            max_body_bytes=lambda: _OVERHEAD + 128 * len(self._plan.sites) + largest,
+            rate=RequestRate(),
+            strangers=RequestRate(),
+            open_to_all=True,
+            tracer=tracer,
+        )
+
+        @app.get("/v1/plan")
+        async def plan() -> Response:
+            """Return the plan's file."""
+            return _bytes(self._plan.content)
+
+        @app.get("/v1/embedding")
+        async def embedding() -> Response:
+            """Return the file of the embedding of all records, if the plan has one."""
+            return _bytes(self._embedding)
+
+        @app.post("/v1/sums/{number}/{step}/{place}")
+        async def message(number: int, step: str, place: int, request: Request) -> Response:
+            """Take one message of a site."""
+            return await run_in_threadpool(self._receive, number, step, place, await request.body())
+
+        @app.get("/v1/sums/{number}/{name}/{place}")
+        async def listed(number: int, name: str, place: int) -> Response:
+            """Return a list, or the sum; 202 while it is open."""
+            return await run_in_threadpool(self._listed, number, name, place)
+
+        return app
+
+    def _machine(self, number: int) -> Coordinator:
+        if not 0 <= number < len(self._machines):
+            raise FaultError(404, "number", number, f"The plan has {len(self._machines)} sums.")
+        return self._machines[number]
+
+    def _refuse_if_ended(self, machine: Coordinator, place: int) -> None:
+        if (reason := self._journal.get(ENDED)) is not None and machine.total_D is None:
+            self._informed.add(place)
+            self._changed.notify_all()
+            raise FaultError(
+                410, "plan", reason.decode(), "What was charged stays charged; a new attempt is a new plan."
+            )
+
+    def _receive(self, number: int, step: str, place: int, body: bytes) -> Response:
+        machine = self._machine(number)
+        if step not in STEPS:
+            raise FaultError(404, "step", step, f"Expected one of {', '.join(STEPS)}.")
+        with self._changed:
+            self._refuse_if_ended(machine, place)
+            try:
+                machine.receive(step, place, body)
+            except SumError as error:
+                raise FaultError(409 if isinstance(error, LateError) else 422, "message", step, str(error)) from error
+            self._changed.notify_all()
+        return _bytes(b"")
+
+    def _listed(self, number: int, name: str, place: int) -> Response:
+        machine = self._machine(number)
+        if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
+            raise FaultError(404, "path", f"{name}/{place}", "Expected members, survivors, agreement or sum of a site.")
+        with self._changed:
+            found = machine.members(place) if name == "members" else machine.published(name)  # type: ignore[arg-type]
+            if found is None:
+                self._refuse_if_ended(machine, place)
+                return Response(status_code=202)
+            if name == "sum" and number == len(self._machines) - 1:
+                self._informed.add(place)
+                self._changed.notify_all()
+        return _bytes(found)
+
+
+def serve(
+    plan_file: Path,
+    settings: HttpSettings,
+    *,
+    declaration: Path,
+    reporter: Reporter,
+    data_dir: Path | None = None,
+    out: Path | None = None,
+    wait_s: float = 3600.0,
+) -> RunDirectory:
+    """Coordinate the release of a plan, learn from it, and leave an ordinary run folder with statement and report.
+
+    The embedding is read from the file next to the plan. PlanError and ConfigError for files that do not fit each
+    other, ServiceError for an address that cannot be used, SumError for a plan that ended without its sum.
+    """
+    from fairpate.run.run import run_method
+
+    plan = read_plan(plan_file.read_bytes(), str(plan_file))
+    if settings.tls is None and not is_loopback(settings.host):
+        raise PlanError(f"--host: {settings.host} is reached from other machines; give --tls-cert and --tls-key.")
+    embedding = embedding_file(plan_file).read_bytes() if plan.embedding else None
+    config = config_of(plan, declaration, data_dir=data_dir, out=out)
+    with ExitStack() as stack:
+
+        def sums(run: RunDirectory, log: ReleaseLog) -> CoordinatorSums:
+            # A limit of the coordinator's own odometer should not be found out after the sum is known.
+            if log.stored() is None:
+                log.check(tuple(map(event_from, plan.events)), noise=OS_ENTROPY)
+            journal = stack.enter_context(Journal.opened(run.journal, plan))
+            found = CoordinatorSums(plan, journal, wait_s=wait_s, embedding=embedding)
+            server = HttpServer(found, settings)
+            # In reverse order: sites learn the end, then the server stops, then the journal is closed.
+            stack.callback(server.stop)
+            stack.callback(found.wait_for_sites, _LINGER_S)
+            reporter.note("sites", f"plan {plan.digest[:16]} at {settings.url}, waiting for {len(plan.sites)} sites")
+            return found
+
+        load = loader_of(plan, embedding, has_private=False)
+        return run_method(config, reporter, load=load, sums=sums, remarks=plan.remarks)
+
+
+def _bytes(content: bytes | None) -> Response:
+    return Response(content, status_code=404 if content is None else 200, media_type="application/octet-stream")

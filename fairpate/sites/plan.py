@@ -1,0 +1,401 @@
+"""The plan of a release over sites: what is summed, under which noise, by whom; and the store of each party's messages.
+
+A plan is one file of JSON, and its bytes are what its digest means: every site signs the digest with each message. It
+holds the method's configuration, the events that price the release, every sum in order, the sites with their public
+keys, and the numbers of sites that may vanish and collude. Events and sums are those of a rehearsal, which runs the
+method on no private record; each site rehearses the plan itself and refuses one that says anything else. A digest of
+the rehearsal's public arrays shows that all have the same pool, embedding and features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fairpate.config import ConfigError, DataConfig
+from fairpate.config_reader import read_yaml
+from fairpate.files import write_atomically
+from fairpate.sites.secure_sum import ENDED, Draw, PublicKeys, SiteKey, SumError
+from fairpate.types import IntArray, Unit, UsageError, UserError, strict
+
+if TYPE_CHECKING:
+    from fairpate.data import Dataset
+    from fairpate.methods.base import Method, ReleasingMethod
+    from fairpate.privacy.events import Event
+
+FORMAT = "fairpate.site-plan/1"
+
+
+class JournalError(UserError):
+    """The journal cannot be read or written; nothing that it should hold has left."""
+
+
+class PlanError(UsageError):
+    """A plan, a roster or a key that cannot be used; the message names the file or field and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSum:
+    """One sum of the release: its name, the shape of its table, and the noise that it is priced for."""
+
+    name: str
+    rows: int
+    columns: int
+    noise_stddev: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePlan:
+    """A plan as all parties have it. ``content`` are the bytes of its file.
+
+    ``settings`` are the method's configuration without paths; ``events`` as in a statement; ``public_arrays`` and
+    ``embedding`` are digests; ``sites`` are public keys by name, in the order of their places.
+    """
+
+    id: str
+    settings: dict[str, Any]
+    unit: Unit
+    events: tuple[dict[str, Any], ...]
+    sums: tuple[PlannedSum, ...]
+    public_arrays: str
+    embedding: str | None
+    sites: dict[str, str]
+    may_vanish: int
+    may_collude: int
+    content: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not self.sums or not self.events:
+            raise PlanError("sums: none; a plan is made by `fairpate site plan`.")
+        try:
+            for number in range(len(self.sums)):
+                self.draw(number)
+        except SumError as error:
+            raise PlanError(str(error)) from error
+
+    @property
+    def digest(self) -> str:
+        """The digest of the file, which its operator may compare with the others' by telephone."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def draw(self, number: int) -> Draw:
+        """Return the terms of sum ``number``."""
+        planned = self.sums[number]
+        return Draw(
+            plan=bytes.fromhex(self.digest),
+            number=number,
+            sites=tuple(public_keys(key, name) for name, key in self.sites.items()),
+            may_vanish=self.may_vanish,
+            may_collude=self.may_collude,
+            size=planned.rows * planned.columns,
+            noise_stddev=planned.noise_stddev,
+        )
+
+    def place_of(self, key: SiteKey) -> int:
+        """The place of the site with this key. PlanError for a key that is not in the plan."""
+        for place, (name, text) in enumerate(self.sites.items()):
+            if public_keys(text, name) == key.public:
+                return place
+        raise PlanError(f"key: not one of the plan's sites ({', '.join(self.sites)}); give the key that was sent in.")
+
+    def require_sum(self, number: int, exact_RW: IntArray, *, stddev: float, name: str) -> None:
+        """Raise SumError unless the plan has this sum at place ``number``."""
+        rows, columns = exact_RW.shape
+        asked = PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev)
+        if number >= len(self.sums) or self.sums[number] != asked:
+            raise SumError(f"The plan has no sum {number} such as {asked}; use the version that made the plan.")
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """The remarks of a statement: the sites, and who had to be trusted for what."""
+        return (
+            f"Summed over {len(self.sites)} sites ({', '.join(self.sites)}), none of which showed its records or its "
+            f"own sum to anybody; plan {self.digest[:16]}. ε holds if at most {self.may_collude} of them collude with "
+            f"the coordinator, also where {self.may_vanish} of them vanish.",
+            "A person with records at two sites is two units. A site that sends wrong numbers can spoil the model, "
+            "and no other site's privacy.",
+        )
+
+
+def public_keys(text: str, name: str) -> PublicKeys:
+    """The keys of a roster's entry. PlanError for a text that is not two keys."""
+    try:
+        found = bytes.fromhex(text)
+        return PublicKeys(signing=found[:32], sealing=found[32:])
+    except (ValueError, TypeError, SumError) as error:
+        raise PlanError(
+            f"sites.{name}: not the text that `fairpate site key` printed ({error}); copy it again."
+        ) from error
+
+
+def read_plan(content: bytes, where: str) -> SitePlan:
+    """The plan in a file's bytes. PlanError for anything else, and for numbers of sites that cannot hold."""
+    try:
+        values = json.loads(content)
+        if values.pop("format") != FORMAT:
+            raise ValueError(f"expected {FORMAT}")  # noqa: TRY301 - reworded below
+        values["sums"] = tuple(PlannedSum(**each) for each in values["sums"])
+        values["events"] = tuple(values["events"])
+        return SitePlan(**values, content=content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PlanError(f"{where}: not a plan ({error}); give the file that `fairpate site plan` wrote.") from error
+
+
+def embedding_file(plan_file: Path) -> Path:
+    """Where the embedding of a plan is: next to it."""
+    return plan_file.with_suffix(".safetensors")
+
+
+def new_key(path: Path) -> SiteKey:
+    """Make the private keys of a site in a new file for its owner alone. PlanError if the file exists."""
+    if path.exists():
+        raise PlanError(f"{path}: exists already; a site keeps its key, or gives another file.")
+    secret = secrets.token_bytes(32)
+    write_atomically(path, lambda partial: partial.write_text(secret.hex() + "\n", encoding="ascii"), private=True)
+    return SiteKey(secret)
+
+
+def read_key(path: Path) -> SiteKey:
+    """The private keys that :func:`new_key` made. PlanError for a file that is missing, damaged or open to others."""
+    try:
+        if path.stat().st_mode & 0o077:
+            raise PlanError(f"{path}: others may read it; restrict it with chmod 600, or make another key.")
+        secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
+        return SiteKey(secret if len(secret) == 32 else bytes.fromhex(f"expected 32 bytes, got {len(secret)}"))
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{path}: not a key ({error}); make one with `fairpate site key`.") from error
+
+
+def key_text(keys: PublicKeys) -> str:
+    """The public keys as the text of a roster's entry."""
+    return (keys.signing + keys.sealing).hex()
+
+
+def read_roster(path: Path) -> dict[str, str]:
+    """Names of sites and the texts of their keys, from YAML. PlanError for a wrong or repeated key."""
+    try:
+        roster = read_yaml(path, as_text=True)
+    except ConfigError as error:
+        raise PlanError(str(error)) from error
+    for name, text in roster.items():
+        public_keys(text, name)
+    if len(set(roster.values())) < len(roster):
+        raise PlanError(f"{path}: two sites have one key; every site makes its own with `fairpate site key`.")
+    return {str(name): text.lower() for name, text in roster.items()}
+
+
+class _Recorder:
+    """Records which sums a method draws, and returns zeros."""
+
+    def __init__(self) -> None:
+        self.sums: list[PlannedSum] = []
+
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+        rows, columns = exact_RW.shape
+        self.sums.append(PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev))
+        return np.zeros_like(exact_RW)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What a method would release, found out without a private record."""
+
+    sums: tuple[PlannedSum, ...]
+    events: tuple[Event, ...]
+    public_arrays: str
+
+
+def rehearse(config: Method, dataset: Dataset) -> Rehearsal:
+    """Run the release of ``config`` on public records alone. ConfigError for a method whose sums sites cannot draw."""
+    from fairpate.methods.base import ReleasingMethod
+    from fairpate.methods.residual_votes import ResidualVotes
+    from fairpate.run.release_log import arrays_digest
+
+    if config.is_seeded or not config.is_private:
+        raise ConfigError("noise: expected os_entropy and a finite epsilon, as sites protect each other; set them.")
+    if isinstance(config, ResidualVotes) and config.residual_votes.curvature is None:
+        raise ConfigError(
+            "residual_votes.curvature: null, which decides by released sums how many more there are, and a plan fixes "
+            "them beforehand; set public or private."
+        )
+    config.check()
+    recorder = _Recorder()
+    released = config.rehearse(dataset, recorder) if isinstance(config, ReleasingMethod) else None
+    # Fewer sums than events: then a part of the release is drawn from the records of one site alone.
+    if released is None or len(recorder.sums) < sum(getattr(event, "count", math.inf) for event in released.events):
+        raise ConfigError(
+            f"method: {config.method} releases no sum that sites can draw together; take weighted_votes, record_votes "
+            "or residual_votes."
+        )
+    return Rehearsal(sums=tuple(recorder.sums), events=released.events, public_arrays=arrays_digest(released.arrays))
+
+
+def make_plan(
+    config: Method, sites: Mapping[str, str], *, may_vanish: int, may_collude: int
+) -> tuple[SitePlan, bytes | None]:
+    """A new plan, and the file of the embedding of all records, if there is one. No private record is read.
+
+    DataError as :func:`fairpate.data.registry.load_at_site`, ConfigError as :func:`rehearse`, PlanError for numbers of
+    sites and noise that cannot hold together.
+    """
+    from fairpate.data.embedding import save_embedding
+    from fairpate.data.registry import load_at_site
+    from fairpate.privacy.mechanism_events import event_json
+
+    dataset, embedding = load_at_site(config.data, has_private=False), None
+    rehearsal = rehearse(config, dataset)
+    if dataset.embedding is not None:
+        with TemporaryDirectory() as folder:
+            save_embedding(dataset.embedding, path := Path(folder) / "embedding.safetensors")
+            embedding = path.read_bytes()
+    settings = config.model_dump(mode="json", exclude={"out": True, "data": {"data_dir", "declaration"}})
+    values = {
+        # A plan is used once: the same settings again are another plan, with another digest.
+        "id": secrets.token_hex(16),
+        "settings": settings | {"declaration": config.data.declaration and config.data.declaration.sha256},
+        "unit": dataset.unit,
+        "events": [strict(event_json(event)) for event in rehearsal.events],
+        "sums": [asdict(each) for each in rehearsal.sums],
+        "public_arrays": rehearsal.public_arrays,
+        "embedding": None if embedding is None else hashlib.sha256(embedding).hexdigest(),
+        "sites": dict(sites),
+        "may_vanish": may_vanish,
+        "may_collude": may_collude,
+    }
+    content = json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False).encode()
+    return read_plan(content, "plan"), embedding
+
+
+def config_of(plan: SitePlan, declaration: Path, *, data_dir: Path | None, out: Path | None) -> ReleasingMethod:
+    """The plan's configuration for the files of one party. PlanError for another declaration than the plan's.
+
+    ConfigError for a plan that names code, which runs only where the operator allows it.
+    """
+    from fairpate.methods.base import ReleasingMethod, configured, require_trusted
+
+    values = {name: value for name, value in plan.settings.items() if name != "declaration"}
+    require_trusted(values.get("method"), Path("plan"))
+    fields = {"data.declaration": str(declaration), "data.data_dir": data_dir, "out": out}
+    config = configured(values, [(name, str(value)) for name, value in fields.items() if value is not None])
+    declared = config.data.declaration
+    if declared is None or declared.sha256 != plan.settings["declaration"]:
+        raise PlanError(f"--data: {declaration} is not the declaration of the plan; take it from the plan's author.")
+    assert isinstance(config, ReleasingMethod)
+    return config
+
+
+def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> Callable[[DataConfig], Dataset]:
+    """Reads the data set of one party, with the plan's embedding. PlanError for the file of another embedding."""
+    from fairpate.data.embedding import placed, read_embedding
+    from fairpate.data.registry import load_at_site
+
+    if (None if embedding is None else hashlib.sha256(embedding).hexdigest()) != plan.embedding:
+        raise PlanError("embedding: its file is not the one that the plan names; ask the plan's author for both.")
+
+    read: list[Dataset] = []
+
+    def load(data: DataConfig) -> Dataset:
+        # Once: it is read for the rehearsal, and again for the release.
+        if not read:
+            read.append(load_at_site(data.model_copy(update={"embedding": None}), has_private=has_private))
+        # Without an embedding in ``data``, the caller places the records by the one that its folder keeps.
+        if data.embedding is None or embedding is None:
+            return read[0]
+        with TemporaryDirectory() as folder:
+            (path := Path(folder) / "embedding.safetensors").write_bytes(embedding)
+            return placed(read[0], read_embedding(path))
+
+    return load
+
+
+def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
+    """Raise PlanError unless a rehearsal here gives the sums, events, unit and public arrays that the plan states."""
+    from fairpate.privacy.mechanism_events import event_json
+
+    rehearsal = rehearse(config, dataset)
+    found = {
+        "unit": (dataset.unit, plan.unit),
+        "sums": (rehearsal.sums, plan.sums),
+        "events": (tuple(strict(event_json(event)) for event in rehearsal.events), plan.events),
+        "public_arrays": (rehearsal.public_arrays, plan.public_arrays),
+    }
+    for name, (here, stated) in found.items():
+        if here != stated:
+            raise PlanError(
+                f"{name}: this site computes others than the plan states; compare the public records and the "
+                "declaration with those of the plan's author, and the versions of this software."
+            )
+
+
+class Journal:
+    """The durable store of one party: values by key, of which the first one stays, in a file for its owner alone.
+
+    Every value is on the disk before :meth:`setdefault` returns. JournalError if that fails.
+    """
+
+    def __init__(self, database: sqlite3.Connection, path: Path, prefix: str = "") -> None:
+        self._database, self._path, self._prefix = database, path, prefix
+
+    @classmethod
+    @contextmanager
+    def opened(cls, path: Path, plan: SitePlan) -> Iterator[Journal]:
+        """Open the journal in ``path``, which may be new. PlanError for that of another plan."""
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        # One thread at a time uses it, and not always the same one.
+        with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as database:
+            journal = cls(database, path)
+            # Lists and charges must outlast a loss of power, erased secrets must not.
+            for command in (
+                "PRAGMA synchronous = FULL",
+                "PRAGMA secure_delete = ON",
+                "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB)",
+            ):
+                journal._do(command)
+            # Noise that was drawn for another plan must not answer for this one.
+            if journal.setdefault("plan", plan.digest.encode()) != plan.digest.encode():
+                raise PlanError(f"{path}: belongs to another plan; give another folder with --out.")
+            yield journal
+
+    def part(self, prefix: str) -> Journal:
+        """The part of the store whose keys begin with ``prefix``."""
+        return Journal(self._database, self._path, f"{self._prefix}{prefix}/")
+
+    def get(self, key: str, /) -> bytes | None:
+        """Return the value of ``key``."""
+        found = self._do("SELECT value FROM kept WHERE key = ?", self._prefix + key)
+        return bytes(found[0][0]) if found else None
+
+    def setdefault(self, key: str, value: bytes, /) -> bytes:
+        """Store ``value`` unless ``key`` has a value, and return the value that it has."""
+        self._do("INSERT OR IGNORE INTO kept VALUES (?, ?)", self._prefix + key, value)
+        stored = self.get(key)
+        assert stored is not None
+        return stored
+
+    def erase(self, reason: str) -> None:
+        """Overwrite all values of this part, and keep the reason under ``ENDED``."""
+        # The reason first: after a crash in between, no secret is drawn anew.
+        self._do("INSERT OR REPLACE INTO kept VALUES (?, ?)", self._prefix + ENDED, reason.encode())
+        size, own = len(self._prefix), self._prefix
+        self._do("DELETE FROM kept WHERE substr(key, 1, ?) = ? AND key != ?", size, own, own + ENDED)
+
+    def _do(self, command: str, *values: Any) -> list[Any]:
+        try:
+            return self._database.execute(command, values).fetchall()
+        except sqlite3.Error as error:
+            raise JournalError(
+                f"{self._path}: cannot be read and written ({error}); free space there or restore the rights to it, "
+                "and give the same command again."
+            ) from error

@@ -1,0 +1,241 @@
+"""One site's part in a release over sites: it connects to the coordinator, and nobody connects to it.
+
+Before anything leaves, the site has rehearsed the plan, its operator has agreed, and its own odometer has counted all
+events of the plan. Then it draws every sum of the release with the others (:mod:`fairpate.sites.secure_sum`). All that
+it sent is kept in the journal in ``private/`` of its run folder, so that a site that was stopped continues where it
+was. Once a sum is known, or the plan has ended, its secrets and noise are overwritten.
+
+Talking and waiting take no torch and no Ray: only the votes of the own records do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
+from fairpate.sites.plan import (
+    Journal,
+    PlanError,
+    SitePlan,
+    config_of,
+    loader_of,
+    read_key,
+    read_plan,
+    require_rehearsed,
+)
+from fairpate.sites.secure_sum import Site, SiteKey, Step, SumError, sum_of
+from fairpate.types import IntArray, UserError
+
+if TYPE_CHECKING:
+    from fairpate.data import Dataset
+    from fairpate.methods.base import Price
+    from fairpate.run.context import RunDirectory
+    from fairpate.run.release_log import ReleaseLog
+    from fairpate.terminal import Reporter
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_TIMEOUT_S = 60.0
+_HERE = ("localhost", "127.0.0.1", "::1")
+List = Literal["members", "survivors", "agreement", "sum"]
+
+
+class CoordinatorError(UserError):
+    """The coordinator cannot be reached, refuses a message, or ended the plan; the message says what is charged."""
+
+
+class CoordinatorClient:
+    """Requests to a coordinator, repeated while it is away or has nothing to say yet, for ``wait_s`` seconds each."""
+
+    def __init__(self, url: str, *, wait_s: float, ca: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _HERE):
+            raise PlanError(
+                f"URL: expected https://, or http:// on this machine, got {url}; ask for the HTTPS address."
+            )
+        verify: Any = True
+        if ca is not None:
+            import ssl
+
+            verify = ssl.create_default_context(cafile=ca)
+        self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S, verify=verify, trust_env=False)
+        self._wait_s = wait_s
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+    def request(self, path: str, content: bytes | None = None) -> bytes | None:
+        """Send ``content``, or fetch what is at ``path``. None if the coordinator does not take it, as it is late.
+
+        CoordinatorError if it ended the plan or refused the message, or if time is up; SumError never.
+        """
+        deadline_s, pause_s = time.monotonic() + self._wait_s, _FIRST_PAUSE_S
+        while True:
+            method = "GET" if content is None else "POST"
+            try:
+                reply = self._http.request(method, path, content=content)
+            except httpx.TransportError as error:
+                reason = f"cannot be reached ({error})"
+            else:
+                if reply.status_code == 200:
+                    return reply.content
+                if reply.status_code == 409:
+                    return None
+                if reply.status_code == 410:
+                    raise PlanEndedError(f"The coordinator ended the plan: {_words(reply)}")
+                # Not there yet, busy, or failing for a while: everything else is wrong for good.
+                if reply.status_code not in (202, 429) and reply.status_code < 500:
+                    raise CoordinatorError(f"{path}: refused by the coordinator ({_words(reply)}).")
+                reason = "waits for other sites" if reply.status_code == 202 else f"answers {reply.status_code}"
+            if time.monotonic() >= deadline_s:
+                raise CoordinatorError(
+                    f"The coordinator {reason}, for {self._wait_s:g} s now; give the same command again to continue."
+                )
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+
+
+class PlanEndedError(CoordinatorError):
+    """The plan has ended without its sum; what was charged stays charged."""
+
+
+def _words(reply: httpx.Response) -> str:
+    try:
+        return "; ".join(f"{each['value']}: {each['remedy']}" for each in reply.json()["errors"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {reply.status_code}"
+
+
+class SiteSums:
+    """The sums of a release as this site draws them with the others; called once for each, in the plan's order.
+
+    ``charge`` counts the whole plan in the site's odometer. ``source`` None: the operating system's entropy.
+    """
+
+    def __init__(
+        self,
+        plan: SitePlan,
+        key: SiteKey,
+        journal: Journal,
+        client: CoordinatorClient,
+        *,
+        charge: Callable[[], object],
+        source: NoiseSource | None = None,
+    ) -> None:
+        self._plan, self._key, self._place = plan, key, plan.place_of(key)
+        self._journal, self._client, self._charge, self._source = journal, client, charge, source
+        self._number = 0
+
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+        """Return the sum over all sites with its noise."""
+        number, self._number = self._number, self._number + 1
+        self._plan.require_sum(number, exact_RW, stddev=stddev, name=name)
+        total = self._journal.get(f"total {number}")
+        if total is None:
+            try:
+                total = self._drawn(number, exact_RW)
+            except PlanEndedError as error:
+                for each in range(len(self._plan.sums)):
+                    self._journal.part(f"sum {each}").erase(str(error))
+                raise
+            total = self._journal.setdefault(f"total {number}", total)
+            # Its noise and masks are no longer needed: this file, read later, reveals nothing of the own numbers.
+            self._journal.part(f"sum {number}").erase("the sum is known")
+        return sum_of(total).reshape(exact_RW.shape)
+
+    def _drawn(self, number: int, exact_RW: IntArray) -> bytes:
+        draw = self._plan.draw(number)
+        site = Site(draw, self._place, self._key, self._journal.part(f"sum {number}"))
+        # Counted durably, and within the site's limit, before its first message leaves.
+        if self._journal.get("charged") is None:
+            self._charge()
+            self._journal.setdefault("charged", b"yes")
+
+        def send(step: Step, message: bytes) -> None:
+            self._client.request(f"/v1/sums/{number}/{step}/{self._place}", message)
+
+        def fetch(name: List) -> bytes:
+            found = self._client.request(f"/v1/sums/{number}/{name}/{self._place}")
+            if found is None:
+                raise SumError(f"The coordinator has no list of {name} for this site; the sum ends here.")
+            return found
+
+        send("hello", site.hello())
+        members = fetch("members")
+        # A site that came too late is in no list, and only learns the sum.
+        if draw.lists(members, self._place):
+            send("masked", site.masked(members, np.ascontiguousarray(exact_RW).reshape(-1), self._source))
+            survivors = fetch("survivors")
+            if draw.lists(survivors, self._place):
+                send("agreed", site.agreed(survivors))
+                send("shares", site.shares(fetch("agreement")))
+        total = fetch("sum")
+        if len(total) != 8 * draw.size:
+            raise SumError(f"The coordinator sent a sum of {len(total)} bytes, expected {8 * draw.size}.")
+        return total
+
+
+def join(
+    url: str,
+    *,
+    declaration: Path,
+    key: Path,
+    agree: Callable[[str], bool],
+    reporter: Reporter,
+    data_dir: Path | None = None,
+    out: Path | None = None,
+    wait_s: float = 3600.0,
+    ca: str | None = None,
+) -> RunDirectory | None:
+    """Take part in the plan of the coordinator at ``url``; the folder of the release, or None without an agreement.
+
+    ``agree`` is shown what will be sent and what it costs. PlanError, ConfigError or DataError for a plan, a key or
+    records that do not fit each other; LimitReachedError where the odometer has no room; CoordinatorError and SumError
+    for an end without a sum. Before any of these but the last two, nothing is charged and nothing has left.
+    """
+    from fairpate.methods.base import price
+    from fairpate.privacy.mechanism_events import event_from
+    from fairpate.run.run import make_release
+
+    with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, ExitStack() as stack:
+        plan, own = read_plan(client.request("/v1/plan") or b"", url), read_key(key)
+        place = plan.place_of(own)
+        config = config_of(plan, declaration, data_dir=data_dir, out=out)
+        load = loader_of(plan, client.request("/v1/embedding") if plan.embedding else None, has_private=True)
+        with reporter.stage("data"):
+            dataset = load(config.data)
+            require_rehearsed(plan, config, dataset)
+        events = tuple(map(event_from, plan.events))
+        cost = price(events, delta=config.target.delta, accounting=config.target.accounting)
+        if not agree(offer(plan, place, cost, dataset)):
+            return None
+
+        def sums(run: RunDirectory, log: ReleaseLog) -> SiteSums:
+            journal = stack.enter_context(Journal.opened(run.journal, plan))
+            if journal.get("charged") is not None:
+                log.continues()
+            return SiteSums(plan, own, journal, client, charge=lambda: log.record(events, noise=OS_ENTROPY))
+
+        return make_release(config, reporter, load=load, sums=sums, command="fairpate site join")
+
+
+def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
+    """Return the words that the operator of a site agrees to: what leaves, to whom, and what it costs."""
+    numbers = " and ".join(f"{each.rows} x {each.columns}" for each in plan.sums)
+    unit = "person" if cost.unit == "person" else "record"
+    return (
+        f"Plan {plan.digest[:16]}, site {list(plan.sites)[place]!r} of {len(plan.sites)}: {', '.join(plan.sites)}.\n"
+        f"Leaves this site: {numbers} whole numbers computed from {len(dataset.private)} private records, with noise "
+        "and under masks. The coordinator can only add them up with those of the other sites.\n"
+        f"Costs every {unit} here: epsilon {cost.epsilon:.4g} at delta {cost.delta:g}, if at most {plan.may_collude} "
+        f"of the other sites collude with the coordinator. It is charged to the odometer of {dataset.name!r} now, and "
+        "stays charged also if the plan ends without a result."
+    )

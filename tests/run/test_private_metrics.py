@@ -1,0 +1,635 @@
+"""Metrics of private test records: one noisy table, priced in parallel with training, and drawn once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import QUIET, copied, read_json
+
+import fairpate
+from fairpate.config import ConfigError, ModelConfig
+from fairpate.data import Dataset, Split
+from fairpate.fairness import rates
+from fairpate.methods.base import Price, configured
+from fairpate.nn.models import build_model
+from fairpate.privacy.accountant import epsilon_pld
+from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
+from fairpate.privacy.mechanism_events import PredictionTables
+from fairpate.report.metrics import GAPS, Evaluation
+from fairpate.report.records import Guarantee
+from fairpate.run import private_metrics, release_log
+from fairpate.run.bundle import verify_bundle, write_bundle
+from fairpate.run.choice import score_of
+from fairpate.run.context import RunDirectoryError, RunFolderError, read_statement
+from fairpate.run.private_metrics import WEIGHT, draw_table, evaluation_of, impact_ratios, table_event
+from fairpate.run.publication import write_card
+from fairpate.run.release_log import LimitReachedError, Odometer, Released, read_release
+from fairpate.run.run import run_method
+from fairpate.types import GateRule
+from student.card import StudentCard
+from student.student import Student, load_student
+
+DECLARED: dict[str, Any] = {
+    "name": "clinic",
+    "label": {"column": "y", "classes": ["no", "yes"]},
+    "group": {"column": "sex", "values": ["F", "M"]},
+    "features": {"age": {"bounds": [0, 100]}, "weight": {"bounds": [0, 100]}},
+    "identity": {"key": "id"},
+    "rows": 2000,
+}
+SETTINGS = {"evaluation": {"metrics": "private"}, "student": {"model": {"name": "logistic"}}, "target": {"epsilon": 1}}
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+
+
+def columns(count: int, prefix: str) -> dict[str, list[Any]]:
+    draws = np.random.default_rng(count)
+    age, weight, sex = draws.uniform(0, 100, count), draws.uniform(0, 100, count), draws.integers(0, 2, count)
+    sick = draws.random(count) < 1 / (1 + np.exp(-(age - 50 - 10 * sex) / 10))
+    return {
+        "id": [f"{prefix}{row}" for row in range(count)],
+        "age": age.tolist(),
+        "weight": weight.tolist(),
+        "sex": ["FM"[each] for each in sex],
+        "y": ["yes" if each else "no" for each in sick],
+        "person": [f"{prefix}{row // 3}" for row in range(count)],
+    }
+
+
+def loaded(declared: dict[str, Any] = DECLARED, **settings: Any) -> Dataset:
+    settings = {"split": "hashed", "test_share": 0.4} | settings
+    return fairpate.load_data(declared, private=columns(2000, "r"), public=columns(300, "p"), **settings)
+
+
+@pytest.fixture(scope="module")
+def clinic() -> Dataset:
+    return loaded()
+
+
+def run(out: Path, dataset: Dataset, *overrides: str, method: str = "weighted_votes") -> Any:
+    values = SETTINGS | ({"weighted_votes": {"embedding": {"num_components": 20}}} if "votes" in method else {})
+    return run_method(configured(values, [f"out={out}", *overrides], method=method), QUIET, dataset)
+
+
+def rows_of_odometer() -> list[Any]:
+    with Odometer()._transaction() as database:
+        return release_log._rows(database)
+
+
+def test_metrics_cost_nothing_beyond_training_and_every_page_says_that_they_are_covered(
+    clinic: Dataset, tmp_path: Path
+) -> None:
+    done = run(tmp_path / "run", clinic)
+    statement, metrics = read_statement(done), read_json(done.metrics)
+    assert statement.epsilon == pytest.approx(1, abs=1e-3)
+    (event,) = statement.part_events["test"]
+    # A Gaussian of 1 at 1e-5 has a multiplier of 3.7304 (Balle and Wang 2018).
+    assert event["noise_stddev_records"] == pytest.approx(3.7304, rel=2e-3)
+    (total,) = Odometer().totals(delta=1e-5)
+    assert (total.releases, total.epsilon) == (2, pytest.approx(1, abs=1e-3))
+    assert {row.part.partition("/")[2] for row in rows_of_odometer()} == {"private", "test"}
+    assert (metrics["metrics"], read_json(done.record)["metrics"]) == ("private", "private")
+    write_card(done.root)
+    card = read_json(done.card)
+    assert card["evaluation"] == metrics
+    for page in (done.public_report, done.card_page):
+        text = page.read_text(encoding="utf-8")
+        assert "which the privacy guarantee covers" in text
+        assert "outside the privacy guarantee" not in text
+    # Nothing exact of the test records: every published count is that of the noisy table.
+    table, _ = read_release(done.metrics_table)
+    counts = np.maximum(table.arrays["weights_BGYC"][0] / WEIGHT, 0)
+    assert np.allclose(metrics["confusion_GYC"], counts)
+    assert metrics["num_records"] == round(float((table.arrays["weights_BGYC"] / WEIGHT).sum()))
+    assert abs(metrics["num_records"] - len(clinic.test)) < 6 * 3.73 * math.sqrt(8)
+
+
+def test_a_second_model_on_the_same_records_adds_up_by_part_and_another_split_adds_everything(
+    clinic: Dataset, tmp_path: Path
+) -> None:
+    run(tmp_path / "first", clinic)
+    second = run(tmp_path / "second", clinic, "names_earlier=true")
+    (two,) = Odometer().totals(delta=1e-5)
+    # Two Gaussians at 3.73 are one at 3.73 over the root of 2; by part, or four of them would count.
+    expected = epsilon_pld([PredictionTables(count=2, noise_stddev_records=3.7304, weight=WEIGHT)], target_delta=1e-5)
+    assert two.epsilon == pytest.approx(expected, rel=5e-3)
+    statement = read_statement(second)
+    assert (statement.earlier_releases, statement.epsilon_with_earlier) == (2, pytest.approx(two.epsilon, rel=1e-3))
+    run(tmp_path / "third", loaded(seed=1))
+    (three,) = Odometer().totals(delta=1e-5)
+    expected = epsilon_pld([PredictionTables(count=3, noise_stddev_records=3.7304, weight=WEIGHT)], target_delta=1e-5)
+    assert three.epsilon == pytest.approx(expected, rel=5e-3)
+    # What reads all records counts in every part.
+    whole = dataclasses.replace(rows_of_odometer()[0], run="whole", part="")
+    Odometer().record(whole)
+    assert Odometer().totals(delta=1e-5)[0].epsilon > three.epsilon * 1.1
+
+
+def test_a_limit_is_one_for_each_part(clinic: Dataset, tmp_path: Path) -> None:
+    Odometer().set_limit("clinic", "record", epsilon=1 * (1 + 1e-9), delta=1e-5)
+    run(tmp_path / "first", clinic)
+    with pytest.raises(LimitReachedError, match="clinic, unit record: 1 release cost"):
+        run(tmp_path / "second", clinic)
+    assert len(rows_of_odometer()) == 2
+
+
+def killed(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("when", ["drawing", "counting", "keeping", "publishing"])
+def test_a_crash_draws_no_second_table_that_is_not_counted(
+    when: str, clinic: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+    draw = private_metrics.draw_table
+
+    def noted(*given: Any, **named: Any) -> Released:
+        drawn.append(draw(*given, **named))
+        return drawn[-1]
+
+    monkeypatch.setattr(private_metrics, "draw_table", noted)
+    record, save = release_log.ReleaseLog.record, release_log.save_release
+    with monkeypatch.context() as patched:
+        if when == "drawing":
+            patched.setattr(private_metrics, "draw_table", killed)
+        elif when == "counting":
+            patched.setattr(
+                release_log.ReleaseLog,
+                "record",
+                lambda self, *given, **named: killed() if "test" in self._part else record(self, *given, **named),
+            )
+        elif when == "keeping":
+            patched.setattr(
+                release_log,
+                "save_release",
+                lambda path, *given: killed() if "metrics" in path.name else save(path, *given),
+            )
+        else:
+            patched.setattr(private_metrics, "evaluation_of", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "run", clinic)
+    counted_before = [row for row in rows_of_odometer() if row.part.endswith("test")]
+    assert len(counted_before) == (when in ("keeping", "publishing"))
+    done = run(tmp_path / "run", clinic)
+    again = run(tmp_path / "run", clinic)
+    assert again.metrics.read_bytes() == done.metrics.read_bytes()
+    counted = [row for row in rows_of_odometer() if row.part.endswith("test")]
+    # Where it was counted and nobody has it, it stays counted, and the next one is counted too.
+    assert len(counted) == 1 + (when == "keeping")
+    assert len(drawn) == {"drawing": 1, "counting": 2, "keeping": 2, "publishing": 1}[when]
+    kept, _ = read_release(done.metrics_table)
+    assert np.array_equal(kept.arrays["weights_BGYC"], drawn[-1].arrays["weights_BGYC"])
+    assert not np.array_equal(drawn[0].arrays["weights_BGYC"], drawn[-1].arrays["weights_BGYC"]) or len(drawn) == 1
+
+
+def test_a_table_that_was_published_and_is_gone_or_of_another_model_is_refused(clinic: Dataset, tmp_path: Path) -> None:
+    done = run(tmp_path / "run", clinic)
+    gone = copied(done, tmp_path / "gone")
+    gone.metrics_table.unlink()
+    with pytest.raises(RunDirectoryError, match=r"metrics\.safetensors: gone, although .*metrics\.json says"):
+        run(gone.root, clinic)
+    other = run(tmp_path / "other", clinic)
+    mixed = copied(done, tmp_path / "mixed")
+    mixed.metrics_table.write_bytes(other.metrics_table.read_bytes())
+    with pytest.raises(RunFolderError, match=r"released under other settings \(student"):
+        run(mixed.root, clinic)
+    # A model that is learned from its release again is the same model, and its table holds.
+    done.student.unlink()
+    metrics = done.metrics.read_bytes()
+    run(done.root, clinic)
+    assert done.metrics.read_bytes() == metrics
+    assert len(rows_of_odometer()) == 4
+
+
+def test_what_has_no_part_of_its_own_is_refused(clinic: Dataset, tmp_path: Path) -> None:
+    counts = fairpate.load_data(DECLARED, private=columns(600, "r"), public=columns(300, "p"), test=columns(200, "t"))
+    with pytest.raises(ConfigError, match=r"evaluation\.metrics: private needs .* set data\.split=hashed"):
+        run(tmp_path / "counts", counts)
+    with pytest.raises(ConfigError, match=r"evaluation\.metrics: sgd has no guarantee"):
+        run(tmp_path / "sgd", clinic, method="sgd")
+    by_content = loaded({name: each for name, each in DECLARED.items() if name != "identity"})
+    with pytest.raises(ConfigError, match=r"target\.relation: .* names records by their content"):
+        run(tmp_path / "content", by_content, "target.relation=replace one", method="dp_sgd")
+    assert rows_of_odometer() == []
+
+
+def test_one_that_keeps_its_name_is_priced_as_replaced(clinic: Dataset, tmp_path: Path) -> None:
+    """A record that is replaced leaves one cell for another, the root of 2 apart."""
+    small = ("dp_sgd.epochs=1", "dp_sgd.num_records=1200", "dp_sgd.batch_size=1200")
+    done = run(tmp_path / "run", clinic, "target.relation=replace one", *small, method="dp_sgd")
+    (event,) = read_statement(done).part_events["test"]
+    assert event["relation"] == "replace one"
+    assert event["noise_stddev_records"] == pytest.approx(3.7304 * math.sqrt(2), rel=2e-3)
+    attribute = run(tmp_path / "attribute", clinic, method="randomised_response")
+    (event,) = read_statement(attribute).part_events["test"]
+    assert (event["unit"], event["relation"]) == ("sensitive attribute", "replace one")
+    assert event["noise_stddev_records"] == pytest.approx(3.7304 * math.sqrt(2), rel=2e-3)
+    assert verify_bundle(write_bundle(attribute.root)[0]).holds
+
+
+def test_persons_count_once_each(tmp_path: Path) -> None:
+    done = run(tmp_path / "run", loaded(DECLARED | {"person": "person"}))
+    statement, metrics = read_statement(done), Evaluation.from_json(read_json(done.metrics))
+    assert (statement.unit, statement.part_events["test"][0]["unit"]) == ("person", "person")
+    assert metrics.per_person
+    # About 40 % of 667 persons with three records each.
+    assert abs(metrics.num_records - 267) < 100
+    assert "Every person counts as one" in done.public_report.read_text(encoding="utf-8")
+
+
+def student_of(weights: Sequence[float], *, mixing: Any = None, idp3: GateRule | None = None) -> Student:
+    """Two classes by the sign of a weighted sum of two features."""
+    network = build_model(ModelConfig(name="logistic"), input_shape=(2,), num_classes=2, generator_seed=0)
+    with torch.no_grad():
+        network[-1].weight.copy_(torch.tensor([[0.0, 0.0], list(weights)]))  # type: ignore[index,union-attr]
+        network[-1].bias.zero_()  # type: ignore[index,union-attr]
+    card = StudentCard(
+        model=ModelConfig(name="logistic"),
+        input_shape=(2,),
+        label_names=("no", "yes"),
+        group_names=("a", "b"),
+        sensitive_attribute="g",
+        idp3=idp3,
+        mixing=mixing,
+    )
+    return Student(card=card, network=network.eval())
+
+
+def exact_table(
+    student: Student, records: Sequence[tuple[float, int, int]], monkeypatch: pytest.MonkeyPatch, persons: Any = ()
+) -> np.ndarray:
+    """The table without its noise, of records (feature, label, group)."""
+    monkeypatch.setattr(private_metrics, "sample_discrete_gaussian", lambda *_: 0)
+    x = torch.tensor([[each[0], 1.0] for each in records]).reshape(-1, 2)
+    y, z = (torch.tensor([each[k] for each in records], dtype=torch.int64) for k in (1, 2))
+    names = tuple(f"r{n}" for n in range(len(records)))
+    split = Split(x=x, y=y, z=z, record_id=names, person_id=tuple(persons))
+    event = PredictionTables(count=1, noise_stddev_records=1.0, weight=WEIGHT)
+    released = draw_table(student, split, event, OsEntropy(), num_groups=2, num_classes=2)
+    return np.asarray(released.arrays["weights_BGYC"][0])
+
+
+KINDS = list(itertools.product((-1.0, 1.0), (0, 1), (0, 1)))
+
+
+def test_over_all_tiny_data_sets_a_record_moves_the_table_by_no_more_than_is_priced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every multiset of up to two records of eight kinds, with every record added, and every one replaced."""
+    student = student_of([1.0, 0.0], idp3=GateRule(max_disparity=0.1, min_count=1))
+    added = PredictionTables(count=1, noise_stddev_records=1.0, weight=WEIGHT).as_sums.norm
+    replaced = dataclasses.replace(
+        PredictionTables(count=1, noise_stddev_records=1.0, weight=WEIGHT), relation="replace one"
+    ).as_sums.norm
+    farthest = {"added": 0.0, "replaced": 0.0}
+    for size in range(3):
+        for base in itertools.combinations_with_replacement(KINDS, size):
+            without = exact_table(student, base, monkeypatch)
+            assert without.sum() == WEIGHT * size
+            tables = [exact_table(student, (*base, kind), monkeypatch) for kind in KINDS]
+            for table in tables:
+                farthest["added"] = max(farthest["added"], float(np.linalg.norm(table - without)))
+            for one, other in itertools.combinations(tables, 2):
+                farthest["replaced"] = max(farthest["replaced"], float(np.linalg.norm(one - other)))
+    assert farthest["added"] == added
+    assert replaced - 1 <= farthest["replaced"] <= replaced
+
+
+def test_over_tiny_data_sets_a_person_moves_the_table_by_no_more_than_is_priced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    student = student_of([1.0, 0.0])
+    others = [(1.0, 1, 0), (-1.0, 0, 1), (-1.0, 1, 1)]
+    base = exact_table(student, others, monkeypatch, ["p", "p", "q"])
+    tables = []
+    for size in (1, 2, 3, 7):
+        for own in itertools.combinations_with_replacement(KINDS[:4], size):
+            persons = ["p", "p", "q", *["new"] * size]
+            table = exact_table(student, [*others, *own], monkeypatch, persons)
+            assert (table >= base).all()
+            assert (table - base).sum() <= WEIGHT
+            tables.append(table)
+    moves = [float(np.linalg.norm(table - base)) for table in tables]
+    assert max(moves) == WEIGHT
+    between = max(float(np.linalg.norm(one - other)) for one, other in itertools.combinations(tables, 2))
+    assert between <= math.sqrt(2) * WEIGHT
+
+
+def test_no_record_changes_the_prediction_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are predicted alone: neither a gate that remembers nor a batch joins them."""
+    seen = []
+    student = student_of([1.0, 0.0], idp3=GateRule(max_disparity=0.0, min_count=0))
+    forward = type(student).probabilities
+
+    def noted(self: Student, x: torch.Tensor, groups: Any = None) -> Any:
+        seen.append(len(x))
+        return forward(self, x, groups)
+
+    monkeypatch.setattr(Student, "probabilities", noted)
+    table = exact_table(student, KINDS * 3, monkeypatch)
+    assert seen == [1] * len(KINDS) * 3
+    assert table.sum() == WEIGHT * len(KINDS) * 3
+
+
+def test_labels_of_a_randomised_model_are_drawn_anew_and_not_by_a_public_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = (((0.5, 0.5), (0.5, 0.5)),) * 2
+    student = student_of([1.0, 0.0], mixing=half)
+    tables = [exact_table(student, [(1.0, 1, 0)] * 400, monkeypatch) for _ in range(3)]
+    assert len({table.tobytes() for table in tables}) == 3
+    assert all(abs(table[0, 1, 1] / WEIGHT - 200) < 6 * 10 for table in tables)
+
+
+def released(counts_GYC: Any, noise: float, generator: np.random.Generator, **event: Any) -> Released:
+    made = PredictionTables(count=1, noise_stddev_records=noise, weight=WEIGHT, **event)
+    noisy = np.asarray(counts_GYC) + generator.normal(0, noise, np.shape(counts_GYC))
+    weights = np.rint(noisy * WEIGHT).astype(np.int64)[None]
+    return Released(arrays={"weights_BGYC": weights, "edges": np.zeros(0)}, events=(made,))
+
+
+def evaluated(release: Released) -> Evaluation:
+    num_groups = release.arrays["weights_BGYC"].shape[1]
+    return evaluation_of(release, group_names=list("abcd"[:num_groups]), class_names=["no", "yes"])
+
+
+def population(
+    shares_G: Sequence[float], base_G: Sequence[float], tpr_G: Sequence[float], fpr_G: Sequence[float]
+) -> Any:
+    """The shares of a population by group, label and prediction."""
+    base, tpr, fpr = map(np.asarray, (base_G, tpr_G, fpr_G))
+    cells = np.array([[(1 - base) * (1 - fpr), (1 - base) * fpr], [base * (1 - tpr), base * tpr]]).transpose(2, 0, 1)
+    return cells * np.asarray(shares_G)[:, None, None]
+
+
+TWO = population([0.35, 0.65], [0.2, 0.35], [0.6, 0.65], [0.06, 0.1])
+EQUAL = population([0.4, 0.6], [0.3, 0.3], [0.7, 0.7], [0.1, 0.1])
+FOUR = population([0.1, 0.15, 0.25, 0.5], [0.3, 0.4, 0.3, 0.2], [0.6, 0.7, 0.8, 0.6], [0.1, 0.1, 0.05, 0.1])
+
+
+def truths(joint_GYC: Any) -> dict[str, float]:
+    """All metrics of the population itself, by hand where it is no gap."""
+    found = {name: metric(joint_GYC).value for name, metric in GAPS.items()}
+    size_G = joint_GYC.sum(axis=(1, 2))
+    selected_G = joint_GYC[:, :, 1].sum(axis=1) / size_G
+    found["accuracy"] = float(np.trace(joint_GYC.sum(axis=0)))
+    for place, name in enumerate("abcd"[: len(joint_GYC)]):
+        found[f"accuracy for {name}"] = float(np.trace(joint_GYC[place]) / size_G[place])
+        found[f"predicted yes: {name}"] = float(selected_G[place])
+        found[f"impact ratio of {name}: predicted yes"] = float(selected_G[place] / selected_G.max())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("joint_GYC", "size", "noise"),
+    [(TWO, 3000, 3.73), (TWO, 3000, 11.24), (EQUAL, 800, 1.39), (EQUAL, 800, 3.73), (FOUR, 1600, 3.73)],
+    ids=["two groups, 1", "two groups, .3", "no gap, 3", "no gap, 1", "four groups, 1"],
+)
+def test_intervals_hold_the_population_that_test_records_were_drawn_from(
+    joint_GYC: Any, size: int, noise: float
+) -> None:
+    """Of 400 replications each interval holds 95 % within chance; those of largest differences may hold more."""
+    draws, expected, count = np.random.default_rng(100), truths(joint_GYC), 400
+    held: dict[str, list[bool]] = {name: [] for name in expected}
+    for _ in range(count):
+        counts_GYC = draws.multinomial(size, joint_GYC.ravel()).reshape(joint_GYC.shape)
+        found = evaluated(released(counts_GYC, noise, draws))
+        for name, each in {**found.gaps, **{each.name: each for each in found.estimates}}.items():
+            if name in expected and not math.isnan(each.low):
+                held[name].append(each.low - 1e-9 <= expected[name] <= each.high + 1e-9)
+    chance = 3.5 * math.sqrt(0.05 * 0.95 / count)
+    for name, each in held.items():
+        # At most a twentieth is undefined, of groups of 100 records and more.
+        assert len(each) >= 0.95 * count, name
+        assert np.mean(each) >= 0.95 - chance, name
+        if name in ("accuracy", "false_negative_rate", "false_positive_rate") or name.startswith("accuracy for"):
+            assert np.mean(each) <= 0.95 + chance, name
+
+
+def test_intervals_are_as_wide_as_the_errors_of_the_estimates() -> None:
+    """At most a quarter wider than 2 * 1.96 standard deviations of the estimates over replications."""
+    draws, found = np.random.default_rng(100), []
+    for _ in range(300):
+        counts_GYC = draws.multinomial(3000, TWO.ravel()).reshape(TWO.shape)
+        found.append(evaluated(released(counts_GYC, 3.73, draws)))
+    for name in ("dp_one_vs_rest", "accuracy_parity", "false_negative_rate"):
+        each = [one.gaps[name] for one in found]
+        ideal = 2 * 1.96 * np.std([one.value for one in each])
+        assert np.median([one.high - one.low for one in each]) <= 1.25 * ideal, name
+    first = [one.estimates[0] for one in found]
+    assert np.median([one.high - one.low for one in first]) <= 1.1 * 2 * 1.96 * np.std([one.value for one in first])
+
+
+def test_without_noise_estimates_are_the_metrics_of_the_counts() -> None:
+    draws = np.random.default_rng(0)
+    counts_GYC = draws.multinomial(5000, FOUR.ravel()).reshape(FOUR.shape).astype(float)
+    found = evaluated(released(counts_GYC, 1e-9, draws))
+    for name, metric in GAPS.items():
+        assert found.gaps[name].value == pytest.approx(metric(counts_GYC).value, abs=1e-6), name
+    assert found.accuracy == pytest.approx(rates.accuracies(counts_GYC)[0], abs=1e-6)
+    assert np.allclose(found.rates_GC, rates.group_rates(counts_GYC), atol=1e-6)
+    # Wilson's interval, by hand.
+    n, p, z = counts_GYC.sum(), found.accuracy, 1.959964
+    centre, half = (p + z**2 / 2 / n), z * math.sqrt(p * (1 - p) / n + z**2 / 4 / n**2)
+    estimate = found.estimates[0]
+    assert (estimate.low, estimate.high) == pytest.approx(
+        ((centre - half) / (1 + z**2 / n), (centre + half) / (1 + z**2 / n)), abs=1e-6
+    )
+
+
+def test_what_does_not_stand_out_of_the_noise_is_undefined_and_never_zero() -> None:
+    draws = np.random.default_rng(3)
+    none = evaluated(released(np.zeros((2, 2, 2)), 3.73, np.random.default_rng(5)))
+    assert not none.is_measured
+    assert math.isnan(none.gaps["dp_one_vs_rest"].value)
+    counts_GYC = np.array([[[400, 50], [60, 300]], [[2, 0], [0, 1]]], float)
+    found = evaluated(released(counts_GYC, 3.73, draws))
+    few = found.groups[1]
+    assert (few.num_records, few.num_answered) == (None, None)
+    assert math.isnan(few.accuracy)
+    assert found.not_measured == ("b",)
+    assert math.isnan(found.gaps["dp_one_vs_rest"].value)
+    assert not math.isnan(found.accuracy)
+    assert np.isnan(impact_ratios(np.asarray(counts_GYC), 3.73, 1).value_EG).all()
+    text = json.dumps(found.to_json(), allow_nan=False)
+    assert Evaluation.from_json(json.loads(text)).to_json() == found.to_json()
+
+
+def test_a_reject_option_is_simulated_after_the_table(clinic: Dataset, tmp_path: Path) -> None:
+    done = run(tmp_path / "run", clinic, "student.idp3={max_disparity: 0.05, min_count: 10}")
+    metrics = read_json(done.metrics)
+    assert metrics["coverage"] == 1
+    assert 0 < metrics["orders"]["coverage"]["mean"] < 1
+    assert metrics["orders"]["num_records"] == pytest.approx(metrics["num_records"], abs=30)
+    assert verify_bundle(write_bundle(done.root)[0]).holds
+
+
+@pytest.fixture(scope="module")
+def bundle(clinic: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FAIRPATE_STATE", str(tmp_path_factory.mktemp("state")))
+        return write_bundle(run(tmp_path_factory.mktemp("bundle") / "run", clinic).root)[0]
+
+
+def test_a_bundle_shows_that_metrics_are_those_of_the_priced_table(bundle: Path, tmp_path: Path) -> None:
+    verdict = verify_bundle(bundle)
+    assert verdict.holds
+    assert any(each.startswith("metrics are private") for each in verdict.checked)
+    folder = tmp_path / "open"
+    zipfile.ZipFile(bundle).extractall(folder)
+    metrics, statement = read_json(folder / "metrics.json"), read_json(folder / "statement.json")
+    better = metrics | {"accuracy": 0.99}
+    (folder / "metrics.json").write_text(json.dumps(better))
+    assert any("not what metrics.safetensors gives" in each for each in verify_bundle(folder).differs)
+    (folder / "metrics.json").write_text(json.dumps(metrics | {"metrics": "outside"}))
+    assert any("metrics.json says outside" in each for each in verify_bundle(folder).differs)
+    (folder / "metrics.json").write_text(json.dumps(metrics))
+    event = statement["part_events"]["test"][0]
+    quieter = statement | {"part_events": {"test": [event | {"noise_stddev_records": 1.0}]}}
+    (folder / "statement.json").write_text(json.dumps(quieter))
+    differs = verify_bundle(folder).differs
+    assert any("its event is not that of the statement" in each for each in differs)
+    assert any(each.startswith("epsilon: recomputed") for each in differs)
+
+
+def test_seeded_noise_repeats_and_is_called_not_private(clinic: Dataset, tmp_path: Path) -> None:
+    first, second = (run(tmp_path / name, clinic, "noise=seeded") for name in ("first", "second"))
+    tables = [read_release(each.metrics_table)[0].arrays["weights_BGYC"] for each in (first, second)]
+    assert np.array_equal(*tables)
+    assert read_statement(first).noise == "seeded: not private"
+    student, test = student_of([1.0, 0.0]), clinic.test
+    event = PredictionTables(count=1, noise_stddev_records=3.0, weight=WEIGHT)
+    drawn = [
+        draw_table(student, test, event, source, num_groups=2, num_classes=2).arrays["weights_BGYC"]
+        for source in (SeededSource(0), SeededSource(0), SeededSource(1), OsEntropy(), OsEntropy())
+    ]
+    assert np.array_equal(drawn[0], drawn[1])
+    assert len({each.tobytes() for each in drawn}) == 4
+
+
+def test_the_noise_of_a_table_is_that_of_its_event(clinic: Dataset) -> None:
+    """Refuses two thirds and three halves of it: 240 cells."""
+    student, nobody = student_of([1.0, 0.0]), clinic.test.take([])
+    event = PredictionTables(count=1, noise_stddev_records=2.0, weight=WEIGHT)
+    drawn = draw_table(student, nobody, event, SeededSource(7), num_groups=60, num_classes=2)
+    spread = float(np.std(drawn.arrays["weights_BGYC"] / WEIGHT))
+    assert 2.0 * 0.85 < spread < 2.0 * 1.15
+
+
+def test_the_table_has_at_most_the_price_of_training_for_every_unit_and_relation() -> None:
+    for epsilon, unit, relation in itertools.product(
+        (0.3, 3.0), ("record", "person"), ("add or remove one", "replace one")
+    ):
+        cost = Price(epsilon=epsilon, delta=1e-5, unit=unit, relation=relation, accounting="pld")  # type: ignore[arg-type]
+        event = table_event(cost)
+        assert (event.unit, event.relation) == (unit, relation)
+        found = epsilon_pld([event], target_delta=1e-5)
+        assert 0.99 * epsilon < found <= epsilon
+
+
+def test_a_method_that_asks_teachers_states_its_table_again_with_its_queries(clinic: Dataset, tmp_path: Path) -> None:
+    small = ("teachers.num_teachers=20", "teachers.fit.epochs=1", "aggregator.num_queries=40", "ray.num_actors=0")
+    noise = (
+        "aggregator.mechanism={threshold: -inf, threshold_stddev_votes: 1, noise_stddev_votes: 4}",
+        "student.fit.epochs=2",
+    )
+    done = run(tmp_path / "run", clinic, *small, *noise, method="pate")
+    statement, metrics = read_statement(done), done.metrics.read_bytes()
+    assert statement.queries is not None
+    assert any(
+        each.startswith("of test records alone: 1 noisy table of predictions")
+        for each in Guarantee.of(statement).events
+    )
+    run(done.root, clinic, *small, *noise, method="pate")
+    assert (read_statement(done), done.metrics.read_bytes()) == (statement, metrics)
+    assert sorted(row.part.partition("/")[2] for row in rows_of_odometer()) == ["private", "test"]
+
+
+def test_metrics_of_public_test_records_are_called_so(clinic: Dataset, tmp_path: Path) -> None:
+    done = run(tmp_path / "run", clinic, "evaluation.metrics=public")
+    assert read_json(done.record)["metrics"] == "public"
+    assert "which the operator declares public" in done.public_report.read_text(encoding="utf-8")
+    verdict = verify_bundle(write_bundle(done.root)[0])
+    assert verdict.holds
+    assert any(each.startswith("metrics.json: declared public") for each in verdict.not_checked)
+
+
+@pytest.mark.parametrize("declared", [DECLARED, DECLARED | {"person": "person"}], ids=["records", "persons"])
+def test_each_unit_pays_for_training_for_the_choice_or_for_the_table_and_never_for_two(
+    declared: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all releases read, of 60 records and of those without each one: exactly one of the three differs."""
+    monkeypatch.setattr(private_metrics, "sample_discrete_gaussian", lambda *_: 0)
+    whole, public, student = columns(60, "r"), columns(300, "p"), student_of([3.0, -1.0])
+    event = PredictionTables(count=1, noise_stddev_records=1.0, weight=WEIGHT)
+
+    def read(kept: list[int]) -> tuple[bytes, int, bytes]:
+        private = {name: [values[row] for row in kept] for name, values in whole.items()}
+        settings = {"split": "hashed", "test_share": 0.3, "validation_share": 0.3}
+        dataset = fairpate.load_data(declared, private=private, public=public, **settings)
+        table = draw_table(student, dataset.test, event, OsEntropy(), num_groups=2, num_classes=2)
+        # The score of "always yes", to which every record adds.
+        weights = np.array([WEIGHT, WEIGHT])
+        score = score_of(student_of([0.0, 1.0]), dataset.validation, weights, OsEntropy())
+        other = score_of(student_of([0.0, -1.0]), dataset.validation, weights, OsEntropy())
+        training = [values.numpy().tobytes() for values in (dataset.private.x, dataset.private.y, dataset.private.z)]
+        return b"".join(training), score + other, table.arrays["weights_BGYC"].tobytes()
+
+    everyone, changed = list(range(60)), set()
+    before = read(everyone)
+    units = (
+        [everyone[row : row + 3] for row in range(0, 60, 3)] if "person" in declared else [[row] for row in everyone]
+    )
+    for unit in units:
+        after = read([row for row in everyone if row not in unit])
+        (place,) = [place for place in range(3) if before[place] != after[place]]
+        changed.add(place)
+    assert changed == {0, 1, 2}
+
+
+def test_calibration_follows_from_declared_bins_of_the_score(clinic: Dataset, tmp_path: Path) -> None:
+    learns = ("student.fit.epochs=40", "student.fit.learning_rate=0.05")
+    done = run(tmp_path / "run", clinic, "evaluation.score_edges=[0.5]", *learns)
+    measured = Evaluation.from_json(read_json(done.metrics))
+    # Two bins, whose noises add up in every other metric.
+    assert measured.noise_stddev == pytest.approx(3.7304 * math.sqrt(2), rel=2e-3)
+    found = {each.name: each for each in measured.estimates if "where the score is" in each.name}
+    assert list(found) == [f"true yes where the score is {ends}" for ends in ("0 to 0.5", "0.5 to 1")]
+    model = load_student(done.student)
+    scores, labels = model.probabilities(clinic.test.x)[:, 1], clinic.test.y.numpy()
+    exact = [labels[(scores >= 0.5) == is_high].mean() for is_high in (False, True)]
+    for each, share in zip(found.values(), exact, strict=True):
+        # Of these records themselves: within the noise, which an interval for their population exceeds.
+        assert abs(each.value - share) < each.high - each.low
+    assert verify_bundle(write_bundle(done.root)[0]).holds
+    for edges in ("[0.7, 0.3]", "[0]", "[0.5, 1]", "[.2, .2]"):
+        with pytest.raises(ConfigError, match=r"evaluation\.score_edges: .*ascending edges between 0 and 1"):
+            run(tmp_path / "other", clinic, f"evaluation.score_edges={edges}")
+
+
+def test_intervals_of_calibration_hold_the_population() -> None:
+    """Tables of 300 records in each of two bins, where 20 and 80 of a hundred are true."""
+    draws, held = np.random.default_rng(100), []
+    for _ in range(300):
+        counts = np.zeros((2, 2, 2, 2))
+        for place, share in ((0, 0.2), (1, 0.8)):
+            cells = [(1 - share) / 2, (1 - share) / 2, share / 2, share / 2]
+            counts[place, :, :, place] = draws.multinomial(300, cells).reshape(2, 2).T
+        noisy = np.rint((counts + draws.normal(0, 3.73, counts.shape)) * WEIGHT).astype(np.int64)
+        event = PredictionTables(count=1, noise_stddev_records=3.73, weight=WEIGHT)
+        made = Released(arrays={"weights_BGYC": noisy, "edges": np.array([0.5])}, events=(event,))
+        low, high = evaluation_of(made, group_names=("a", "b"), class_names=("no", "yes")).estimates[-2:]
+        held += [low.low <= 0.2 <= low.high, high.low <= 0.8 <= high.high]
+    assert abs(np.mean(held) - 0.95) < 3.5 * math.sqrt(0.05 * 0.95 / 600)

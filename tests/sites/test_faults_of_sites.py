@@ -1,0 +1,234 @@
+"""Whoever stops, at whatever message: the same sums after all, or a clean end; and one charge at every site."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from network import SHAPES, Network, StoppedError, plan_of
+from parties import KEYS
+
+from fairpate.sites.plan import Journal, JournalError, PlanError
+from fairpate.sites.secure_sum import ENDED, SumError
+from fairpate.sites.site import CoordinatorClient, CoordinatorError, PlanEndedError
+
+_REQUESTS = 8  # of a site for one sum: four messages, four lists
+
+
+def equal(found: Any, network: Network, sites: Any = None) -> bool:
+    sites = range(len(network.exact)) if sites is None else sites
+    return len(found) == len(SHAPES) and all(
+        np.array_equal(total, network.expected(number, sites)) for number, total in enumerate(found)
+    )
+
+
+@pytest.mark.parametrize(("at", "after"), list(itertools.product(range(2 * _REQUESTS), (False, True))))
+def test_a_site_that_was_killed_at_any_request_comes_back_and_the_sums_are_the_same(
+    at: int, after: bool, tmp_path: Path
+) -> None:
+    network = Network(tmp_path, 4)
+
+    def twice() -> Any:
+        with pytest.raises(StoppedError):
+            network.join(0, at=at, after=after)
+        return network.join(0)
+
+    with network.coordinator() as sums:
+        works = {k: lambda k=k: network.join(k) for k in (1, 2, 3)}
+        found = network.together(works | {0: twice, "coordinator": lambda: network.draw(sums)})
+    assert all(equal(each, network) for each in found.values()), found
+    assert network.charges == [1] * 4
+
+
+@pytest.mark.parametrize("at", range(_REQUESTS))
+def test_without_a_site_that_never_comes_back_the_others_have_a_sum(at: int, tmp_path: Path) -> None:
+    network = Network(tmp_path, 5, wait_s=0.7)
+    with network.coordinator() as sums:
+        works = {k: lambda k=k: network.join(k) for k in (1, 2, 3, 4)}
+        lost = {0: lambda: network.join(0, at=at, after=True)}
+        found = network.together(works | lost | {"coordinator": lambda: network.draw(sums)})
+    # Its numbers are in the first sum if they arrived: its second message is request number 2.
+    (first, second), everybody = found["coordinator"], range(5)
+    assert np.array_equal(first, network.expected(0, everybody if at >= 2 else range(1, 5)))
+    assert np.array_equal(second, network.expected(1, range(1, 5)))
+    for k in (1, 2, 3, 4):
+        assert all(np.array_equal(a, b) for a, b in zip(found[k], found["coordinator"], strict=True))
+
+
+@pytest.mark.parametrize("messages", [1, 3, 4, 5, 8, 9, 11, 13, 16, 17, 25])
+def test_a_coordinator_that_was_killed_at_any_message_goes_on_where_it_was(messages: int, tmp_path: Path) -> None:
+    network, killed = Network(tmp_path, 4), threading.Event()
+
+    def coordinate() -> Any:
+        with network.coordinator() as sums:
+            left, receive = [messages], sums._receive
+
+            def counted(*values: Any) -> Any:
+                if not left[0]:
+                    killed.set()
+                    raise StoppedError  # a client sees a failing server
+                left[0] -= 1
+                return receive(*values)
+
+            sums._receive = counted  # type: ignore[method-assign]
+            drawing = threading.Thread(target=lambda: _quietly(network.draw, sums), daemon=True)
+            drawing.start()
+            assert killed.wait(30)
+            sums._journal = _Gone()  # type: ignore[assignment]
+            drawing.join(30)
+        with network.coordinator() as again:
+            found = network.draw(again)
+            again.wait_for_sites(30)
+            return found
+
+    works = {k: lambda k=k: network.join(k) for k in range(4)}
+    found = network.together(works | {"coordinator": coordinate})
+    assert all(equal(each, network) for each in found.values()), found
+    assert network.charges == [1] * 4
+
+
+class _Gone:
+    """The journal of a process that is no more."""
+
+    def get(self, _: str) -> Any:
+        raise StoppedError
+
+
+def _quietly(work: Any, *values: Any) -> None:
+    with suppress(StoppedError):
+        work(*values)
+
+
+def test_too_few_sites_end_the_plan_for_good_and_erase_what_they_drew(tmp_path: Path) -> None:
+    network = Network(tmp_path, 5, wait_s=0.5)
+    with network.coordinator() as sums:
+        works = {k: lambda k=k: network.join(k) for k in (0, 1, 2)}
+        found = network.together(works | {"coordinator": lambda: network.draw(sums)})
+        assert isinstance(found.pop("coordinator"), SumError)
+        assert all(isinstance(each, PlanEndedError) for each in found.values())
+        # Late sites do not bring it back, nor does another start of the coordinator.
+        with pytest.raises(PlanEndedError):
+            network.join(4)
+    with network.coordinator() as sums, pytest.raises(SumError, match="has ended"):
+        network.draw(sums)
+    for k in (0, 1, 2):
+        with Journal.opened(tmp_path / f"site-{k}.sqlite", network.plan) as journal:
+            assert journal.part("sum 0").get("hello") is None
+            assert journal.part("sum 0").get(ENDED) is not None
+        with pytest.raises(SumError, match="new plan"):
+            network.join(k)
+    assert network.charges == [1, 1, 1, 0, 1]
+
+
+def test_two_coordinators_never_get_two_sums(tmp_path: Path) -> None:
+    network = Network(tmp_path, 4)
+    with network.coordinator() as sums:
+        works = {k: lambda k=k: _until_masked(network, k) for k in range(4)}
+        network.together(works | {"coordinator": lambda: _quietly_ended(network, sums)})
+        kept = {k: network.found[k] for k in range(4)}
+    assert all(isinstance(each, StoppedError) for each in kept.values()), kept
+    # Another one asks the same sites: they have their lists, and repeat what they said.
+    with network.coordinator("other") as sums:
+        works = {k: lambda k=k: network.join(k) for k in (0, 1, 2, 3)}
+        found = network.together(works | {"coordinator": lambda: network.draw(sums)})
+    assert all(equal(each, network) for each in found.values()), found
+    with network.coordinator() as sums:
+        sums._wait_s = 0.5
+        with pytest.raises(SumError, match="Time is up"):
+            network.draw(sums)
+
+
+def _until_masked(network: Network, k: int) -> Any:
+    return network.join(k, at=2, after=True)
+
+
+def _quietly_ended(network: Network, sums: Any) -> None:
+    # Until all numbers are there; its clock is stopped before anybody agrees to a list.
+    with sums._changed:
+        while len(sums._machines[0]._messages["masked"]) < 4:
+            sums._machines[0].advance()
+            sums._changed.wait(0.05)
+
+
+def test_a_journal_and_a_key_of_another_plan_are_refused(tmp_path: Path) -> None:
+    with Journal.opened(tmp_path / "journal.sqlite", plan_of(4)):
+        pass
+    with (
+        pytest.raises(PlanError, match="belongs to another plan"),
+        Journal.opened(tmp_path / "journal.sqlite", plan_of(4, number=1)),
+    ):
+        pass
+    with pytest.raises(PlanError, match="not one of the plan's sites"):
+        plan_of(4).place_of(KEYS[5])
+
+
+def test_a_full_disk_stops_a_site_before_it_sends(tmp_path: Path) -> None:
+    network, opened = Network(tmp_path, 4), Journal.opened
+
+    @contextmanager
+    def full(path: Path, plan: Any) -> Iterator[Any]:
+        with opened(path, plan) as journal:
+            journal._database.execute("PRAGMA max_page_count = 3")
+            with suppress(JournalError):
+                for number in itertools.count():
+                    journal.setdefault(f"other {number}", bytes(99))
+            yield journal
+
+    with network.coordinator() as sums, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Journal, "opened", full)
+        with pytest.raises(JournalError, match=r"is full.*free space there"):
+            network.join(0)
+        assert sums._machines[0]._messages["hello"] == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/v1/sums/0/hello/0", 422),
+        ("POST", "/v1/sums/0/masked/0", 409),
+        ("POST", "/v1/sums/9/hello/0", 404),
+        ("POST", "/v1/sums/0/goodbye/0", 404),
+        ("POST", "/v1/sums/0/hello/-1", 422),
+        ("GET", "/v1/sums/0/members/0", 202),
+        ("GET", "/v1/sums/0/members/4", 404),
+        ("GET", "/v1/sums/0/secrets/0", 404),
+        ("GET", "/v1/embedding", 404),
+    ],
+)
+def test_requests_that_no_site_makes_are_refused(method: str, path: str, status: int, tmp_path: Path) -> None:
+    network = Network(tmp_path, 4)
+    with network.coordinator(), httpx.Client(base_url=f"http://127.0.0.1:{network.port}") as client:
+        reply = client.request(method, path, content=b"x" * 10 if method == "POST" else None)
+        assert reply.status_code == status, reply.text
+
+
+def test_plain_http_beyond_this_machine_is_refused() -> None:
+    with pytest.raises(PlanError, match="expected https"):
+        CoordinatorClient("http://hospital.example:8518", wait_s=1)
+
+
+def test_a_coordinator_that_never_answers_is_given_up(tmp_path: Path) -> None:
+    network = Network(tmp_path, 4)
+    with network.coordinator(), pytest.raises(CoordinatorError, match="waits for other sites"):
+        network.join(0, wait_s=0.3)
+    assert network.charges == [1, 0, 0, 0]
+
+
+def test_talking_to_a_coordinator_takes_neither_torch_nor_ray_and_little_memory() -> None:
+    code = (
+        "import re, sys, fairpate.sites.site, fairpate.sites.secure_sum\n"
+        "assert not {'torch', 'ray', 'sklearn', 'fastapi'} & set(sys.modules), sorted(sys.modules)\n"
+        "print(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 100_000, "kB"

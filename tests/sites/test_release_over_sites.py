@@ -1,0 +1,320 @@
+"""Plan, coordinator and sites over HTTP: one release, charged at every site before anything leaves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hospitals import folder
+
+from fairpate.config import ConfigError
+from fairpate.http_server import HttpServer, HttpSettings
+from fairpate.methods.base import configured, resolved
+from fairpate.run.context import RunDirectory, read_statement
+from fairpate.run.folder import open_run_directory
+from fairpate.run.release_log import LimitReachedError, Odometer, read_receipt, read_release
+from fairpate.run.run import run_method
+from fairpate.sites import coordinator, plan, secure_sum, site
+from fairpate.sites.plan import embedding_file, key_text, new_key
+from fairpate.sites.secure_sum import SumError
+from fairpate.terminal import Reporter
+
+QUIET = Reporter(quiet=True)
+PARTS = (range(700), range(700, 1500), range(1500, 2000))
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+class Consortium:
+    """The files of three sites and a coordinator in one folder, and a plan for them."""
+
+    def __init__(self, root: Path, *options: str, method: str = "weighted_votes", person: bool = False, **numbers: int):
+        self.root, self.names = root, ("north", "south", "west")
+        self.own = folder(root / "coordinator", None, person=person)
+        self.data = {
+            name: folder(root / name, part, person=person) for name, part in zip(self.names, PARTS, strict=True)
+        }
+        self.keys = {name: root / f"{name}.key" for name in self.names}
+        roster = {name: key_text(new_key(path).public) for name, path in self.keys.items()}
+        config = resolved([f"data.declaration={self.own}", "data.name=hospitals", "target.epsilon=1", *options], method)
+        self.plan, embedding = plan.make_plan(config, roster, **{"may_vanish": 0, "may_collude": 1} | numbers)
+        self.file = root / "plan.json"
+        self.file.write_bytes(self.plan.content)
+        if embedding is not None:
+            embedding_file(self.file).write_bytes(embedding)
+        self.port = free_port()
+
+    def run(self, name: str) -> RunDirectory:
+        return RunDirectory(root=self.root / f"run-{name}")
+
+    def serve(self, *, wait_s: float = 60.0) -> Any:
+        settings = HttpSettings(port=self.port)
+        return coordinator.serve(
+            self.file, settings, declaration=self.own, reporter=QUIET, out=self.run("coordinator").root, wait_s=wait_s
+        )
+
+    def join(self, name: str, *, agree: Callable[[str], bool] = lambda _: True, wait_s: float = 60.0) -> Any:
+        return site.join(
+            f"http://127.0.0.1:{self.port}",
+            declaration=self.data[name],
+            key=self.keys[name],
+            agree=agree,
+            reporter=QUIET,
+            out=self.run(name).root,
+            wait_s=wait_s,
+        )
+
+    def together(self, **others: Any) -> dict[str, Any]:
+        """The folder, or the error, of each party. ``others`` replace what a party does."""
+        found: dict[str, Any] = {}
+
+        def act(name: str, work: Callable[[], Any]) -> None:
+            try:
+                found[name] = work()
+            except Exception as error:  # noqa: BLE001 - a test looks at it
+                found[name] = error
+
+        works = {"coordinator": self.serve} | {name: lambda name=name: self.join(name) for name in self.names} | others
+        threads = [threading.Thread(target=act, args=pair) for pair in works.items()]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        return found
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(coordinator, "_LINGER_S", 2.0)
+
+
+@pytest.fixture
+def noises(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """The noise that all sites added to each sum together, by the number of the sum."""
+    drawn: dict[int, Any] = {}
+    add, lock = secure_sum._with_noise, threading.Lock()
+
+    def kept(draw: Any, exact_D: Any, source: Any) -> Any:
+        noisy_D = add(draw, exact_D, source)
+        with lock:
+            drawn[draw.number] = drawn.get(draw.number, 0) + noisy_D - exact_D
+        return noisy_D
+
+    monkeypatch.setattr(secure_sum, "_with_noise", kept)
+    return drawn
+
+
+def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any:
+    """The run of somebody who has all records, and adds the noise that the sites added."""
+    declaration = folder(root, range(2000), person=group.plan.unit == "person")
+    (root / "held_out.csv").write_bytes((group.own.parent / "held_out.csv").read_bytes())
+    values = {name: value for name, value in group.plan.settings.items() if name != "declaration"}
+    config = configured(values, [f"data.declaration={declaration}", f"out={root / 'run'}"])
+    left = iter(sorted(noises))
+
+    def add(exact_RW: Any, **_: Any) -> Any:
+        return exact_RW + noises[next(left)].reshape(exact_RW.shape)
+
+    return run_method(config, QUIET, sums=lambda *_: add)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "person", "num_sums"),
+    [
+        ("weighted_votes", (), False, 1),
+        ("weighted_votes", ("weighted_votes.by_group=true",), False, 1),
+        ("record_votes", ("record_votes.num_prototypes=10",), True, 1),
+        ("record_votes", ("record_votes.num_prototypes=10", "target.epsilon=0.3"), False, 1),
+        ("residual_votes", ("residual_votes.curvature=private",), True, 6),
+        ("residual_votes", ("residual_votes.curvature=public",), False, 3),
+    ],
+)
+def test_sites_release_what_one_curator_would_with_the_same_noise(
+    method: str,
+    options: tuple[str, ...],
+    person: bool,
+    num_sums: int,
+    tmp_path: Path,
+    noises: dict[int, Any],
+) -> None:
+    group = Consortium(tmp_path, *options, method=method, person=person)
+    assert len(group.plan.sums) == num_sums
+    found = group.together()
+    assert all(isinstance(each, RunDirectory) for each in found.values()), found
+    releases = {name: read_release(run.released)[0] for name, run in found.items()}
+    alone = by_one_curator(tmp_path / "all", group, noises)
+    expected = read_release(alone.released)[0]
+    for released in releases.values():
+        assert released.events == expected.events
+        assert released.arrays.keys() == expected.arrays.keys()
+        for name, array in expected.arrays.items():
+            assert np.array_equal(released.arrays[name], array), name
+    run = found["coordinator"]
+    # An ordinary run: its reports are written again without a private record.
+    before, config = run.public_report.read_bytes(), open_run_directory(run.root)[1]
+    run.public_report.unlink()
+    run_method(config.model_copy(update={"out": run.root}), QUIET)
+    assert run.public_report.read_bytes() == before
+    assert run.student.read_bytes() == alone.student.read_bytes()
+    statement, other = read_statement(run), read_statement(alone)
+    assert (statement.epsilon, statement.unit) == (other.epsilon, "person" if person else "record")
+    assert statement.epsilon is not None
+    target = group.plan.settings["target"]["epsilon"]
+    assert 0.9 * target < statement.epsilon <= target
+    # The sums have the noise of the events; numbers beside the diagonal of moments count twice in their norm.
+    stated = {event.noise_stddev_votes for event in expected.events}
+    halves = {math.nextafter(noise / math.sqrt(2), math.inf) for noise in stated if method == "residual_votes"}
+    assert {each.noise_stddev for each in group.plan.sums} <= stated | halves
+    assert stated <= {each.noise_stddev for each in group.plan.sums}
+    assert any("north, south, west" in remark and group.plan.digest[:16] in remark for remark in statement.remarks)
+    # Every party counts the release once, in its own odometer: here they share one file.
+    receipts = [read_receipt(run) for run in found.values()]
+    assert len({receipt.run for receipt in receipts if receipt}) == 4
+    assert all(receipt is not None and receipt.events == expected.events for receipt in receipts)
+
+
+def test_the_sum_has_the_noise_that_is_priced(tmp_path: Path, noises: dict[int, Any]) -> None:
+    group = Consortium(tmp_path, "weighted_votes.by_group=true", may_collude=2)
+    group.together()
+    draw, noise_D = group.plan.draw(0), noises[0]
+    assert draw.num_honest == 1
+    # With two colluding sites of three, one site alone has all the noise that is priced, and the sum three times that.
+    spread = np.sqrt(np.mean(np.square(noise_D, dtype=np.float64))) / (draw.noise_stddev * np.sqrt(3))
+    assert abs(spread - 1) < 5 / np.sqrt(2 * len(noise_D))
+
+
+def test_a_site_that_does_not_agree_is_charged_nothing_and_sends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Consortium(tmp_path)
+    offers: list[str] = []
+    drawn: list[bytes] = []
+
+    class Watched:
+        randbelow = staticmethod(secrets.randbelow)
+
+        @staticmethod
+        def token_bytes(count: int) -> bytes:
+            drawn.append(secrets.token_bytes(count))
+            return drawn[-1]
+
+    monkeypatch.setattr(secure_sum, "secrets", Watched)
+
+    def refuse(offer: str) -> bool:
+        offers.append(offer)
+        return False
+
+    found = group.together(
+        coordinator=lambda: group.serve(wait_s=2), north=lambda: group.join("north", agree=refuse, wait_s=30)
+    )
+    assert found["north"] is None
+    assert "epsilon 1 at delta 1e-05" in offers[0]
+    assert "700 private records" in offers[0]
+    assert not group.run("north").root.exists()
+    assert isinstance(found["coordinator"], SumError)
+    for name in ("south", "west"):
+        assert isinstance(found[name], site.PlanEndedError), found
+        # The end is clean: the charge is known, and the secrets are gone.
+        assert read_receipt(group.run(name)) is not None
+        content = group.run(name).journal.read_bytes()
+        assert not [secret for secret in drawn if secret in content]
+    assert len([secret for secret in drawn if len(secret) == 16]) == 4
+    assert [total.releases for total in Odometer().totals(delta=1e-5)] == [2]
+    # Whoever comes back finds the end, and is not charged again.
+    assert isinstance(group.together(north=lambda: None)["south"], SumError)
+    assert [total.releases for total in Odometer().totals(delta=1e-5)] == [2]
+
+
+def test_a_limit_without_room_refuses_before_anything_leaves(tmp_path: Path) -> None:
+    group = Consortium(tmp_path)
+    Odometer().set_limit("hospitals", "record", epsilon=0.5, delta=1e-5)
+    with plan.Journal.opened(tmp_path / "coordinator.sqlite", group.plan) as journal:
+        sums = coordinator.CoordinatorSums(
+            group.plan, journal, wait_s=5, embedding=embedding_file(group.file).read_bytes()
+        )
+        server = HttpServer(sums, HttpSettings(port=group.port))
+        try:
+            with pytest.raises(LimitReachedError, match=r"limit is 0\.5"):
+                group.join("south")
+        finally:
+            server.stop()
+        assert not any(journal.part("sum 0").get(f"hello/{place}") for place in range(3))
+    assert Odometer().totals(delta=1e-5) == []
+
+
+def test_without_a_coordinator_a_site_gives_up_in_time(tmp_path: Path) -> None:
+    group = Consortium(tmp_path)
+    with pytest.raises(site.CoordinatorError, match=r"cannot be reached .* for 0\.3 s now"):
+        group.join("south", wait_s=0.3)
+
+
+def test_a_site_refuses_a_plan_whose_numbers_are_not_those_of_its_method(tmp_path: Path) -> None:
+    group = Consortium(tmp_path)
+    values = json.loads(group.plan.content)
+    config = plan.config_of(group.plan, group.data["north"], data_dir=None, out=None)
+    load = plan.loader_of(group.plan, embedding_file(group.file).read_bytes(), has_private=True)
+    plan.require_rehearsed(group.plan, config, load(config.data))
+
+    def refused(**changes: Any) -> str:
+        other = plan.read_plan(json.dumps(values | changes).encode(), "plan")
+        with pytest.raises(plan.PlanError) as refusal:
+            plan.require_rehearsed(other, config, load(config.data))
+        return str(refusal.value)
+
+    less = values["sums"][0] | {"noise_stddev": values["sums"][0]["noise_stddev"] / 2}
+    assert refused(sums=[less]).startswith("sums: ")
+    assert refused(events=[values["events"][0] | {"noise_stddev_votes": 1e9}]).startswith("events: ")
+    assert refused(unit="person").startswith("unit: ")
+    assert refused(public_arrays="0" * 64).startswith("public_arrays: ")
+    with pytest.raises(plan.PlanError, match="embedding"):
+        plan.loader_of(group.plan, b"another", has_private=True)
+
+
+def test_a_plan_cannot_name_code_nor_be_taken_with_another_declaration(tmp_path: Path) -> None:
+    group = Consortium(tmp_path)
+    values = json.loads(group.plan.content)
+    values["settings"]["method"] = "os:system"
+    with pytest.raises(ConfigError, match="code that would run"):
+        plan.config_of(plan.read_plan(json.dumps(values).encode(), "plan"), group.own, data_dir=None, out=None)
+    group.data["north"].write_text(group.own.read_text() + "licence: own\n", encoding="utf-8")
+    with pytest.raises(plan.PlanError, match="not the declaration of the plan"):
+        plan.config_of(group.plan, group.data["north"], data_dir=None, out=None)
+
+
+@pytest.mark.parametrize(
+    ("options", "method", "fault"),
+    [
+        (("noise=seeded",), "weighted_votes", "noise"),
+        ((), "residual_votes", "residual_votes.curvature"),
+        ((), "dp_sgd", "method"),
+    ],
+)
+def test_methods_and_settings_that_sites_cannot_share_are_refused(
+    options: tuple[str, ...], method: str, fault: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{fault}"):
+        Consortium(tmp_path, *options, method=method)
+
+
+def test_a_rehearsal_reads_no_private_record(tmp_path: Path) -> None:
+    group = Consortium(tmp_path)
+    config = plan.config_of(group.plan, group.data["north"], data_dir=None, out=None)
+    load = plan.loader_of(group.plan, embedding_file(group.file).read_bytes(), has_private=True)
+    dataset = load(config.data)
+    assert len(dataset.private) == 700
+    one = dataclasses.replace(dataset, private=dataset.private.take(range(1)))
+    assert plan.rehearse(config, dataset) == plan.rehearse(config, one)

@@ -1,0 +1,155 @@
+"""`fairpate site` as processes on one machine: keys, a plan, a coordinator and three sites; some are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hospitals import folder
+
+from fairpate.run.context import RunDirectory, read_statement
+from fairpate.run.release_log import read_receipt, read_release
+
+NAMES = ("north", "south", "west")
+PARTS = (range(700), range(700, 1500), range(1500, 2000))
+
+
+class Machines:
+    """Parties with a folder and an odometer each, whose commands are processes of their own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.started = root, []
+        folder(root / "coordinator", None)
+        for name, part in zip(NAMES, PARTS, strict=True):
+            folder(root / name, part)
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            self.port = str(found.getsockname()[1])
+
+    def start(self, party: str, *words: str) -> subprocess.Popen[str]:
+        environment = os.environ | {"FAIRPATE_STATE": str(self.root / party / "state")}
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            [sys.executable, "-m", "fairpate", "site", *words],
+            cwd=self.root / party,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, party: str, *words: str, code: int = 0) -> dict[str, Any]:
+        process = self.start(party, *words, "--json")
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == code, errors
+        found: dict[str, Any] = json.loads(output)
+        return found
+
+    def plan(self, *options: str) -> None:
+        keys = {name: self.run(name, "key", "own.key")["key"] for name in NAMES}
+        roster = self.root / "coordinator" / "roster.yaml"
+        roster.write_text("".join(f"{name}: {key}\n" for name, key in keys.items()), encoding="utf-8")
+        words = ("hospitals.yaml", "--sites", "roster.yaml", "--epsilon", "1", "-o", "plan.json", *options)
+        assert self.run("coordinator", "plan", *words)["sites"] == 3
+
+    def serve(self, *options: str) -> subprocess.Popen[str]:
+        words = ("plan.json", "--data", "hospitals.yaml", "--out", "run", "--port", self.port, *options)
+        return self.start("coordinator", "serve", *words)
+
+    def join(self, name: str) -> subprocess.Popen[str]:
+        url = f"http://127.0.0.1:{self.port}"
+        return self.start(name, "join", url, "--data", "hospitals.yaml", "--key", "own.key", "--out", "run", "--yes")
+
+    def folder_of(self, party: str) -> RunDirectory:
+        return RunDirectory(root=self.root / party / "run")
+
+    def wait_for(self, path: Path) -> None:
+        deadline_s = time.monotonic() + 120
+        while not path.exists():
+            assert time.monotonic() < deadline_s, path
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Any:
+    made = Machines(tmp_path)
+    yield made
+    for process in made.started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    output, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    return output + errors
+
+
+def test_three_processes_share_a_release_though_some_are_killed(machines: Machines) -> None:
+    machines.plan()
+    serving = machines.serve()
+    joining = {name: machines.join(name) for name in NAMES}
+    # Killed as soon as each has a journal: somewhere among their messages.
+    for party, process in (("north", joining["north"]), ("coordinator", serving)):
+        machines.wait_for(machines.folder_of(party).journal)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    serving, joining["north"] = machines.serve(), machines.join("north")
+    said = {name: finished(process) for name, process in joining.items()}
+    finished(serving)
+    assert "500 private records" in said["west"]
+    released = [read_release(machines.folder_of(party).released)[0] for party in ("coordinator", *NAMES)]
+    assert all((each.arrays["sums_CW"] == released[0].arrays["sums_CW"]).all() for each in released)
+    statement = read_statement(machines.folder_of("coordinator"))
+    assert statement.epsilon is not None
+    assert 0.9 < statement.epsilon <= 1
+    for name in NAMES:
+        receipt = read_receipt(machines.folder_of(name))
+        assert receipt is not None
+        assert receipt.events == released[0].events
+    # No file of the coordinator names a private record of anybody.
+    for path in machines.folder_of("coordinator").root.rglob("*"):
+        assert not path.is_file() or b"p342" not in path.read_bytes(), path
+
+
+def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
+    machines.plan()
+    words = ("hospitals.yaml", "--sites", "roster.yaml", "-o", "other.json", "--epsilon", "1")
+
+    def refused(party: str, *line: str) -> str:
+        process = machines.start(party, *line)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2, errors
+        assert "Traceback" not in errors
+        return errors
+
+    assert "2 may_vanish + may_collude < sites" in refused("coordinator", "plan", *words, "--may-vanish", "1")
+    assert "expected os_entropy" in refused("coordinator", "plan", *words, "--set", "noise=seeded")
+    assert "give --tls-cert and --tls-key" in refused(
+        "coordinator", "serve", "plan.json", "--data", "hospitals.yaml", "--host", "192.0.2.1"
+    )
+    assert "expected https://" in refused(
+        "north", "join", "http://hospital.example", "--data", "hospitals.yaml", "--key", "own.key"
+    )
+    assert "exists already" in refused("north", "key", "own.key")
+
+
+@pytest.mark.slow
+def test_hospitals_of_the_example_are_better_together(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "fairpate" / "examples" / "three_hospitals.py"
+    words = [sys.executable, str(example), "--out", str(tmp_path / "hospitals")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    together, alone = re.findall(r"([\d.]+)% at", done.stdout)
+    assert "at epsilon 0.100" in done.stdout
+    assert float(together) > float(alone) > 60
