@@ -657,7 +657,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
     if num_public != 0 and not set_aside["public"].any():
         raise DataSettingsError(
             "data.split: hashed needs public records in files of their own, since a private record that is added could "
-            "otherwise become public; declare their files (files: {public: ...}), set data.num_public=0, or leave split out."
+            "otherwise become public; declare them (files: {public: ...}), set data.num_public=0, or leave split out."
         )
     uniform_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=config.seed, purpose="parts")
     public_N = set_aside["public"]

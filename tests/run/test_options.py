@@ -3,7 +3,7 @@
 import ast
 import inspect
 import textwrap
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import pytest
 import typer
@@ -89,8 +89,9 @@ REFUSED = [
 
 
 def written(parameter: Any) -> list[str]:
-    """The option on a command line, with a value that numbers, texts and paths take."""
-    return [parameter.opts[0]] if parameter.is_flag else [parameter.opts[0], "3"]
+    """The option on a command line, with a value that it takes."""
+    value = next(iter(get_args(parameter.type_descriptor.annotation)), "3")
+    return [parameter.opts[0]] if parameter.is_flag else [parameter.opts[0], value]
 
 
 @pytest.mark.parametrize(
