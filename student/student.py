@@ -287,6 +287,7 @@ def _fixmatch(
     optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
     parameters: list[Tensor] = list(model.parameters())
     average, steps = [parameter.detach().clone() for parameter in parameters], 0
+    # `fit` does the same for images: convolutions are two to three times as fast on this layout.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
     # Dropout takes no generator: torch's own state is seeded meanwhile.

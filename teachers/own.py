@@ -112,6 +112,7 @@ def _parts(teacher: Any) -> list[Any]:
     found, waiting = {id(teacher): teacher}, [teacher]
     while waiting:
         model = waiting.pop()
+        # Not deep: models inside this one have a turn of their own.
         parameters = model.get_params(deep=False) if callable(getattr(model, "get_params", None)) else {}
         held = [*parameters.values(), *getattr(model, "__dict__", {}).values()]
         for value in list(held):

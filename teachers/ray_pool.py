@@ -386,6 +386,7 @@ def start_ray(config: RayConfig) -> Iterator[None]:
         else:
             stack.enter_context(_private_to_this_process())
             stack.callback(ray.shutdown)
+            # None lets Ray count the GPUs; 0 leaves them to others.
             options = {**quiet, "include_dashboard": False, "num_gpus": None if config.num_gpus else 0}
             try:
                 with _own_sigterm():

@@ -229,6 +229,7 @@ def train_stacked(
 def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -> Tensor:
     """Return logits (T, B, C): teacher t, with ``parameters[name][t]`` as its parameters, reads ``x_TB[t]``."""
     if not isinstance(model, nn.Sequential) or any(type(layer) not in _STACKED_LAYERS for layer in model):
+        # vmap runs any architecture; the layers below have faster batched kernels.
         forward = vmap(lambda values, x: functional_call(model, values, (x,)))
         result: Tensor = forward(parameters, x_TB)
         return result
@@ -270,9 +271,11 @@ def _stacked_layer(layer: nn.Module, own: StackedWeights, x: Tensor) -> Tensor:
         weight = own["weight"].flatten(0, 1)
         out = functional.conv2d(images, weight, bias, layer.stride, layer.padding, groups=num_teachers)
     elif isinstance(layer, nn.GroupNorm):
+        # T times as many groups: the statistics of each stay within one teacher.
         scale, shift = own["weight"].flatten(), own["bias"].flatten()
         out = functional.group_norm(images, num_teachers * layer.num_groups, scale, shift, layer.eps)
     else:
+        # Pooling treats every channel, and so every teacher, by itself.
         out = layer(images)
     apart: Tensor = out.unflatten(1, (num_teachers, -1))
     return apart.transpose(0, 1)

@@ -125,6 +125,7 @@ def estimated_population(
             joint_GYJ[group, label] = sum_W @ own.beta_WJ
             # The derivative of J by a record's outcome: through the group's own fit, and through the coarser one.
             direct_W = np.linalg.solve(own.gram_WW, sum_W)
+            # Of the coarser coefficients, a group's fit keeps the ridge times the inverse of its Gram matrix.
             drawn_W = _RIDGE * np.linalg.solve(all_groups.gram_WW, direct_W)
             influence_MJ = (all_groups.weights_M * (votes_MW @ drawn_W))[:, None] * all_groups.residual_MJ
             influence_MJ[rows] += (own.weights_M * (votes_MW[rows] @ direct_W))[:, None] * own.residual_MJ

@@ -579,6 +579,7 @@ def calibrate(
     disparities = [hard_disparity(logits[held_out], groups[held_out])]
     before_NC, memory_format = logits.softmax(dim=1), memory_format_for(x)
     to_memory_format(model, memory_format)
+    # `not <=`, so that a disparity that is NaN does not end the calibration.
     while len(disparities) <= config.epochs and not disparities[-1] <= config.max_disparity:
         for batch in rows[torch.randperm(len(rows), generator=generator)].split(config.batch_size):
             batch_logits = model(scale_bytes(x[batch]).contiguous(memory_format=memory_format))

@@ -738,6 +738,7 @@ class GradientClipper:
             for handle in handles:
                 handle.remove()
         _check_losses(losses_B, len(x))
+        # Of the sum: a mean would divide every record's gradient by the number of records.
         output_gradients = torch.autograd.grad(losses_B.sum(), [edge for *_, edge in calls])
         for layer, layer_input, version, _ in calls:
             name = type(layer).__name__

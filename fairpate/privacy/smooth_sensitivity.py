@@ -166,6 +166,7 @@ class DistinctVotes:
         # Costs and sensitivities depend on ranked counts alone: queries that differ in class names are priced once.
         ranked_QC = np.sort(votes.astype(np.int64), axis=1)[:, ::-1]
         ranked_UC, inverse_Q, counts_U = np.unique(ranked_QC, axis=0, return_inverse=True, return_counts=True)
+        # Some versions of numpy return the inverse of rows with two axes.
         return cls(ranked_UC, counts_U.astype(np.float64), inverse_Q.reshape(-1), int(num_teachers[0]))
 
     @property
@@ -436,6 +437,7 @@ class TwoSteps:
                 change_UD = change_UD + self.argmax_sensitivity(block)
             # Up to d away, and within a query before queries are added: one record moves all of them at once.
             total_D += block.counts_U @ np.maximum.accumulate(change_UD, axis=1)
+        # Beyond the number of teachers no vote is left to move, and the discount only grows.
         return float(np.max(np.exp(-beta * np.arange(len(total_D))) * total_D))
 
     def _bit(self, counts_UC: IntArray) -> FloatArray:
@@ -450,4 +452,5 @@ class TwoSteps:
 
 
 def _normal(source: NoiseSource) -> float:
+    # A lattice of 2^-64: no float that rounds decides the draw itself.
     return sample_discrete_gaussian(2**64, source) / 2**64
