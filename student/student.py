@@ -147,7 +147,9 @@ def save_student(student: Student, path: Path) -> None:
     """Write weights and card as one safetensors file. The card names the file of initial weights by sha256 only."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
+    # safetensors stores contiguous tensors only.
     tensors = {name: tensor.cpu().contiguous() for name, tensor in student.network.state_dict().items()}
+    # Of the card before the checksum is added to it.
     card["sha256"] = content_digest(card, {name: tensor.numpy() for name, tensor in tensors.items()})
     # Several keys would be written in random order.
     path.write_bytes(save(tensors, metadata={"card": json.dumps(card)}))
@@ -367,6 +369,7 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
     or if it does not predict what the student predicts.
     """
     groups = None
+    # Every group in turn, so that the mixing of each is checked.
     if student.card.mixing is not None:
         groups = torch.arange(len(records)) % len(student.card.group_names)
     # Two records: with one, the exporter takes the number of records for a constant.

@@ -195,6 +195,7 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
     digest = hashlib.blake2b(json.dumps(determined_by, sort_keys=True).encode(), digest_size=16)
     for shard in shards:
         for tensor in (shard.x, shard.y):
+            # Type and shape too: the same bytes may be another tensor.
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.numpy().tobytes())
     return f"teachers-{min(teacher_indices):05d}-{digest.hexdigest()}.safetensors"

@@ -139,7 +139,7 @@ def blocks_of(
 
 
 def check_coordinates(coordinates_ND: Coordinates) -> None:
-    """Raise ValueError unless distances between such records are exact."""
+    """Raise ValueError unless distances between records with these coordinates are exact in ``float64``."""
     largest = np.abs(coordinates_ND).max(initial=0)
     if coordinates_ND.dtype.kind != "i" or largest > LARGEST_COORDINATE or coordinates_ND.shape[1] > MOST_COORDINATES:
         raise ValueError(

@@ -177,6 +177,7 @@ def ask_own_teachers(
         OwnTeacherError: The factory makes no teachers, all of them fail, or one votes for something that is no class.
     """
     workers = pool or BlockPool()
+    # Two calls, which must give two objects.
     try:
         first, second = (made(factory, 0) for _ in range(2))
     except Exception as error:  # any error of the user's code
@@ -204,6 +205,7 @@ def ask_own_teachers(
 
     def content_of(teachers: tuple[int, ...]) -> str:
         digest = hashlib.blake2b(determined_by + json.dumps(list(teachers)).encode(), digest_size=16)
+        # Type and shape too: the same bytes may be another array.
         for array in (array for shard in shards(teachers) for array in shard):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())

@@ -61,6 +61,7 @@ from teachers.ensemble import (
 from teachers.neighbours import Coordinates, Nearest, Sampler, Voters, merged, nearest_of_samples
 from teachers.teacher import TeacherSpec
 
+# The second item travels while the first is computed.
 _ITEMS_PER_ACTOR = 2
 _DEFAULT_STALL_TIMEOUT_S = 3600.0
 _log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ class _Queue:
 
     def __bool__(self) -> bool:
         if not self.waiting:
+            # One item ahead at most: a shard is copied only when a worker can take it.
             self.waiting.extend(itertools.islice(self._fresh, 1))
         return bool(self.waiting)
 
@@ -364,6 +366,7 @@ def start_ray(config: RayConfig) -> Iterator[None]:
     this machine in two tries, each of half a minute at most.
     """
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would start workers at nice 15
+    # Ray would send statistics of its use to its makers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
@@ -553,6 +556,7 @@ class _ServingActors:
         actor_class: Any = ray.remote(**options)(kind)
         # References are kept here, so that a restarted actor, maybe on another node, finds its data.
         self._sources = [source if isinstance(source, str) else ray.put(source) for source in sources]
+        # Every n-th block, so that actors have equally many.
         num_actors = max(1, min(number_of_actors(config), len(self._sources)))
         self.actors = [actor_class.remote(*arguments, *self._sources[i::num_actors]) for i in range(num_actors)]
         self._watch = VoterWatch(self.actors)

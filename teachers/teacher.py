@@ -410,6 +410,7 @@ class _Records:
 
     def __init__(self, shards: Sequence[Shard], spec: TeacherSpec, device: torch.device) -> None:
         home = torch.device("cpu") if spec.max_shard_size is None else device
+        # The filler's label is the number of the row of zeros in the targets below.
         starts = torch.tensor([0, *(len(shard.y) for shard in shards)]).cumsum(0).tolist()
         self._starts, self.filler, self.longest = starts[:-1], starts[-1], max(len(shard.y) for shard in shards)
         self._x = _with_filler([shard.x for shard in shards]).to(home)

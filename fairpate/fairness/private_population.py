@@ -44,6 +44,7 @@ def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -
     student learns from the first table, and the second is kept for the estimate (Leiner et al. 2023, arXiv 2112.11079).
     Noise of the first is ``TAUGHT_NOISE`` times as wide, of the second ``KEPT_NOISE`` times. Anyone may repeat it.
     """
+    # Floats will do here: both tables are made of one that is released already.
     drawn = generator.normal(scale=stddev, size=table.shape)
     # Covariance stddev^2 (1 - sqrt(2) sqrt(1 / 2)) = 0.
     return np.rint(table + math.sqrt(0.5) * drawn).astype(np.int64), table - math.sqrt(2.0) * drawn

@@ -7,7 +7,7 @@ v_i the violation of constraint i (:mod:`fairpate.methods.parity`), every epoch 
     lambda_i <- min(lambda_max, lambda_i + s |v_i(D)|),   then for every batch B
     theta    <- theta - a grad( J(B) + sum_i lambda_i |v_i(B)| )
 
-PF-LD hides the sensitive attribute alone: features, labels and their number are public. It releases
+PF-LD protects the sensitive attribute alone: features, labels and their number are public. It releases
 
     sizes      n~_i = n_i + noise                                                               once, unless declared
     violation  v~_i = mean over P_i of clip(h) - sum over G_i of clip(h) / n~_i + noise         before every epoch
@@ -285,6 +285,7 @@ class Ascent:
             return
         violation_J = violations_UGK.flatten().numpy()
         if self._two_sided:
+            # One multiplier for each direction; their difference has the sign of the violation.
             both = self._ascent.step(np.concatenate([violation_J, -violation_J]) - self._tolerance)
             signed_J = both[: len(violation_J)] - both[len(violation_J) :]
         else:
@@ -487,6 +488,7 @@ def train_pf_ld(
         # A slope of 0 has no direction, and its length of 0 takes the record out.
         directions_UGK = slopes_UGK / lengths_UG.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
         lengths_J, directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
+        # Without noise it is 0, whatever the sensitivity.
         stddev = noise.gradient and noise.gradient * gradient_sensitivity(slopes_UGK, clip_norm=config.clip_norm)
         on_release(PublicState(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
 

@@ -139,6 +139,7 @@ def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
     statement, bound = read_statement(run), epsilon_fixed_beforehand(terms)
     if bound is None or statement.epsilon is None or bound <= statement.epsilon:
         return
+    # A sum with earlier releases is at least the new epsilon, which is one of its parts.
     sums: dict[str, Any] = {
         name: None if (earlier := getattr(statement, name)) is None else max(earlier, bound)
         for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier")
@@ -212,6 +213,7 @@ def keys_of(queries: Split) -> list[str]:
     return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
 
 
+# One data set at a time, since its records may fill much of a worker's memory.
 @lru_cache(maxsize=1)
 def _private(config: str) -> Split:
     """Read the private records of the data set that ``config`` (JSON) names, once in a process."""
@@ -360,7 +362,7 @@ class Spending:
         return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
 
     def drawn(self, start: int, stop: int) -> Event:
-        """The event of the votes that the same queries used, as the ledger holds them. Free refusals used none."""
+        """The event of the votes that queries start .. stop - 1 used, from the ledger. Free refusals used no votes."""
         touched = [
             charge.votes
             for charges in self.charges_Q[start:stop]
@@ -473,6 +475,7 @@ def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
     From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query.
     """
     wanted = plan.method.aggregator.num_queries or len(queries)
+    # Without a budget the ledger gets one that has room for all.
     if plan.budget is None:
         return wanted
     terms = ledger_terms(plan, dataset, ensemble="planned")
@@ -520,6 +523,7 @@ def release_labels(plan: ReleasePlan, dataset: Dataset, queries: Split, votes: B
     if result.over_budget:
         training.reporter.note("aggregator", f"not asked, because the budget has no room: {result.over_budget}")
     write_json(run.costs, costs(spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
+    # Teachers that predict attributes see other groups than the data set: pages could not show charges by group.
     return labels if dataset.group_names == training.dataset.group_names else replace(labels, spending=None)
 
 

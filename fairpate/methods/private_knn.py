@@ -76,12 +76,14 @@ class Places:
     @classmethod
     def of(cls, pool: Tensor, *, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
         """The embedding of the public ``pool`` (M, ...); ``seed`` starts the search for the graph's eigenvectors."""
+        # Without steps of its own: coordinates are rounded once, below.
         plain = EmbeddingConfig(num_components=min(num_components, MOST_COORDINATES), steps=0, pixels=None)
         embed: Embed = Components.of(pool, plain, evened=False)
         if embedding == "graph":
             embed = Graph.of(pool, embed, seed=seed)
         # Of the public pool alone: the scale of the grid must not depend on private records.
         largest = max(float(embed(part).abs().max()) for part in torch.split(pool, _AT_ONCE))
+        # A pool of equal records has no extent.
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 
     def __call__(self, x: Tensor) -> Coordinates:

@@ -175,6 +175,7 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
 
     Where gaps are ``shrunk`` to a share of themselves, multipliers grow faster and higher by as much.
     """
+    # Uniform reports show no gap, and there is nothing to scale.
     per_gap = 1 / shrunk if shrunk else 1.0
 
     def learn(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:

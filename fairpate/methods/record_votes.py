@@ -348,6 +348,7 @@ def noisy_votes(
     """
     votes_KC = np.zeros(shape, dtype=np.int64)
     if person_N is None:
+        # Plain indexing would count a cell once, however many records vote in it.
         np.add.at(votes_KC, (prototype_N, labels_N), 1)
         return with_noise(votes_KC, stddev=stddev, source=source, row="prototype", noisy_sum=noisy_sum)
     cell_N = prototype_N * shape[1] + labels_N
@@ -467,6 +468,7 @@ def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, s
     ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
     # The lead over the runner-up in standard deviations: of the added noise, and of the sampling of counts this large.
     doubt_K = np.sqrt(np.maximum(ordered_KC[:, -1] + ordered_KC[:, -2], 0) + 2 * stddev**2)
+    # Without votes and noise there is no doubt to divide by.
     lead_K = (ordered_KC[:, -1] - ordered_KC[:, -2]) / np.maximum(doubt_K, 1e-9)
     return PoolLabels(labels_M=votes_KC.argmax(axis=1)[prototype_M], certainty_M=lead_K[prototype_M])
 
@@ -493,6 +495,7 @@ def chances_of_line(
     """
     # Noise can make counts negative, and a negative sample weight would reward a wrong label.
     positive_KC = np.maximum(votes_KC, 0)
+    # A cell without public records has no record to share its votes.
     shares_KC = positive_KC / np.maximum(np.bincount(prototype_M, minlength=len(votes_KC)), 1)[:, None]
     weights_MC = shares_KC[prototype_M]
     record_R, label_R = np.nonzero(weights_MC)
@@ -726,6 +729,7 @@ def balancing_weights(phi_MW: DoubleArray, mean_W: DoubleArray, *, ridge: float)
 
     def objective(tilt_W: DoubleArray) -> tuple[float, DoubleArray]:
         scores_M = phi_MW @ tilt_W
+        # The dual of the largest entropy: its gradient is 0 where the weighted mean is ``mean_W``.
         value = logsumexp(scores_M) - tilt_W @ mean_W + ridge / 2 * tilt_W @ tilt_W
         return float(value), softmax(scores_M) @ phi_MW - mean_W + ridge * tilt_W
 

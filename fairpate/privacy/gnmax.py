@@ -297,7 +297,7 @@ class JointPricing:
 
 
 def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatArray) -> FloatArray:
-    """Combine the argmax's (alpha - 1) R with the threshold check to that of both steps, in logarithms."""
+    """Return (alpha - 1) R of both steps from that of the argmax and the log factors of the threshold check."""
     below: FloatArray = np.logaddexp(log_yes_S[0] + exponent, log_no_S[0])
     larger: FloatArray = np.maximum(below, np.logaddexp(log_yes_S[1] + exponent, log_no_S[1]))
     return larger

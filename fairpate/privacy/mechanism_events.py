@@ -265,7 +265,7 @@ class PredictionTables(CountedEvent):
 
     @property
     def as_sums(self) -> VoteSums:
-        """The sums of vectors that cost as much."""
+        """The event of weighted votes that has the same cost."""
         # Rounded up to the whole number that the field takes: a larger norm only costs more.
         norm = self.weight if self.relation == "add or remove one" else math.ceil(math.sqrt(2) * self.weight)
         return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_records * self.weight, norm=norm)

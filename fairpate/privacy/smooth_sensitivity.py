@@ -214,7 +214,7 @@ class ArgmaxCurve:
 
     @cached_property
     def log_q0(self) -> float:
-        """ln q0. From the smallest such q on, the cost equals the data-independent cost."""
+        """ln of q0, the smallest q from which on the cost equals the data-independent cost."""
         low, high = float(self.moved(self.log_q_limit, -FARTHEST_STDDEVS)), self.log_q_limit
         # Relative to the logarithm: q0 itself may be too small for a float.
         while high - low > 1e-13 * -high:
@@ -332,7 +332,7 @@ def sanitised_rdp(
 ) -> SanitisedRdp:
     """Publish the cost of ``votes_QC``, every row a query submitted, shape (Q, C); record and charge ``release`` first.
 
-    ``source``: the operating system's entropy, or nothing is protected. Errors as :func:`smooth_sensitivity`.
+    ``source``: the operating system's entropy, or the release is not private. Errors as :func:`smooth_sensitivity`.
     """
     steps, votes = TwoSteps(mechanism, release.order), DistinctVotes.of(votes_QC)
     exact, scale = float(votes.counts_U @ steps.rdp(votes)), steps.smooth(votes, release.beta)
@@ -414,7 +414,8 @@ class TwoSteps:
         return curve.sensitivity(curve.closest(votes))
 
     def threshold_sensitivity(self, votes: DistinctVotes) -> FloatArray:
-        """The same of the check, over the possible largest counts: from an even split of the votes to unanimity."""
+        """The largest change of the check's cost by one moved vote, among largest counts at most d votes away; private."""
+        # The possible largest counts: from an even split of the votes to unanimity.
         least = -(-votes.num_teachers // votes.num_classes)
         # The largest count may move by one in either direction: the larger of the two changes counts.
         step = np.abs(np.diff(self._bit(np.arange(least, votes.num_teachers + 1)[:, None])))

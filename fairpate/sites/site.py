@@ -5,7 +5,7 @@ events of the plan. Then it draws every sum of the release with the others (:mod
 it sent is kept in the journal in ``private/`` of its run folder, so that a site that was stopped continues where it
 was. Once a sum is known, or the plan has ended, its secrets and noise are overwritten.
 
-Talking and waiting take no torch and no Ray: only the votes of the own records do.
+The protocol needs neither torch nor Ray; only computing the votes of the site's records does.
 """
 
 from __future__ import annotations
