@@ -196,7 +196,7 @@ class Optimizer:
             )
 
     def step_from_backward(self, learning_rate: float) -> None:
-        """Update by the gradients that ``backward`` left in the parameters, and clear them; a missing one counts as 0."""
+        """Update by the gradients that ``backward`` left, and clear them; a missing one counts as 0."""
         self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], learning_rate)
         for parameter in self._parameters:
             parameter.grad = None

@@ -414,7 +414,7 @@ class TwoSteps:
         return curve.sensitivity(curve.closest(votes))
 
     def threshold_sensitivity(self, votes: DistinctVotes) -> FloatArray:
-        """The largest change of the check's cost by one moved vote, among largest counts at most d votes away; private."""
+        """The largest change of the check's cost by one moved vote, among counts at most d votes away; private."""
         # The possible largest counts: from an even split of the votes to unanimity.
         least = -(-votes.num_teachers // votes.num_classes)
         # The largest count may move by one in either direction: the larger of the two changes counts.
