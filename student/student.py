@@ -310,7 +310,7 @@ def _fixmatch(
                     logits = model(both_x)
                     targets, smoothing = records.labels[rows], config.fit.label_smoothing
                     loss = F.cross_entropy(logits[: len(rows)], targets, label_smoothing=smoothing)
-                    # The sum over confident records is divided by all of them, so that a student that is sure of few
+                    # The sum over confident records is divided by the number of all: a student that is sure of few
                     # records learns little from them.
                     consistency = F.cross_entropy(logits[len(rows) :], label[sure], reduction="sum") / len(others)
                     loss = loss + config.unlabelled_weight * consistency

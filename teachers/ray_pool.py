@@ -261,7 +261,10 @@ class RayPool(BlockPool):
                 f"No worker found a place within {limit_s:g} s: each needs ray.num_cpus={self._config.num_cpus:g} and "
                 f"ray.num_gpus={self._config.num_gpus:g}; add nodes, free some, or raise ray.wait_for_nodes_s."
             )
-        raise PoolError(f"No teacher finished within {limit_s:g} s, {len(pending)} blocks under way. Is a worker hung?")
+        raise PoolError(
+            f"No teacher finished within {limit_s:g} s, {len(pending)} blocks under way. A worker may hang: give the "
+            "same command again, which resumes from the stored blocks."
+        )
 
     def _again(self, queue: _Queue, tasks: Sequence[_Task], error: Exception) -> None:
         """Return lost tasks to the queue; PoolError if one of them was lost too often."""

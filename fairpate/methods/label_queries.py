@@ -461,7 +461,7 @@ def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
     wanted = settings.num_queries or len(first_of)
     if wanted > len(first_of):
         raise ConfigError(
-            f"aggregator.num_queries: expected at most {len(first_of)}, as many as there are different public "
+            f"aggregator.num_queries: expected at most {len(first_of)}, the number of different public "
             f"records, got {wanted}; lower it, or raise data.num_public."
         )
     if settings.admission is not None:

@@ -362,7 +362,7 @@ class RecordVotes(VotesOfRecords):
     """Each private record votes once, for its label at the nearest public prototype, under noise within the target."""
 
     title: ClassVar[str] = "one vote per record"
-    paper: ClassVar[str] = "here; kin: McSherry 2009, arXiv 2406.08039"
+    paper: ClassVar[str] = "here; related: McSherry 2009, arXiv 2406.08039"
     afterwards: ClassVar[tuple[str, ...]] = (
         *VotesOfRecords.afterwards,
         *(f"record_votes.{field}" for field in ("rule", *TaughtConfig.model_fields)),
@@ -607,7 +607,7 @@ class WeightedVotes(VotesOfRecords):
     """One noisy sum of feature vectors per class, and the linear rule that is fitted to the sums."""
 
     title: ClassVar[str] = "weighted record votes"
-    paper: ClassVar[str] = "here; kin: arXiv 1603.07294, arXiv 1709.09216"
+    paper: ClassVar[str] = "here; related: arXiv 1603.07294, arXiv 1709.09216"
     afterwards: ClassVar[tuple[str, ...]] = (
         *VotesOfRecords.afterwards,
         *(f"weighted_votes.{field}" for field in ("ridge", *TaughtConfig.model_fields)),

@@ -363,7 +363,7 @@ def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None
         is_one_each = len(joined) == len(tried) and _are_close(together[-1][1], joined)
         if not is_one_each or not _are_close(again[-1][1], together[-1][1]):
             raise ValueError(
-                f"{_first_difference(together, alone)} gives a record another output beside other records, or at "
+                f"{_first_difference(together, alone)} gives a record another output with other records, or at "
                 "another call: it mixes records, so no record has a gradient of its own. Normalise within a record, "
                 "keep records along the first axis, and draw random numbers by nn.Dropout alone."
             )

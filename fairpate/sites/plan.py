@@ -123,8 +123,8 @@ class SitePlan:
     def remarks(self) -> tuple[str, ...]:
         """The remarks of a statement: the sites, and who had to be trusted for what."""
         return (
-            f"Summed over {len(self.sites)} sites ({', '.join(self.sites)}), none of which showed its records or its "
-            f"own sum to anybody; plan {self.digest[:16]}. ε holds if at most {self.may_collude} of them collude with "
+            f"Summed over {len(self.sites)} sites ({', '.join(self.sites)}), none of which revealed its records or "
+            f"its own sum; plan {self.digest[:16]}. ε holds if at most {self.may_collude} of them collude with "
             f"the coordinator, also where {self.may_vanish} of them vanish.",
             "A person with records at two sites is two units. A site that sends wrong numbers can spoil the model, "
             "and no other site's privacy.",
