@@ -132,6 +132,7 @@ class Student:
             probabilities: npt.NDArray[np.float32] = predict_probabilities(self.network, x).numpy()
             return probabilities
         self._require_groups(sensitive_features)
+        # The table mixes labels that the network predicts, not its probabilities.
         mixing_GCC = np.array(self.card.mixing, dtype=np.float32)
         mixed: npt.NDArray[np.float32] = np.einsum(
             "nj,njk->nk", said_labels(self.network, x), mixing_GCC[sensitive_features]

@@ -341,6 +341,7 @@ def count_block(
     device: str = "cpu",
 ) -> Counts:
     """Return ``votes_QC`` of a block of teachers on features (Q, ...), a bounded number of queries at a time."""
+    # Convolutional teachers split the queries themselves, one teacher after another.
     parts = [queries] if _one_by_one(spec) else _bounded(queries)
     return np.concatenate(
         [
@@ -355,6 +356,7 @@ def predict_votes(
     weights: StackedWeights, spec: TeacherSpec, queries: npt.NDArray[np.generic], *, device: str = "cpu"
 ) -> PredictionArray:
     """Return the class that each teacher chooses for each query, (T, Q) ``int16``; ties go to the smaller class."""
+    # A shard's statistics are stored with the weights, and are no parameters of the network.
     network = {name: value for name, value in weights.items() if name not in (SHARD_MEAN, SHARD_STD)}
     statistics = (weights[SHARD_MEAN], weights[SHARD_STD]) if SHARD_MEAN in weights else None
     with exact_convolutions():
@@ -405,6 +407,7 @@ def _predict_one_by_one(
     predictions = []
     for teacher in range(len(next(iter(weights.values())))):
         model.load_state_dict({name: value[teacher] for name, value in weights.items()})
+        # By the statistics of the teacher's own shard, as in its training.
         scaling = None if statistics is None else (statistics[0][teacher], statistics[1][teacher])
         parts = []
         for part in _bounded(queries):
@@ -527,6 +530,7 @@ def train_ensemble(
         standardize=config.standardize,
         max_shard_size=config.max_shard_size,
     )
+    # Engines agree up to rounding only, so the engine is part of a block's name.
     engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
     rows = rows_of_teachers(private, config, seed)
 
@@ -547,6 +551,7 @@ def train_ensemble(
     lessons = _Lessons(spec=spec, engine=engine, storage=storage, read=read)
     num_diverged = 0
     for block, (weights, diverged) in computed(_train_block, lessons, blocks, storage, given, workers, on_progress):
+        # None: the worker itself has stored them.
         if weights is not None:
             save_block(block.checkpoint, weights)
         num_diverged += diverged

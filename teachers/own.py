@@ -275,6 +275,7 @@ def _classes(predicted: Any, lesson: _Lesson, teacher: int) -> npt.NDArray[np.in
     except Exception:  # noqa: BLE001 - ragged lists, tensors of another device: not an array
         values = np.asarray(None)
     expected = (len(lesson.queries),)
+    # NaN in place of what is not a number: it passes no comparison below.
     codes = values.astype(np.float64) if values.dtype.kind in "iufb" else np.full(values.shape, np.nan)
     right = (codes >= 0) & (codes < lesson.num_classes) & (codes == np.floor(codes))
     if values.shape != expected or not right.all():

@@ -498,6 +498,7 @@ class HeadWatch:
             if answers and missed >= _MOST_MISSED:
                 _log.warning("The head of the Ray cluster answers again.")
             missed = 0 if answers else missed + 1
+            # Equal, so that an outage is reported once.
             if missed == _MOST_MISSED:
                 _log.warning(
                     "The head of the Ray cluster, %s:%d, does not answer. If it stays away Ray ends this command: give "
@@ -599,6 +600,7 @@ class ServingTeachers(_ServingActors):
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             raise PoolError(f"Not all teachers voted within {_VOTE_TIMEOUT_S:g} s: {error}") from error
         votes_QC: VoteArray = np.sum(counts, axis=0)
+        # A block that no actor, or more than one, has loaded shows in the sums.
         if not (votes_QC.sum(axis=1) == self._num_teachers).all():
             raise PoolError(f"Expected {self._num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
         return votes_QC

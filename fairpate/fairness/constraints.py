@@ -327,6 +327,7 @@ def named_constraints(
         raise ValueError(f"Expected a label below {num_classes}, got {label}.")
     constraints = []
     if name.startswith("false"):
+        # Over all groups together: these rates do not compare groups.
         partition = Partition(num_labels=num_classes)
         if name == "false_discovery_rate" and not 0 <= bound <= 1:
             raise ValueError(f"Expected 0 <= bound <= 1 on a share of discoveries, got {bound}.")

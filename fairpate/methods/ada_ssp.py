@@ -125,6 +125,7 @@ class AdaSsp(RulesOfRecords):
             arrays: dict[str, npt.NDArray[Any]] = {
                 "pool_MW": ballot.votes(dataset.public.x).astype(np.int16),
                 "sums_CW": with_noise(exact_CW, stddev=sums.noise_stddev_votes, source=source, row="sums, class"),
+                # The exact moments are read twice, for two events: under noise, and for their least eigenvalue.
                 "moments_WW": exact_WW + symmetric_noise(len(exact_WW), moments.noise_stddev_votes, source),
                 "eigenvalue_11": with_noise(
                     least_eigenvalue(exact_WW), stddev=eigenvalue.noise_stddev_votes, source=source, row="eigenvalue"

@@ -325,6 +325,7 @@ class Descent:
         self._memory_format = memory_format_for(x)
         to_memory_format(model.train(), self._memory_format)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        # After the layout is set: the optimiser's state has that of the parameters.
         self._optimizer = Optimizer(self.parameters, fit)
 
     def batches(self, secret: PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:

@@ -196,6 +196,7 @@ def _test(
 ) -> Split:
     """Test records with their true labels."""
     table = _table(path, (config.id, config.group, *config.features, config.label))
+    # The faults of both files go to one list.
     found = _Faults(path, faults.found)
     names, groups = _names_and_groups(table, config, found)
     found.add(config.id, np.isin(names, public_names), "an id of the file of votes, whose record may teach the student")

@@ -318,6 +318,7 @@ class PrivateKnn(VotingMethod):
         an answer is asked."""
         with ExitStack() as opened:
 
+            # Once, and only for a query without a stored answer: embedding private records takes a while.
             @cache
             def found() -> tuple[Places, Neighbourhood]:
                 if self.ray.num_actors != 0:
@@ -372,6 +373,7 @@ class PrivateKnn(VotingMethod):
                 places(private.x),
                 private.y.numpy(),
                 private.unit_id,
+                # The order of equal distances must be the same in every run; it need not be secret.
                 key=shard_key(self.seed),
                 person_N=None if private.person_N is None else private.person_N.numpy(),
             )

@@ -111,6 +111,7 @@ def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: to
 
     Coordinates run over [-1, 1] on both axes, so a rotation of a non-square image is corrected by its aspect ratio.
     """
+    # `affine_grid` maps output to input: all changes are inverted, and come in reverse order.
     (height, width), signed = shape[-2:], 2 * changes[:, :5] - 1
     angle = signed[:, 0] * math.radians(config.rotation_degrees)
     shift = 2 * signed[:, 1:3] * config.translation_fraction
@@ -124,6 +125,7 @@ def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: to
     aspect = torch.tensor([[1.0, height / width], [width / height, 1.0]], dtype=signed.dtype, device=signed.device)
     linear = linear * aspect
     offset = -(linear @ shift[:, :, None])
+    # A flip mirrors the first coordinate of the input, across the image.
     mirror = torch.where(flip, -1.0, 1.0).to(signed.dtype)
     matrix = torch.cat([linear, offset], dim=2)
     return torch.cat([matrix[:, :1] * mirror[:, None, None], matrix[:, 1:]], dim=1)

@@ -416,6 +416,7 @@ def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
 
     def keep(name: str) -> Callable[..., None]:
+        # Cloned, because a later layer may overwrite its input.
         return lambda module, _, output: found.append(
             (_described(name, module), output.clone() if isinstance(output, Tensor) else output)
         )
@@ -466,6 +467,7 @@ class DenseChain:
     def of(cls, model: nn.Module) -> DenseChain | None:
         """The chain that ``model`` is, or None for any other: another layer, a hook, a layer that runs twice."""
         leaves = list(_leaves(model))
+        # Scaling and flattening come first alone, where they pass no gradient on.
         leading = list(itertools.takewhile(lambda leaf: type(leaf) in (ScaleBytes, nn.Flatten), leaves))
         layers = leaves[len(leading) :]
         dense = [layer for layer in layers if type(layer) is nn.Linear]

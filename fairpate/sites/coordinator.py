@@ -74,6 +74,7 @@ class CoordinatorSums:
             while (total_D := machine.total_D) is None:
                 if (reason := self._journal.get(ENDED)) is not None:
                     raise SumError(f"The plan has ended: {reason.decode()}")
+                # Each list has its own time, also the list that was open when the coordinator was started again.
                 if machine.num_closed != stage:
                     stage, deadline_s = machine.num_closed, time.monotonic() + self._wait_s
                 try:

@@ -336,6 +336,7 @@ def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
         "events": (tuple(strict(event_json(event)) for event in rehearsal.events), plan.events),
         "public_arrays": (rehearsal.public_arrays, plan.public_arrays),
     }
+    # A plan of fewer events than sums, or of less noise, would price too little.
     for name, (here, stated) in found.items():
         if here != stated:
             raise PlanError(

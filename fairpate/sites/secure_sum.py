@@ -100,6 +100,7 @@ class SiteKey:
     """The private keys of a site, from a secret of 32 bytes."""
 
     def __init__(self, secret: bytes) -> None:
+        # One secret in the file, two independent keys: a key that signs must not also agree on secrets.
         self._signing = Ed25519PrivateKey.from_private_bytes(_derived(secret, b"signing"))
         self.sealing = X25519PrivateKey.from_private_bytes(_derived(secret, b"sealing"))
         self.public = PublicKeys(
@@ -134,6 +135,7 @@ class Draw:
                 f"Expected may_vanish >= 0 and may_collude >= 1, got {self.may_vanish} and {self.may_collude}: a site "
                 "that sees the sum knows its own noise."
             )
+        # Then the sites that stay reach the threshold: K - d >= (K + c) // 2 + 1.
         if not 2 * self.may_vanish + self.may_collude < len(self.sites):
             raise SumError(
                 f"Expected 2 may_vanish + may_collude < sites, got {self.may_vanish}, {self.may_collude} and "
@@ -261,10 +263,13 @@ class Site:
         draw, place = self._draw, self._place
         heads, _ = self._members(members)
         for each, head in heads.items():
+            # A mask key that its site has not signed could be the coordinator's own.
             _verify_head(draw, each, head)
+        # Kept before the noise is drawn: with another list, the same noise would have other masks.
         self._once("members", members)
         stored = self._store.get("masked")
         if stored is None:
+            # Negative numbers wrap modulo 2^64, as the sum does.
             total = _with_noise(draw, exact_D, source or OsEntropy()).astype(np.uint64)
             own, seed = self._secrets()
             total += draw.mask(seed, place)
