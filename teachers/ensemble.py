@@ -427,6 +427,7 @@ def _predict_stacked(
     layers = [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names]
     if statistics is not None:
         weight, bias = layers[0]
+        # Statistics are by channel, and a flattened channel is a run of pixels.
         pixels = weight.shape[2] // statistics[0].shape[1]
         mean, std = (value.repeat_interleave(pixels, dim=1) for value in statistics)
         # W (x - mean) / std + b as one layer, so that scaling takes no time at prediction.

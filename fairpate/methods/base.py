@@ -210,6 +210,7 @@ class Stream(IntEnum):
 def stream_seed(seed: int, stream: Stream) -> int:
     """The seed of one part of a run with ``seed``, below 2**63."""
     # Hashed together: by a sum, one part of this seed would draw the numbers of another part of the next.
+    # 63 bits, because torch's seeds are signed.
     return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -353,6 +354,7 @@ class Training:
         """
         if self.log is None:
             return draw()
+        # A stored release of other public records is refused, not taken for this one.
         pool = pool_digest(self.dataset.public.record_id)
         return self.log.step(draw, settings=settings, pool=pool, noise=noise, name=name)
 
@@ -900,6 +902,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
     teachers = min(max(_FEWEST_TEACHERS, min(count // _PER_TEACHER, _MOST_TEACHERS)), most)
     many = count > _MANY_RECORDS
     rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
+    # None: a smaller pool is queried in full.
     num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
     values: Values = {
         "method": name,
@@ -909,6 +912,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
             "num_queries": num_queries,
             # Counts teach no student that learns from released attributes.
             "release": "label" if method.protects_attribute_only else "counts",
+            # A start: where there is a target, the noise is scaled until the queries fit.
             "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": teachers / 10},
         },
         "private_knn": {
@@ -928,6 +932,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
         values["data"] = {"embedding": {}}
+    # What the class sets itself counts as set in its sections; defaults of a section do not.
     own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}
     return read_of(type(method), merge(values, own_values))
 

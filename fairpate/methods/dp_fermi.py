@@ -383,6 +383,7 @@ def release_shares(
         if widths != [cells.num_groups] * cells.num_events:
             raise ValueError(f"Expected dp_fermi.shares of {shape[0]} events by {shape[1]} groups, got {widths}.")
         declared_EG = np.asarray(config.shares, dtype=np.float64)
+        # Declared shares may be rounded to three digits.
         if not np.allclose(declared_EG.sum(axis=1), 1, atol=1e-3) or not (declared_EG >= config.min_share).all():
             raise ValueError(
                 f"Expected dp_fermi.shares >= {config.min_share} that sum to 1 in each event, got "

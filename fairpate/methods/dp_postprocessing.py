@@ -249,6 +249,7 @@ def _constraints(
     cells_GE = events_GEC.sum(axis=2)
     require_shares(cells_GE / counts_GYC.sum(), config.min_share)
     if config.constraint in ("equal_opportunity", "equal_false_positives"):
+        # Each of these events belongs to one label.
         pairs = list(enumerate(labels))
     else:
         pairs = [(event, label) for event in range(cells_GE.shape[1]) for label in labels]

@@ -255,6 +255,7 @@ def measured_violations(
 
     with torch.no_grad():
         values_NK = parity.values(predict_logits(model, x), y).double()
+        # Prediction has left it in evaluation mode.
         model.train()
         if clip_value < math.inf:
             # A norm of 0 gives an infinite factor, which is cut to 1 and leaves the value at 0.
@@ -513,6 +514,7 @@ def train_pf_ld(
         # Noise on the groups' term alone: the gradient of J reads features and labels, which are public.
         normals.add_to(term, stddev)
         torch._foreach_mul_(total, scale)
+        # Slopes are for a sum over all records, of which the batch is a share.
         torch._foreach_add_(total, term, alpha=1 / share)
         return total
 

@@ -500,6 +500,7 @@ def release_labels(plan: ReleasePlan, dataset: Dataset, queries: Split, votes: B
     the operator's odometer, if ``training`` has a log.
     """
     run, keys = training.run, keys_of(queries)
+    # With the voters: other votes on the same queries need another ledger.
     terms = ledger_terms(plan, dataset, ensemble=votes.ensemble)
     meter = None
     if training.log is not None:
@@ -557,6 +558,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
         )
     return Labels(
         model=model,
+        # The plan has none of a service's queries: then it is stated what was submitted.
         events=(of_teachers(submitted if by_service else planned, plan.unit),),
         noise=spending.terms.noise,
         remarks=remarks,

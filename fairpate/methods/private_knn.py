@@ -130,6 +130,7 @@ class UnorderedPool:
 
     @classmethod
     def of(cls, public: Split) -> UnorderedPool:
+        # By name, so that the digest is the same in any order.
         in_order = np.argsort(np.array(public.record_id))
         return cls(hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest(), public.x)
 
@@ -317,7 +318,6 @@ class PrivateKnn(VotingMethod):
         """The queries, whose votes come from fresh samples. Private records are embedded when the first query without
         an answer is asked."""
         with ExitStack() as opened:
-
             # Once, and only for a query without a stored answer: embedding private records takes a while.
             @cache
             def found() -> tuple[Places, Neighbourhood]:

@@ -419,6 +419,7 @@ class RecordVotes(VotesOfRecords):
             "coordinates_MD": prototypes.coordinates_MD,
         }
         if self.by_group:
+            # Columns count by group and, within it, by label, as :meth:`rows` numbers them.
             arrays["votes_GKC"] = votes.reshape(len(votes), dataset.num_groups, -1).swapaxes(0, 1)
         else:
             arrays["votes_KC"] = votes
@@ -583,6 +584,7 @@ class WeightedBallot:
         distributed like public ``x``."""
         votes_MW = self.votes(x[:_COMPARED])[:, 1:] / UNITS  # without the constant, which is the same for all
         alike_MM = np.maximum(votes_MW @ votes_MW.T, 0.0)
+        # No record is one of those similar to itself.
         np.fill_diagonal(alike_MM, 0.0)
         norm_M = np.linalg.norm(votes_MW, axis=1)
         share = alike_MM.sum(axis=1)[norm_M > 0] / norm_M[norm_M > 0] / max(1, len(votes_MW) - 1)
@@ -678,6 +680,7 @@ class WeightedVotes(VotesOfRecords):
         _, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
         pool_MW = arrays["pool_MW"] / UNITS
         one_W = np.zeros(pool_MW.shape[1])
+        # The constant alone, scaled to one for every record.
         one_W[0] = UNITS / ONE_RECORD
         table = TableByGroup(sums_GYW=sums_GCW / UNITS, stddev=KEPT_NOISE * noise, one_W=one_W)
         return table, pool_MW, chances_MC.astype(np.float64)

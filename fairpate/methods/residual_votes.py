@@ -267,6 +267,7 @@ class ResidualVotesConfig(VectorsConfig):
         ``noise``."""
         shares, rounds = _SHARES[curvature], self.rounds(curvature)
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
+        # All rounds have equal parts of what is left.
         norm, each = self.bound * UNITS, (1 - shares["sums"] - shares["moments"]) / rounds
         residual = VoteSums(count=rounds, noise_stddev_votes=noise / math.sqrt(each) * norm, norm=norm)
         if curvature == "public":

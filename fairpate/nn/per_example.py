@@ -467,7 +467,7 @@ class DenseChain:
     def of(cls, model: nn.Module) -> DenseChain | None:
         """The chain that ``model`` is, or None for any other: another layer, a hook, a layer that runs twice."""
         leaves = list(_leaves(model))
-        # Scaling and flattening come first alone, where they pass no gradient on.
+        # Scaling and flattening may only come first: no gradient passes through them.
         leading = list(itertools.takewhile(lambda leaf: type(leaf) in (ScaleBytes, nn.Flatten), leaves))
         layers = leaves[len(leading) :]
         dense = [layer for layer in layers if type(layer) is nn.Linear]
