@@ -175,7 +175,7 @@ class CoordinatorSums:
                 # Only now: a list that was closed before the end is still answered.
                 self._refuse_if_ended(machine, place)
                 return Response(status_code=202)
-            # Later sums come from the same sites, so only the last one shows that a site is done.
+            # A site that has the last sum is done, and need not be waited for.
             if name == "sum" and number == len(self._machines) - 1:
                 self._informed.add(place)
                 self._changed.notify_all()

@@ -494,8 +494,8 @@ class Coordinator:
     def _unmasked(self) -> IntArray | None:
         """The sum (D,) without masks; None if wrong shares keep a secret from being found."""
         draw, heads, survivors = self._draw, self._heads, self._survivors
-        # Whole lists first, masks afterwards: all arithmetic wraps modulo 2^64.
         shares = {place: body[:-_SIGNATURE] for place, body in self._messages["shares"].items()}
+        # All arithmetic wraps modulo 2^64, as the masks do.
         total = np.zeros(draw.size, dtype=np.uint64)
         for place in survivors:
             total += np.frombuffer(self._messages["masked"][place][:-_SIGNATURE], dtype="<u8")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fairpate.run.release_log import ReleaseLog
     from fairpate.terminal import Reporter
 
-# Short at first, as most lists close at once; then long, as sites may wait for hours.
+# Short at first, since most lists close at once; then longer, since a wait may take hours.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _TIMEOUT_S = 60.0
 _HERE = ("localhost", "127.0.0.1", "::1")
