@@ -120,6 +120,7 @@ def _parts(teacher: Any) -> list[Any]:
             for item in inner:  # a pair (name, model), say
                 held += item if isinstance(item, tuple) else (item,)
         for value in held:
+            # Classes may be shared: only objects are fitted.
             if hasattr(value, "fit") and not isinstance(value, type) and id(value) not in found:
                 found[id(value)] = value
                 waiting.append(value)

@@ -532,6 +532,7 @@ def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tupl
     gradients: Event = AttributeGaussians(count=num_primals, attribute_noise_multiplier=noise.gradient)
     if config.batches == "poisson":
         gradients = SecretBatchAttributeGaussians(
+            # As many samples in an epoch as a partition has batches.
             count=num_primals * math.ceil(num_records / config.batch_size),
             attribute_noise_multiplier=noise.gradient,
             sampling_rate=sampling_rate(config, num_records),

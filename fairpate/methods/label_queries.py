@@ -187,6 +187,7 @@ def open_ledger(
         # After the check: the meter would settle the odometer to a ledger that lacks what was released.
         if meter is not None:
             meter.open(ledger)
+    # Also after an interrupt: an open ledger would keep its lock.
     except BaseException:
         ledger.close()
         raise
@@ -201,6 +202,7 @@ def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], O
     counts = [None] * len(labelled.labels) if labelled.counts is None else map(tuple, labelled.counts.tolist())
     key_of = dict(zip(queries.record_id, keys_of(queries), strict=True))
     # A released record that is no query here has no key, and counts as lost.
+    # Label and counts too: a ledger with another answer is that of another release.
     lost = sum(
         outcome(key_of.get(record_id, "")) != Outcome(verdict="answer", label=label, counts=row)
         for record_id, label, row in zip(labelled.record_ids, labelled.labels.tolist(), counts, strict=True)

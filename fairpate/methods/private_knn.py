@@ -391,6 +391,7 @@ class PrivateKnn(VotingMethod):
 
     def _digest(self, private: Split) -> str:
         """A digest of the private records, the settings of the method and the run's seed."""
+        # Records themselves too: a ledger must not be continued with other voters.
         told = (
             self.private_knn.model_dump(mode="json"),
             self.seed,

@@ -517,6 +517,7 @@ def chances_of_line(
 
 _CONSTANT = 0.5  # next to coordinates of norm one or less
 _LENGTH = math.hypot(1.0, _CONSTANT)
+# Truncated as every number of a vote is.
 ONE_RECORD = int(_CONSTANT / _LENGTH * (UNITS - 1))
 """The first number of every vote, so that a sum of votes counts records."""
 _AT_ONCE = 8192

@@ -86,6 +86,7 @@ _RULE_DIGITS, _SCORE_DIGITS = 12, 10
 """Binary digits after the point of a rule's numbers, and of the scores whose softmax is taken."""
 _LARGEST_RULE = 2.0**24
 _LEAST_CHANCE = 24  # scores that lie this far below the largest count as this far: exp(-24) = 4e-11
+# 2^30 exp(-i / 2^10) in whole numbers, for the distance i of a score from the largest.
 _EXPONENTIALS = np.rint(2.0**30 * np.exp(-np.arange(_LEAST_CHANCE << _SCORE_DIGITS) / 2.0**_SCORE_DIGITS)).astype(
     np.int64
 )
@@ -267,6 +268,7 @@ class ResidualVotesConfig(VectorsConfig):
         ``noise``."""
         shares, rounds = _SHARES[curvature], self.rounds(curvature)
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
+        # A residual of at most ``bound`` units, times a vote of at most U units.
         # All rounds have equal parts of what is left.
         norm, each = self.bound * UNITS, (1 - shares["sums"] - shares["moments"]) / rounds
         residual = VoteSums(count=rounds, noise_stddev_votes=noise / math.sqrt(each) * norm, norm=norm)
