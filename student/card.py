@@ -78,6 +78,7 @@ def read_student_file(path: Path) -> tuple[StudentCard, Weights]:
         metadata = file.metadata() or {}
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     values = json.loads(metadata.get("card", "{}"))
+    # The format is in the card; a file without a card may name its own in the metadata.
     if (found := values.get("format", metadata.get("format"))) != FORMAT:
         raise StudentFileError(f"{path}: expected format {FORMAT}, found {found}.")
     expected = values.pop("sha256", None)

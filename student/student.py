@@ -132,6 +132,7 @@ class Student:
             probabilities: npt.NDArray[np.float32] = predict_probabilities(self.network, x).numpy()
             return probabilities
         self._require_groups(sensitive_features)
+        # The table mixes labels that the network predicts, not its probabilities.
         mixing_GCC = np.array(self.card.mixing, dtype=np.float32)
         mixed: npt.NDArray[np.float32] = np.einsum(
             "nj,njk->nk", said_labels(self.network, x), mixing_GCC[sensitive_features]
@@ -147,7 +148,9 @@ def save_student(student: Student, path: Path) -> None:
     """Write weights and card as one safetensors file. The card names the file of initial weights by sha256 only."""
     architecture = student.card.model.model_dump(mode="json", exclude={"weights": {"path"}})
     card = {"format": FORMAT} | asdict(student.card) | {"model": architecture}
+    # safetensors stores contiguous tensors only.
     tensors = {name: tensor.cpu().contiguous() for name, tensor in student.network.state_dict().items()}
+    # Of the card before the checksum is added to it.
     card["sha256"] = content_digest(card, {name: tensor.numpy() for name, tensor in tensors.items()})
     # Several keys would be written in random order.
     path.write_bytes(save(tensors, metadata={"card": json.dumps(card)}))
@@ -287,6 +290,7 @@ def _fixmatch(
     optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
     parameters: list[Tensor] = list(model.parameters())
     average, steps = [parameter.detach().clone() for parameter in parameters], 0
+    # `fit` does the same for images: convolutions are two to three times as fast on this layout.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
     # Dropout takes no generator: torch's own state is seeded meanwhile.
@@ -307,7 +311,7 @@ def _fixmatch(
                     logits = model(both_x)
                     targets, smoothing = records.labels[rows], config.fit.label_smoothing
                     loss = F.cross_entropy(logits[: len(rows)], targets, label_smoothing=smoothing)
-                    # The sum over confident records is divided by all of them, so that a student that is sure of few
+                    # The sum over confident records is divided by the number of all: a student that is sure of few
                     # records learns little from them.
                     consistency = F.cross_entropy(logits[len(rows) :], label[sure], reduction="sum") / len(others)
                     loss = loss + config.unlabelled_weight * consistency
@@ -366,6 +370,7 @@ def portable(student: Student, records: Tensor, *, encoding: Mapping[str, Any] |
     or if it does not predict what the student predicts.
     """
     groups = None
+    # Every group in turn, so that the mixing of each is checked.
     if student.card.mixing is not None:
         groups = torch.arange(len(records)) % len(student.card.group_names)
     # Two records: with one, the exporter takes the number of records for a constant.

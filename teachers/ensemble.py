@@ -195,6 +195,7 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
     digest = hashlib.blake2b(json.dumps(determined_by, sort_keys=True).encode(), digest_size=16)
     for shard in shards:
         for tensor in (shard.x, shard.y):
+            # Type and shape too: the same bytes may be another tensor.
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.numpy().tobytes())
     return f"teachers-{min(teacher_indices):05d}-{digest.hexdigest()}.safetensors"
@@ -340,6 +341,7 @@ def count_block(
     device: str = "cpu",
 ) -> Counts:
     """Return ``votes_QC`` of a block of teachers on features (Q, ...), a bounded number of queries at a time."""
+    # Convolutional teachers split the queries themselves, one teacher after another.
     parts = [queries] if _one_by_one(spec) else _bounded(queries)
     return np.concatenate(
         [
@@ -354,6 +356,7 @@ def predict_votes(
     weights: StackedWeights, spec: TeacherSpec, queries: npt.NDArray[np.generic], *, device: str = "cpu"
 ) -> PredictionArray:
     """Return the class that each teacher chooses for each query, (T, Q) ``int16``; ties go to the smaller class."""
+    # A shard's statistics are stored with the weights, and are no parameters of the network.
     network = {name: value for name, value in weights.items() if name not in (SHARD_MEAN, SHARD_STD)}
     statistics = (weights[SHARD_MEAN], weights[SHARD_STD]) if SHARD_MEAN in weights else None
     with exact_convolutions():
@@ -404,6 +407,7 @@ def _predict_one_by_one(
     predictions = []
     for teacher in range(len(next(iter(weights.values())))):
         model.load_state_dict({name: value[teacher] for name, value in weights.items()})
+        # By the statistics of the teacher's own shard, as in its training.
         scaling = None if statistics is None else (statistics[0][teacher], statistics[1][teacher])
         parts = []
         for part in _bounded(queries):
@@ -423,6 +427,7 @@ def _predict_stacked(
     layers = [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names]
     if statistics is not None:
         weight, bias = layers[0]
+        # Statistics are by channel, and a flattened channel is a run of pixels.
         pixels = weight.shape[2] // statistics[0].shape[1]
         mean, std = (value.repeat_interleave(pixels, dim=1) for value in statistics)
         # W (x - mean) / std + b as one layer, so that scaling takes no time at prediction.
@@ -526,6 +531,7 @@ def train_ensemble(
         standardize=config.standardize,
         max_shard_size=config.max_shard_size,
     )
+    # Engines agree up to rounding only, so the engine is part of a block's name.
     engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
     rows = rows_of_teachers(private, config, seed)
 
@@ -546,6 +552,7 @@ def train_ensemble(
     lessons = _Lessons(spec=spec, engine=engine, storage=storage, read=read)
     num_diverged = 0
     for block, (weights, diverged) in computed(_train_block, lessons, blocks, storage, given, workers, on_progress):
+        # None: the worker itself has stored them.
         if weights is not None:
             save_block(block.checkpoint, weights)
         num_diverged += diverged

@@ -80,6 +80,7 @@ class Voters:
 
     def nearest_first(self, rows: IntArray, squared: Floats) -> IntArray:
         """Return positions in ``rows``, which have these squared distances: nearest first, one of each person."""
+        # The last key counts first: distance, then the keyed hash, then the label.
         places = np.lexsort((self.labels_N[rows], self.order_N[rows], squared))
         if self.person_N is None:
             return places
@@ -138,7 +139,7 @@ def blocks_of(
 
 
 def check_coordinates(coordinates_ND: Coordinates) -> None:
-    """Raise ValueError unless distances between such records are exact."""
+    """Raise ValueError unless distances between records with these coordinates are exact in ``float64``."""
     largest = np.abs(coordinates_ND).max(initial=0)
     if coordinates_ND.dtype.kind != "i" or largest > LARGEST_COORDINATE or coordinates_ND.shape[1] > MOST_COORDINATES:
         raise ValueError(
@@ -161,6 +162,7 @@ class Sampler:
         """Return the rows, ascending, of a sample for one query of the ``size`` records or persons of a block."""
         with self._lock:
             if self._seed is not None:
+                # Seven bytes, since torch takes seeds of 63 bits.
                 digest = hashlib.blake2b(f"{self._seed} {block} {query}".encode(), digest_size=7).digest()
                 batches = PoissonBatches(size, self._rate, SeededRandomness(int.from_bytes(digest)))
             else:
@@ -202,6 +204,7 @@ def merged(parts: Sequence[Nearest]) -> Nearest:
         np.concatenate([getattr(part, field) for part in parts], axis=1)
         for field in ("squared_QK", "order_QK", "labels_QK")
     )
+    # The same three keys as in `nearest_first`: a record that is not there, at an infinite distance, comes last.
     first = np.lexsort((labels, order, squared), axis=1)[:, :count]
     squared_QK, order_QK, labels_QK = (np.take_along_axis(values, first, axis=1) for values in (squared, order, labels))
     return Nearest(squared_QK=squared_QK, order_QK=order_QK, labels_QK=labels_QK)

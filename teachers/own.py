@@ -112,6 +112,7 @@ def _parts(teacher: Any) -> list[Any]:
     found, waiting = {id(teacher): teacher}, [teacher]
     while waiting:
         model = waiting.pop()
+        # Not deep: models inside this one have a turn of their own.
         parameters = model.get_params(deep=False) if callable(getattr(model, "get_params", None)) else {}
         held = [*parameters.values(), *getattr(model, "__dict__", {}).values()]
         for value in list(held):
@@ -119,6 +120,7 @@ def _parts(teacher: Any) -> list[Any]:
             for item in inner:  # a pair (name, model), say
                 held += item if isinstance(item, tuple) else (item,)
         for value in held:
+            # Classes may be shared: only objects are fitted.
             if hasattr(value, "fit") and not isinstance(value, type) and id(value) not in found:
                 found[id(value)] = value
                 waiting.append(value)
@@ -176,6 +178,7 @@ def ask_own_teachers(
         OwnTeacherError: The factory makes no teachers, all of them fail, or one votes for something that is no class.
     """
     workers = pool or BlockPool()
+    # Two calls, which must give two objects.
     try:
         first, second = (made(factory, 0) for _ in range(2))
     except Exception as error:  # any error of the user's code
@@ -203,6 +206,7 @@ def ask_own_teachers(
 
     def content_of(teachers: tuple[int, ...]) -> str:
         digest = hashlib.blake2b(determined_by + json.dumps(list(teachers)).encode(), digest_size=16)
+        # Type and shape too: the same bytes may be another array.
         for array in (array for shard in shards(teachers) for array in shard):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).tobytes())
@@ -272,6 +276,7 @@ def _classes(predicted: Any, lesson: _Lesson, teacher: int) -> npt.NDArray[np.in
     except Exception:  # noqa: BLE001 - ragged lists, tensors of another device: not an array
         values = np.asarray(None)
     expected = (len(lesson.queries),)
+    # NaN in place of what is not a number: it passes no comparison below.
     codes = values.astype(np.float64) if values.dtype.kind in "iufb" else np.full(values.shape, np.nan)
     right = (codes >= 0) & (codes < lesson.num_classes) & (codes == np.floor(codes))
     if values.shape != expected or not right.all():

@@ -61,6 +61,7 @@ from teachers.ensemble import (
 from teachers.neighbours import Coordinates, Nearest, Sampler, Voters, merged, nearest_of_samples
 from teachers.teacher import TeacherSpec
 
+# The second item travels while the first is computed.
 _ITEMS_PER_ACTOR = 2
 _DEFAULT_STALL_TIMEOUT_S = 3600.0
 _log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ class _Queue:
 
     def __bool__(self) -> bool:
         if not self.waiting:
+            # One item ahead at most: a shard is copied only when a worker can take it.
             self.waiting.extend(itertools.islice(self._fresh, 1))
         return bool(self.waiting)
 
@@ -259,7 +261,10 @@ class RayPool(BlockPool):
                 f"No worker found a place within {limit_s:g} s: each needs ray.num_cpus={self._config.num_cpus:g} and "
                 f"ray.num_gpus={self._config.num_gpus:g}; add nodes, free some, or raise ray.wait_for_nodes_s."
             )
-        raise PoolError(f"No teacher finished within {limit_s:g} s, {len(pending)} blocks under way. Is a worker hung?")
+        raise PoolError(
+            f"No teacher finished within {limit_s:g} s, {len(pending)} blocks under way. A worker may hang: give the "
+            "same command again, which resumes from the stored blocks."
+        )
 
     def _again(self, queue: _Queue, tasks: Sequence[_Task], error: Exception) -> None:
         """Return lost tasks to the queue; PoolError if one of them was lost too often."""
@@ -364,6 +369,7 @@ def start_ray(config: RayConfig) -> Iterator[None]:
     this machine in two tries, each of half a minute at most.
     """
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray would start workers at nice 15
+    # Ray would send statistics of its use to its makers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
@@ -386,6 +392,7 @@ def start_ray(config: RayConfig) -> Iterator[None]:
         else:
             stack.enter_context(_private_to_this_process())
             stack.callback(ray.shutdown)
+            # None lets Ray count the GPUs; 0 leaves them to others.
             options = {**quiet, "include_dashboard": False, "num_gpus": None if config.num_gpus else 0}
             try:
                 with _own_sigterm():
@@ -491,6 +498,7 @@ class HeadWatch:
             if answers and missed >= _MOST_MISSED:
                 _log.warning("The head of the Ray cluster answers again.")
             missed = 0 if answers else missed + 1
+            # Equal, so that an outage is reported once.
             if missed == _MOST_MISSED:
                 _log.warning(
                     "The head of the Ray cluster, %s:%d, does not answer. If it stays away Ray ends this command: give "
@@ -552,6 +560,7 @@ class _ServingActors:
         actor_class: Any = ray.remote(**options)(kind)
         # References are kept here, so that a restarted actor, maybe on another node, finds its data.
         self._sources = [source if isinstance(source, str) else ray.put(source) for source in sources]
+        # Every n-th block, so that actors have equally many.
         num_actors = max(1, min(number_of_actors(config), len(self._sources)))
         self.actors = [actor_class.remote(*arguments, *self._sources[i::num_actors]) for i in range(num_actors)]
         self._watch = VoterWatch(self.actors)
@@ -591,6 +600,7 @@ class ServingTeachers(_ServingActors):
         except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
             raise PoolError(f"Not all teachers voted within {_VOTE_TIMEOUT_S:g} s: {error}") from error
         votes_QC: VoteArray = np.sum(counts, axis=0)
+        # A block that no actor, or more than one, has loaded shows in the sums.
         if not (votes_QC.sum(axis=1) == self._num_teachers).all():
             raise PoolError(f"Expected {self._num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
         return votes_QC

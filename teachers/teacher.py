@@ -229,6 +229,7 @@ def train_stacked(
 def stacked_logits(model: nn.Module, parameters: StackedWeights, x_TB: Tensor) -> Tensor:
     """Return logits (T, B, C): teacher t, with ``parameters[name][t]`` as its parameters, reads ``x_TB[t]``."""
     if not isinstance(model, nn.Sequential) or any(type(layer) not in _STACKED_LAYERS for layer in model):
+        # vmap runs any architecture; the layers below have faster batched kernels.
         forward = vmap(lambda values, x: functional_call(model, values, (x,)))
         result: Tensor = forward(parameters, x_TB)
         return result
@@ -270,9 +271,11 @@ def _stacked_layer(layer: nn.Module, own: StackedWeights, x: Tensor) -> Tensor:
         weight = own["weight"].flatten(0, 1)
         out = functional.conv2d(images, weight, bias, layer.stride, layer.padding, groups=num_teachers)
     elif isinstance(layer, nn.GroupNorm):
+        # T times as many groups: the statistics of each stay within one teacher.
         scale, shift = own["weight"].flatten(), own["bias"].flatten()
         out = functional.group_norm(images, num_teachers * layer.num_groups, scale, shift, layer.eps)
     else:
+        # Pooling treats every channel, and so every teacher, by itself.
         out = layer(images)
     apart: Tensor = out.unflatten(1, (num_teachers, -1))
     return apart.transpose(0, 1)
@@ -407,6 +410,7 @@ class _Records:
 
     def __init__(self, shards: Sequence[Shard], spec: TeacherSpec, device: torch.device) -> None:
         home = torch.device("cpu") if spec.max_shard_size is None else device
+        # The filler's label is the number of the row of zeros in the targets below.
         starts = torch.tensor([0, *(len(shard.y) for shard in shards)]).cumsum(0).tolist()
         self._starts, self.filler, self.longest = starts[:-1], starts[-1], max(len(shard.y) for shard in shards)
         self._x = _with_filler([shard.x for shard in shards]).to(home)

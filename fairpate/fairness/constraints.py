@@ -327,6 +327,7 @@ def named_constraints(
         raise ValueError(f"Expected a label below {num_classes}, got {label}.")
     constraints = []
     if name.startswith("false"):
+        # Over all groups together: these rates do not compare groups.
         partition = Partition(num_labels=num_classes)
         if name == "false_discovery_rate" and not 0 <= bound <= 1:
             raise ValueError(f"Expected 0 <= bound <= 1 on a share of discoveries, got {bound}.")
@@ -354,6 +355,7 @@ def named_constraints(
         groups = range(num_groups)
         partition = Partition(num_labels=1 if name == "demographic_parity" else num_classes, num_groups=num_groups)
         if name == "demographic_parity":
+            # Every group in turn: signed gaps of all groups bound both directions.
             cases = [(f"group={z}, class={k}", 0, z, k) for z in groups for k in classes]
         elif name == "equalized_odds":
             every = itertools.product(classes, groups, classes)

@@ -156,6 +156,7 @@ def filter_streams(
     rows_R, accepted_NR = np.arange(num_streams), np.zeros((length, num_streams), dtype=np.bool_)
     counts_RGC = np.zeros((num_streams, num_groups, num_classes), dtype=np.int64)
     sizes_RG = np.zeros((num_streams, num_groups), dtype=np.int64)
+    # A decision depends on all earlier ones of its stream, so only the streams are computed together.
     for step, (group_R, label_R) in enumerate(zip(groups_RN.T, labels_RN.T, strict=True)):
         hits_R, size_R, total_R = counts_RGC[rows_R, group_R, label_R], sizes_RG[rows_R, group_R], sizes_RG.sum(axis=1)
         answers_R = {"group": size_R, "cell": hits_R}.get(rule.cold_start)
@@ -174,6 +175,7 @@ def filter_streams(
                 below_RG = is_below(offered_R[:, None], in_group_R[:, None], of_label_RG, sizes_RG)
                 own_RG = np.arange(num_groups) == group_R[:, None]
                 accepted_R |= (below_RG | own_RG | (sizes_RG == 0)).all(axis=1)
+        # A refused label adds 0.
         np.add.at(counts_RGC, (rows_R, group_R, label_R), accepted_R)
         np.add.at(sizes_RG, (rows_R, group_R), accepted_R)
         accepted_NR[step] = accepted_R

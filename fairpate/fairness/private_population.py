@@ -44,6 +44,7 @@ def thinned(table: IntArray, *, stddev: float, generator: np.random.Generator) -
     student learns from the first table, and the second is kept for the estimate (Leiner et al. 2023, arXiv 2112.11079).
     Noise of the first is ``TAUGHT_NOISE`` times as wide, of the second ``KEPT_NOISE`` times. Anyone may repeat it.
     """
+    # Floats will do here: both tables are made of one that is released already.
     drawn = generator.normal(scale=stddev, size=table.shape)
     # Covariance stddev^2 (1 - sqrt(2) sqrt(1 / 2)) = 0.
     return np.rint(table + math.sqrt(0.5) * drawn).astype(np.int64), table - math.sqrt(2.0) * drawn
@@ -125,6 +126,7 @@ def estimated_population(
             joint_GYJ[group, label] = sum_W @ own.beta_WJ
             # The derivative of J by a record's outcome: through the group's own fit, and through the coarser one.
             direct_W = np.linalg.solve(own.gram_WW, sum_W)
+            # Of the coarser coefficients, a group's fit keeps the ridge times the inverse of its Gram matrix.
             drawn_W = _RIDGE * np.linalg.solve(all_groups.gram_WW, direct_W)
             influence_MJ = (all_groups.weights_M * (votes_MW @ drawn_W))[:, None] * all_groups.residual_MJ
             influence_MJ[rows] += (own.weights_M * (votes_MW[rows] @ direct_W))[:, None] * own.residual_MJ

@@ -329,6 +329,7 @@ def predicted_given_label(joint_GYC: FloatArray) -> Events:
     _require_labels(joint_GYC)
     num_classes = joint_GYC.shape[-1]
     batch = joint_GYC.shape[:-3]
+    # Groups last, as in every set of events: (..., Y, C, G).
     by_event = np.moveaxis(joint_GYC, -3, -1)
     sizes = np.broadcast_to(by_event.sum(axis=-2, keepdims=True), by_event.shape)
     return Events(

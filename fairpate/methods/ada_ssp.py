@@ -91,6 +91,7 @@ def events_of(noise: float) -> tuple[VoteSums, MomentSums, VoteSums]:
 
 def least_eigenvalue(moments_WW: IntArray) -> IntArray:
     """The least eigenvalue of the exact moments, in whole numbers; shape (1, 1)."""
+    # Rounded down, which with the rounding of floats moves it by less than the margin in EIGENVALUE_NORM.
     return np.array([[math.floor(np.linalg.eigvalsh(moments_WW.astype(np.float64))[0])]], dtype=np.int64)
 
 
@@ -124,6 +125,7 @@ class AdaSsp(RulesOfRecords):
             arrays: dict[str, npt.NDArray[Any]] = {
                 "pool_MW": ballot.votes(dataset.public.x).astype(np.int16),
                 "sums_CW": with_noise(exact_CW, stddev=sums.noise_stddev_votes, source=source, row="sums, class"),
+                # The exact moments are read twice, for two events: under noise, and for their least eigenvalue.
                 "moments_WW": exact_WW + symmetric_noise(len(exact_WW), moments.noise_stddev_votes, source),
                 "eigenvalue_11": with_noise(
                     least_eigenvalue(exact_WW), stddev=eigenvalue.noise_stddev_votes, source=source, row="eigenvalue"
@@ -148,6 +150,7 @@ class AdaSsp(RulesOfRecords):
         least = max(0.0, float(arrays["eigenvalue_11"][0, 0]) - doubt) / UNITS**2
         factor = math.sqrt(width * math.log(2 * width**2 / self.ada_ssp.failure_probability))
         bound = factor * moments.noise_stddev_votes / math.sqrt(2) / UNITS**2
+        # At least the weight of one record, so that the inverse exists for any noise.
         ridge = max(self.ada_ssp.ridge_share * bound - least, 1.0)
         inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=ridge)
         rule_CW: DoubleArray = arrays["sums_CW"] / UNITS @ inverse_WW

@@ -1,4 +1,4 @@
-"""Methods: each is one class with its configuration, its checks and its training. And the registry of all methods.
+"""One class per method, with its configuration, checks and training; and the registry of all methods.
 
 A method takes private records and gives a model and the events that touched them. It states no epsilon: :func:`price`
 asks the one accountant, under the unit and the relation that the events name. The fields of a :class:`Method` are all
@@ -19,7 +19,7 @@ records, the publisher's own count of them, or of persons if these are protected
 a record, so that it costs no privacy. The values are defaults; options take precedence.
 
     every method     a public embedding and logistic regression on it: seconds, and little for noise to spoil
-    DP-SGD and kin   five epochs of batches of a fiftieth of the records or persons
+    DP-SGD methods   five epochs of batches of a fiftieth of the records or persons
     trained teachers linear, of about a hundred of them each, no confidence check, all noisy counts released
     neighbours       asked like teachers; few records, about clusters of the pool, so that few queries label all of it
 
@@ -157,6 +157,7 @@ def find_method(name: str) -> type[Method]:
     if missing or found.train is Method.train:
         raise ConfigError(f"method: {name} is incomplete, it lacks {', '.join(missing) or 'train'}; add it.")
     try:
+        # Shows defaults that contradict each other, before a configuration is read over them.
         found()
     except ValueError as error:
         raise ConfigError(f"method: {name} cannot be made from its defaults ({error}); correct its fields.") from error
@@ -209,6 +210,7 @@ class Stream(IntEnum):
 def stream_seed(seed: int, stream: Stream) -> int:
     """The seed of one part of a run with ``seed``, below 2**63."""
     # Hashed together: by a sum, one part of this seed would draw the numbers of another part of the next.
+    # 63 bits, because torch's seeds are signed.
     return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> 1)
 
 
@@ -225,7 +227,7 @@ NO_NOISE = "no noise: not private"
 class Trained:
     """A trained ``model`` in evaluation mode, and all ``events`` that touched private records.
 
-    ``noise`` says where the noise came from, and so whether anyone is protected. ``mixing_GCC[a, j, k]`` is the
+    ``noise`` is the label of the noise source, which decides whether the run is private. ``mixing_GCC[a, j, k]`` is the
     probability of predicting k for a member of group a where the model says j, None predicts what it says; a
     :class:`fairpate.nn.fit.Mixture` predicts by a member that it draws. ``remarks`` belong in the statement.
     ``architecture`` is that of ``model``, if it is another than ``student.model``.
@@ -245,7 +247,7 @@ class Trained:
     num_training_labels: int | None = None
 
     def of_unit(self, unit: Unit) -> Self:
-        """The same for ``unit``, such as a person. The events must bound what all records of the unit contribute
+        """The same training with events for ``unit``, such as a person. They must bound what all records of the unit do
         together."""
         return replace(self, events=tuple(of_unit(event, unit) for event in self.events))
 
@@ -302,7 +304,7 @@ def private_randomness(noise: str, seed: int) -> PrivateRandomness:
 
 
 class NoisySum(Protocol):
-    """The sum of a table of whole numbers over several sites, of which this process sees one."""
+    """Draws noisy sums of tables of whole numbers over several sites; this process holds the table of one site."""
 
     def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
         """Return the sum of all sites' tables with noise N_Z(0, stddev^2) on every number, the same at every site.
@@ -345,13 +347,14 @@ class Training:
         """Return one release of arrays: the one that the run has stored, or else the result of ``draw``, which is
         counted before it is stored.
 
-        ``settings`` are all that it follows from, but for records, noise and earlier releases
+        ``settings`` are all that determines it, except records, noise and earlier releases
         (:meth:`Method.settings_without`). A method of several releases calls it for each, the first without a ``name``;
         what it computes in between follows from the earlier ones, from public records and from the seed. Errors as
         :meth:`fairpate.run.release_log.ReleaseLog.step`.
         """
         if self.log is None:
             return draw()
+        # A stored release of other public records is refused, not taken for this one.
         pool = pool_digest(self.dataset.public.record_id)
         return self.log.step(draw, settings=settings, pool=pool, noise=noise, name=name)
 
@@ -479,8 +482,8 @@ class Method(Section):
         )
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes | None:  # noqa: ARG002
-        """The votes to expect on a public record from ``num_records`` private records, a public number; None if nobody
-        votes."""
+        """Return the votes to expect on a public record for a public number ``num_records`` of private records, or None
+        for a method without votes."""
         return None
 
     def own_dataset(self) -> Dataset | None:
@@ -498,6 +501,7 @@ class Method(Section):
     def settings_without(self, *fields: str) -> dict[str, Any]:
         """All settings that determine the run's result, without the dotted ``fields``, which a release does not
         read."""
+        # A copy: fields are removed from its sections.
         values = copy.deepcopy(determining_values(self))
         for field in fields:
             *parents, last = field.split(".")
@@ -505,7 +509,7 @@ class Method(Section):
             for name in parents:
                 section = section[name]
             section.pop(last)
-        # Evaluation comes after the release, and decides nothing in it.
+        # Evaluation follows the release and does not change it.
         values.pop("evaluation", None)
         return values
 
@@ -713,6 +717,7 @@ def configured(
     try:
         config = parse_config(merged(values, overrides, method=name) | {"method": name}, schema)
     except ConfigError as error:
+        # Each fault once, although both checks may find it.
         raise ConfigError("\n".join(dict.fromkeys([*faults, str(error)]))) from error
     settings = flattened(config.model_dump(mode="json"))
     for field, value in flattened(said).items():
@@ -841,6 +846,7 @@ def refused(path: Names, value: Any) -> list[str]:
 
 def _fields(annotation: Any) -> Values:
     """The fields of a section, also of one that may be null."""
+    # A section that may be null is a union, and one of its parts the section.
     for part in (annotation, *get_args(annotation)):
         if isinstance(part, type) and issubclass(part, BaseModel):
             return {name: field.annotation for name, field in part.model_fields.items()}
@@ -896,6 +902,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
     teachers = min(max(_FEWEST_TEACHERS, min(count // _PER_TEACHER, _MOST_TEACHERS)), most)
     many = count > _MANY_RECORDS
     rate, share = (_SMALL_RATE, _SMALL_SHARE) if many else (_LARGE_RATE, _LARGE_SHARE)
+    # None: a smaller pool is queried in full.
     num_queries = _MOST_QUERIES if num_public > _MOST_QUERIES else None
     values: Values = {
         "method": name,
@@ -905,6 +912,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
             "num_queries": num_queries,
             # Counts teach no student that learns from released attributes.
             "release": "label" if method.protects_attribute_only else "counts",
+            # A start: where there is a target, the noise is scaled until the queries fit.
             "mechanism": {"threshold": float("-inf"), "noise_stddev_votes": teachers / 10},
         },
         "private_knn": {
@@ -924,6 +932,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
         values["data"] = {"embedding": {}}
+    # What the class sets itself counts as set in its sections; defaults of a section do not.
     own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}
     return read_of(type(method), merge(values, own_values))
 

@@ -157,6 +157,7 @@ class MatrixGame:
     def gradient(self) -> FloatArray:
         """The gradient with respect to the matrices of psi summed over all observed records, shape (E, G, C)."""
         sums_EGC = self._sums_KC.cpu().numpy()[self.num_classes :].reshape(self.matrix_EGC.shape)
+        # By event, the predictions of all records that play in it.
         played_E1C = np.add.reduce(sums_EGC, axis=1, keepdims=True)
         gradient_EGC: FloatArray = self._scale_EG1 * sums_EGC - 2 * played_E1C * self.matrix_EGC
         return gradient_EGC
@@ -286,6 +287,7 @@ def fermi_training(
 
     def observe(probability_BC: Tensor, targets_BK: Tensor) -> None:
         share_B = training.clipper.share_B
+        # A person's predictions are averaged, so that a person moves the sum no more than a record does.
         game.observe(probability_BC if share_B is None else probability_BC * share_B[:, None], targets_BK)
 
     def add_common(sums: list[Tensor], x: Tensor, targets: Tensor) -> None:
@@ -323,7 +325,7 @@ class GameCells:
 
     @property
     def num_cells(self) -> int:
-        """Q, the number of events times that of groups."""
+        """Q, the number of events times the number of groups."""
         return self.num_events * self.num_groups
 
     @classmethod
@@ -351,7 +353,7 @@ class GameCells:
 
 @dataclass(frozen=True, kw_only=True)
 class Shares:
-    """The share of each group in each event, ``shares_EG``: public, positive. ``events`` are what it took to know them.
+    """The share of each group in each event, ``shares_EG``: public, positive. ``events`` are the releases behind them.
 
     ``remarks``, for the statement, name released shares that lay below the declared floor and were raised to it.
     """
@@ -369,7 +371,7 @@ def release_shares(
     randomness: PrivateRandomness,
     person_N: Tensor | None = None,
 ) -> Shares:
-    """The declared shares, or those of noisy counts, released once. With ``person_N`` each person counts one in all.
+    """Return the declared shares, or release those of noisy counts once. With ``person_N`` a person counts one in all.
 
     ValueError for declared shares of another shape or sum; SpentError for an event whose noisy counts are all 0.
     """
@@ -381,6 +383,7 @@ def release_shares(
         if widths != [cells.num_groups] * cells.num_events:
             raise ValueError(f"Expected dp_fermi.shares of {shape[0]} events by {shape[1]} groups, got {widths}.")
         declared_EG = np.asarray(config.shares, dtype=np.float64)
+        # Declared shares may be rounded to three digits.
         if not np.allclose(declared_EG.sum(axis=1), 1, atol=1e-3) or not (declared_EG >= config.min_share).all():
             raise ValueError(
                 f"Expected dp_fermi.shares >= {config.min_share} that sum to 1 in each event, got "
@@ -566,7 +569,7 @@ class DpFermi(DpSgdFamily):
         return {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
 
     def check(self) -> None:
-        """Raise ConfigError where the mode protects an attribute and the target speaks of records that come and go."""
+        """Raise ConfigError for a target under adding or removing a record where only the attribute is protected."""
         self.require_replacing()
 
     def train(self, training: Training) -> Trained:
@@ -574,7 +577,7 @@ class DpFermi(DpSgdFamily):
         dataset, private, settings = training.dataset, training.dataset.private, self.dp_fermi
         randomness = self.randomness()
         person_N = None if self.protects_attribute_only else private.person_N
-        # Modes that hide the attribute count records, not persons.
+        # Modes that protect the attribute alone count records, not persons.
         unit: Unit = "record" if person_N is None else "person"
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected, unit=unit)

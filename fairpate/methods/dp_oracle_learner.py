@@ -152,6 +152,7 @@ def play(
     ``answer`` maps prices (G, E) to the learner's rule, and ``violations`` maps a rule
     to the step of theta (S, O, E) before the learning rate."""
     num_groups, num_events = shares_GE.shape
+    # Two signs, because each gap is bounded on both sides.
     theta = np.zeros((2, num_groups - 1, num_events))
     answers, total = [], np.zeros_like(theta)
     for done in range(rules.num_rounds):
@@ -434,6 +435,7 @@ def group_sides(setting: Setting) -> Sides:
     """The learner and the auditor of rules by group: in each round an exponential mechanism and a noisy table of
     counts."""
     features, cells, source = setting.features, setting.cells, setting.source
+    # As with all rules here, a score below 0 predicts 1.
     class_of_rules = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
     kinds = (PureReleases, LaplaceReleases)  # the learner's, and the auditor's
     num_rounds = setting.rules.num_rounds
@@ -530,6 +532,7 @@ def train(
     )
     answers = np.stack(played)
     coefficients_RD = plain_rule(features, cells, ridge=config.ridge)[None] if by_group else answers
+    # The uniform mixture of all rounds' rules.
     positive_GJ = answers.mean(axis=0)
     return OracleTrained(
         # These rules predict 1 below 0, those of a mixture above.

@@ -218,6 +218,7 @@ def fair_mixing(counts_GYC: FloatArray, config: DpPostprocessingConfig, *, epsil
             # Both signs, because a linear programme has no absolute value.
             rows += [difference_GCC.ravel(), -difference_GCC.ravel()]
             bounds += [bound_G[group]] * 2
+    # What a member of a group with one prediction gets is a distribution: it sums to 1.
     total = np.kron(np.eye(num_groups * num_classes), np.ones(num_classes))
     ones = np.ones(num_groups * num_classes)
     found = linprog(wrong_GCC.ravel(), np.array(rows), np.array(bounds), total, ones, bounds=(0, 1), method="highs")
@@ -248,11 +249,13 @@ def _constraints(
     cells_GE = events_GEC.sum(axis=2)
     require_shares(cells_GE / counts_GYC.sum(), config.min_share)
     if config.constraint in ("equal_opportunity", "equal_false_positives"):
+        # Each of these events belongs to one label.
         pairs = list(enumerate(labels))
     else:
         pairs = [(event, label) for event in range(cells_GE.shape[1]) for label in labels]
     parity_KGCC = np.zeros((len(pairs), num_groups, num_classes, num_classes))
     slack_KG = np.zeros((len(pairs), num_groups))
+    # A union bound over all noisy counts.
     logarithm = math.log(num_groups * num_labels * num_classes / config.failure_probability)
     for row, (event, label) in enumerate(pairs):
         parity_KGCC[row, :, :, label] = events_GEC[:, event] / cells_GE[:, event, None]

@@ -303,6 +303,7 @@ def regulariser_gradient(
         if chain is None:
             logits = model(x)
             slope = config.weight * dpfr_gradient(logits.detach(), contrast_GB, config)
+            # A parameter that the logits do not read has a gradient of 0.
             return list(torch.autograd.grad(logits, parameters, slope, materialize_grads=True))
         values = chain.forward(x)
         slope = config.weight * dpfr_gradient(values[-1], contrast_GB, config)

@@ -7,7 +7,7 @@ v_i the violation of constraint i (:mod:`fairpate.methods.parity`), every epoch 
     lambda_i <- min(lambda_max, lambda_i + s |v_i(D)|),   then for every batch B
     theta    <- theta - a grad( J(B) + sum_i lambda_i |v_i(B)| )
 
-PF-LD hides the sensitive attribute alone: features, labels and their number are public. It releases
+PF-LD protects the sensitive attribute alone: features, labels and their number are public. It releases
 
     sizes      n~_i = n_i + noise                                                               once, unless declared
     violation  v~_i = mean over P_i of clip(h) - sum over G_i of clip(h) / n~_i + noise         before every epoch
@@ -255,6 +255,7 @@ def measured_violations(
 
     with torch.no_grad():
         values_NK = parity.values(predict_logits(model, x), y).double()
+        # Prediction has left it in evaluation mode.
         model.train()
         if clip_value < math.inf:
             # A norm of 0 gives an infinite factor, which is cut to 1 and leaves the value at 0.
@@ -285,6 +286,7 @@ class Ascent:
             return
         violation_J = violations_UGK.flatten().numpy()
         if self._two_sided:
+            # One multiplier for each direction; their difference has the sign of the violation.
             both = self._ascent.step(np.concatenate([violation_J, -violation_J]) - self._tolerance)
             signed_J = both[: len(violation_J)] - both[len(violation_J) :]
         else:
@@ -324,6 +326,7 @@ class Descent:
         self._memory_format = memory_format_for(x)
         to_memory_format(model.train(), self._memory_format)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        # After the layout is set: the optimiser's state has that of the parameters.
         self._optimizer = Optimizer(self.parameters, fit)
 
     def batches(self, secret: PoissonBatches | None = None) -> Iterator[tuple[Tensor, float]]:
@@ -487,6 +490,7 @@ def train_pf_ld(
         # A slope of 0 has no direction, and its length of 0 takes the record out.
         directions_UGK = slopes_UGK / lengths_UG.clamp(min=torch.finfo(torch.float64).tiny)[..., None]
         lengths_J, directions_JK = lengths_UG.float().flatten(), directions_UGK.float().flatten(0, 1)
+        # Without noise it is 0, whatever the sensitivity.
         stddev = noise.gradient and noise.gradient * gradient_sensitivity(slopes_UGK, clip_norm=config.clip_norm)
         on_release(PublicState(violations=violations_UGK, multipliers=ascent.multipliers_UGK, sizes=sizes_UG))
 
@@ -510,6 +514,7 @@ def train_pf_ld(
         # Noise on the groups' term alone: the gradient of J reads features and labels, which are public.
         normals.add_to(term, stddev)
         torch._foreach_mul_(total, scale)
+        # Slopes are for a sum over all records, of which the batch is a share.
         torch._foreach_add_(total, term, alpha=1 / share)
         return total
 
@@ -527,6 +532,7 @@ def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tupl
     gradients: Event = AttributeGaussians(count=num_primals, attribute_noise_multiplier=noise.gradient)
     if config.batches == "poisson":
         gradients = SecretBatchAttributeGaussians(
+            # As many samples in an epoch as a partition has batches.
             count=num_primals * math.ceil(num_records / config.batch_size),
             attribute_noise_multiplier=noise.gradient,
             sampling_rate=sampling_rate(config, num_records),

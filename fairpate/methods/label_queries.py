@@ -139,6 +139,7 @@ def state_for_service(run: RunDirectory, terms: LedgerTerms) -> None:
     statement, bound = read_statement(run), epsilon_fixed_beforehand(terms)
     if bound is None or statement.epsilon is None or bound <= statement.epsilon:
         return
+    # A sum with earlier releases is at least the new epsilon, which is one of its parts.
     sums: dict[str, Any] = {
         name: None if (earlier := getattr(statement, name)) is None else max(earlier, bound)
         for name in ("epsilon_with_earlier", "epsilon_adaptive_with_earlier")
@@ -186,6 +187,7 @@ def open_ledger(
         # After the check: the meter would settle the odometer to a ledger that lacks what was released.
         if meter is not None:
             meter.open(ledger)
+    # Also after an interrupt: an open ledger would keep its lock.
     except BaseException:
         ledger.close()
         raise
@@ -200,6 +202,7 @@ def missing_labels(run: RunDirectory, queries: Split, outcome: Callable[[str], O
     counts = [None] * len(labelled.labels) if labelled.counts is None else map(tuple, labelled.counts.tolist())
     key_of = dict(zip(queries.record_id, keys_of(queries), strict=True))
     # A released record that is no query here has no key, and counts as lost.
+    # Label and counts too: a ledger with another answer is that of another release.
     lost = sum(
         outcome(key_of.get(record_id, "")) != Outcome(verdict="answer", label=label, counts=row)
         for record_id, label, row in zip(labelled.record_ids, labelled.labels.tolist(), counts, strict=True)
@@ -212,6 +215,7 @@ def keys_of(queries: Split) -> list[str]:
     return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
 
 
+# One data set at a time, since its records may fill much of a worker's memory.
 @lru_cache(maxsize=1)
 def _private(config: str) -> Split:
     """Read the private records of the data set that ``config`` (JSON) names, once in a process."""
@@ -360,7 +364,7 @@ class Spending:
         return self.terms.mechanism.worst_case(sum(len(charges) for charges in self.charges_Q[start:stop]))
 
     def drawn(self, start: int, stop: int) -> Event:
-        """The event of the votes that the same queries used, as the ledger holds them. Free refusals used none."""
+        """The event of the votes that queries start .. stop - 1 used, from the ledger. Free refusals used no votes."""
         touched = [
             charge.votes
             for charges in self.charges_Q[start:stop]
@@ -459,7 +463,7 @@ def choose_queries(dataset: Dataset, settings: QueriesConfig) -> Split:
     wanted = settings.num_queries or len(first_of)
     if wanted > len(first_of):
         raise ConfigError(
-            f"aggregator.num_queries: expected at most {len(first_of)}, as many as there are different public "
+            f"aggregator.num_queries: expected at most {len(first_of)}, the number of different public "
             f"records, got {wanted}; lower it, or raise data.num_public."
         )
     if settings.admission is not None:
@@ -473,6 +477,7 @@ def check_budget(plan: ReleasePlan, dataset: Dataset, queries: Split) -> int:
     From public facts alone, and before any teacher is trained. ConfigError for a budget without room for one query.
     """
     wanted = plan.method.aggregator.num_queries or len(queries)
+    # Without a budget the ledger gets one that has room for all.
     if plan.budget is None:
         return wanted
     terms = ledger_terms(plan, dataset, ensemble="planned")
@@ -497,6 +502,7 @@ def release_labels(plan: ReleasePlan, dataset: Dataset, queries: Split, votes: B
     the operator's odometer, if ``training`` has a log.
     """
     run, keys = training.run, keys_of(queries)
+    # With the voters: other votes on the same queries need another ledger.
     terms = ledger_terms(plan, dataset, ensemble=votes.ensemble)
     meter = None
     if training.log is not None:
@@ -520,6 +526,7 @@ def release_labels(plan: ReleasePlan, dataset: Dataset, queries: Split, votes: B
     if result.over_budget:
         training.reporter.note("aggregator", f"not asked, because the budget has no room: {result.over_budget}")
     write_json(run.costs, costs(spending, unit=labels.events[0].unit, relation=labels.events[0].relation))
+    # Teachers that predict attributes see other groups than the data set: pages could not show charges by group.
     return labels if dataset.group_names == training.dataset.group_names else replace(labels, spending=None)
 
 
@@ -553,6 +560,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
         )
     return Labels(
         model=model,
+        # The plan has none of a service's queries: then it is stated what was submitted.
         events=(of_teachers(submitted if by_service else planned, plan.unit),),
         noise=spending.terms.noise,
         remarks=remarks,

@@ -184,6 +184,7 @@ def _names_and_groups(
     names, groups = _text(table, config.id), _text(table, config.group)
     faults.add(config.id, names == "", "no id")
     repeated = np.ones(len(names), dtype=np.bool_)
+    # The first row of each id repeats nothing.
     repeated[np.unique(names, return_index=True)[1]] = False
     faults.add(config.id, repeated & (names != ""), "an id that another row has too; every record has one row")
     faults.add(config.group, groups == "", "no group")
@@ -195,6 +196,7 @@ def _test(
 ) -> Split:
     """Test records with their true labels."""
     table = _table(path, (config.id, config.group, *config.features, config.label))
+    # The faults of both files go to one list.
     found = _Faults(path, faults.found)
     names, groups = _names_and_groups(table, config, found)
     found.add(config.id, np.isin(names, public_names), "an id of the file of votes, whose record may teach the student")
@@ -337,7 +339,7 @@ class OwnVotes(GnmaxMethod):
         super().check()
         if self.votes.path is None or self.votes.unit is None or not self.votes.classes:
             raise ConfigError("votes: give path, unit and classes, as `fairpate aggregate` does.")
-        # A standard deviation of 1 vote is the default's alone, and hides next to nothing.
+        # A standard deviation of 1 vote is the default, which gives hardly any privacy.
         if self.target.epsilon is None and self.aggregator.mechanism == _NO_CHECK:
             raise ConfigError("target.epsilon: no epsilon and no noise was chosen; give --epsilon, or --mechanism.")
 

@@ -220,6 +220,7 @@ class MeanParity:
 
         ``labels_N`` give the sizes of the populations. 0 where the multipliers are 0.
         """
+        # A record adds 1 / n_u to its population's mean and takes 1 / n_ug of its group's from it.
         # No record is in a population of size 0, so that any finite slope does there.
         total_UK = multipliers_UGK.sum(dim=1) / self.population_sizes(labels_N).clamp(min=1)[:, None]
         return total_UK[:, None] - multipliers_UGK / sizes_UG[..., None]

@@ -231,6 +231,7 @@ def cost_behind_sorted_filter(epsilon: float, delta: float, *, max_disparity: fl
         raise ValueError(f"Expected a finite epsilon >= 0 and 0 <= delta < 1, got {epsilon} and {delta}.")
     factor = preprocessing_factor(max_disparity)
     try:
+        # As the theorem states it; group privacy alone gives e^((K - 1) epsilon), which is less.
         return factor * epsilon, min(1.0, factor * math.exp(factor * epsilon) * delta)
     # A factor too large for a float: any delta above 0 becomes 1, and 0 stays 0.
     except OverflowError:

@@ -76,12 +76,14 @@ class Places:
     @classmethod
     def of(cls, pool: Tensor, *, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
         """The embedding of the public ``pool`` (M, ...); ``seed`` starts the search for the graph's eigenvectors."""
+        # Without steps of its own: coordinates are rounded once, below.
         plain = EmbeddingConfig(num_components=min(num_components, MOST_COORDINATES), steps=0, pixels=None)
         embed: Embed = Components.of(pool, plain, evened=False)
         if embedding == "graph":
             embed = Graph.of(pool, embed, seed=seed)
         # Of the public pool alone: the scale of the grid must not depend on private records.
         largest = max(float(embed(part).abs().max()) for part in torch.split(pool, _AT_ONCE))
+        # A pool of equal records has no extent.
         return cls(embed=embed, steps=_STEPS / (largest or 1.0))
 
     def __call__(self, x: Tensor) -> Coordinates:
@@ -128,6 +130,7 @@ class UnorderedPool:
 
     @classmethod
     def of(cls, public: Split) -> UnorderedPool:
+        # By name, so that the digest is the same in any order.
         in_order = np.argsort(np.array(public.record_id))
         return cls(hashlib.blake2b(public.x.numpy()[in_order].tobytes()).digest(), public.x)
 
@@ -315,7 +318,7 @@ class PrivateKnn(VotingMethod):
         """The queries, whose votes come from fresh samples. Private records are embedded when the first query without
         an answer is asked."""
         with ExitStack() as opened:
-
+            # Once, and only for a query without a stored answer: embedding private records takes a while.
             @cache
             def found() -> tuple[Places, Neighbourhood]:
                 if self.ray.num_actors != 0:
@@ -370,6 +373,7 @@ class PrivateKnn(VotingMethod):
                 places(private.x),
                 private.y.numpy(),
                 private.unit_id,
+                # The order of equal distances must be the same in every run; it need not be secret.
                 key=shard_key(self.seed),
                 person_N=None if private.person_N is None else private.person_N.numpy(),
             )
@@ -387,6 +391,7 @@ class PrivateKnn(VotingMethod):
 
     def _digest(self, private: Split) -> str:
         """A digest of the private records, the settings of the method and the run's seed."""
+        # Records themselves too: a ledger must not be continued with other voters.
         told = (
             self.private_knn.model_dump(mode="json"),
             self.seed,

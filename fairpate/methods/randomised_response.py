@@ -107,6 +107,7 @@ def train(
     )
     # Two halves: a rule predicts the records that it was fitted to too well, and would mislead the second step.
     order = torch.randperm(len(y), generator=generator) if two_step else torch.arange(len(y))
+    # With one step the first part is all records.
     first, second = order.tensor_split([len(order) // 2 if two_step else len(order)])
     # Every reported group mixes true ones: a gap between them is a share of the true gap, and so is the bound.
     shrunk = shrinkage(epsilon, num_groups) if config.corrects_bound else 1.0
@@ -175,6 +176,7 @@ def exponentiated_gradient(config: RandomisedResponseConfig, num_groups: int, *,
 
     Where gaps are ``shrunk`` to a share of themselves, multipliers grow faster and higher by as much.
     """
+    # Uniform reports show no gap, and there is nothing to scale.
     per_gap = 1 / shrunk if shrunk else 1.0
 
     def learn(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:

@@ -348,6 +348,7 @@ def noisy_votes(
     """
     votes_KC = np.zeros(shape, dtype=np.int64)
     if person_N is None:
+        # Plain indexing would count a cell once, however many records vote in it.
         np.add.at(votes_KC, (prototype_N, labels_N), 1)
         return with_noise(votes_KC, stddev=stddev, source=source, row="prototype", noisy_sum=noisy_sum)
     cell_N = prototype_N * shape[1] + labels_N
@@ -361,7 +362,7 @@ class RecordVotes(VotesOfRecords):
     """Each private record votes once, for its label at the nearest public prototype, under noise within the target."""
 
     title: ClassVar[str] = "one vote per record"
-    paper: ClassVar[str] = "here; kin: McSherry 2009, arXiv 2406.08039"
+    paper: ClassVar[str] = "here; related: McSherry 2009, arXiv 2406.08039"
     afterwards: ClassVar[tuple[str, ...]] = (
         *VotesOfRecords.afterwards,
         *(f"record_votes.{field}" for field in ("rule", *TaughtConfig.model_fields)),
@@ -418,6 +419,7 @@ class RecordVotes(VotesOfRecords):
             "coordinates_MD": prototypes.coordinates_MD,
         }
         if self.by_group:
+            # Columns count by group and, within it, by label, as :meth:`rows` numbers them.
             arrays["votes_GKC"] = votes.reshape(len(votes), dataset.num_groups, -1).swapaxes(0, 1)
         else:
             arrays["votes_KC"] = votes
@@ -467,6 +469,7 @@ def labels_of_cells(votes_KC: IntArray | FloatArray, prototype_M: IntArray, *, s
     ordered_KC: npt.NDArray[Any] = np.sort(votes_KC, axis=1)
     # The lead over the runner-up in standard deviations: of the added noise, and of the sampling of counts this large.
     doubt_K = np.sqrt(np.maximum(ordered_KC[:, -1] + ordered_KC[:, -2], 0) + 2 * stddev**2)
+    # Without votes and noise there is no doubt to divide by.
     lead_K = (ordered_KC[:, -1] - ordered_KC[:, -2]) / np.maximum(doubt_K, 1e-9)
     return PoolLabels(labels_M=votes_KC.argmax(axis=1)[prototype_M], certainty_M=lead_K[prototype_M])
 
@@ -493,6 +496,7 @@ def chances_of_line(
     """
     # Noise can make counts negative, and a negative sample weight would reward a wrong label.
     positive_KC = np.maximum(votes_KC, 0)
+    # A cell without public records has no record to share its votes.
     shares_KC = positive_KC / np.maximum(np.bincount(prototype_M, minlength=len(votes_KC)), 1)[:, None]
     weights_MC = shares_KC[prototype_M]
     record_R, label_R = np.nonzero(weights_MC)
@@ -513,6 +517,7 @@ def chances_of_line(
 
 _CONSTANT = 0.5  # next to coordinates of norm one or less
 _LENGTH = math.hypot(1.0, _CONSTANT)
+# Truncated as every number of a vote is.
 ONE_RECORD = int(_CONSTANT / _LENGTH * (UNITS - 1))
 """The first number of every vote, so that a sum of votes counts records."""
 _AT_ONCE = 8192
@@ -580,6 +585,7 @@ class WeightedBallot:
         distributed like public ``x``."""
         votes_MW = self.votes(x[:_COMPARED])[:, 1:] / UNITS  # without the constant, which is the same for all
         alike_MM = np.maximum(votes_MW @ votes_MW.T, 0.0)
+        # No record is one of those similar to itself.
         np.fill_diagonal(alike_MM, 0.0)
         norm_M = np.linalg.norm(votes_MW, axis=1)
         share = alike_MM.sum(axis=1)[norm_M > 0] / norm_M[norm_M > 0] / max(1, len(votes_MW) - 1)
@@ -604,7 +610,7 @@ class WeightedVotes(VotesOfRecords):
     """One noisy sum of feature vectors per class, and the linear rule that is fitted to the sums."""
 
     title: ClassVar[str] = "weighted record votes"
-    paper: ClassVar[str] = "here; kin: arXiv 1603.07294, arXiv 1709.09216"
+    paper: ClassVar[str] = "here; related: arXiv 1603.07294, arXiv 1709.09216"
     afterwards: ClassVar[tuple[str, ...]] = (
         *VotesOfRecords.afterwards,
         *(f"weighted_votes.{field}" for field in ("ridge", *TaughtConfig.model_fields)),
@@ -675,6 +681,7 @@ class WeightedVotes(VotesOfRecords):
         _, sums_GCW = self.thinned(arrays["sums_GCW"], stddev=noise * UNITS)
         pool_MW = arrays["pool_MW"] / UNITS
         one_W = np.zeros(pool_MW.shape[1])
+        # The constant alone, scaled to one for every record.
         one_W[0] = UNITS / ONE_RECORD
         table = TableByGroup(sums_GYW=sums_GCW / UNITS, stddev=KEPT_NOISE * noise, one_W=one_W)
         return table, pool_MW, chances_MC.astype(np.float64)
@@ -726,6 +733,7 @@ def balancing_weights(phi_MW: DoubleArray, mean_W: DoubleArray, *, ridge: float)
 
     def objective(tilt_W: DoubleArray) -> tuple[float, DoubleArray]:
         scores_M = phi_MW @ tilt_W
+        # The dual of the largest entropy: its gradient is 0 where the weighted mean is ``mean_W``.
         value = logsumexp(scores_M) - tilt_W @ mean_W + ridge / 2 * tilt_W @ tilt_W
         return float(value), softmax(scores_M) @ phi_MW - mean_W + ridge * tilt_W
 

@@ -76,9 +76,9 @@ _SHARES: dict[Curvature, dict[str, float]] = {
     "public": {"sums": 0.25, "moments": 0.0},
     "private": {"sums": 0.25, "moments": 0.3},
 }
-"""Shares of the squared sensitivity over variance, of which all releases have 1; rounds of residuals share the rest.
+"""Shares of the squared sensitivity over variance, whose total is 1; the rounds of residuals divide the rest equally.
 
-The sums have one share in both, so that the curvature may be chosen in view of them.
+The sums have the same share under both, because the curvature may be chosen after they are released.
 """
 _START = 4.0  # a: the inverse of the Hessian of a rule that knows nothing, of two classes
 _FLOOR = 0.3  # of the typical spectral norm of the noise of moments
@@ -86,6 +86,7 @@ _RULE_DIGITS, _SCORE_DIGITS = 12, 10
 """Binary digits after the point of a rule's numbers, and of the scores whose softmax is taken."""
 _LARGEST_RULE = 2.0**24
 _LEAST_CHANCE = 24  # scores that lie this far below the largest count as this far: exp(-24) = 4e-11
+# 2^30 exp(-i / 2^10) in whole numbers, for the distance i of a score from the largest.
 _EXPONENTIALS = np.rint(2.0**30 * np.exp(-np.arange(_LEAST_CHANCE << _SCORE_DIGITS) / 2.0**_SCORE_DIGITS)).astype(
     np.int64
 )
@@ -109,6 +110,7 @@ def residuals(phi_NW: Whole, labels_N: IntArray, rule_CW: IntArray, *, bound: in
     """
     # Whole numbers below 2^53 in float64: exact in any order of summation, and fast.
     scores_NC = (phi_NW.astype(np.float64) @ rule_CW.T.astype(np.float64)).astype(np.int64)
+    # Scores have 14 + 12 binary digits after the point, the table of exponentials has 10.
     below_NC = (scores_NC.max(axis=1, keepdims=True) - scores_NC) // (UNITS << _RULE_DIGITS >> _SCORE_DIGITS)
     # A table of whole numbers: library functions may round a number differently at another place of an array.
     weights_NC = _EXPONENTIALS[np.minimum(below_NC, len(_EXPONENTIALS) - 1)]
@@ -169,7 +171,7 @@ def _indicators(num_classes: int, phi_NW: Whole, labels_N: IntArray) -> Whole:  
     return found_NC
 
 
-def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - whatever the label is
+def votes_themselves(phi_NW: Whole, labels_N: IntArray) -> Whole:  # noqa: ARG001 - the same for every label
     """The votes: the sum of products is that of second moments."""
     return phi_NW
 
@@ -266,6 +268,8 @@ class ResidualVotesConfig(VectorsConfig):
         ``noise``."""
         shares, rounds = _SHARES[curvature], self.rounds(curvature)
         sums = VoteSums(count=1, noise_stddev_votes=noise / math.sqrt(shares["sums"]) * UNITS, norm=UNITS)
+        # A residual of at most ``bound`` units, times a vote of at most U units.
+        # All rounds have equal parts of what is left.
         norm, each = self.bound * UNITS, (1 - shares["sums"] - shares["moments"]) / rounds
         residual = VoteSums(count=rounds, noise_stddev_votes=noise / math.sqrt(each) * norm, norm=norm)
         if curvature == "public":
@@ -412,6 +416,7 @@ class ResidualVotes(RulesOfRecords):
             events = settings.events(noise, curvature)
             arrays: dict[str, npt.NDArray[Any]] = {"pool_MW": pool_MW, "sums_CW": sums_CW}
             found_CW, stddev = sums_CW / UNITS, sums.noise_stddev_votes / UNITS
+            # Directions in which H is smaller are dominated by the noise of the sums.
             floor = settings.ridge * stddev
             if curvature == "public":
                 phi_MW, mean_CW = pool_MW / UNITS, found_CW / num_records
@@ -480,7 +485,9 @@ def noisy_moments(exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_
     """The symmetric matrix with the noise of :func:`symmetric_noise`, summed over all sites where there are several."""
     if noisy_sum is None:
         return exact_WW + symmetric_noise(len(exact_WW), stddev, source)
+    # Rounded up: a float lower, the variance would be less than half of what is priced.
     less = math.nextafter(stddev / math.sqrt(2), math.inf)
+    # Only noise lies on and below the diagonal of this sum; it belongs to no number and is left out.
     above = np.triu(noisy_sum(np.triu(exact_WW, 1), stddev=less, name="moments"), 1)
     (diagonal,) = noisy_sum(exact_WW.diagonal()[None].copy(), stddev=stddev, name="squares")
     return above + above.T + np.diag(diagonal)

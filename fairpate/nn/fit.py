@@ -111,6 +111,7 @@ def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: to
 
     Coordinates run over [-1, 1] on both axes, so a rotation of a non-square image is corrected by its aspect ratio.
     """
+    # `affine_grid` maps output to input: all changes are inverted, and come in reverse order.
     (height, width), signed = shape[-2:], 2 * changes[:, :5] - 1
     angle = signed[:, 0] * math.radians(config.rotation_degrees)
     shift = 2 * signed[:, 1:3] * config.translation_fraction
@@ -124,6 +125,7 @@ def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: to
     aspect = torch.tensor([[1.0, height / width], [width / height, 1.0]], dtype=signed.dtype, device=signed.device)
     linear = linear * aspect
     offset = -(linear @ shift[:, :, None])
+    # A flip mirrors the first coordinate of the input, across the image.
     mirror = torch.where(flip, -1.0, 1.0).to(signed.dtype)
     matrix = torch.cat([linear, offset], dim=2)
     return torch.cat([matrix[:, :1] * mirror[:, None, None], matrix[:, 1:]], dim=1)
@@ -196,7 +198,7 @@ class Optimizer:
             )
 
     def step_from_backward(self, learning_rate: float) -> None:
-        """One update from what ``backward`` left in the parameters, which is then cleared; none counts as 0."""
+        """Update by the gradients that ``backward`` left, and clear them; a missing one counts as 0."""
         self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], learning_rate)
         for parameter in self._parameters:
             parameter.grad = None
@@ -579,6 +581,7 @@ def calibrate(
     disparities = [hard_disparity(logits[held_out], groups[held_out])]
     before_NC, memory_format = logits.softmax(dim=1), memory_format_for(x)
     to_memory_format(model, memory_format)
+    # `not <=`, so that a disparity that is NaN does not end the calibration.
     while len(disparities) <= config.epochs and not disparities[-1] <= config.max_disparity:
         for batch in rows[torch.randperm(len(rows), generator=generator)].split(config.batch_size):
             batch_logits = model(scale_bytes(x[batch]).contiguous(memory_format=memory_format))

@@ -66,6 +66,7 @@ def prepare_torchvision() -> Any:
             break
         if hasattr(_TORCH.ops.torchvision, "nms"):
             return None
+    # torchvision registers further kernels of these operators on import, which fails where their schemas are missing.
     library = _TORCH.library.Library("torchvision", "FRAGMENT")
     for schema in (
         "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -194,6 +195,7 @@ def _shapes(name: str, tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 def scale_bytes(x: Tensor) -> Tensor:
     """``uint8`` becomes ``float32`` in [0, 1]; floats pass unchanged."""
+    # In place, on the copy that `float` has made.
     return x.float().div_(255) if x.dtype == torch.uint8 else x
 
 
@@ -284,12 +286,14 @@ def to_memory_format(model: nn.Module, memory_format: torch.memory_format) -> No
     """Lay out the model's convolution weights in place; values do not change."""
     for parameter in model.parameters():
         if parameter.ndim == 4:
+            # Through `data`: the parameter stays the object that an optimiser may hold.
             parameter.data = parameter.data.contiguous(memory_format=memory_format)
 
 
 @contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
     """Seed torch's own random state inside the block (layer initialisation, dropout) and restore it afterwards."""
+    # All devices, since `manual_seed` seeds each of them.
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices):
         # Without an accelerator, manual_seed would write down the whole call stack for one that may come.

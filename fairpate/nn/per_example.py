@@ -363,7 +363,7 @@ def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None
         is_one_each = len(joined) == len(tried) and _are_close(together[-1][1], joined)
         if not is_one_each or not _are_close(again[-1][1], together[-1][1]):
             raise ValueError(
-                f"{_first_difference(together, alone)} gives a record another output beside other records, or at "
+                f"{_first_difference(together, alone)} gives a record another output with other records, or at "
                 "another call: it mixes records, so no record has a gradient of its own. Normalise within a record, "
                 "keep records along the first axis, and draw random numbers by nn.Dropout alone."
             )
@@ -416,6 +416,7 @@ def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
 
     def keep(name: str) -> Callable[..., None]:
+        # Cloned, because a later layer may overwrite its input.
         return lambda module, _, output: found.append(
             (_described(name, module), output.clone() if isinstance(output, Tensor) else output)
         )
@@ -466,6 +467,7 @@ class DenseChain:
     def of(cls, model: nn.Module) -> DenseChain | None:
         """The chain that ``model`` is, or None for any other: another layer, a hook, a layer that runs twice."""
         leaves = list(_leaves(model))
+        # Scaling and flattening may only come first: no gradient passes through them.
         leading = list(itertools.takewhile(lambda leaf: type(leaf) in (ScaleBytes, nn.Flatten), leaves))
         layers = leaves[len(leading) :]
         dense = [layer for layer in layers if type(layer) is nn.Linear]
@@ -738,6 +740,7 @@ class GradientClipper:
             for handle in handles:
                 handle.remove()
         _check_losses(losses_B, len(x))
+        # Of the sum: a mean would divide every record's gradient by the number of records.
         output_gradients = torch.autograd.grad(losses_B.sum(), [edge for *_, edge in calls])
         for layer, layer_input, version, _ in calls:
             name = type(layer).__name__

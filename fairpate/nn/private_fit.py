@@ -82,6 +82,7 @@ class SeededRandomness:
         self._generator = torch.Generator().manual_seed(seed)
 
     def words(self, size: int) -> Tensor:
+        # None as the upper end: all words of 64 bits, -2^63 included.
         return torch.empty(size, dtype=torch.int64).random_(-(2**63), None, generator=self._generator)
 
 
@@ -330,6 +331,7 @@ class GaussianNoise:
         if not stddev:
             return
         sizes = [values.numel() for values in sums]
+        # Moved after the draw: every device and precision gets the same noise from one stream.
         parts = self.take(sum(sizes)).to(sums[0]).split(sizes)
         shaped = [part.view(values.shape) for part, values in zip(parts, sums, strict=True)]
         torch._foreach_add_(list(sums), shaped, alpha=stddev)

@@ -377,6 +377,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
     _common_guarantee(events)
     if not _happened(events):
         return 0.0
+    # A smaller delta is below what grids leave out; curves have no such limit.
     if target_delta < loss_distributions.LEAST_DELTA:
         try:
             return epsilon(events, target_delta=target_delta).epsilon
@@ -394,6 +395,7 @@ def epsilon_pld(events: Sequence[Event], *, target_delta: float, interval: float
         finer = max(loss_distributions.DEFAULT_INTERVAL, _INTERVAL_PER_EPSILON * found)
         if excess > _MOST_EXCESS * found:  # it falls with the square of the interval
             finer = min(finer, interval * math.sqrt(_MOST_EXCESS * found / excess) / 2)
+        # A first estimate from a coarse grid may ask for far too fine a one.
         finer = max(finer, interval / 100)
         if not found or finer > 0.9 * interval:  # no epsilon is less, or it hardly changes any more
             return found

@@ -77,6 +77,7 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
     # Randomised response is right with this probability, each guess on its own.
     right = 1 / (1 + math.exp(-epsilon))
     correct, count = guesses.num_correct, guesses.num_guesses
+    # P[at least ``correct`` of ``count`` guesses are right]; ``bdtrc`` counts those strictly above its argument.
     at_least = float(scipy.special.bdtrc(correct - 1, count, right)) if correct else 1.0
     if not correct or not delta:
         return at_least
@@ -101,6 +102,7 @@ def epsilon_lower_bound(guesses: Guesses, *, delta: float, confidence: float = 0
     if not is_refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
+    # A mechanism without noise is refuted at any epsilon.
     while is_refuted(high) and high < _LARGEST_EPSILON:
         low, high = high, 2 * high
     while high - low > _TOLERANCE:
@@ -146,6 +148,7 @@ def _bounds(
 
     Scores must be sorted in ascending order. A bound is -inf where the scores refute no epsilon.
     """
+    # The number of sorted scores that reach each threshold.
     counts = [len(scores) - np.searchsorted(scores, thresholds_T) for scores in (with_R, without_S)]
     totals = len(with_R), len(without_S)
     # A quotient has two one-sided limits: each may fail with half of what confidence leaves.

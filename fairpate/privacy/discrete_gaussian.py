@@ -160,7 +160,7 @@ def bernoulli_exp(numerator: int, denominator: int, source: RandomSource) -> boo
 
 
 def _bernoulli_exp_below_one(numerator: int, denominator: int, source: RandomSource) -> bool:
-    """As :func:`bernoulli_exp`, for a ratio in [0, 1], by von Neumann's alternating series."""
+    """Return True with probability exp(-numerator / denominator), for a ratio in [0, 1] (von Neumann's series)."""
     length = 1
     # With x the ratio, P[length > k] = x^k / k!, so P[length is odd] = 1 - x + x^2 / 2 - ... = exp(-x).
     while source.randbelow(denominator * length) < numerator:
@@ -299,6 +299,7 @@ def log_survival_and_complement(stddev: float, at_V: npt.NDArray[np.int64]) -> t
     # By symmetry P[N < t] = P[N >= 1 - t]; of t and 1 - t exactly one is positive and has the smaller tail.
     upper_V = np.maximum(at_V, 1 - at_V)
     small_V = log_survival_table(stddev, int(upper_V.max(initial=1)))[upper_V]
+    # The small tail is below 1/2, so that 1 - p keeps its digits.
     large_V = np.log1p(-np.exp(small_V))
     return np.where(at_V >= 1, small_V, large_V), np.where(at_V >= 1, large_V, small_V)
 
@@ -311,6 +312,7 @@ def _tails(stddev: float, max_value: int, *, of_difference: bool) -> FloatArray:
     log_masses = -(values.astype(np.float64) ** 2) / ((4 if of_difference else 2) * stddev**2)
     if of_difference:
         log_masses += np.where(values % 2 == 0, _log_lattice_sum(stddev, 0.0), _log_lattice_sum(stddev, 0.5))
+        # The mass at 0 counts once, every other one under both signs.
         log_total = np.logaddexp(log_masses[0], math.log(2) + np.logaddexp.reduce(log_masses[1:]))
     else:
         log_total = math.log(1 + 2 * float(np.exp(log_masses[1:]).sum()))

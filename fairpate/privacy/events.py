@@ -71,6 +71,7 @@ class CountedEvent:
                 is_valid, expected = 0 < value <= 1, f"0 < {name} <= 1"
             else:
                 least = 1 if name == "norm" else 0
+                # NaN fails this comparison, and so is refused.
                 is_valid, expected = value >= least, f"{name} >= {least}"
             # NaN fails each comparison.
             if not is_valid:

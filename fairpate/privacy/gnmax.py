@@ -102,8 +102,10 @@ class TheoremSix:
         cost2_U = mu2_U / variance
         inner_U = np.where(mu2_U > 1, mu2_U, 2.0)  # finite logarithms also where the theorem does not apply
         penalty_U = inner_U * (np.log1p(1 / inner_U) + np.log1p(1 / (inner_U - 1)))
+        # The theorem's conditions; the last is q <= e^((mu2 - 1) e2) / (mu1 / (mu1 - 1) mu2 / (mu2 - 1))^mu2.
         applies_U = (mu2_U > 1) & (-log_q_U > cost2_U) & (log_q_U <= (mu2_U - 1) * cost2_U - penalty_U)
         log_stay_U = np.log1p(-np.exp(np.where(applies_U, log_q_U, -1.0)))
+        # ln (q e^e2)^((mu2 - 1) / mu2), which is below 0 where the theorem applies.
         overlap_U = np.where(applies_U, (log_q_U + cost2_U) * (1 - 1 / inner_U), -1.0)
         growth_U = log_stay_U - np.log1p(-np.exp(overlap_U))
         slope_U = (2 * mu2_U + 1) / variance  # e1 - log_q / (mu1 - 1), by mu1 - 1 = mu2
@@ -295,7 +297,7 @@ class JointPricing:
 
 
 def join_exponents(exponent: FloatArray, log_yes_S: FloatArray, log_no_S: FloatArray) -> FloatArray:
-    """Combine the argmax's (alpha - 1) R with the threshold check to that of both steps, in logarithms."""
+    """Return (alpha - 1) R of both steps from that of the argmax and the log factors of the threshold check."""
     below: FloatArray = np.logaddexp(log_yes_S[0] + exponent, log_no_S[0])
     larger: FloatArray = np.maximum(below, np.logaddexp(log_yes_S[1] + exponent, log_no_S[1]))
     return larger
@@ -375,6 +377,7 @@ def confident_gnmax_rdp(
     and its label used or not. Errors as ``log_q`` and ``threshold_rdp``.
     """
     query = _ConfidentQuery(threshold, threshold_stddev_votes, noise_stddev_votes, tail)
+    # Sorted, because Theorem 6 applies to leading orders only.
     orders, original_A = _increasing(_checked_orders(orders_A))
     ranked_QC = _ranked_votes(votes_QC)
     if len(ranked_QC) == 1:

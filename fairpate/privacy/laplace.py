@@ -154,11 +154,13 @@ def release_epsilon_for(
         return accountant.epsilon_pld(events, target_delta=target_delta, interval=interval) <= target_epsilon
 
     least, high = low, 2 * low
+    # Doubled until the target is exceeded, then bisected.
     while fits(high):
         low, high = high, 2 * high
     while high - low > _TOLERANCE * high:
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
+    # The coarse grid may have rounded in favour of a larger epsilon.
     while low > least and not fits(low, None):
         low *= 1 - _TOLERANCE
     return max(low, least)
@@ -183,6 +185,7 @@ def add_laplace(values: npt.ArrayLike, *, l1_sensitivity: float, epsilon: float,
     units = math.ceil(l1_sensitivity / grid) + _SPARE_UNITS * exact.size
     # Exact rationals: no rounded real number decides an outcome.
     scale = Fraction(units) / Fraction(epsilon)
+    # Rounding moves two neighbours' values apart by at most one grid unit: one of the spare units pays for it.
     noisy = [int(value) + sample_discrete_laplace(scale, source) for value in np.rint(exact.ravel() / grid)]
     # A whole number that a float does not hold is rounded after the noise: post-processing.
     return np.array([float(value) * grid for value in noisy]).reshape(exact.shape)

@@ -72,6 +72,7 @@ class LossDistribution:
         """The larger of the two hockey-stick divergences at a threshold of any sign."""
         deltas = []
         for losses in self.directions:
+            # The saddle point of the integral in `_epsilon_at`: the derivative of its logarithm is 0.
             tilt = _tilt(losses, lambda t, _, mean: mean - epsilon - 1 / t - 1 / (t + 1))
             # Both are upper bounds. Without a tilt, rounding is smaller where epsilon is in the middle already.
             deltas.append(min(_Tail.of(losses, each).delta_at(epsilon) for each in {tilt, 0.0}))
@@ -313,6 +314,7 @@ class _Tail:
         """An upper bound on the epsilon at ``delta``, and whether it is the lowest that this tail can give."""
         start = max(0, -self.first)
         if self.infinite > delta or start >= len(self.tilted_S):
+            # No finite loss above 0: only the infinite one counts.
             return (math.inf if self.infinite > delta else 0.0), False
         middle = start + int(self.tilted_S[start:].argmax())
         start = max(start, middle - math.floor(_LARGEST_EXPONENT / (self.tilt + 1) / self.interval))

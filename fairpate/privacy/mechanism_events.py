@@ -265,7 +265,8 @@ class PredictionTables(CountedEvent):
 
     @property
     def as_sums(self) -> VoteSums:
-        """The sums of vectors that cost as much."""
+        """The event of weighted votes that has the same cost."""
+        # Rounded up to the whole number that the field takes: a larger norm only costs more.
         norm = self.weight if self.relation == "add or remove one" else math.ceil(math.sqrt(2) * self.weight)
         return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_records * self.weight, norm=norm)
 
@@ -407,7 +408,7 @@ def _(event: NeighbourVotes, interval: float) -> LossDistribution | None:
 
 def _precision(event: NeighbourVotes) -> float:
     """The squared L2 sensitivity over the variance of the noise, for the counts and the check together."""
-    # The counts' noise is listed twice, because two of them move.
+    # The noise of the counts is listed twice, because two counts move.
     stddevs = (event.noise_stddev_votes, event.noise_stddev_votes, event.threshold_stddev_votes)
     return math.fsum(1 / stddev**2 if stddev else math.inf for stddev in stddevs if stddev is not None)
 
@@ -466,6 +467,7 @@ def event_from(values: Mapping[str, Any]) -> Event:
         raise ValueError(f"unknown event {values.get('kind')}; use the version that wrote it.")
     event: Event = kinds[values["kind"]](
         **{
+            # JSON has no infinite numbers: they are stored as text.
             name: float(value) if value in ("inf", "-inf") else value
             for name, value in values.items()
             if name not in ("kind", "noun")
@@ -481,6 +483,7 @@ def merged(events: Sequence[Event]) -> tuple[Event, ...]:
 
 def covering(events: Sequence[Event], others: Sequence[Event]) -> tuple[Event, ...]:
     """The union of two lists of events: each event with the larger of its two counts."""
+    # The union of two Counters takes the larger count of each key.
     return _events_of(_counts(events) | _counts(others))
 
 

@@ -219,6 +219,7 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
     NotRecomputedError for events that have no independent price; KeyError or ValueError for fields that are missing or
     not valid.
     """
+    # NaN fails the comparison too.
     if not LEAST_DELTA <= delta < 1:
         raise NotRecomputedError(f"delta {delta:g} is below {LEAST_DELTA:g}, where floats no longer decide")
     for event in events:
@@ -320,6 +321,7 @@ def _renyi_epsilon(events: Events, delta: float) -> float:
     if unknown := {event["kind"] for event in others} - set(_TEACHERS):
         raise NotRecomputedError(f"{', '.join(sorted(unknown))} with SmoothRelease: no independent Renyi curve")
     orders = 1 + np.geomspace(1e-3, 1e5, 4001)
+    # ``0 * orders`` as the start: a sum without terms still has the shape of the orders.
     costs = sum((_smooth_curve(event, orders) for event in events if event["kind"] == "SmoothRelease"), 0 * orders)
     for count, stddev in (part for event in others for part in _noises(event) if part[0]):
         costs = costs + (count * orders / (2 * stddev**2) if stddev > 0 else math.inf)
@@ -332,6 +334,7 @@ def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
     centres differ by the smaller scale."""
     beta, noise = float(event["beta"]), float(event["noise_stddev"])
     largest = np.zeros(len(orders))
+    # Either variable may have the larger scale.
     for exponent in np.linspace(-beta, beta, 41):
         ratio = math.exp(2 * exponent)  # of the second variance to the first
         mixed = orders * ratio + (1 - orders)

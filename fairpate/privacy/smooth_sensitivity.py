@@ -166,6 +166,7 @@ class DistinctVotes:
         # Costs and sensitivities depend on ranked counts alone: queries that differ in class names are priced once.
         ranked_QC = np.sort(votes.astype(np.int64), axis=1)[:, ::-1]
         ranked_UC, inverse_Q, counts_U = np.unique(ranked_QC, axis=0, return_inverse=True, return_counts=True)
+        # Some versions of numpy return the inverse of rows with two axes.
         return cls(ranked_UC, counts_U.astype(np.float64), inverse_Q.reshape(-1), int(num_teachers[0]))
 
     @property
@@ -213,7 +214,7 @@ class ArgmaxCurve:
 
     @cached_property
     def log_q0(self) -> float:
-        """ln q0. From the smallest such q on, the cost equals the data-independent cost."""
+        """ln of q0, the smallest q from which on the cost equals the data-independent cost."""
         low, high = float(self.moved(self.log_q_limit, -FARTHEST_STDDEVS)), self.log_q_limit
         # Relative to the logarithm: q0 itself may be too small for a float.
         while high - low > 1e-13 * -high:
@@ -331,7 +332,7 @@ def sanitised_rdp(
 ) -> SanitisedRdp:
     """Publish the cost of ``votes_QC``, every row a query submitted, shape (Q, C); record and charge ``release`` first.
 
-    ``source``: the operating system's entropy, or nothing is protected. Errors as :func:`smooth_sensitivity`.
+    ``source``: the operating system's entropy, or the release is not private. Errors as :func:`smooth_sensitivity`.
     """
     steps, votes = TwoSteps(mechanism, release.order), DistinctVotes.of(votes_QC)
     exact, scale = float(votes.counts_U @ steps.rdp(votes)), steps.smooth(votes, release.beta)
@@ -413,7 +414,8 @@ class TwoSteps:
         return curve.sensitivity(curve.closest(votes))
 
     def threshold_sensitivity(self, votes: DistinctVotes) -> FloatArray:
-        """The same of the check, over the possible largest counts: from an even split of the votes to unanimity."""
+        """The largest change of the check's cost by one moved vote, among counts at most d votes away; private."""
+        # The possible largest counts: from an even split of the votes to unanimity.
         least = -(-votes.num_teachers // votes.num_classes)
         # The largest count may move by one in either direction: the larger of the two changes counts.
         step = np.abs(np.diff(self._bit(np.arange(least, votes.num_teachers + 1)[:, None])))
@@ -436,6 +438,7 @@ class TwoSteps:
                 change_UD = change_UD + self.argmax_sensitivity(block)
             # Up to d away, and within a query before queries are added: one record moves all of them at once.
             total_D += block.counts_U @ np.maximum.accumulate(change_UD, axis=1)
+        # Beyond the number of teachers no vote is left to move, and the discount only grows.
         return float(np.max(np.exp(-beta * np.arange(len(total_D))) * total_D))
 
     def _bit(self, counts_UC: IntArray) -> FloatArray:
@@ -450,4 +453,5 @@ class TwoSteps:
 
 
 def _normal(source: NoiseSource) -> float:
+    # A lattice of 2^-64: no float that rounds decides the draw itself.
     return sample_discrete_gaussian(2**64, source) / 2**64

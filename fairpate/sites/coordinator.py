@@ -1,7 +1,7 @@
 """The coordinator of a release over sites: it relays their messages, closes lists in time, and unmasks each sum.
 
-It is trusted with nothing but to answer. What it may see and do is in docs/sites.md. Every message that it accepts and
-every list that it closes is in its journal before it is answered, so that a coordinator that was stopped goes on where
+It is trusted only to be available. What it may see and do is in docs/sites.md. Every message that it accepts and
+every list that it closes is in its journal before it is answered, so that a coordinator that was stopped resumes where
 it was. Its clock alone decides when sites are late.
 """
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fairpate.run.release_log import ReleaseLog
     from fairpate.terminal import Reporter
 
+# Keys, signatures and framing of a message; sealed shares take less than 128 bytes for each site.
 _OVERHEAD = 2**16
 _POLL_S = 0.2
 _LINGER_S = 30.0  # for sites to fetch the last sum
@@ -53,6 +54,7 @@ class CoordinatorSums:
 
     def __init__(self, plan: SitePlan, journal: Journal, *, wait_s: float, embedding: bytes | None = None) -> None:
         self._plan, self._journal, self._wait_s, self._embedding = plan, journal, wait_s, embedding
+        # Guards machines and journal: requests come from a pool of threads, and the run waits in its own.
         self._changed = threading.Condition()
         self._machines = [
             Coordinator(plan.draw(number), journal.part(f"sum {number}")) for number in range(len(plan.sums))
@@ -72,6 +74,7 @@ class CoordinatorSums:
             while (total_D := machine.total_D) is None:
                 if (reason := self._journal.get(ENDED)) is not None:
                     raise SumError(f"The plan has ended: {reason.decode()}")
+                # Each list has its own time, also the list that was open when the coordinator was started again.
                 if machine.num_closed != stage:
                     stage, deadline_s = machine.num_closed, time.monotonic() + self._wait_s
                 try:
@@ -81,6 +84,7 @@ class CoordinatorSums:
                     self._journal.setdefault(ENDED, str(error).encode())
                     raise
                 if machine.num_closed == stage:
+                    # Messages wake it; the timeout is for lateness, which no message reports.
                     self._changed.wait(_POLL_S)
         return total_D.reshape(exact_RW.shape)
 
@@ -104,6 +108,7 @@ class CoordinatorSums:
             reasons=reasons,
             tokens=NoTokens(),
             max_body_bytes=lambda: _OVERHEAD + 128 * len(self._plan.sites) + largest,
+            # No limit: sites poll until their lists close, and without tokens all of them count as strangers.
             rate=RequestRate(),
             strangers=RequestRate(),
             open_to_all=True,
@@ -138,6 +143,7 @@ class CoordinatorSums:
         return self._machines[number]
 
     def _refuse_if_ended(self, machine: Coordinator, place: int) -> None:
+        # A sum that is known stays available after the end: sites may still fetch it.
         if (reason := self._journal.get(ENDED)) is not None and machine.total_D is None:
             self._informed.add(place)
             self._changed.notify_all()
@@ -153,6 +159,7 @@ class CoordinatorSums:
             self._refuse_if_ended(machine, place)
             try:
                 machine.receive(step, place, body)
+            # 409 for a late site, which then only waits for the sum; 422 for a message that no honest site sends.
             except SumError as error:
                 raise FaultError(409 if isinstance(error, LateError) else 422, "message", step, str(error)) from error
             self._changed.notify_all()
@@ -165,8 +172,10 @@ class CoordinatorSums:
         with self._changed:
             found = machine.members(place) if name == "members" else machine.published(name)  # type: ignore[arg-type]
             if found is None:
+                # Only now: a list that was closed before the end is still answered.
                 self._refuse_if_ended(machine, place)
                 return Response(status_code=202)
+            # A site that has the last sum is done, and need not be waited for.
             if name == "sum" and number == len(self._machines) - 1:
                 self._informed.add(place)
                 self._changed.notify_all()

@@ -80,6 +80,7 @@ class SitePlan:
         if not self.sums or not self.events:
             raise PlanError("sums: none; a plan is made by `fairpate site plan`.")
         try:
+            # ``Draw`` checks the numbers of sites and the noise of each sum.
             for number in range(len(self.sums)):
                 self.draw(number)
         except SumError as error:
@@ -87,13 +88,14 @@ class SitePlan:
 
     @property
     def digest(self) -> str:
-        """The digest of the file, which its operator may compare with the others' by telephone."""
+        """The digest of the file's bytes, which operators can compare by telephone."""
         return hashlib.sha256(self.content).hexdigest()
 
     def draw(self, number: int) -> Draw:
         """Return the terms of sum ``number``."""
         planned = self.sums[number]
         return Draw(
+            # Of the file's bytes: the same values written differently are another plan.
             plan=bytes.fromhex(self.digest),
             number=number,
             sites=tuple(public_keys(key, name) for name, key in self.sites.items()),
@@ -121,8 +123,8 @@ class SitePlan:
     def remarks(self) -> tuple[str, ...]:
         """The remarks of a statement: the sites, and who had to be trusted for what."""
         return (
-            f"Summed over {len(self.sites)} sites ({', '.join(self.sites)}), none of which showed its records or its "
-            f"own sum to anybody; plan {self.digest[:16]}. ε holds if at most {self.may_collude} of them collude with "
+            f"Summed over {len(self.sites)} sites ({', '.join(self.sites)}), none of which revealed its records or "
+            f"its own sum; plan {self.digest[:16]}. ε holds if at most {self.may_collude} of them collude with "
             f"the coordinator, also where {self.may_vanish} of them vanish.",
             "A person with records at two sites is two units. A site that sends wrong numbers can spoil the model, "
             "and no other site's privacy.",
@@ -130,7 +132,7 @@ class SitePlan:
 
 
 def public_keys(text: str, name: str) -> PublicKeys:
-    """The keys of a roster's entry. PlanError for a text that is not two keys."""
+    """Return the public keys in the text of a roster's entry. PlanError for a text that is not two keys."""
     try:
         found = bytes.fromhex(text)
         return PublicKeys(signing=found[:32], sealing=found[32:])
@@ -141,7 +143,7 @@ def public_keys(text: str, name: str) -> PublicKeys:
 
 
 def read_plan(content: bytes, where: str) -> SitePlan:
-    """The plan in a file's bytes. PlanError for anything else, and for numbers of sites that cannot hold."""
+    """Return the plan in a file's bytes. PlanError if it is not a plan, or has too few sites."""
     try:
         values = json.loads(content)
         if values.pop("format") != FORMAT:
@@ -154,7 +156,7 @@ def read_plan(content: bytes, where: str) -> SitePlan:
 
 
 def embedding_file(plan_file: Path) -> Path:
-    """Where the embedding of a plan is: next to it."""
+    """Return the path of a plan's embedding: next to the plan, with another suffix."""
     return plan_file.with_suffix(".safetensors")
 
 
@@ -170,6 +172,7 @@ def new_key(path: Path) -> SiteKey:
 def read_key(path: Path) -> SiteKey:
     """The private keys that :func:`new_key` made. PlanError for a file that is missing, damaged or open to others."""
     try:
+        # No permission for the group or others.
         if path.stat().st_mode & 0o077:
             raise PlanError(f"{path}: others may read it; restrict it with chmod 600, or make another key.")
         secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
@@ -210,7 +213,7 @@ class _Recorder:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """What a method would release, found out without a private record."""
+    """The sums, events and public arrays of a method's release, computed without private records."""
 
     sums: tuple[PlannedSum, ...]
     events: tuple[Event, ...]
@@ -260,6 +263,7 @@ def make_plan(
         with TemporaryDirectory() as folder:
             save_embedding(dataset.embedding, path := Path(folder) / "embedding.safetensors")
             embedding = path.read_bytes()
+    # Paths differ between the parties; of the declaration, its digest goes into the plan.
     settings = config.model_dump(mode="json", exclude={"out": True, "data": {"data_dir", "declaration"}})
     values = {
         # A plan is used once: the same settings again are another plan, with another digest.
@@ -286,6 +290,7 @@ def config_of(plan: SitePlan, declaration: Path, *, data_dir: Path | None, out: 
     from fairpate.methods.base import ReleasingMethod, configured, require_trusted
 
     values = {name: value for name, value in plan.settings.items() if name != "declaration"}
+    # Before the configuration is made, which imports the code that ``method`` names.
     require_trusted(values.get("method"), Path("plan"))
     fields = {"data.declaration": str(declaration), "data.data_dir": data_dir, "out": out}
     config = configured(values, [(name, str(value)) for name, value in fields.items() if value is not None])
@@ -331,6 +336,7 @@ def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
         "events": (tuple(strict(event_json(event)) for event in rehearsal.events), plan.events),
         "public_arrays": (rehearsal.public_arrays, plan.public_arrays),
     }
+    # A plan of fewer events than sums, or of less noise, would price too little.
     for name, (here, stated) in found.items():
         if here != stated:
             raise PlanError(
@@ -340,7 +346,7 @@ def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
 
 
 class Journal:
-    """The durable store of one party: values by key, of which the first one stays, in a file for its owner alone.
+    """The durable store of one party, a file that only its owner may read: the first value stored under a key stays.
 
     Every value is on the disk before :meth:`setdefault` returns. JournalError if that fails.
     """
@@ -352,6 +358,7 @@ class Journal:
     @contextmanager
     def opened(cls, path: Path, plan: SitePlan) -> Iterator[Journal]:
         """Open the journal in ``path``, which may be new. PlanError for that of another plan."""
+        # SQLite would create the file with the rights of the umask, readable for others.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         # One thread at a time uses it, and not always the same one.
         with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as database:

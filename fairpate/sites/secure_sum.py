@@ -54,6 +54,7 @@ LEAST_STDDEV = 3.0
 """The least noise of a site. The sum of such discrete Gaussians is one of their summed variance up to a factor within
 1e-35 of 1 (Kairouz, Liu and Steinke 2021): less than any accountant resolves."""
 _MOST_STDDEV = 2.0**52
+# The plan keeps every total below this, so that the sum modulo 2^64, read with its sign, is the sum itself.
 _LARGEST = 2**62
 _FIELD = 2**130 - 5  # a prime above every 16-byte secret
 _SECRET, _SHARE, _SIGNATURE, _HASH = 16, 17, 64, 32
@@ -70,7 +71,7 @@ class LateError(SumError):
 
 
 class Store(Protocol):
-    """Values by key, of which the first one stays: a ``dict``, or a durable file."""
+    """A map in which the first value stored under a key stays: a ``dict``, or a durable file."""
 
     def get(self, key: str, /) -> bytes | None:
         """Return the value of ``key``."""
@@ -89,6 +90,7 @@ class PublicKeys:
     def __post_init__(self) -> None:
         try:
             Ed25519PublicKey.from_public_bytes(self.signing)
+            # Any bytes of the right length make an X25519 key; only an exchange refuses points of small order.
             X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(self.sealing))
         except ValueError as error:
             raise SumError(f"Expected an Ed25519 and an X25519 public key of 32 bytes each, got {error}.") from error
@@ -98,6 +100,7 @@ class SiteKey:
     """The private keys of a site, from a secret of 32 bytes."""
 
     def __init__(self, secret: bytes) -> None:
+        # One secret in the file, two independent keys: a key that signs must not also agree on secrets.
         self._signing = Ed25519PrivateKey.from_private_bytes(_derived(secret, b"signing"))
         self.sealing = X25519PrivateKey.from_private_bytes(_derived(secret, b"sealing"))
         self.public = PublicKeys(
@@ -115,7 +118,7 @@ class Draw:
 
     ``plan``: digest of the plan; ``number``: which of its sums this is; ``may_vanish`` and ``may_collude``: numbers of
     sites; ``size``: D; ``noise_stddev``: of the noise that the sum is priced for, on each of its numbers. SumError if
-    the sites are too few for those that may vanish and collude, or the noise for so many.
+    there are too few sites for those that may vanish and collude, or if a site's part of the noise is out of range.
     """
 
     plan: bytes
@@ -132,6 +135,7 @@ class Draw:
                 f"Expected may_vanish >= 0 and may_collude >= 1, got {self.may_vanish} and {self.may_collude}: a site "
                 "that sees the sum knows its own noise."
             )
+        # Then the sites that stay reach the threshold: K - d >= (K + c) // 2 + 1.
         if not 2 * self.may_vanish + self.may_collude < len(self.sites):
             raise SumError(
                 f"Expected 2 may_vanish + may_collude < sites, got {self.may_vanish}, {self.may_collude} and "
@@ -214,7 +218,8 @@ class Draw:
         return hashlib.sha256(self.tag("survivors") + members + survivors).digest()
 
     def mask(self, secret: bytes, *places: int) -> Words:
-        """Return D words from the stream of ``secret``, that of a site's own mask or of the mask of two sites."""
+        """Return D words expanded from ``secret``: the mask of one site, or of the pair of sites in ``places``."""
+        # A nonce of zeros is safe: the key is derived for this plan, sum and pair, and masks only one message.
         stream = Cipher(ChaCha20(_derived(secret, self.tag("mask", *places)), bytes(16)), mode=None).encryptor()
         return np.frombuffer(stream.update(bytes(8 * self.size)), dtype="<u8").astype(np.uint64, copy=False)
 
@@ -258,10 +263,13 @@ class Site:
         draw, place = self._draw, self._place
         heads, _ = self._members(members)
         for each, head in heads.items():
+            # A mask key that its site has not signed could be the coordinator's own.
             _verify_head(draw, each, head)
+        # Kept before the noise is drawn: with another list, the same noise would have other masks.
         self._once("members", members)
         stored = self._store.get("masked")
         if stored is None:
+            # Negative numbers wrap modulo 2^64, as the sum does.
             total = _with_noise(draw, exact_D, source or OsEntropy()).astype(np.uint64)
             own, seed = self._secrets()
             total += draw.mask(seed, place)
@@ -284,6 +292,7 @@ class Site:
         draw.require_least(found)
         if not found.keys() <= heads.keys() or self._place not in found:
             raise SumError("The list of survivors has sites that did not take part, or lacks this site; the sum ends.")
+        # Each survivor signed the same participants: with other lists, pairwise masks would not cancel.
         for place, part in found.items():
             draw.verify(place, part[_HASH:], digest + part[:_HASH], "masked")
         # On the disk before the signature exists: after a crash, no other list is signed.
@@ -301,6 +310,7 @@ class Site:
         signed, survived = draw.parts(agreement, _SIGNATURE), draw.parts(survivors, _HASH + _SIGNATURE)
         if len(signed) < draw.threshold or not signed.keys() <= survived.keys():
             raise SumError(f"Expected {draw.threshold} survivors who sign their list, got {len(signed)}; the sum ends.")
+        # A list that fewer signed may have a rival: the shares for both would unmask a site's own numbers.
         for place, signature in signed.items():
             draw.verify(place, signature, digest, "agreed")
         body = b""
@@ -358,6 +368,7 @@ class Coordinator:
 
     def __init__(self, draw: Draw, store: Store) -> None:
         self._draw, self._store = draw, store
+        # After a stop, all messages that were answered are in the store.
         self._messages: dict[Step, dict[int, bytes]] = {step: {} for step in STEPS}
         for step in STEPS:
             for place in range(len(draw.sites)):
@@ -393,6 +404,7 @@ class Coordinator:
         if store.get("survivors") is None:
             if not self._is_complete(masked, len(self._heads), draw.least, "masked", time_is_up):
                 return
+            # In order of places, as in the flags; the messages came in any order.
             found = {place: masked[place] for place in sorted(masked)}
             parts = (hashlib.sha256(y[:-_SIGNATURE]).digest() + y[-_SIGNATURE:] for y in found.values())
             store.setdefault("survivors", draw.flags(found) + b"".join(parts))
@@ -451,6 +463,7 @@ class Coordinator:
         if len(message) != lengths[step]:
             raise SumError(f"Site {place}: '{step}' has {len(message)} bytes, expected {lengths[step]}.")
         body, signature = message[:-_SIGNATURE], message[-_SIGNATURE:]
+        # The head alone is signed, as only the head goes to all sites; it has the hash of the shares.
         if step == "hello":
             _verify_head(draw, place, message[:_HEAD])
             if hashlib.sha256(message[_HEAD:]).digest() != message[32 + _HASH : 32 + 2 * _HASH]:
@@ -482,11 +495,13 @@ class Coordinator:
         """The sum (D,) without masks; None if wrong shares keep a secret from being found."""
         draw, heads, survivors = self._draw, self._heads, self._survivors
         shares = {place: body[:-_SIGNATURE] for place, body in self._messages["shares"].items()}
+        # All arithmetic wraps modulo 2^64, as the masks do.
         total = np.zeros(draw.size, dtype=np.uint64)
         for place in survivors:
             total += np.frombuffer(self._messages["masked"][place][:-_SIGNATURE], dtype="<u8")
         for row, (place, head) in enumerate(heads.items()):
             held = {holder: body[_SHARE * row : _SHARE * (row + 1)] for holder, body in shares.items()}
+            # Wrong shares give a wrong secret silently: each secret is compared with its hash or public key.
             for secret in _secrets(held, threshold=draw.threshold):
                 if place in survivors and _hash(draw, secret, place) == head[32 : 32 + _HASH]:
                     total -= draw.mask(secret, place)
@@ -500,6 +515,7 @@ class Coordinator:
                         break
             else:
                 return None
+        # Two's complement: totals are below 2^62 in absolute value.
         return total.view(np.int64)
 
 
@@ -533,11 +549,13 @@ def _exchanged(own: X25519PrivateKey, other: bytes, place: int) -> bytes:
         raise SumError(f"Site {place}: its key for masks is not a usable X25519 key; the sum ends here.") from None
 
 
+# Only tests whether the other side's key can be used; no secret depends on this one.
 _PROBE = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 
 @lru_cache(maxsize=2**12)
 def _tag(plan: bytes, number: int, purpose: str, places: tuple[int, ...]) -> bytes:
+    # ``repr`` separates the parts: no two purposes give the same bytes.
     return hashlib.sha256(repr(("fairpate.sites/1", plan.hex(), number, purpose, places)).encode()).digest()
 
 
@@ -557,6 +575,7 @@ def _shares(secret: bytes, *, threshold: int, count: int) -> Iterator[bytes]:
     """Yield ``count`` Shamir shares of ``secret``: any ``threshold`` of them give it, fewer reveal nothing."""
     # Whole numbers modulo a prime: 110 times as fast at 500 sites as pycryptodome's field of 2^128, in Python too.
     factors = [secrets.randbelow(_FIELD) for _ in range(threshold - 1)]
+    # At 0 the polynomial is the secret itself, so sites have the points from 1 on.
     for x in range(1, count + 1):
         value = 0
         for factor in factors:
@@ -572,6 +591,7 @@ def _secrets(shares: Mapping[int, bytes], *, threshold: int) -> Iterator[bytes]:
         chosen = tuple((holders[first:] + holders[:first])[:threshold])
         values = [int.from_bytes(shares[holder], "little") for holder in chosen]
         total = sum(map(int.__mul__, _weights(chosen), values)) % _FIELD
+        # A wrong share gives any number below the prime, which may need more than 16 bytes.
         yield (total % 2 ** (8 * _SECRET)).to_bytes(_SECRET, "little")
 
 
@@ -583,6 +603,7 @@ def _weights(holders: tuple[int, ...]) -> list[int]:
         above = below = 1
         for other in holders:
             if other != holder:
+                # Modulo the prime, a division is a product with the inverse.
                 above, below = above * (other + 1) % _FIELD, below * (other - holder) % _FIELD
         weights.append(above * pow(below, -1, _FIELD) % _FIELD)
     return weights

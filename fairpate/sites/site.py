@@ -5,7 +5,7 @@ events of the plan. Then it draws every sum of the release with the others (:mod
 it sent is kept in the journal in ``private/`` of its run folder, so that a site that was stopped continues where it
 was. Once a sum is known, or the plan has ended, its secrets and noise are overwritten.
 
-Talking and waiting take no torch and no Ray: only the votes of the own records do.
+The protocol needs neither torch nor Ray; only computing the votes of the site's records does.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from fairpate.run.release_log import ReleaseLog
     from fairpate.terminal import Reporter
 
+# Short at first, since most lists close at once; then longer, since a wait may take hours.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _TIMEOUT_S = 60.0
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -65,6 +66,7 @@ class CoordinatorClient:
             import ssl
 
             verify = ssl.create_default_context(cafile=ca)
+        # Neither proxies nor certificates come from environment variables.
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S, verify=verify, trust_env=False)
         self._wait_s = wait_s
 
@@ -73,7 +75,7 @@ class CoordinatorClient:
         self._http.close()
 
     def request(self, path: str, content: bytes | None = None) -> bytes | None:
-        """Send ``content``, or fetch what is at ``path``. None if the coordinator does not take it, as it is late.
+        """Send ``content``, or fetch what is at ``path``. None if the coordinator refuses it as late.
 
         CoordinatorError if it ended the plan or refused the message, or if time is up; SumError never.
         """
@@ -81,6 +83,7 @@ class CoordinatorClient:
         while True:
             method = "GET" if content is None else "POST"
             try:
+                # Safe to repeat: the coordinator keeps the first message, and the same again changes nothing.
                 reply = self._http.request(method, path, content=content)
             except httpx.TransportError as error:
                 reason = f"cannot be reached ({error})"
@@ -95,6 +98,7 @@ class CoordinatorClient:
                 if reply.status_code not in (202, 429) and reply.status_code < 500:
                     raise CoordinatorError(f"{path}: refused by the coordinator ({_words(reply)}).")
                 reason = "waits for other sites" if reply.status_code == 202 else f"answers {reply.status_code}"
+            # After a try: with a wait of 0, each request is made once.
             if time.monotonic() >= deadline_s:
                 raise CoordinatorError(
                     f"The coordinator {reason}, for {self._wait_s:g} s now; give the same command again to continue."
@@ -146,6 +150,7 @@ class SiteSums:
                 for each in range(len(self._plan.sums)):
                     self._journal.part(f"sum {each}").erase(str(error))
                 raise
+            # Stored before the secrets are erased: without it, an erased sum could not be drawn again.
             total = self._journal.setdefault(f"total {number}", total)
             # Its noise and masks are no longer needed: this file, read later, reveals nothing of the own numbers.
             self._journal.part(f"sum {number}").erase("the sum is known")
@@ -155,6 +160,7 @@ class SiteSums:
         draw = self._plan.draw(number)
         site = Site(draw, self._place, self._key, self._journal.part(f"sum {number}"))
         # Counted durably, and within the site's limit, before its first message leaves.
+        # After a stop between the two lines the charge replaces its own row; in the other order it might never be made.
         if self._journal.get("charged") is None:
             self._charge()
             self._journal.setdefault("charged", b"yes")
@@ -175,6 +181,7 @@ class SiteSums:
             send("masked", site.masked(members, np.ascontiguousarray(exact_RW).reshape(-1), self._source))
             survivors = fetch("survivors")
             if draw.lists(survivors, self._place):
+                # The site's own record of the list is on its disk before its signature leaves.
                 send("agreed", site.agreed(survivors))
                 send("shares", site.shares(fetch("agreement")))
         total = fetch("sum")
@@ -219,6 +226,7 @@ def join(
             return None
 
         def sums(run: RunDirectory, log: ReleaseLog) -> SiteSums:
+            # In the run's folder: a site that is started again finds what it sent.
             journal = stack.enter_context(Journal.opened(run.journal, plan))
             if journal.get("charged") is not None:
                 log.continues()
@@ -228,7 +236,7 @@ def join(
 
 
 def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
-    """Return the words that the operator of a site agrees to: what leaves, to whom, and what it costs."""
+    """Return the text that a site's operator agrees to: what leaves, who receives it, and what it costs."""
     numbers = " and ".join(f"{each.rows} x {each.columns}" for each in plan.sums)
     unit = "person" if cost.unit == "person" else "record"
     return (
