@@ -90,7 +90,7 @@ from fairpate.methods.base import (
     noise_within,
 )
 from fairpate.methods.parity import UNKNOWN, DualAscent, FloatArray, MeanParity, ValueAlong, require_codes
-from fairpate.privacy.events import Event, PoissonGaussians
+from fairpate.privacy.events import Event, PoissonGaussians, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
 
@@ -518,8 +518,10 @@ def train_pf_ld(
         torch._foreach_add_(total, term, alpha=1 / share)
         return total
 
-    alternate(descent, config, ascend=ascend, gradients=gradients, secret=secret, on_progress=on_progress)
-    return Trained(model=model.eval(), events=pf_ld_events(config, noise, len(x)), noise=randomness.label)
+    events = pf_ld_events(config, noise, len(x))
+    with spent(events, noise=randomness.label):  # a gradient that is not finite may come from a noisy one
+        alternate(descent, config, ascend=ascend, gradients=gradients, secret=secret, on_progress=on_progress)
+    return Trained(model=model.eval(), events=events, noise=randomness.label)
 
 
 def pf_ld_events(config: PfLdConfig, noise: PfLdNoise, num_records: int) -> tuple[Event, ...]:

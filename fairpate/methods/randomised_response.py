@@ -112,17 +112,17 @@ def train(
     # Every reported group mixes true ones: a gap between them is a share of the true gap, and so is the bound.
     shrunk = shrinkage(epsilon, num_groups) if config.corrects_bound else 1.0
     learn = learner or exponentiated_gradient(config, num_groups, shrunk=shrunk)
-    model = learn(x[first], y[first], reported[first], config.max_gap * shrunk)
-    mixing = None
-    if inverse_GG is not None:
-        reported_GYC = joint_table(
-            said_labels(model, x[second]),
-            reported[second].numpy(),
-            num_groups=num_groups,
-            num_classes=num_classes,
-            labels_N=y[second].numpy(),
-        )
-        with spent(events, noise=source.label):
+    with spent(events, noise=source.label):  # what cannot be learned from reports tells of them
+        model = learn(x[first], y[first], reported[first], config.max_gap * shrunk)
+        mixing = None
+        if inverse_GG is not None:
+            reported_GYC = joint_table(
+                said_labels(model, x[second]),
+                reported[second].numpy(),
+                num_groups=num_groups,
+                num_classes=num_classes,
+                labels_N=y[second].numpy(),
+            )
             rules = DpPostprocessingConfig(
                 constraint=config.constraint,
                 max_gap=config.mixing_gap,

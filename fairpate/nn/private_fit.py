@@ -22,6 +22,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -35,6 +36,7 @@ from fairpate.config import ConfigError
 from fairpate.nn.fit import exact_convolutions, uses_dropout
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.per_example import ClippedSum, GradientClipper, PerExampleLoss
+from fairpate.privacy.events import spent
 
 if TYPE_CHECKING:
     from fairpate.privacy.events import Event
@@ -181,7 +183,7 @@ class PrivateTraining:
             self._persons = PersonBatches(
                 person_N, steps.sampling_rate, randomness, most_records=steps.records_per_person
             )
-        self._noise = GaussianNoise(randomness)
+        self._noise, self._label = GaussianNoise(randomness), randomness.label
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -197,16 +199,21 @@ class PrivateTraining:
     ) -> tuple[Event, ...]:
         """Take all steps, leave the model in evaluation mode, and return the plan's events.
 
-        The last ``averaged_share`` of the steps give their mean weights. ValueError for weights that are not finite.
+        The last ``averaged_share`` of the steps give their mean weights. SpentError, with the plan's events, for
+        weights that are not finite.
         """
         if not 0 <= averaged_share <= 1:
             raise ValueError(f"Expected a share of the steps from 0 to 1, got {averaged_share}.")
         num_steps, parameters = self._steps.num_steps, self.parameters
         means: list[Tensor] = []
         num_skipped = num_steps - round(averaged_share * num_steps)
-        with exact_convolutions():
+        with exact_convolutions(), ExitStack() as after_first:
             for step in range(1, num_steps + 1):
                 self.step()
+                if step == 1:
+                    # From now on an error tells of weights that were released, if only to this program. What stops the
+                    # first step is the model or a layer, before any noise is drawn.
+                    after_first.enter_context(spent(self._plan.events, noise=self._label))
                 # Polyak and Juditsky 1992. Where every step's weights could be released, so could their mean: it costs
                 # no privacy, and takes out much of a step's noise and of the circling of a game between two players.
                 if step == num_skipped + 1:

@@ -155,6 +155,8 @@ class CoordinatorSums:
         machine = self._machine(number)
         if step not in STEPS:
             raise FaultError(404, "step", step, f"Expected one of {', '.join(STEPS)}.")
+        if not 0 <= place < len(self._plan.sites):
+            raise FaultError(404, "place", place, f"The plan has {len(self._plan.sites)} sites.")
         with self._changed:
             self._refuse_if_ended(machine, place)
             try:

@@ -26,7 +26,6 @@ import numpy as np
 
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import read_yaml
-from fairpate.files import write_atomically
 from fairpate.sites.secure_sum import ENDED, Draw, PublicKeys, SiteKey, SumError
 from fairpate.types import IntArray, Unit, UsageError, UserError, strict
 
@@ -162,10 +161,16 @@ def embedding_file(plan_file: Path) -> Path:
 
 def new_key(path: Path) -> SiteKey:
     """Make the private keys of a site in a new file for its owner alone. PlanError if the file exists."""
-    if path.exists():
-        raise PlanError(f"{path}: exists already; a site keeps its key, or gives another file.")
     secret = secrets.token_bytes(32)
-    write_atomically(path, lambda partial: partial.write_text(secret.hex() + "\n", encoding="ascii"), private=True)
+    try:
+        # Never over a key that another call has just made.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise PlanError(f"{path}: exists already; a site keeps its key, or gives another file.") from None
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secret.hex() + "\n")
+        file.flush()
+        os.fsync(descriptor)
     return SiteKey(secret)
 
 
@@ -176,9 +181,11 @@ def read_key(path: Path) -> SiteKey:
         if path.stat().st_mode & 0o077:
             raise PlanError(f"{path}: others may read it; restrict it with chmod 600, or make another key.")
         secret = bytes.fromhex(path.read_text(encoding="ascii").strip())
-        return SiteKey(secret if len(secret) == 32 else bytes.fromhex(f"expected 32 bytes, got {len(secret)}"))
     except (OSError, ValueError) as error:
         raise PlanError(f"{path}: not a key ({error}); make one with `fairpate site key`.") from error
+    if len(secret) != 32:
+        raise PlanError(f"{path}: not a key (expected 32 bytes, got {len(secret)}); make one with `fairpate site key`.")
+    return SiteKey(secret)
 
 
 def key_text(keys: PublicKeys) -> str:
@@ -192,11 +199,11 @@ def read_roster(path: Path) -> dict[str, str]:
         roster = read_yaml(path, as_text=True)
     except ConfigError as error:
         raise PlanError(str(error)) from error
-    for name, text in roster.items():
-        public_keys(text, name)
-    if len(set(roster.values())) < len(roster):
+    # In one spelling, so that two entries with the same key are seen.
+    keys = {str(name): key_text(public_keys(text, name)) for name, text in roster.items()}
+    if len(set(keys.values())) < len(keys):
         raise PlanError(f"{path}: two sites have one key; every site makes its own with `fairpate site key`.")
-    return {str(name): text.lower() for name, text in roster.items()}
+    return keys
 
 
 class _Recorder:

@@ -130,6 +130,9 @@ class Draw:
     noise_stddev: float
 
     def __post_init__(self) -> None:
+        # One party in two places would count as two honest sites, each with noise that nobody knows.
+        if len({keys.signing for keys in self.sites}) < len(self.sites):
+            raise SumError("Expected a key of its own for every site, got one twice; every site makes its own.")
         if not (self.may_vanish >= 0 and self.may_collude >= 1):
             raise SumError(
                 f"Expected may_vanish >= 0 and may_collude >= 1, got {self.may_vanish} and {self.may_collude}: a site "

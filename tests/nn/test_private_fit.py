@@ -22,7 +22,9 @@ from fairpate.nn.private_fit import (
     PrivateSteps,
     PrivateTraining,
     SeededRandomness,
+    StepPlan,
 )
+from fairpate.privacy.events import PoissonGaussians, SpentError
 from tests.accelerator import NEEDS_GPU
 
 SETTINGS: dict[str, Any] = {
@@ -104,6 +106,24 @@ def test_noise_asked_for_in_small_amounts_is_never_handed_out_twice() -> None:
     values = torch.cat([noise.take(size) for size in [7, 206, 1, 5000] * 6]).double().numpy()
     assert len(np.unique(values)) > 0.999 * len(values) == 0.999 * 6 * 5214
     assert stats.kstest(values, "norm").pvalue > 1e-6
+
+
+def test_weights_that_diverge_are_an_error_whose_steps_are_spent() -> None:
+    """The message tells of weights that earlier steps released; a first step that is refused has released nothing."""
+    x, y = records(40)
+    events = (PoissonGaussians(count=9, noise_multiplier=2.0, sampling_rate=1.0),)
+    steps = PrivateSteps(
+        **SETTINGS | {"num_steps": 9, "noise_multiplier": 2.0, "clip_norm": 1e3, "learning_rate": 1e38}
+    )
+    training = PrivateTraining(model(), x, y, loss, steps, randomness=SeededRandomness(0), plan=StepPlan(events=events))
+    with pytest.raises(SpentError, match="weights are not finite") as diverged:
+        training.run()
+    assert (diverged.value.events, diverged.value.noise) == (events, SeededRandomness(0).label)
+    shared = nn.Linear(4, 4)
+    twice = nn.Sequential(shared, nn.GroupNorm(1, 4), shared, nn.Linear(4, 2))
+    with pytest.raises(ValueError, match="runs twice") as refused:
+        PrivateTraining(twice, x, y, loss, steps, randomness=SeededRandomness(0), plan=StepPlan(events=events)).run()
+    assert not isinstance(refused.value, SpentError)
 
 
 @NEEDS_GPU

@@ -289,7 +289,7 @@ def test_a_configuration_holds_what_its_method_reads_and_is_read_back(method):
 
 
 DECLARED = """
-name: loans
+name: own_loans
 task: pays back
 rows: 600
 files:
@@ -320,7 +320,7 @@ def test_records_of_ones_own_are_a_declaration_beside_their_file(tmp_path, fairp
     assert fairpate(*command)[0] == 0
     monkeypatch.chdir(tmp_path)
     run, config = finished_run(tmp_path / "run")
-    assert (config.data.name, read_json(run.record)["data"]) == ("loans", "loans")
+    assert (config.data.name, read_json(run.record)["data"]) == ("own_loans", "own_loans")
     assert not any(str(tmp_path) in path.read_text() for path in run.public.glob("*.json"))
     assert fairpate("report", str(tmp_path / "run"))[0] == fairpate("card", str(tmp_path / "run"))[0] == 0
     assert fairpate("data", "describe", str(own / "loans.yaml"))[0] == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from parties import KEYS, Parties, draw_of
 
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
 from fairpate.sites import secure_sum
+from fairpate.sites.plan import PlanError, key_text, new_key, read_key, read_roster
 from fairpate.sites.secure_sum import ENDED, Coordinator, PublicKeys, Site, SumError
 
 
@@ -229,6 +232,28 @@ def test_a_site_that_ended_draws_nothing_anew() -> None:
 def test_plans_that_cannot_hold_are_refused(sites: int, may_vanish: int, may_collude: int) -> None:
     with pytest.raises(SumError, match="Expected"):
         draw_of(sites, may_vanish=may_vanish, may_collude=may_collude)
+
+
+def test_a_key_in_two_places_is_refused(tmp_path: Path) -> None:
+    """One party would count as two honest sites, each with noise that nobody knows."""
+    with pytest.raises(SumError, match="a key of its own"):
+        replace(draw_of(5), sites=draw_of(5).sites[:4] + draw_of(5).sites[:1])
+    text = key_text(KEYS[0].public)
+    spaced = f"{text[:8].upper()} {text[8:]}"  # the same key to whoever reads hexadecimal digits
+    roster = tmp_path / "roster.yaml"
+    roster.write_text(f"north: {text}\nsouth: {spaced}\n", encoding="utf-8")
+    with pytest.raises(PlanError, match="two sites have one key"):
+        read_roster(roster)
+
+
+def test_a_damaged_key_says_its_length(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_text("ab" * 31, encoding="ascii")
+    path.chmod(0o600)
+    with pytest.raises(PlanError, match="expected 32 bytes, got 31"):
+        read_key(path)
+    with pytest.raises(PlanError, match="exists already"):
+        new_key(path)
 
 
 def test_noise_that_so_many_sites_would_cut_too_small_is_refused() -> None:
