@@ -21,6 +21,7 @@ from fairpate.nn.private_fit import (
     PrivateRandomness,
     PrivateSteps,
     PrivateTraining,
+    PublicGradient,
     SeededRandomness,
     StepPlan,
 )
@@ -110,19 +111,23 @@ def test_noise_asked_for_in_small_amounts_is_never_handed_out_twice() -> None:
 
 def test_weights_that_diverge_are_an_error_whose_steps_are_spent() -> None:
     """The message tells of weights that earlier steps released; a first step that is refused has released nothing."""
-    x, y = records(40)
     events = (PoissonGaussians(count=9, noise_multiplier=2.0, sampling_rate=1.0),)
-    steps = PrivateSteps(
-        **SETTINGS | {"num_steps": 9, "noise_multiplier": 2.0, "clip_norm": 1e3, "learning_rate": 1e38}
-    )
-    training = PrivateTraining(model(), x, y, loss, steps, randomness=SeededRandomness(0), plan=StepPlan(events=events))
+    settings = SETTINGS | {"num_steps": 9, "noise_multiplier": 2.0}
+
+    def training(public_gradient: PublicGradient | None = None, **changed: Any) -> PrivateTraining:
+        options: dict[str, Any] = {"plan": StepPlan(events=events), "public_gradient": public_gradient}
+        steps = PrivateSteps(**settings | changed)
+        return PrivateTraining(model(), *records(40), loss, steps, randomness=SeededRandomness(0), **options)
+
     with pytest.raises(SpentError, match="weights are not finite") as diverged:
-        training.run()
+        training(clip_norm=1e3, learning_rate=1e38).run()
     assert (diverged.value.events, diverged.value.noise) == (events, SeededRandomness(0).label)
-    shared = nn.Linear(4, 4)
-    twice = nn.Sequential(shared, nn.GroupNorm(1, 4), shared, nn.Linear(4, 2))
-    with pytest.raises(ValueError, match="runs twice") as refused:
-        PrivateTraining(twice, x, y, loss, steps, randomness=SeededRandomness(0), plan=StepPlan(events=events)).run()
+
+    def refuse(_: nn.Module) -> list[Tensor]:
+        raise ValueError("no public records")
+
+    with pytest.raises(ValueError, match="no public records") as refused:
+        training(refuse).run()
     assert not isinstance(refused.value, SpentError)
 
 
