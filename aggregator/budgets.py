@@ -36,6 +36,7 @@ from fairpate.types import Budget, BudgetKind, IntArray
 FloatArray = npt.NDArray[np.float64]
 MechanismT = TypeVar("MechanismT", bound=Mechanism)
 _ORDERS_A = np.array(DEFAULT_ORDERS)
+# An integer beyond any count, because counts are subtracted from it; infinity would make them floats.
 UNLIMITED = 2**62
 DAY_S = 86400.0
 

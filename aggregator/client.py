@@ -184,6 +184,7 @@ def _describe(response: httpx.Response) -> str:
         return f"{response.url}: status {response.status_code} and no explanation; is this an aggregator?"
 
 
+# Lines that are kept, characters of one range, and records that one command may ask.
 _HISTORY_LENGTH, _LONGEST_RANGE, _MOST_QUESTIONS = 1000, 30, 1_000_000
 
 

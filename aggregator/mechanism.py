@@ -327,6 +327,7 @@ class ConfidentGnmax(ConfidentVotes):
         """
         rows = np.arange(len(votes_QC))
         lead_QC = (votes_QC[rows, right_Q][:, None] - votes_QC) / self.noise_stddev_votes
+        # In logarithms: a product over many classes of small probabilities would underflow.
         log_wins_QCK = scipy.special.log_ndtr(lead_QC[:, :, None] + _NODES_K)
         # The right class is not compared with itself.
         log_wins_QCK[rows, right_Q] = 0.0

@@ -321,6 +321,7 @@ class SessionResult:
     def joined(cls, results: Sequence[SessionResult]) -> SessionResult:
         """Return several results one after the other."""
         labelled = [result.labelled for result in results]
+        # All parts have counts, or none: they come from one mechanism.
         counts = [part.counts for part in labelled if part.counts is not None]
         chances: list[npt.NDArray[Any]] = [part.chances for part in labelled if part.chances is not None]
         return cls(

@@ -55,6 +55,7 @@ ResultT = TypeVar("ResultT")
 OpenBooks = Callable[[], tuple[Ledger, AggregatorSession]]
 _REOPEN_PAUSE_S = 1.0
 _PRICED_TOGETHER = 256
+# A budget that votes end has room for any number, so what is asked of it is bounded here.
 _MOST_NEW_QUERIES = 10**7
 _MOST_PLANNED = 10**6
 _ORDERS_A = np.array(accountant.DEFAULT_ORDERS)
@@ -207,6 +208,7 @@ class Writer:
             return
         if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:
             raise LedgerError(self.failure)
+        # Before the attempt: one that fails must not be repeated by every request that waits.
         self._tried_s = time.monotonic()
         # A deposed writer must not come back by itself once its successor is gone: the operator chooses the next
         # writer, by a start or by `--take-over`.
@@ -307,6 +309,7 @@ class Verification:
 
 
 Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
+# The remedies on the page name these two times.
 _STUCK_S = 120.0
 _STALE_S = 30.0
 _PROBE_LIMIT_S = 2.0
@@ -443,6 +446,7 @@ def _check_ray() -> None:
 
 
 Reply = Outcome | OverBudget
+# One full request (`MAX_QUERIES_PER_REQUEST`), and one block of the session (`MAX_BLOCK`).
 _MAX_QUERIES_TOGETHER = 1024
 
 
@@ -543,6 +547,7 @@ class Batcher:
         for request in group:
             name = request.caller.name
             keys = {question.query.key for question in request.questions}
+            # A key that an earlier request of the group asks too is charged to that one.
             new = [key for key in keys if key not in first_caller and ledger.outcome(key) is None]
             if request.caller.role != "operator":
                 # All that the caller asks in this group is charged at the same moment.

@@ -637,6 +637,7 @@ _PAPER = _Medium(
 # The letters of epsilon, disparity, accuracy and coverage in a row, in the order of drawn coordinates.
 _FIELDS = "edac"
 _CROSS = "M-.7-.7L.7.7M.7-.7L-.7.7"
+# More than any panel has: JSON has no infinity.
 _ALL_LEVELS = 1_000_000
 _PARAMETERS: Mapping[str, Any] = {"level": _ALL_LEVELS, "only": False, "hidden": [], "chosen": ""}
 """Parameters of a chart that a page changes: largest level, only the frontier, hidden series, the one with spread."""
@@ -831,6 +832,7 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
         narrow = min(style.width, WIDTHS_IN[1])
         stairs = view.stairs(PAIRS[0])
         attainment = attained(view, PAIRS[0], stairs, _PAPER)
+        # On paper :func:`_pictures` fits the width, so that all text has the same size in every picture.
         del attainment["autosize"]
         attainment["title"] = _caption(view, style, narrow, "reached by at least half of the seeds")
         # On paper the rows are inside; on a page the script adds them.

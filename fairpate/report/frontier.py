@@ -531,6 +531,7 @@ def reference_point(points: Sequence[Point], objectives: Sequence[Objective]) ->
         if objective in ("error", "refused") or largest <= 0:
             corner.append(1.0)
             continue
+        # A round corner: small changes of the points leave it, so that volumes of two sweeps compare.
         power = 10.0 ** math.floor(math.log10(largest))
         # 20 as well: where the logarithm was rounded down, 10 is not above.
         steps = (step * power for step in (1.0, 2.0, 5.0, 10.0, 20.0))

@@ -324,6 +324,7 @@ class RunStatement:
             return f"{begin}, {accuracy}; {self._fair_words}."
         joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self._fair_words}")
         # Behind the word, wherever it stands in the sentence.
+        # Without its first letter, which is a capital where the sentence begins with it.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
         perfect = ""
         if self.fairness == "not fair" and measured.perfect_gap >= FAIR_GAP:

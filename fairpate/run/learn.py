@@ -136,6 +136,7 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
         return dataset
     path = run.private / "order.key"
     if config.is_seeded:
+        # A seeded run is not private anyway, and must be the same on every machine.
         secret = stream_seed(config.seed, Stream.ORDER_OF_RECORDS).to_bytes(8, "little")
     else:
         if not path.exists():
@@ -297,6 +298,7 @@ def assess(
     kept = shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
     ).kept_N
+    # Refusals depend on the labels drawn, so that with a rule these labels are measured, not their expectation.
     headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)
     measured = prediction.answered & kept
     if rule is None:

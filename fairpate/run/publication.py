@@ -325,6 +325,7 @@ def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse,
 
 
 FloatArray = npt.NDArray[np.float64]
+# Points of the curve over queries: Renyi curves add up, loss distributions are composed anew for each point.
 _MAX_COURSE_POINTS, _MAX_COMPOSED_POINTS = 200, 8
 
 
@@ -404,6 +405,7 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
     submitted = range(len(spending.charges_Q))
     drawn = spending.drawn(0, len(submitted))
     best = accountant.epsilon_data_dependent([drawn], target_delta=spending.target_delta)
+    # At the one order that is best for the total: costs of single queries at orders of their own would not add up.
     worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
     assert public.voting is not None
     dependent = as_in_paper = public.voting.epsilon_course_Q

@@ -229,6 +229,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
                 on_progress=advance,
                 initial_model=None if settings.pretrain is None else initial_model(config, dataset, architecture),
             )
+            # The released model had that architecture; this one has the architecture of self-labelling.
             trained = replace(trained, architecture=None)
     if settings.calibration is not None:
         with reporter.stage("calibration"):
@@ -375,6 +376,7 @@ def statement_of(
         unit=cost.unit,
         relation=cost.relation,
         delta=cost.delta,
+        # JSON has no infinity.
         epsilon=None if math.isinf(cost.epsilon) else cost.epsilon,
         accounting=cost.accounting,
         noise=trained.noise,
@@ -403,6 +405,7 @@ def statement_of(
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
     """The remark that a sampling rate reveals the private number of records or persons that it was computed from."""
+    # Events without sampling, and those that read every record, reveal no rate.
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
     return (TELLS_SIZE[unit],) if samples and unit in TELLS_SIZE and config.rate_tells_size else ()
 
@@ -466,6 +469,7 @@ def make_release(
     with _opened(config, reporter, dataset, load=load, command=command) as (opened, dataset, run, log):
         assert isinstance(opened, ReleasingMethod)
         noisy_sum = None if sums is None else sums(run, log)
+        # The result is not used: other runs read the release from the folder, where the log keeps it.
         opened.release(replace(_training(opened, dataset, run, reporter, log), noisy_sum=noisy_sum))
     return run
 
@@ -539,6 +543,7 @@ def _opened(
     embedded = found = check_run_directory(config)
     if release_of is not None:
         check_release_of(config, release_of)
+        # The released arrays belong to the coordinates of the run that drew them.
         embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
     with reporter.stage("data"):
         dataset = load_for(embedded, config.data, load) if dataset is None else dataset

@@ -60,6 +60,7 @@ def public_pool(dataset: Dataset, settings: QueriesConfig, *, takes_posted: bool
 
     ``takes_posted``: whether the voters can vote on other records too.
     """
+    # Without a number and an admission, so that every record is offered, not the run's selection.
     public = choose_queries(dataset, settings.model_copy(update={"num_queries": None, "admission": None}))
     embedding = dataset.embedding
 
@@ -150,6 +151,7 @@ def service_settings(
     )
 
 
+# A look costs one call of the actor, and Ctrl-C does not wait for the next one.
 _WATCH_INTERVAL_S = 5.0
 # A restart verifies the ledger and starts the voters again before the service answers.
 _WATCH_TIMEOUT_S = 300.0
@@ -399,6 +401,7 @@ def stop_aggregator(root: Path, *, say: Callable[[str], None]) -> None:
 def service_name(run: RunDirectory) -> str:
     """Return the name of the ledger's service. It is unique per ledger, so that a second service for the run is
     refused."""
+    # Resolved: a link and the folder that it leads to are one ledger.
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 

@@ -49,6 +49,7 @@ from fairpate.report.frontier_page import Baselines, baseline_words, baselines
 from fairpate.run.sweep import read_rows
 from fairpate.types import NotionName, UsageError, stepwise, strict
 
+# Relative, as the excess is: means of the same numbers differ by less where they are added in another order.
 _ROUNDING = 1e-9
 # An excess over a limit of 0 is no share of it, so it is taken as a share of this.
 _ZERO_SCALE = 0.01
@@ -245,6 +246,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
         is_defined_N = ~np.isnan(values_NO).any(axis=1)
         candidates = [each for each, is_defined in zip(offers, is_defined_N, strict=True) if is_defined]
         if candidates:
+            # NaN compares false with everything, so that an undefined point would be dominated by none.
             mask_N = pareto_mask(values_NO[is_defined_N])
             nearest = [each for each, kept in zip(candidates, mask_N, strict=True) if kept]
     return Achievable(
