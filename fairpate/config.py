@@ -577,7 +577,7 @@ class BudgetConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """Queries in rounds, each chosen by a student of the labels released before it; see aggregator.admission."""
+    """Queries in rounds, each chosen by a student of the labels released before it (aggregator.session)."""
 
     rounds: Count = Field(10, ge=2, description="Number of rounds; the first takes public records in their order.")
     uncertain_first: bool = Field(

@@ -98,8 +98,10 @@ def demo(out: Path) -> Output:
     private = [model for model in models if model.claims.guarantee.protects]
     (without,) = (model for model in models if model not in private)
     with waiting("reject option"):
+        # As they are in the table: each model places them by the embedding that it keeps.
         records = load_data(without.config.data.model_copy(update={"embedding": None}))
         unseen = replace(records, test=records.validation)
+        # By validation records: a model that was chosen by test records looks better on them than it is.
         chosen = max(private, key=lambda model: model.assessed(unseen)[1].headline.accuracy)
         rejecting, report = chosen.with_reject_option(records, out / "chosen")
     why = f"right most often of {len(private)} on {counted(len(records.validation), 'validation record')}"
@@ -175,6 +177,7 @@ def fairness_sentence(claims: RunStatement, rejecting: RunStatement) -> str:
     answer, group = gap.where.removeprefix("predicted ").split(": ", 1)
     place, code = measured.group_names.index(group), measured.class_names.index(answer)
     rates_G = np.array(measured.rates_GC)[:, code]
+    # Rates are over answered records, so that those of several groups are joined in proportion to these.
     others_G = np.array([each.num_answered for each in measured.groups]) * (np.arange(len(rates_G)) != place)
     return (
         f"It says “{answer}” to {percent(rates_G[place])} of the group “{group}” and to "

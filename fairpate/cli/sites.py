@@ -126,7 +126,7 @@ def join_plan(
         if not is_for_program():
             say(offer)
         if not yes and (is_for_program() or not sys.stdin.isatty()):
-            raise UsageError("--yes: without a terminal nobody can be asked; give it to agree.")
+            raise UsageError("--yes: there is no terminal to ask on; give --yes to agree.")
         return yes or typer.confirm("Take part?", err=True)
 
     run = join(

@@ -376,6 +376,7 @@ def even_records(codes: Sequence[FeatureCode], count: int) -> npt.NDArray[np.flo
     Numbers are evenly spaced between their bounds, and one in ten is missing where it may be. The categories of a
     column, and its bands, are equally common. Columns are independent.
     """
+    # A fixed seed: these records are constants of the declaration.
     draws = np.random.default_rng(0)
     features: list[Mask | Floats] = []
     for _, of_column in itertools.groupby(codes, key=lambda code: code.column):

@@ -437,7 +437,7 @@ def how_to_get(file: SourceFile, folder: Path) -> str:
 
 
 def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
-    """As :func:`locate`, and verify the checksum of the published bytes, which are unpacked from a gzipped copy."""
+    """Find the file as :func:`locate` does, and verify the checksum of its published bytes (a copy may be gzipped)."""
     choice, path = locate(file, data_dir)
     if choice.sha256 is not None:
         try:

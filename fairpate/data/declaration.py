@@ -637,6 +637,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         crossed_N = np.zeros(len(rows), dtype=np.int64)
         for group in groups.values():
             own_N = codes_of(cells(rows, group.column, file, faults), group, "group").numpy()
+            # The last group changes first, as in :meth:`Declaration.group_names`.
             crossed_N = crossed_N * len(group.names) + own_N
         z.append(crossed_N)
         # Pooled files are divided together, so that equal rows of both are numbered together too.
@@ -656,6 +657,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     faults.require_none()
     unit_id = units.names()
     record_id = unit_id
+    # A key names one record: a key that repeats is refused later, and is never numbered.
     if not table.identity.key:
         numbered, start = GatheredNames(), 0
         for count in [len(unit_id)] if table.files.pooled else size_of.values():

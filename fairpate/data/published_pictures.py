@@ -112,6 +112,7 @@ def _coloured(
 
 
 COLOUR_FLIP = 0.1
+# Of scikit-learn's digits: 16 is full ink.
 INK_LEVELS = 16
 
 
@@ -463,7 +464,7 @@ LOADERS: Mapping[str, tuple[Callable[[Request], LoadedRecords], Mapping[str, Opt
 
 @cache
 def _facts(name: str) -> dict[str, Any]:
-    """What ``pictures.yaml`` says of a data set, with its files by their keys."""
+    """Return the facts of a data set in ``pictures.yaml``, with its files by their keys."""
     facts: dict[str, Any] = read_yaml(Path(__file__).with_name("pictures.yaml"))[name]
     return facts | {"files": {key: SourceFile(**file) for key, file in facts.get("files", {}).items()}}
 

@@ -568,7 +568,7 @@ _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 class Seen:
     """Facts about one column of the public records.
 
-    ``marks`` are values that often stand for a missing value. They count as missing in a column of numbers, and as text
+    ``marks`` are values that often mean a missing one. They count as missing in a column of numbers, and as text
     in a column of words.
     """
 

@@ -464,7 +464,7 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
 def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
     """The code of each row, -1 for a row without one, and a mask of the rows with a code."""
     text = found.text
-    if not pa.types.is_string(found.values.type):  # a file with types does not tell 1.0 from 1
+    if not pa.types.is_string(found.values.type):  # a file with types does not distinguish 1.0 from 1
         # The text that a number in the declaration has in such a file.
         typed = {text: number for text in published if (number := _number(text)) is not None}
         published = {

@@ -119,6 +119,7 @@ def findings(points: Sequence[Point]) -> Findings:
     levels = epsilon_levels(compared)
     numbers = []
     if levels:
+        # The ends are among them, and the middle one comes first: a reader begins there.
         spaced = np.linspace(0, len(levels) - 1, min(len(levels), _MOST_BUDGETS)).round().astype(int).tolist()
         numbers = list(dict.fromkeys([middle_level(compared), *spaced]))
 
@@ -243,6 +244,7 @@ def choices(rule: SelectionRule, points: Sequence[Point]) -> dict[Setting, list[
     least = best_error(points, rule)
     chosen = {}
     for setting, first in FIRST.items():
+        # Every method is judged by the panel's best accuracy, not by its own.
         found = [select(own, setting, rule=rule, best_error=least) for own in by_series(points).values()]
         chosen[setting] = sorted(
             (point for point in found if point is not None),

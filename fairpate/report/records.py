@@ -503,7 +503,7 @@ def small_cell_words(measured: Evaluation) -> str:
         return ""
     counts = "of the other groups alone" if any(measured.confusion_GYC) else "of no group"
     return (
-        f"Cells of fewer than {measured.least_cell} test records are not shown, nor totals that would tell of them: "
+        f"Cells of fewer than {measured.least_cell} test records are not shown, nor totals that would reveal them: "
         f"counts by true label are shown {counts}."
     )
 

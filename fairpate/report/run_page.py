@@ -391,6 +391,7 @@ def _compared_ledgers(independent: float, dependent: float, as_in_paper: float, 
 def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
     """Show the cost of each query as a share of its worst case, which is published, and the agreement of the voters."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
+    # At least 1: a query without a vote has a share of 0.
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
     of_worst_Q, total = shares_of_worst(cost_Q, worst_Q), float(cost_Q.sum())
@@ -404,6 +405,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         all_agree, some = f"all {voting.voters} agree", f"of the {voting.voters} or more agree"
         agree = all_agree if median == 1 else f"{percent(median, digits=0)} {some}"
         consensus = f"On half of the queries that were voted on, {agree}."
+        # Stable, so that a page that is drawn again is the same.
         clearer_Q = np.argsort(-voted_share_Q, kind="stable")[: (len(voted_share_Q) + 1) // 2]
         if 0 < voted_cost_Q.sum() < math.inf:
             share = percent(float(voted_cost_Q[clearer_Q].sum() / voted_cost_Q.sum()), digits=0)
@@ -612,7 +614,7 @@ class Card:
             "The private records, models that were trained on them without noise, and their votes.",
             "Any price that was computed from votes, and any ledger: both depend on private values.",
             "Counts or statistics of the private records that were not released with noise"
-            + (", but for the number that a sampling rate tells." if self.privacy.tells_size else "."),
+            + (", except the number that a sampling rate reveals." if self.privacy.tells_size else "."),
         ]
 
     @property
@@ -648,7 +650,7 @@ class Card:
         ]
         if privacy.tells_size and TELLS_SIZE.get(privacy.unit) not in privacy.remarks:
             units = "persons" if privacy.unit == "person" else "private records"
-            limits.append(f"The sampling rate tells the number of {units}, or the one declared: it is public.")
+            limits.append(f"The sampling rate reveals the number of {units}, or the declared number: it is public.")
         limits += privacy.uncharged_tuning
         if self.model.reject_option is not None:
             limits.append(
