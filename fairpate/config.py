@@ -96,6 +96,7 @@ def is_own_file(module: ModuleType) -> bool:
     if file is None or name in _INSTALLED:
         return False
     place = Path(file).resolve()
+    # A virtual environment is often below the working directory.
     return place.is_relative_to(Path.cwd().resolve()) and "site-packages" not in place.parts
 
 
@@ -493,6 +494,7 @@ class PublicDataConfig(Section):
 
 
 def _ascending(edges: tuple[float, ...]) -> tuple[float, ...]:
+    # With the ends of the score, so that no bin is empty for every record.
     if any(not low < high for low, high in itertools.pairwise((0.0, *edges, 1.0))):
         raise ValueError(f"Expected ascending edges between 0 and 1, got {', '.join(map(str, edges))}.")
     return edges
@@ -762,5 +764,6 @@ class SweepConfig(Section):
         if isinstance(value, list) and all(isinstance(name, str) for name in value):
             return {name: {} for name in value}
         if isinstance(value, dict):
+            # In YAML a name without settings, such as `sgd:`, is null.
             return {name: {} if part is None else part for name, part in value.items()}
         return value

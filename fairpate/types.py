@@ -407,10 +407,13 @@ def restored(kind: type[ItemT], value: Any) -> ItemT:
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise TypeError(f"expected the fields of {kind.__name__}, got {value!r}")
+        # Annotations are text under `from __future__ import annotations`: only this evaluates them.
         types = get_type_hints(kind)
         found = kind(**{name: restored(types.get(name, object), each) for name, each in value.items()})
     elif get_origin(kind) is tuple:
+        # All items of one type: no record has a tuple of several.
         found = tuple(restored(inside[0], each) for each in value)
+    # A `dict` stays as it is: only a Mapping may hold records.
     elif get_origin(kind) is Mapping:
         found = {name: restored(inside[1], each) for name, each in value.items()}
     elif type(None) in inside and value is not None:

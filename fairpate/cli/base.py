@@ -76,6 +76,7 @@ class Commands(typer.Typer):
             command.__signature__ = signature.replace(parameters=parameters, return_annotation=int)  # type: ignore[attr-defined]
             command.__annotations__ = {each.name: each.annotation for each in parameters}
             declare(command)
+            # The function itself and not the command: other code calls it with plain arguments.
             return function
 
         return declared

@@ -73,6 +73,7 @@ def make_plan(
         plan, embedding = plans.make_plan(config, roster, may_vanish=may_vanish, may_collude=may_collude)
     if embedding is not None:
         write_atomically(plans.embedding_file(output), lambda partial: partial.write_bytes(embedding))
+    # The plan last: where it is, the embedding that it needs is next to it.
     write_atomically(output, lambda partial: partial.write_bytes(plan.content))
     facts = {"file": output, "digest": plan.digest, "sites": len(roster), "sums": len(plan.sums)}
     return Output(facts=facts, words=f"{output}: plan {plan.digest}")

@@ -226,6 +226,7 @@ def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Mean
     _require_distinct([meaning.value for meaning in every if meaning.value is not None])
     for one, other in itertools.combinations(ranges, 2):
         (low, high), (other_low, other_high) = one.bounds, other.bounds
+        # With their sides: `below 5` and `at_least 5` touch and do not overlap.
         if max(low, other_low) <= min(high, other_high):
             raise ValueError("Expected ranges that do not overlap")
     return values
@@ -383,6 +384,7 @@ def even_records(codes: Sequence[FeatureCode], count: int) -> npt.NDArray[np.flo
         kinds = [code.kind for code in of_column]
         place_N = draws.permutation(count)
         if kinds[0] == "number":
+            # In the middle of equal steps, so that no number is at a bound.
             features.append((place_N + 0.5) / count)
             features += [draws.permutation(count) < count / 10 for _ in kinds[1:]]
         else:

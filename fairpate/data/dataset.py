@@ -486,6 +486,7 @@ def sha256_of(path: Path) -> str:
 def check_sha256(found: str, file: SourceFile, path: Path) -> None:
     """Raise :class:`DataError` unless ``found`` is the pinned checksum. A file without a pinned checksum passes."""
     if file.sha256 is not None and found != file.sha256:
+        # Back from the file to the data folder, below which its declared path is.
         folder = path.parents[len(PurePosixPath(file.path).parts) - 1]
         raise DataError(
             f"{path}: damaged or other file: expected sha256 {file.sha256}, found {found}. "
@@ -662,6 +663,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
     uniform_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=config.seed, purpose="parts")
     public_N = set_aside["public"]
     if num_public is not None and num_public < public_N.sum():
+        # By hash, as in :func:`divide`: records of one unit come in together.
         least = np.sort(uniform_N[public_N])[num_public - 1] if num_public else -1.0
         public_N = public_N & (uniform_N <= least)
     indices, low = {"public": np.flatnonzero(public_N)}, 0.0
@@ -669,6 +671,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
     for name, share in (("test", config.test_share), ("validation", config.validation_share)):
         own_N = set_aside[name]
         if not own_N.any():
+            # Shares follow each other on [0, 1): the hash of a unit falls into one of them, for any other records.
             own_N, low = free_N & (low <= uniform_N) & (uniform_N < low + share), low + share
         indices[name] = np.flatnonzero(own_N)
     indices["private"] = np.flatnonzero(free_N & (uniform_N >= low))

@@ -365,6 +365,7 @@ class Declaration(Section):
                 faults.append(f"{where}: no value {value!r} of option {name}{nearest(value, allowed)}")
 
         for (one, first), (other, second) in itertools.combinations(self.columns, 2):
+            # Never both: some option would need two values at once.
             excluded = any(second.when.get(name, value) != value for name, value in first.when.items())
             if one == other and not excluded:
                 faults.append(f"features: {one} is declared twice; leave one out, or give both a `when`")
@@ -569,6 +570,7 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
 
 def entry_of(table: Declaration) -> DatasetEntry:
     """The registry entry of the declared table."""
+    # A field of both has one meaning, except these two.
     shared = {each.name for each in fields(DatasetEntry)} & Declaration.model_fields.keys() - {"kind", "files"}
     facts = {name: getattr(table, name) for name in shared} | {"options": table.all_options}
     if table.person is not None:

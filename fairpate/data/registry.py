@@ -98,6 +98,7 @@ class Registry(Mapping[str, DatasetEntry]):
             if entry.name != name:
                 raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
             if name in _MADE:
+                # Names of their own: the lambda is called after `entry` was replaced, and must not read it.
                 load, make = entry.load, _MADE[name]
                 entry = replace(
                     entry, files=(), load=lambda request: load(replace(request, tables={"records": make()}))
@@ -197,6 +198,7 @@ def dataset_of(
     if config.split == "hashed":
         num_public = default_size("public", entry, records) if config.num_public is None else config.num_public
         splits: dict[str, Any] = divide_by_hash(records, config, num_public=num_public)
+        # All that decides the part of a name: parts of one rule are disjoint, and the odometer may count them apart.
         rule = (records.naming, config.seed, config.test_share, config.validation_share, sorted(options.items()))
         parts = hashlib.sha256(repr(rule).encode()).hexdigest()[:16]
     else:
@@ -551,6 +553,7 @@ def check_declaration(config: DataConfig) -> Check:
 
 
 QUESTION = "# ?"
+# Categories that are listed, whole numbers that look like codes, values that are remembered.
 _MOST_CATEGORIES, _MOST_CODES, _MOST_KEPT = 30, 10, 1000
 _SEPARATORS = (",", ";", "\t", "|")
 _LABELS = re.compile(r"^(label|target|class|outcome|y)$", re.IGNORECASE)
@@ -731,6 +734,7 @@ def _feature_line(column: str, seen: Seen) -> str:
 
 def outwards(low: float, high: float) -> tuple[float, float]:
     """Bounds that contain ``low`` and ``high``, rounded outwards to two digits of their difference."""
+    # A column of one value gets bounds that are as far apart as it is large.
     width = high - low or abs(high) or 1.0
     step = 10.0 ** (math.floor(math.log10(width)) - 1)
     return float(_number(math.floor(low / step) * step)), float(_number(math.ceil(high / step) * step))

@@ -279,6 +279,7 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
     lines = {}
     for series, own in by_series([point for point in sound(points) if not point.num_undefined]).items():
         best: dict[int, Point] = {}
+        # By error, so that the first point at a level is the most accurate there.
         for point in sorted(own, key=lambda point: point.value("error")):
             best.setdefault(level_of(point, levels), point)
         if len(best) > 1:
@@ -348,6 +349,7 @@ def size_of(coverage: float, between: tuple[float, float]) -> float:
 def coverage_range(points: Sequence[Point]) -> tuple[float, float]:
     """The range of coverage that sizes show: from a round number below the least, at most .5, to 1."""
     values = [1 - refused for point in points if not math.isnan(refused := point.value("refused"))]
+    # A share of whole tenths may be a little too small in floating point.
     return min(math.floor(10 * min(values, default=0.5) + 1e-9) / 10, 0.5), 1.0
 
 
@@ -906,6 +908,7 @@ def _pictures(
             each["width"], each["height"] = round(inner, 2), round(max(0.72 * inner, 60.0), 2)
         drawing = vl_convert.vegalite_to_svg({**specification, "config": config})
         missing = width - float(_SVG_WIDTH.findall(drawing)[0][0])
+        # Nobody sees a third of a point, and a plane of 40 points has no room to give.
         if abs(missing) < 0.3 or inner + missing / across < 40:
             break
         inner += missing / across

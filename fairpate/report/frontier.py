@@ -40,6 +40,7 @@ FAILED = "failed"
 Objective = Literal["epsilon", "disparity", "error", "refused"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
+# Places in `OBJECTIVES`.
 _EPSILON, _DISPARITY = 0, 1
 # A seed repeats a configuration, and the place where something runs does not change what it computes.
 _PLACES = frozenset({"out", "storage", "ray", "data_dir", "engine", "block_size"})
@@ -218,6 +219,7 @@ def points_of(
         # An epsilon that depends on votes is another claim, so the same configuration is another point.
         configuration = [record.method, record.data, record.unit, record.relation, record.delta]
         key = _text([*configuration, record.epsilon_is_data_dependent, settings_of(record.config)])
+        # Every seed in the configuration: data may be divided by a seed of its own.
         seeds = {path: seed for path, seed in flattened(record.config).items() if path.split(".")[-1] == "seed"}
         runs.setdefault(key, {})[_text([record.seed, seeds])] = (record, command)
     points = [_point(list(repetitions.values())) for repetitions in runs.values()]

@@ -910,6 +910,7 @@ def resampled_reject_option(
     # One row per answer, of all replicates together: the tables are then one addition.
     replicate_A, place_A = answered_RN.nonzero()
     row_A = drawn_RN[replicate_A, place_A]
+    # Not `+=`, which adds once to a cell that occurs several times.
     np.add.at(joint_RGYC, (replicate_A, groups[row_A], truth[row_A], labels[row_A]), 1.0)
     return joint_RGYC
 

@@ -39,6 +39,7 @@ _STRENGTHS: Mapping[str, tuple[str, Mood]] = {
     "weak": ("weakly private", "doubtful"),
     "void": ("private in name only", "bad"),
 }
+# Where both verdicts are clear one sentence joins them; all other pairs are listed.
 _JOINED: Mapping[tuple[str, str], str] = {
     ("private", "fair"): "Private and fair",
     ("private", "not fair"): "Private but not fair",

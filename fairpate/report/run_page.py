@@ -342,6 +342,7 @@ def private_report(report: PrivateReport) -> str:
         report.epsilon_data_dependent_course_Q,
         report.epsilon_as_in_paper_course_Q,
     )
+    # The stated total, which may lie above the last of its course: it was fixed before the first query.
     totals = [public.guarantee.epsilon, *(float(epsilon_Q[-1]) if len(epsilon_Q) else 0.0 for epsilon_Q in courses[1:])]
     queries = _query_by_query(report, voting)
     # Where no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.

@@ -93,6 +93,7 @@ def select_settings(
 
         settings = {
             "candidates": [values_digest(config.settings_without()) for config in candidates],
+            # All that the draw depends on: under other settings the choice that is kept is refused.
             "group_weights": weights.tolist(),
             "epsilon": epsilon,
             "parts": dataset.parts,

@@ -146,6 +146,7 @@ def draw_table(
     bins_N = np.searchsorted(edges, scores_N, side="right")
     table_BGYC = np.zeros((len(edges) + 1, num_groups, num_classes, num_classes), np.int64)
     # Rounded down: the weights of a person's records never add up to more than one weight.
+    # Not `+=`, which adds once to a cell that occurs several times.
     np.add.at(table_BGYC, (bins_N, test.z.numpy(), test.y.numpy(), labels_N), event.weight // records_of_unit(test))
     stddev = event.noise_stddev_records * event.weight
     # On empty cells too: which cells hold no record is private.

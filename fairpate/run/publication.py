@@ -408,6 +408,7 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
     # At the one order that is best for the total: costs of single queries at orders of their own would not add up.
     worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
     assert public.voting is not None
+    # Where no cost depends on votes, all three courses are one.
     dependent = as_in_paper = public.voting.epsilon_course_Q
     if drawn.data_dependent:
         dependent = _course(spending, lambda start, end: accountant.rdp_data_dependent([spending.drawn(start, end)]))

@@ -207,6 +207,7 @@ def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, 
             seen = point.seen_by(DEFAULT if name == "disparity" else notion_named(name))
         objective = _OBJECTIVE_OF.get(name, "disparity")
         value = float((seen.mean_O if seed is None else seen.values_SO[seed])[OBJECTIVES.index(objective)])
+        # Objectives are minimised: accuracy and coverage are the complements of error and refusals.
         values[name] = 1 - value if name in _LEAST else value
         # A gap among fewer groups is smaller for that alone, so it meets no limit.
         if objective == "disparity" and point.groups.unmeasured:

@@ -631,6 +631,7 @@ class SweepFolder:
     def holds(self, cells: Sequence[Cell]) -> bool:
         """True if the tables hold exactly these cells, all finished; only their digests are read."""
         public = [cell.digest for cell in cells if cell.config.is_private or self.publish_unprotected]
+        # In order, as cells are written; a cell has two rows in the operator's table where an epsilon depends on votes.
         return _digests(self.results) == public and set(_digests(self.private_results)) == {c.digest for c in cells}
 
     def assemble(self, cells: Sequence[Cell]) -> None:
