@@ -323,6 +323,7 @@ class Quotas:
 
     def _bucket(self, ledger: Ledger, caller: str) -> _Bucket:
         """Return the caller's bucket with all charges counted."""
+        # A quota of the caller itself replaces that of the service, in both directions.
         own = ledger.limit_of(caller).per_day
         rule = self._rule if own is None else QuotaRule(max_queries=own)
         bucket = self._buckets.get(caller)

@@ -281,6 +281,7 @@ class LedgerState:
             self.limits[payload["caller"]] = OwnLimit(**payload["limit"])
         else:
             outcomes = []
+            # As :func:`commit_entry` writes them: a verdict, a label, or a label with its counts.
             for word in payload["outcomes"]:
                 if isinstance(word, list):
                     outcomes.append(Outcome(verdict="answer", label=word[0], counts=tuple(word[1:])))

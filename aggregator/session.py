@@ -143,6 +143,7 @@ class AggregatorSession:
         until then is answered when it is asked again.
         """
         ledger, terms = self._ledger, self._ledger.terms
+        # A query that is given twice is voted on and charged once.
         distinct = list({query.key: query for query in queries if ledger.outcome(query.key) is None}.values())
         # Without the ledger's lock, so that no teacher votes on queries without room; decided again under the lock.
         payers = self._payers(distinct, quota)

@@ -56,6 +56,7 @@ def nearest(value: object, known: Iterable[object]) -> str:
 PLACE = re.compile(r"[\w.]+:[\w.]+")
 ALLOWED = "FAIRPATE_ALLOW_CODE"
 REMEDY = f"if you trust it, set {ALLOWED}=1 in the environment"
+# Where this package is installed, so are these, on every node.
 _INSTALLED = ("fairpate", "teachers", "aggregator", "student")
 _imported: set[str] = set()
 

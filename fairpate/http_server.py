@@ -335,6 +335,7 @@ class Observed:
 _SLICE_BYTES = 4096  # a head passes its limit by at most this
 _LINGER_S = 2.0
 _OTHER_FILES = 1024  # files of the process that are not connections
+# One connection in so many is given up at once when all places are taken.
 _EVICTED_SHARE = 16
 
 
@@ -431,6 +432,7 @@ class LimitedProtocol(H11Protocol):
         if self.phase == "closing":
             self.server_state.total_requests += 1
             return
+        # The rest of a body must not be taken for the next request on this connection.
         if not self.is_read and not self.transport.is_closing():
             self.server_state.total_requests += 1
             self._linger()

@@ -241,6 +241,7 @@ class Pace:
         took_s, steps = self._last[0] - self._first[0], self._last[1] - self._first[1]
         if steps <= 0 or took_s < _LEAST_S:
             return None
+        # Less the time since the last report: the number falls between two reports too.
         return max(0.0, took_s / steps * (self._last[2] - self._last[1]) - (self.clock() - self._last[0]))
 
     def words(self) -> str:
@@ -341,6 +342,7 @@ def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
         words = ", ".join(filter(None, (f"{done}/{total}", f"{duration(took_s)} so far", pace.words())))
         console.print(f"{name} {words}")
 
+    # Without `finally`: after an error no line says that the stage is done.
     yield advance
     if is_shown:
         console.print(f"{name} done in {time.monotonic() - started:.1f} s")

@@ -151,6 +151,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
 
     def command(ctx: typer.Context, **values: Any) -> Output | None:
         given = [name for name in declared if _is_given(ctx, name)]
+        # Of several modes whose options were given, the first: options of the others are refused below.
         chosen = next((mode for mode in modes if mode.option in given), without_option)
         written = _written(ctx)
         for name in (name for name in given if name not in reads[chosen]):

@@ -1,4 +1,4 @@
-"""`fairpate demo`: private methods side by side on the embedded loans, and what the best of them can be published as.
+"""`fairpate demo`: private methods side by side on the embedded loans, and what may be claimed of the best of them.
 
 ``examples/demo.yaml`` says what is compared. The private model that is right most often on validation records is then
 measured again with a reject option: a rule on its answers, which needs no private record and so costs no privacy. Each

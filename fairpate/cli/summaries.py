@@ -95,6 +95,7 @@ def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
 
 def as_yaml(value: Any) -> str:
     """Return a value as ``--set`` takes it."""
+    # JSON is YAML as well, except for infinity.
     return value if isinstance(value, str) else json.dumps(value, default=str).replace("Infinity", "inf")
 
 
@@ -242,6 +243,7 @@ def findings() -> Iterator[Finding]:
 
 Kind = Literal["table", "images", "embeddings"]
 Files = dict[str, bytes]
+# Records of each part, in the order of `_PARTS`.
 _SIZES = {"table": (1200, 400, 400), "images": (900, 300, 300), "embeddings": (1200, 400, 400)}
 _PARTS = ("private", "public", "test")
 _WARDS = ("surgery", "medicine", "other")

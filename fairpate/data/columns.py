@@ -367,6 +367,7 @@ def _codes(column: str, feature: Feature) -> Iterator[FeatureCode]:
         places = feature.places
         for place, name in enumerate(feature.own_categories):
             is_other = feature.other and name == OTHER
+            # `other` lists the values of all its siblings: it is 1 for every text that is not among them.
             values = tuple(value for value, found in places.items() if (found == place) != is_other)
             yield code(feature=f"{column}={name}", kind="other" if is_other else "category", values=values)
 
@@ -430,6 +431,7 @@ class RecordForm:
                 bounds: dict[str, Any] = {"low": first.low, "high": first.high}
                 found.append(RecordField(name=column, is_optional=first.missing is not None, **bounds))
             elif first.kind == "band":
+                # The last band is open: the form suggests no number above its start.
                 found.append(RecordField(name=column, low=first.at_least, high=last.at_least))
             else:
                 values = [value for code in codes if code.kind == "category" for value in code.values or ()]

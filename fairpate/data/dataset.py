@@ -267,9 +267,10 @@ class LoadedRecords:
     public record may be -1: it has no label.
     ``person_ids`` names the person behind each record where several records share one and a split must not part them;
     equal records are of one person then.
-    ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels`` are the
-    features again where they may be mapped from a file, so that a split may be too; so are ``mapped`` those of a table.
-    ``feature_codes``: of a declared table, how its features are computed. ``naming`` identifies the rule by which
+    ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels``: the
+    features of pictures, with the file that they may be mapped from, so that a split is a view of a file as well;
+    ``mapped``: the same for the features of a table. ``feature_codes``: of a declared table, how its features are
+    computed. ``naming`` identifies the rule by which
     records are named; under ``keeps_names`` it reads nothing but keys of records or persons.
     """
 
@@ -560,8 +561,9 @@ def shortened_by_person(
     (R, W).
 
     Record n votes ``votes_NW[n]`` for ``row_N[n]``; no vote is longer than ``norm``. A person's votes are added up row
-    by row, and shortened where they are longer than that: the longest vector of that direction. Whole numbers, and a
-    function of the person's own records alone, bit for bit. ValueError for more than ``MOST_RECORDS`` of one person.
+    by row; sums that are longer than ``norm`` together are scaled down to it, in whole numbers rounded towards zero.
+    The result is a function of the person's own records alone, bit for bit. ValueError for more than ``MOST_RECORDS``
+    records of one person.
     """
     # Rows of one person together, and within them the votes for one row of the table.
     order = np.lexsort((row_N, person_N))
@@ -578,12 +580,14 @@ def shortened_by_person(
     return rows[starts_R], np.where(squared_R1 > norm**2, shorter_RW, sums_RW)
 
 
+# Origins that each split may take records of.
 PERMITTED: dict[str, frozenset[Origin]] = {
     "public": frozenset({"any", "training", "held_out", "public"}),
     "validation": frozenset({"any", "training", "held_out", "validation"}),
     "test": frozenset({"any", "held_out", "test"}),
     "private": frozenset({"any", "training", "private"}),
 }
+# Origins whose records are set aside for a split: where there are any, it takes no others.
 SET_ASIDE: dict[str, frozenset[Origin]] = {
     "public": frozenset({"public"}),
     "validation": frozenset({"validation"}),

@@ -187,6 +187,7 @@ def _copies(pool: Tensor) -> Iterator[Tensor]:
         return
     for turn, slant, wide, high, across, down in _COPIES:
         cosine, sine = math.cos(turn), math.sin(turn)
+        # From places of the copy to places of the picture, as affine_grid reads it: the inverse of what is seen.
         matrix = torch.tensor(
             [[cosine / wide, (slant - sine) / wide, across], [sine / high, cosine / high, down]], dtype=torch.float32
         )

@@ -80,6 +80,7 @@ def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], Non
             LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Mapped from what was written, so that the checksum of the pixels in use was verified.
         write_pixels(path, shape, fill)
         return map_pixels(path, shape)
     except OSError as error:

@@ -170,6 +170,7 @@ def load_color_mnist(request: Request) -> LoadedRecords:
 def read_images(file: SourceFile, data_dir: Path | None) -> npt.NDArray[np.uint8]:
     """Read the images (N, 28, 28) of an idx3 file."""
     content = _idx_content(file, data_dir, IMAGE_MAGIC)
+    # Behind the magic number; the pixels follow at byte 16.
     count, height, width = struct.unpack_from(">III", content, 4)
     if (height, width) != (PIXELS, PIXELS):
         raise DataError(f"{file.path}: expected images of {PIXELS} x {PIXELS}, got {height} x {width}.")
@@ -406,6 +407,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
     patients, races = (column_of(people, name, demographics.path).to_pylist() for name in ("PATIENT", "PRIMARY_RACE"))
     race_of = {
         patient: code
+        # No name begins with another one, so that a patient has one race at most.
         for patient, race in zip(patients, races, strict=True)
         for code, name in enumerate(CHEXPERT_RACES)
         if race.startswith(name)  # the publisher adds remarks such as ", non-Hispanic"

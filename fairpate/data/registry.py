@@ -396,6 +396,7 @@ def as_table(frame: Any, part: str) -> pa.Table:
             return frame
         if isinstance(frame, Mapping):
             return pa.table({str(name): pa.array(np.asarray(column)) for name, column in frame.items()})
+        # A frame of polars; neither it nor pandas is imported to find out.
         if hasattr(frame, "to_arrow"):
             return frame.to_arrow()
         return pa.Table.from_pandas(frame, preserve_index=False)

@@ -41,6 +41,7 @@ from fairpate.types import tell
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Values that a message shows, and characters of each.
 _SHOWN, _LENGTH = 3, 40
 
 
@@ -485,6 +486,7 @@ def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, 
 def _encode_number(found: ColumnCells, feature: Feature) -> FloatArray:
     values_N = numbers(found, feature.unknown)
     assert feature.bounds is not None
+    # By the same function as values, so that a value at a bound is 0 or 1 to the last bit.
     ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
     low, high, constant = (stretched(end, feature.scale) for end in ends)
     missing_N = np.isnan(values_N)

@@ -173,6 +173,7 @@ def by_family(found: Iterable[SeriesStyle]) -> dict[str, list[SeriesStyle]]:
     return families
 
 
+# Diameters of marks, in pixels of a page.
 SMALLEST, LARGEST = 5.0, 14.0
 EPSILON, DISPARITY, ACCURACY, COVERAGE = range(4)
 PLANES = (

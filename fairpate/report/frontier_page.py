@@ -162,6 +162,7 @@ def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> Bu
         gap = decimal(fairest.value("disparity"))
         if not math.isnan(error := _standard_error(fairest, "disparity")):
             gap += f" ± {decimal(error)}"
+        # One number for both configurations of the row: the smaller.
         seeds = min(len(best.seeds), len(fairest.seeds))
         rows.append((name, str(seeds), _accuracy_with_error(best), gap, _accuracy_with_error(fairest)))
 
@@ -481,6 +482,7 @@ def _class_view(
                 "number": number,
                 "label": class_label(privacy),
                 "compared": compared,
+                # As printed: two epsilons of one text are one choice.
                 "budgets": sorted({epsilon_text(point.value("epsilon")) for point in ranked(points)}, key=_budget),
                 "levels": [(place, epsilon_text(level)) for place, level in enumerate(epsilon_levels(points))],
                 "level": middle_level(points),

@@ -520,8 +520,11 @@ _NEARLY_ONE = 0.995  # the estimate of a constant prediction comes this near to 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupEstimate:
-    """One group of private records: its number of records, the share that gets an answer, and among the answered the
-    share that is right, the share of each prediction, and of each true label the share that is predicted so."""
+    """One group of private records: its number of ``records`` and the share that gets an answer (``coverage``).
+
+    Among answered records: the share that is predicted correctly (``accuracy``), the share of each prediction
+    (``predicted``), and for each true label the share of its records that is predicted as this label (``found``).
+    """
 
     name: str
     records: PopulationEstimate
@@ -590,6 +593,7 @@ def private_population(
 ) -> PrivatePopulation:
     """Return all estimates; the last outcome of ``population`` is a refusal."""
     joint, draws = population.joint_GYJ, population.draws_RGYJ
+    # Rates and gaps are over answered records: all outcomes but the last.
     answered = joint[..., :-1], draws[..., :-1]
 
     def coverages(joint_GYJ: rates.FloatArray) -> rates.Events:

@@ -305,7 +305,7 @@ def _answered_words(measured: Evaluation) -> str:
 
 
 def prediction_words(measured: Evaluation, model: str) -> str:
-    """Count the classes that are predicted at all, to read a gap with."""
+    """Return how many classes are predicted for some record, with cautions about the model: context for its gaps."""
     if not measured.num_answered:
         return "No record is answered."
     predicted = sum(any(rates[k] > 0 for rates in measured.rates_GC) for k in range(len(measured.class_names)))
@@ -649,6 +649,7 @@ class Card:
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly: each "
             "notion says another thing.",
         ]
+        # Where the statement has its own remark on this, at length, it is among the limits already.
         if privacy.tells_size and TELLS_SIZE.get(privacy.unit) not in privacy.remarks:
             units = "persons" if privacy.unit == "person" else "private records"
             limits.append(f"The sampling rate reveals the number of {units}, or the declared number: it is public.")

@@ -317,6 +317,7 @@ class _Check:
             f"missing from {HEAD}": {*REQUIRED, EVENTS, VERSIONS, README} - set(listed),
         }.items():
             self.differs += [f"{name}: {fault}" for name in sorted(names)]
+        # Only known names are opened: the head comes from others, and may list any path.
         for name in sorted(present & set(listed) & _NAMES):
             same = sha256_of(self.bundle.public / name) == listed[name]
             self.require(same, f"{name}: not the file of {HEAD} (its SHA-256 differs)")

@@ -439,6 +439,7 @@ def _compute(
     compute: Compute, cell: Cell, out: Path, shared: Handed, torch_threads: int
 ) -> tuple[list[Row], list[Release]]:
     rows = compute(cell, out, shared, torch_threads)
+    # Of the model and of private metrics; a choice among settings is never made in a cell.
     receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, MetricsFolder))
     return rows, [receipt for receipt in receipts if receipt is not None]
 

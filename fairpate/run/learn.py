@@ -1,8 +1,8 @@
 """The data set that a run is trained on and the student that it publishes: recorded, read back and measured.
 
 A configuration names a data set; a data set that was given from Python has no name that could be looked up. So the run
-records in ``data.json``, next to the configuration, what it had in its hands, and all that describes the run or reads
-its data set again uses this record.
+records the facts of the data set that it read in ``data.json``, next to the configuration. All that describes the run
+or reads its data set again uses this record.
 
 A published model is measured on the test split, and with IDP3 also in other orders, on which its refusals
 depend. Nothing here touches private records to learn from them, so it costs no privacy.

@@ -108,6 +108,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
             present = verified(before.ledger, None)[1]
             known += [Head(present[-1][0], present[-1][3])] if present else []
         for head in known:
+            # Number 0 notes a ledger without an entry, which every copy holds.
             if head.number and head not in heads:
                 raise LedgerError(
                     f"{shown(copy)}: holds {len(rows)} entries, and not the number {head.number} of the ledger it "
@@ -157,6 +158,7 @@ def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
         is_readable = False
         if not before.is_in_folder:
             with suppress(LedgerError):
+                # Always true: what cannot be read raises.
                 is_readable = bool(verified(before.ledger, None))
         if is_readable:
             store = open_store(before.ledger, "", create=False, take_over=False)

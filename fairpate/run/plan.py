@@ -218,6 +218,7 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
     """Return the reasons why a run of ``config`` cannot beat the most common class; empty if it may."""
     majority, found = known_majority(config.data, dataset), []
     epsilon = getattr(config.target, "epsilon", None)
+    # Runs in the folder of this one: others are not searched for.
     for path in sorted(run.root.parent.glob("*/public/record.json")):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from student.student import Student
 
 FloatArray = npt.NDArray[np.float64]
+# Divided among the records of a person and rounded down, a weight this large loses next to nothing.
 WEIGHT = 2**20
 LEVEL = 0.95
 _LEAST_SHARE = 1e-9  # which has a logarithm

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
     """The published evaluation of ``run`` on its test records. Errors of many kinds for a damaged file."""
+    # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     metrics = read_json(run.metrics)
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
 

@@ -76,6 +76,7 @@ _NEW = np.zeros(0)
 _MOST_DISTRIBUTIONS = 8
 """Loss distributions of several releases that are composed at once; beyond, Renyi curves alone are added."""
 
+# Rules of splits whose parts are told apart; with three parts each there are at most 3^6 sums.
 _MOST_RULES = 6
 
 
@@ -855,6 +856,7 @@ class ReleaseLog:
             return ()
         origins = [read_release(path)[1].id for path in self._run.release_files()]
         receipt = read_receipt(self._run)
+        # Without a receipt all of it was drawn by other runs; with one, only what has another id.
         if receipt is None:
             return tuple(
                 f"Learned from release {run} of another run, whose ε this is: it is spent once, not again."
@@ -897,6 +899,7 @@ class ReleaseLog:
             noise=noise,
             method=self._method,
             path=str(self._run.root.absolute()),
+            # Equal events are joined: a row stays short for any number of steps.
             events=merged(events),
             num_queries=num_queries,
             part=self._part,

@@ -201,6 +201,7 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
         generator_seed=stream_seed(config.seed, Stream.MODEL),
     )
     if config.public_data.pretrain is not None:
+        # A stream of its own: later draws are the same with pre-training and without.
         generator = torch_generator(config.seed, Stream.PRETRAINING)
         pretrain_by_rotations(model, architecture, dataset.public.x, config.public_data.pretrain, generator=generator)
     return model
@@ -324,6 +325,7 @@ def state_release(
     """Write the statement that prices the release, and show the operator the total with earlier releases."""
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
+        # The table is drawn after this statement, which prices it before anything of it is visible.
         parts["test"] = (stated_table(run, config.price(trained)),)
     if run.choice.exists():
         parts["validation"] = read_release(run.choice)[0].events
@@ -438,6 +440,7 @@ def run_method(
         UserError, ValueError: Names the field or file, the value and the remedy. What was finished stays, and nothing
             is charged twice.
     """
+    # Votes that were made elsewhere bring their public records along.
     given = config.own_dataset() if dataset is None else dataset
     opened = _opened(config, reporter, given, load=load, release_of=release_of)
     with opened as (config, dataset, run, log):

@@ -168,6 +168,7 @@ class Transfer:
         """Accuracy that is lost against ``best``; NaN unless both meet the demand."""
         if self.there is None or self.best is None or self.there.missed or self.best.missed:
             return math.nan
+        # A difference of errors is one of accuracies, positive where the choice is worse.
         return self.there.point.value("error") - self.best.point.value("error")
 
 
@@ -383,6 +384,7 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
     # Objectives of a point are minimised; a user reads accuracy and coverage, whose spread is the same.
     disparity = OBJECTIVES.index("disparity")
     seen = {name: point.seen_by(name) for name in NAMES}
+    # In the order of `OBJECTIVES`, behind epsilon.
     spread = zip(("disparity", "accuracy", "coverage"), seen[DEFAULT].spread_O[1:].tolist(), strict=True)
     return {
         "method": point.method,
