@@ -502,7 +502,7 @@ def _ascending(edges: tuple[float, ...]) -> tuple[float, ...]:
 
 
 class EvaluationConfig(Section):
-    """What is published about test records."""
+    """The metrics of test records: how they are published, and which are left out."""
 
     metrics: MetricsKind = Field(
         "outside",

@@ -511,7 +511,7 @@ _UNACCOUNTED = (
 )
 _FOLLOWS_FROM_SIZE = (
     "Settings were chosen by the real number of private {}, which counts as public here: ε covers no change of "
-    "it. A declared number (num_records) tells nothing."
+    "it. A declared number (num_records) reveals nothing."
 )
 _NOT_COUNTED = "Fitted from Python: the operator's odometer did not count it, nor other fits on the same records."
 Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]

@@ -335,7 +335,7 @@ class Observed:
 _SLICE_BYTES = 4096  # a head passes its limit by at most this
 _LINGER_S = 2.0
 _OTHER_FILES = 1024  # files of the process that are not connections
-# One connection in so many is given up at once when all places are taken.
+# When all places are taken, one in 16 connections is given up at once.
 _EVICTED_SHARE = 16
 
 

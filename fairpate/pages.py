@@ -34,7 +34,7 @@ _MONTHS = (
 
 
 def count(value: int | None) -> str:
-    """A whole number with separators. None stands for a number that is too small to be shown."""
+    """A whole number with separators; None: a number that is too small to be shown."""
     return "too few" if value is None else f"{value:,}"
 
 

@@ -425,7 +425,7 @@ class PublicPool:
     def _questions(self) -> tuple[Question, ...]:
         return tuple(
             Question(
-                # The key alone needs equal bytes; voters see the record as it is in the pool.
+                # The key alone needs equal bytes; voters see the stored record.
                 query=Query(key=query_key(_without_negative_zero(x), group), group=group, record_id=record_id),
                 features=x,
             )

@@ -53,7 +53,7 @@ def make_plan(
     output: Annotated[Path, typer.Option("--output", "-o", help="File of the plan to write.")],
     may_vanish: Annotated[int, typer.Option(min=0, help="Sites that may be lost on the way.")] = 0,
     may_collude: Annotated[
-        int, typer.Option(min=1, help="Sites that may tell the coordinator all they know, without harm to the others.")
+        int, typer.Option(min=1, help="Sites that may collude with the coordinator without exposing the others.")
     ] = 1,
     method: Annotated[str, typer.Option(help="weighted_votes, record_votes or residual_votes.")] = "weighted_votes",
     epsilon: Epsilon = None,

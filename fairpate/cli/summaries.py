@@ -379,7 +379,7 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
         target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words).encode()
         for source, target in _FILES.items()
     }
-    # A fixed seed: the example of every project is the same, and about nobody.
+    # A fixed seed: every project gets the same records, which are about no real person.
     contents |= {".gitignore": b"runs/\n"} | _MAKERS[kind](np.random.default_rng(_SEED), _SIZES[kind])
     return name, write_folder(folder, contents)
 

@@ -405,7 +405,7 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
 
 
 def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
-    """The files that match a pattern, sorted by path; a file without a pattern is returned as it is."""
+    """The files that match a pattern, sorted by path; a file without a pattern is returned unchanged."""
     if not _is_pattern(file):
         return (file,)
     folder = resolve_data_dir(data_dir)
@@ -587,7 +587,7 @@ PERMITTED: dict[str, frozenset[Origin]] = {
     "test": frozenset({"any", "held_out", "test"}),
     "private": frozenset({"any", "training", "private"}),
 }
-# Origins whose records are set aside for a split: where there are any, it takes no others.
+# Origins whose records are set aside for a split; where there are any, it takes no others (tests may).
 SET_ASIDE: dict[str, frozenset[Origin]] = {
     "public": frozenset({"public"}),
     "validation": frozenset({"validation"}),

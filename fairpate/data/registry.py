@@ -735,7 +735,7 @@ def _feature_line(column: str, seen: Seen) -> str:
 
 def outwards(low: float, high: float) -> tuple[float, float]:
     """Bounds that contain ``low`` and ``high``, rounded outwards to two digits of their difference."""
-    # A column of one value gets bounds that are as far apart as it is large.
+    # A column of one value gets a range as wide as the value is large.
     width = high - low or abs(high) or 1.0
     step = 10.0 ** (math.floor(math.log10(width)) - 1)
     return float(_number(math.floor(low / step) * step)), float(_number(math.ceil(high / step) * step))

@@ -324,7 +324,7 @@ def _margin(rule: GateRule) -> str:
 
 
 _LEDGERS = {
-    "Data-independent": "Every submitted query at its worst case, whatever the votes. May be published.",
+    "Data-independent": "Every submitted query at its worst case, for any votes. May be published.",
     "Data-dependent": "Everything that was computed, at the cost that these votes give it. Private.",
     "Data-dependent, as in the paper": (
         "As FairPATE’s authors reported theirs: rejections by the fairness gate are free, and a noisy vote counts with "

@@ -190,7 +190,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that differ, in order, each as ``name: before -> now``; None stands for a missing field."""
+    """The fields that differ, in order, each as ``name: before -> now``; a missing field is shown as None."""
     names = sorted(before.keys() | now.keys())
     return {
         name: f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)

@@ -269,7 +269,7 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
 
 
 def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return how many noiseless labels are worth as much as ``labels`` labels of which a share ``right`` is correct."""
+    """Return how many noiseless labels teach as much as ``labels`` labels of which a share ``right`` is correct."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 

@@ -301,7 +301,7 @@ def _of_scores(
         right_B = joint_BYC[:, 1].sum(axis=-1) if two else np.trace(joint_BYC, axis1=1, axis2=2)
         return rates.Events(hits_EG=right_B[None], sizes_EG=joint_BYC.sum(axis=(1, 2))[None], cells=[])
 
-    # Bins in the place of groups, whose noises add up.
+    # Bins instead of groups: each sums over groups, whose noises add up.
     found = _Shares.of(scored, table_BGYC.sum(axis=1), stddev * math.sqrt(table_BGYC.shape[1]), z=_deviations(1))
     for place, (low, high) in enumerate(itertools.pairwise((0.0, *edges, 1.0))):
         what = f"true {class_names[1]}" if two else "right"

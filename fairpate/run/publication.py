@@ -402,7 +402,7 @@ def _answered_queries(spending: Spending, statement: PrivacyStatement, num_publi
 
 
 def _private_report(public: PublicReport, spending: Spending, without_privacy: WithoutPrivacy | None) -> PrivateReport:
-    """The operator's report: what the votes made each query cost, when it was charged, and to whom."""
+    """The operator's report: the data-dependent cost of each query, when it was charged, and to whom."""
     submitted = range(len(spending.charges_Q))
     drawn = spending.drawn(0, len(submitted))
     best = accountant.epsilon_data_dependent([drawn], target_delta=spending.target_delta)

@@ -76,7 +76,7 @@ _NEW = np.zeros(0)
 _MOST_DISTRIBUTIONS = 8
 """Loss distributions of several releases that are composed at once; beyond, Renyi curves alone are added."""
 
-# Rules of splits whose parts are told apart; with three parts each there are at most 3^6 sums.
+# Rules of splits whose parts are added up apart; with three parts each there are at most 3^6 sums.
 _MOST_RULES = 6
 
 
@@ -676,7 +676,7 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The log's view of a choice among settings. One that is gone may be made again, and is counted again."""
+    """The log's view of a choice among settings. A choice whose file is gone may be made, and is counted, again."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")

@@ -328,9 +328,9 @@ def serve_student_of(
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         say(f"The student of {run.root} is served at {settings.url} (documentation: /docs)")
         if settings.tokens.is_empty:
-            say("It takes no token: everybody who reaches this address may ask it.")
+            say("It needs no token: any client that reaches this address may query it.")
         else:
-            say("It takes the tokens of both roles, and answers nobody else.")
+            say("It needs a token, of either role.")
         started([{"run": run.root, "url": settings.url, "detached": False}])
         with suppress(KeyboardInterrupt):
             while is_serving():

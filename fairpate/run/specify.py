@@ -117,8 +117,8 @@ class Demand:
 class Offer:
     """One configuration compared with a demand.
 
-    ``missed`` holds the relative excess over each limit that is not met; epsilon counts as it is guaranteed.
-    ``seeds_met`` is the number of seeds whose own run meets every limit.
+    ``missed`` holds the relative excess over each limit that is not met; that of epsilon is the excess of its
+    guaranteed value, which is rounded up. ``seeds_met`` is the number of seeds whose own run meets every limit.
     """
 
     point: Point
@@ -306,7 +306,7 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
         return json.dumps(of.settings.get(name), sort_keys=True, default=str)
 
     sides = [[each for each in points if each.series == point.series] for points in (source, target)]
-    # Settings of the data differ between data sets anyway, so they cannot tell configurations apart.
+    # Settings of the data differ between data sets anyway, so they cannot distinguish configurations.
     names = {name for side in sides for each in side for name in each.settings if not name.startswith("data.")}
     varied = [name for name in names if any(len({setting(each, name) for each in side}) > 1 for side in sides)]
     same = [each for each in sides[1] if all(setting(each, name) == setting(point, name) for name in varied)]

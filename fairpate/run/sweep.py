@@ -171,7 +171,7 @@ def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
     # A failed run has no epsilon.
     is_infinite = pc.fill_null(pc.is_inf(table["epsilon"]), False)
     may_be_seen = pc.or_(pc.and_not(table["has_guarantee"], is_infinite), unprotected)
-    # Two rules apart: a data-dependent epsilon stays private whatever may be published without a guarantee.
+    # Two rules: a data-dependent epsilon stays private also where results without a guarantee are published.
     kept = table.filter(pc.and_not(may_be_seen, pc.fill_null(table["epsilon_is_data_dependent"], False)))
     replaced = {
         "minutes": pa.nulls(len(kept), pa.float64()),
