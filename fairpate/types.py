@@ -85,7 +85,7 @@ CHOSEN = (
 READING_TELLS = (
     "Whether the records could be read is not covered: a value that was not declared, a class or group without a "
     "private record and equal keys end a run with an error, and anyone who sees the error, or that nothing was "
-    "published, learns this about the records."
+    "published, learns that about the records."
 )
 """Remark of a statement about records of a declaration; `fairpate data check` begins with it."""
 
