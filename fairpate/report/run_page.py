@@ -615,7 +615,7 @@ class Card:
             "The private records, models that were trained on them without noise, and their votes.",
             "Any price that was computed from votes, and any ledger: both depend on private values.",
             "Counts or statistics of the private records that were not released with noise"
-            + (", except the number that a sampling rate reveals." if self.privacy.tells_size else "."),
+            + (", but for the number that a sampling rate reveals." if self.privacy.tells_size else "."),
         ]
 
     @property
