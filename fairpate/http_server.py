@@ -211,6 +211,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return ``record`` as one line of JSON."""
+        # From one whole number: rounded apart, a second and its milliseconds may not belong together.
         seconds, milliseconds = divmod(int(1000 * record.created), 1000)
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
         line: dict[str, Any] = {

@@ -145,6 +145,7 @@ def is_for_program() -> bool:
 @contextmanager
 def speaking(*, to_program: bool) -> Iterator[None]:
     """Inside, :func:`show` prints words or, to a program, the document; all other prints then go to standard error."""
+    # Entered around the parser and again around the command: both write the same document.
     document = (_document.get() or _Document(stream=sys.stdout)) if to_program else None
     token = _document.set(document)
     try:

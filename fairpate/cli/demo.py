@@ -94,6 +94,7 @@ def demo(out: Path) -> Output:
     models = [
         _model(comparison.folder.root / "runs" / f"{row.method}-{row.data}-{row.digest}") for row in comparison.rows
     ]
+    # The sweep also has one with a reject option, for its page; here the option is put on the chosen model.
     models = [model for model in models if model.config.student.idp3 is None]
     private = [model for model in models if model.claims.guarantee.protects]
     (without,) = (model for model in models if model not in private)

@@ -511,6 +511,7 @@ def counted(units: Iterable[str]) -> Names:
     the unit on."""
     names, seen = as_names(units), Counter[str]()
     name_of = {}
+    # Only names that repeat: most files have none, and names are unpacked one by one.
     for row in names.repeated().tolist():
         seen[names[row]] += 1
         name_of[row] = f"{names[row]}-{seen[names[row]]}"

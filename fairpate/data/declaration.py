@@ -803,6 +803,7 @@ def _require_whole_persons(person: Person, batches: list[tuple[Part, str, IntArr
     """Add a fault for each file with rows of a person that an earlier part has too. ``batches`` hold part, file and
     person numbers."""
     earlier = np.zeros(0, dtype=np.int64)
+    # Batches come part by part and file by file, so that groupby meets each once.
     for _, of_part in itertools.groupby(batches, key=itemgetter(0)):
         own = [earlier]
         for file, of_file in itertools.groupby(of_part, key=itemgetter(1)):

@@ -324,6 +324,7 @@ class Embedding:
 
     def _joined(self, components_NE: Tensor, places_NE: Tensor | None) -> Tensor:
         share = 0.0 if places_NE is None else self.config.graph_share
+        # Roots, because `graph_share` is a share of the squared norm.
         scaled_NE: Tensor = components_NE * (EMBEDDED_NORM * (1 - share) ** 0.5 / self.radius)
         if places_NE is None:
             return scaled_NE

@@ -456,6 +456,7 @@ def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
             content = Path(scratch) / target.name
             with (
+                # Publishers move their files: what arrives is compared with the pinned checksum.
                 httpx.stream(
                     "GET", file.url, headers=AS_PUBLISHED, follow_redirects=True, timeout=TIMEOUT_S
                 ) as response,

@@ -254,6 +254,7 @@ def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
         values = batch[column]
         values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
         kind = values.type
+        # Few functions of Arrow know half floats.
         if pa.types.is_float16(kind):
             values = values.cast(pa.float32())
         elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_vectors(kind)):

@@ -434,6 +434,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         )
 
     plain_notions = []
+    # Without a choice of notions, `seen` has the points of their own notion.
     for notion, found in zip(notions, seen, strict=False):
         front = on_frontier(found)
         values = [[round(p.value("disparity"), 5), with_spread(p)[0], id(p) in front, p.num_undefined] for p in found]

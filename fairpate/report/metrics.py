@@ -451,6 +451,7 @@ def with_words(measured: Evaluation) -> Evaluation:
         gained = float(np.trace(table_YC) - table_YC[common, common])
         # Each is a sum of all cells of such records, with their noise.
         noise = 2 * (len(table_YC) - 1) * measured.noise_stddev**2
+        # Where neither is better, lost - gained has the variance lost + gained.
         if lost - gained > _CHANCE * math.sqrt(lost + gained + noise):
             always = float(table_YC[common].sum() / table_YC.sum())
             worse[group.name] = (
@@ -580,6 +581,7 @@ def shown_records(
         last = list(dict.fromkeys(units_N[kept_N & (groups_N == largest)].tolist()))[-lacking:]
         fewer_N = kept_N & ~np.isin(units_N, last)
         became_small_G = small(groups_N, num_groups, [fewer_N])
+        # An empty cell is not small; a group that was emptied has to be left out all the same.
         became_small_G[largest] |= not fewer_N[groups_N == largest].any()
         if not became_small_G.any():
             kept_N = fewer_N
@@ -901,6 +903,7 @@ def resampled_reject_option(
             sizes = size_P[drawn_P]
             # Each person's run of rows, shifted to where it lies among all.
             places = np.arange(length) + np.repeat(start_P[drawn_P] - (sizes.cumsum() - sizes), sizes)
+            # In random order: otherwise all records of a person would pass the gate in a row.
             line_N[:length] = generator.permutation(by_person_N[places])
     answered_RN = filter_streams(
         labels[drawn_RN], groups[drawn_RN], rule=rule, num_groups=num_groups, num_classes=num_classes

@@ -169,6 +169,7 @@ def histogram(
         "axis": {"values": list(range(0, top + 1, step)), "format": ",d"},
     }
     # Refusals by the gate are hatched, because colour alone does not reach every reader.
+    # An id from the title: the drawings of a page share one space of ids.
     hatch = re.sub("[^a-z]+", "-", title.lower())
     fills = [f"url(#{hatch})" if name == "fairness" else f"var(--{name})" for name in stacks]
     fill = {"field": "stack", "type": "nominal", "legend": None, "scale": {"domain": list(stacks), "range": fills}}

@@ -221,6 +221,7 @@ def read_student(run: RunDirectory, *, is_free: bool) -> Student:
     from student.student import load_student  # with torch, which most readers of a run do not need
 
     try:
+        # Records are placed when they are loaded (:func:`load_for`): the model gets coordinates.
         return replace(load_student(run.student), embedding=None)
     except StudentFileError as error:
         remedy = (

@@ -228,6 +228,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
                 num_classes=dataset.num_classes,
                 generator=torch_generator(config.seed, Stream.LABELLING),
                 on_progress=advance,
+                # Pre-trained as well, where the first model was.
                 initial_model=None if settings.pretrain is None else initial_model(config, dataset, architecture),
             )
             # The released model had that architecture; this one has the architecture of self-labelling.
@@ -484,6 +485,7 @@ def one_release(
     """Draw the release that ``configs`` share in the folder ``out``, or find it there, and train each one's model from
     it, at no cost. ``check`` may refuse the data set before that. Inside, no other process works in the folder. Errors
     as :func:`run_method`."""
+    # With the settings of the release alone, in which the candidates agree.
     opening = _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None)
     with opening as (config, dataset, run, log):
         assert isinstance(config, ReleasingMethod)

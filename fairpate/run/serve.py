@@ -285,6 +285,7 @@ def _watch(service: Service) -> None:
     except KeyboardInterrupt:
         return
     finally:
+        # After an error too: a service that does not answer may still hold the ledger.
         service.stop()
 
 
