@@ -73,7 +73,7 @@ class RunningPrice:
         self._curve_A = np.zeros(len(_ORDERS_A))
         self._num_priced = 0
         # The order that gives the whole budget its smallest epsilon; it depends on no vote.
-        # Of one query at least: no query costs nothing at every order.
+        # At least one query: a curve of zeros has no best order.
         planned = [terms.mechanism.worst_case(queries_that_fit(terms, _MOST_PLANNED) or 1)]
         order = accountant.epsilon(planned, target_delta=terms.budget.delta).order
         self._place = int(np.abs(_ORDERS_A - order).argmin())

@@ -270,8 +270,8 @@ class LoadedRecords:
     ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels``: the
     features of pictures, with the file that they may be mapped from, so that a split is a view of a file as well;
     ``mapped``: the same for the features of a table. ``feature_codes``: of a declared table, how its features are
-    computed. ``naming`` identifies the rule by which
-    records are named; under ``keeps_names`` it reads nothing but keys of records or persons.
+    computed. ``naming`` identifies the rule by which records are named; under ``keeps_names`` it reads nothing but
+    keys of records or persons.
     """
 
     kind: FeatureKind

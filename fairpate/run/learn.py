@@ -136,7 +136,7 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
         return dataset
     path = run.private / "order.key"
     if config.is_seeded:
-        # A seeded run is not private anyway, and must be the same on every machine.
+        # A seeded run is not private anyway, and can be repeated on any machine.
         secret = stream_seed(config.seed, Stream.ORDER_OF_RECORDS).to_bytes(8, "little")
     else:
         if not path.exists():

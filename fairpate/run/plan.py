@@ -115,7 +115,7 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     if not (isinstance(config, PrivateMethod) and config.is_private):
         return None
     unit = config.unit_of(dataset)
-    # An attribute is exchanged, its record stays: this unit has no other relation.
+    # An attribute is exchanged while its record stays: nothing is added or removed.
     own: Relation = "replace one" if unit == "sensitive attribute" else "add or remove one"
     target = config.target
     return Price(

@@ -271,7 +271,7 @@ def _of_groups(
 ) -> Iterator[Estimate]:
     """Size, accuracy, selection rates and impact ratios of each group."""
     z, size_G = _deviations(1), table_GYC.sum(axis=(1, 2))
-    # A size is a sum of cells, and so is its noise. The number of real records is exact: nothing is sampled.
+    # A size is a sum of cells, and so is its noise. It is the size of these records: there is no error of sampling.
     reach = z * stddev * math.sqrt(table_GYC[0].size)
     right = _Shares.of(rates.correct, table_GYC, stddev, z=z)
     for place, (name, size) in enumerate(zip(group_names, size_G.tolist(), strict=True)):

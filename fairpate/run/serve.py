@@ -151,7 +151,7 @@ def service_settings(
     )
 
 
-# A look costs one call of the actor, and Ctrl-C does not wait for the next one.
+# Each look is a call of the actor; Ctrl-C interrupts the pause between two.
 _WATCH_INTERVAL_S = 5.0
 # A restart verifies the ledger and starts the voters again before the service answers.
 _WATCH_TIMEOUT_S = 300.0
