@@ -160,6 +160,7 @@ class AggregatorClient:
             else:
                 if is_last or response.status_code not in _RETRIED_STATUSES:
                     break
+            # Asking again is free: a query that was charged has a stored reply.
             time.sleep(self._retry.first_pause_s * 2**attempt)
         if response.status_code != httpx.codes.OK:
             raise QueryError(_describe(response), status=response.status_code)

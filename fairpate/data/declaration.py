@@ -734,6 +734,7 @@ def _unit_names(
         _require_no_list(rows, column, file)
     texts = [text_of(rows[column]) for column in columns]
     if not (identity.text or identity.by_text):
+        # Also where a model may see the attribute: no name may depend on a group.
         features = [each for each in table.visible(options) if each[0] not in table.attribute_columns]
         content: Iterable[str] = [""] * len(rows)
         if table.pictures:

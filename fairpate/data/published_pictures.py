@@ -297,6 +297,7 @@ def load_fairface(request: Request) -> LoadedRecords:
         paths = pc.replace_substring_regex(labels["file"], "^fairface/", "")
         labels = labels.set_column(labels.column_names.index("file"), "file", paths)
         tables.append(labels.filter(pc.is_in(paths, value_set=pa.array(pictures.names, pa.string()))))
+        # Counted for a note: a subset of the pictures is allowed.
         absent += len(labels) - len(tables[-1])
     table = pa.concat_tables(tables)
     names = table["file"].to_pylist()

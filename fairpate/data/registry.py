@@ -368,6 +368,7 @@ def load_data(
     """
     if isinstance(source, DataConfig):
         entry = entry_for(source)
+        # Workers can load it again by this; tables in memory have no source.
         return replace(dataset_of(entry.load(request_of(source, entry)), source, entry), source=source)
     parts: dict[Part, Any] = dict(zip(PARTS, (records, private, public, validation, test), strict=True))
     given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}

@@ -74,6 +74,7 @@ def select_settings(
             "a share above 0."
         )
 
+    # Called before the release is drawn: what is refused here must not cost its epsilon.
     def check(dataset: Dataset) -> None:
         group_weights(dataset, group_shares)
         require_kept_names(first, dataset)
@@ -83,6 +84,7 @@ def select_settings(
         weights = group_weights(dataset, group_shares)
         # The guarantee of the release: both are stated as one epsilon for one unit.
         unit, relation = released.events[0].unit, released.events[0].relation
+        # Noise of the kind that the release has: the statement names one for both.
         source: NoiseSource = OsEntropy()
         if first.is_seeded:
             source = SeededSource(stream_seed(first.seed, Stream.CHOICE))

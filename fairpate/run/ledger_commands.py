@@ -114,6 +114,7 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
                     f"{shown(copy)}: holds {len(rows)} entries, and not the number {head.number} of the ledger it "
                     "would replace: charges would be forgotten. Give a copy made later."
                 )
+        # The statement may be all that is left of a ledger whose files are lost.
         stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
         if num_outcomes < stated:
             raise RunDirectoryError(

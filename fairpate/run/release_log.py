@@ -758,6 +758,7 @@ class ReleaseLog:
                 raise RunDirectoryError(f"{path}: was made after other releases; restore all of them from one copy.")
             self._count_found([*self._steps, (released, origin)], noise=noise)
         else:
+            # Before the draw: what must not be drawn again is refused while no noise exists.
             self._begin(path)
             released = draw()
             # Counted as soon as its events are known, and before it is kept: until then nothing of it is visible.

@@ -248,7 +248,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
         is_defined_N = ~np.isnan(values_NO).any(axis=1)
         candidates = [each for each, is_defined in zip(offers, is_defined_N, strict=True) if is_defined]
         if candidates:
-            # NaN compares false with everything, so that an undefined point would be dominated by none.
+            # Undefined points are left out before: one that compares with none would be dominated by none.
             mask_N = pareto_mask(values_NO[is_defined_N])
             nearest = [each for each, kept in zip(candidates, mask_N, strict=True) if kept]
     return Achievable(
