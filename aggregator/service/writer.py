@@ -255,7 +255,7 @@ class Verification:
         return self._chain
 
     def begin(self) -> None:
-        """Start the thread of the rounds."""
+        """Start the thread that verifies the ledger again and again."""
         # No thread of a pool: the end of the process would wait for a database that hangs.
         threading.Thread(target=self._verify_repeatedly, daemon=True, name="verification").start()
 

@@ -254,7 +254,7 @@ class Evaluation:
 
     @property
     def why_unknown(self) -> str:
-        """The reason why nothing is measured, where nothing is."""
+        """The reason why nothing is measured; meaningless if something is."""
         return "no group has enough test records" if self.not_measured else "there were no test records"
 
     @property

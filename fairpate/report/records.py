@@ -193,7 +193,7 @@ class Guarantee:
 
     @property
     def uncharged_tuning(self) -> list[str]:
-        """The caution that choosing settings is not part of epsilon, where it is not."""
+        """The caution that epsilon does not cover the choice of settings; empty if it does."""
         caution = "Choosing the settings was not charged. If private data guided the choice, ε is too low."
         return [] if self.tuning_accounted else [caution]
 

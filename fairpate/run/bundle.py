@@ -283,7 +283,7 @@ class _Check:
         self.statement: PrivacyStatement | None = None
 
     def run(self, check: Callable[[], str | None]) -> None:
-        """Run one check. Malformed files count as differing. Every check but the first two needs a statement."""
+        """Run one check. Malformed files count as differing. Without a statement only the first two checks run."""
         if self.statement is None and check not in (self.files, self.claim):
             return
         before = len(self.differs)

@@ -292,7 +292,7 @@ def _of_groups(
 def _of_scores(
     table_BGYC: FloatArray, stddev: float, edges: Sequence[float], class_names: Sequence[str]
 ) -> Iterator[Estimate]:
-    """For each bin of scores, how often the class that is scored is the true one."""
+    """Yield, for each bin of scores, the share of records whose true class is the one that the score is of."""
     if not edges:
         return
     two = len(class_names) == 2
@@ -309,7 +309,7 @@ def _of_scores(
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
-    """For each group, its share of one prediction over the largest share of any group; NaN for a group alone."""
+    """Return each group's share of one prediction over the largest share of any group; NaN unless two are known."""
 
     def ends(z: float) -> FloatArray:
         value_G, low_G, high_G = (
@@ -342,7 +342,7 @@ def _together(table_GYC: FloatArray, stddev: float) -> tuple[FloatArray, float]:
 
 
 def _deviations(comparisons: int) -> float:
-    """Standard deviations of an interval at ``LEVEL``, whose ends hold for as many comparisons together."""
+    """Return how many standard deviations an end is away if ``comparisons`` intervals hold together at ``LEVEL``."""
     return float(-ndtri((1 - LEVEL) / 2 / comparisons))
 
 

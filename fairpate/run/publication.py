@@ -493,7 +493,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
 
 def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Describe how a raw row becomes the input of the graph, as far as the declaration says so."""
+    """Describe how a raw row becomes the input of the graph, as far as it is declared."""
     if len(record_shape) > 1:
         inside = "" if dataset.embedding is None else " and places them in the public embedding"
         return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}

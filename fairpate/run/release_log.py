@@ -194,7 +194,7 @@ def adaptive_epsilon(releases: Sequence[Release], *, delta: float) -> float:
 
 
 def _by_part(releases: Sequence[Release]) -> list[Sequence[Release]]:
-    """The releases that one unit may pay for together, for each choice of the parts that it may be in."""
+    """Return, for each choice of parts that a unit may be in, the releases that this unit pays for."""
     parts_of: dict[str, dict[str, None]] = {}
     for release in releases:
         parts_of.setdefault(release.part.partition("/")[0], {})[release.part] = None
