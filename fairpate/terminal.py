@@ -392,6 +392,6 @@ def extra_fault(extra: str) -> ExtraFault | None:
 
 
 def require_extra(extra: str, option: str) -> None:
-    """MissingExtraError, which names ``option`` as what needs the extra, unless it can be imported."""
+    """Raise MissingExtraError, naming ``option`` as what needs ``extra``, unless the extra can be imported."""
     if fault := extra_fault(extra):
         raise MissingExtraError(f"{option}: needs the extra {extra}, which is {fault.words}")

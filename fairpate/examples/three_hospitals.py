@@ -63,7 +63,7 @@ def start(party: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait for a command; its facts."""
+    """Wait for a started command and return the facts it printed."""
     output, _ = process.communicate()
     if process.returncode:
         sys.exit(f"failed: {output}")
