@@ -248,6 +248,7 @@ def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
         try:
             values = json.loads(line)
             chain, digest = values.pop("chain"), values["digest"]
+            # The whole line is compared: another spelling of the same values is an edit too.
             if (line, chain) != _chained(values, end.chain):
                 raise LedgerError(f"{log}: line {number} or one before it was changed or removed; restore the log.")
             if "entry" in values:

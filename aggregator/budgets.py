@@ -36,6 +36,7 @@ from fairpate.types import Budget, BudgetKind, IntArray
 FloatArray = npt.NDArray[np.float64]
 MechanismT = TypeVar("MechanismT", bound=Mechanism)
 _ORDERS_A = np.array(DEFAULT_ORDERS)
+# An integer beyond any count, because counts are subtracted from it; infinity would make them floats.
 UNLIMITED = 2**62
 DAY_S = 86400.0
 
@@ -322,6 +323,7 @@ class Quotas:
 
     def _bucket(self, ledger: Ledger, caller: str) -> _Bucket:
         """Return the caller's bucket with all charges counted."""
+        # A quota of the caller itself replaces that of the service, in both directions.
         own = ledger.limit_of(caller).per_day
         rule = self._rule if own is None else QuotaRule(max_queries=own)
         bucket = self._buckets.get(caller)

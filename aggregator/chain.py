@@ -43,6 +43,7 @@ from pydantic_core import from_json
 
 from fairpate.types import UserError
 
+# Raised with every change of entries or of the digest: a ledger of another version is refused, never converted.
 SCHEMA_VERSION = 6
 _BLOCK_BYTES = 64  # of SHA-256
 _DATABASE = ("postgresql://", "postgres://")

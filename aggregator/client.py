@@ -160,6 +160,7 @@ class AggregatorClient:
             else:
                 if is_last or response.status_code not in _RETRIED_STATUSES:
                     break
+            # Asking again is free: a query that was charged has a stored reply.
             time.sleep(self._retry.first_pause_s * 2**attempt)
         if response.status_code != httpx.codes.OK:
             raise QueryError(_describe(response), status=response.status_code)
@@ -184,6 +185,7 @@ def _describe(response: httpx.Response) -> str:
         return f"{response.url}: status {response.status_code} and no explanation; is this an aggregator?"
 
 
+# Lines that are kept, characters of one range, and records that one command may ask.
 _HISTORY_LENGTH, _LONGEST_RANGE, _MOST_QUESTIONS = 1000, 30, 1_000_000
 
 

@@ -60,6 +60,7 @@ Reader: TypeAlias = "sqlite.SqliteReader | DatabaseReader"
 Anchor: TypeAlias = "sqlite.FileAnchor | DatabaseAnchor"
 _TOLD_EVERY = 1024  # entries between two reports of progress
 _SLICE_S = 5e-4  # a request may have to wait for a slice
+# Of one slice: after short entries a long one may come, and the clock is read only after the slice.
 _MOST_ENTRIES = 256
 
 
@@ -205,6 +206,7 @@ def reserve_entry(
 ) -> dict[str, Any]:
     """Return the entry for further reservations. ValueError for a key with white space, which separates keys."""
     words = " ".join(keys)
+    # An empty key is found too: it would vanish between the spaces.
     if len(words.split()) != len(keys):
         raise ValueError("Expected keys without white space.")
     # Counts as base64 of little-endian 32-bit integers, query by query.
@@ -279,6 +281,7 @@ class LedgerState:
             self.limits[payload["caller"]] = OwnLimit(**payload["limit"])
         else:
             outcomes = []
+            # As :func:`commit_entry` writes them: a verdict, a label, or a label with its counts.
             for word in payload["outcomes"]:
                 if isinstance(word, list):
                     outcomes.append(Outcome(verdict="answer", label=word[0], counts=tuple(word[1:])))
@@ -561,6 +564,7 @@ class Ledger(LedgerState):
         if not self.outcome_of.keys().isdisjoint(keys):
             raise ValueError("One of these queries has an outcome already; return that one.")
         asked = [(*asker, len(list(equal))) for asker, equal in groupby(askers or [NOBODY] * len(keys))]
+        # Milliseconds, as the audit log shows; more digits would only lengthen every entry.
         at_s = round(time.time(), 3)
         entry = reserve_entry(keys, groups, votes_QC, asked, at_s)
         first = self.num_reservations

@@ -234,6 +234,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         """
         if len(keys) >= _FEW:
             return self._labels_and_counts(votes_QC, keys, source)[0]
+        # The words of :meth:`_labels_and_counts`: a query gets the same label alone and in a block.
         labels = []
         for votes_C, key, words in zip(
             votes_QC.tolist(), keys, source.words(keys, 1 + votes_QC.shape[1]).tolist(), strict=True
@@ -327,6 +328,7 @@ class ConfidentGnmax(ConfidentVotes):
         """
         rows = np.arange(len(votes_QC))
         lead_QC = (votes_QC[rows, right_Q][:, None] - votes_QC) / self.noise_stddev_votes
+        # In logarithms: a product over many classes of small probabilities would underflow.
         log_wins_QCK = scipy.special.log_ndtr(lead_QC[:, :, None] + _NODES_K)
         # The right class is not compared with itself.
         log_wins_QCK[rows, right_Q] = 0.0
@@ -420,6 +422,7 @@ def label_chances(counts_QC: IntArray, *, num_teachers: int, noise_stddev_votes:
         )
     num_classes = counts_QC.shape[1]
     parts = [np.zeros((0, num_classes))]
+    # In parts: weights take Q * C * (T + 1) numbers of eight bytes.
     for start in range(0, len(counts_QC), _COUNTS_AT_ONCE):
         parts.append(_expected_votes(counts_QC[start : start + _COUNTS_AT_ONCE], num_teachers, noise_stddev_votes))
     chances_QC: FloatArray = (np.concatenate(parts) + 1) / (num_teachers + num_classes)

@@ -190,6 +190,7 @@ _APPEND: LiteralString = """
 """
 # Nothing where a ledger of this name exists.
 _MAKE: LiteralString = "INSERT INTO fairpate_ledgers VALUES (%s, %s, %s, %s, 0, %s, %s) ON CONFLICT DO NOTHING"
+# How long an ended connection may take to give up the lock; after that the epoch alone decides.
 _TAKE_OVER_S = 5.0
 _CLOSED_S = 1.0  # a server notices that a connection was closed, and ends its session, a moment later
 _BLOCK = 256
@@ -200,7 +201,7 @@ _LAST_EPOCHS: dict[tuple[str, str], int] = {}
 class PostgresStore:
     """One ledger of a database, open for its one writer; methods as of :class:`aggregator.sqlite.SqliteStore`."""
 
-    remedy = "Bring the database back, or stop the other writer; then it goes on."
+    remedy = "Bring the database back, or stop the other writer; writing then resumes."
 
     def __init__(self, place: str, terms: str, *, create: bool, take_over: bool) -> None:
         self._place, (self._url, self._name) = shown(place), split_place(place)

@@ -143,6 +143,7 @@ class AggregatorSession:
         until then is answered when it is asked again.
         """
         ledger, terms = self._ledger, self._ledger.terms
+        # A query that is given twice is voted on and charged once.
         distinct = list({query.key: query for query in queries if ledger.outcome(query.key) is None}.values())
         # Without the ledger's lock, so that no teacher votes on queries without room; decided again under the lock.
         payers = self._payers(distinct, quota)
@@ -321,6 +322,7 @@ class SessionResult:
     def joined(cls, results: Sequence[SessionResult]) -> SessionResult:
         """Return several results one after the other."""
         labelled = [result.labelled for result in results]
+        # All parts have counts, or none: they come from one mechanism.
         counts = [part.counts for part in labelled if part.counts is not None]
         chances: list[npt.NDArray[Any]] = [part.chances for part in labelled if part.chances is not None]
         return cls(

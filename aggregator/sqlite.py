@@ -39,6 +39,7 @@ MIN_FREE_BYTES = 2**20
 _CHECKPOINT_PAGES = 256
 # More than a head has, so that one with something behind it does not pass for a whole one.
 _HEAD_BYTES = 128
+# A writer holds the lock of an anchor for one write and its sync; one that takes longer hangs.
 _LOCK_S = 5.0
 _ENTRIES = "SELECT number, kind, payload, digest FROM entries WHERE number > ? ORDER BY number"
 

@@ -2,6 +2,7 @@
 
 import sys
 
+# 128 + SIGINT, as :mod:`fairpate.cli.base` has it, which may not be loaded yet.
 _INTERRUPTED = 130
 
 

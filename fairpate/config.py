@@ -56,6 +56,7 @@ def nearest(value: object, known: Iterable[object]) -> str:
 PLACE = re.compile(r"[\w.]+:[\w.]+")
 ALLOWED = "FAIRPATE_ALLOW_CODE"
 REMEDY = f"if you trust it, set {ALLOWED}=1 in the environment"
+# Where this package is installed, so are these, on every node.
 _INSTALLED = ("fairpate", "teachers", "aggregator", "student")
 _imported: set[str] = set()
 
@@ -96,6 +97,7 @@ def is_own_file(module: ModuleType) -> bool:
     if file is None or name in _INSTALLED:
         return False
     place = Path(file).resolve()
+    # A virtual environment is often below the working directory.
     return place.is_relative_to(Path.cwd().resolve()) and "site-packages" not in place.parts
 
 
@@ -493,13 +495,14 @@ class PublicDataConfig(Section):
 
 
 def _ascending(edges: tuple[float, ...]) -> tuple[float, ...]:
+    # With the ends of the score, so that no bin is empty for every record.
     if any(not low < high for low, high in itertools.pairwise((0.0, *edges, 1.0))):
         raise ValueError(f"Expected ascending edges between 0 and 1, got {', '.join(map(str, edges))}.")
     return edges
 
 
 class EvaluationConfig(Section):
-    """What is published about test records."""
+    """The metrics of test records: how they are published, and which are left out."""
 
     metrics: MetricsKind = Field(
         "outside",
@@ -577,7 +580,7 @@ class BudgetConfig(Section):
 
 
 class AdmissionConfig(Section):
-    """Queries in rounds, each chosen by a student of the labels released before it; see aggregator.admission."""
+    """Queries in rounds, each chosen by a student of the labels released before it (aggregator.session)."""
 
     rounds: Count = Field(10, ge=2, description="Number of rounds; the first takes public records in their order.")
     uncertain_first: bool = Field(
@@ -762,5 +765,6 @@ class SweepConfig(Section):
         if isinstance(value, list) and all(isinstance(name, str) for name in value):
             return {name: {} for name in value}
         if isinstance(value, dict):
+            # In YAML a name without settings, such as `sgd:`, is null.
             return {name: {} if part is None else part for name, part in value.items()}
         return value

@@ -313,6 +313,7 @@ def _without(values: dict[str, Any], fields: tuple[str, ...]) -> dict[str, Any]:
 
 def values_digest(values: dict[str, Any]) -> str:
     """Return the digest of :func:`determining_values`."""
+    # 48 bits: of ten thousand configurations two share a digest with a probability below 1e-6.
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -368,6 +369,7 @@ def shared_settings(of_points: Sequence[Settings]) -> dict[str, Any]:
 
 def is_read(name: str, value: Any, settings: Settings) -> bool:
     """Return whether a setting is switched on and may be read."""
+    # A share or an angle of 0 switches an augmentation off.
     is_off = value is None or value == {} or ("augment." in name and not value)
     return not is_off and unread_because_of(name, settings) is None
 
@@ -387,6 +389,7 @@ def unread_because_of(name: str, settings: Settings) -> str | None:
         if field in ("norm", "trainable") and not has_weights:
             return f"{section}.weights"
     other, values = _UNREAD_BESIDE.get(field, ("", ()))
+    # `...` and not None, which is one of the listed values.
     if settings.get(beside := f"{section}.{other}", ...) in values:
         return beside
     rounds = "dp_oracle_learner.num_rounds"  # the paper derives it from the failure probability

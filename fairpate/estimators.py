@@ -316,6 +316,7 @@ def dataset_of(
     def codes_of(values: Values | None, count: int) -> Values:
         return np.zeros(count, dtype=np.int64) if values is None or not len(values) else np.searchsorted(groups, values)
 
+    # Measured on records that are given later: `fit` has none to measure on.
     nothing = Split(x=x[:0], y=_int64(codes[:0]), z=_int64(codes[:0]), record_id=())
     dataset = Dataset(
         name="records",
@@ -510,7 +511,7 @@ _UNACCOUNTED = (
 )
 _FOLLOWS_FROM_SIZE = (
     "Settings were chosen by the real number of private {}, which counts as public here: ε covers no change of "
-    "it. A declared number (num_records) tells nothing."
+    "it. A declared number (num_records) reveals nothing."
 )
 _NOT_COUNTED = "Fitted from Python: the operator's odometer did not count it, nor other fits on the same records."
 Labels = npt.NDArray[Any] | np.ma.MaskedArray[Any, Any]
@@ -953,6 +954,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
+        # Fresh noise gives another model at each fit; scikit-learn skips its checks of equal results then.
         tags.non_deterministic = getattr(self, "noise", "seeded") != "seeded"
         # With a drawn pool, or without the sensitive column, a check on 300 records must not expect a high score.
         tags.classifier_tags.poor_score = isinstance(self.public_X, int) or self.sensitive_feature is not None

@@ -184,6 +184,7 @@ def write(location: Location, content: bytes) -> None:
         with filesystem.open_output_stream(path) as stream:
             stream.write(content)
         return
+    # The mode is that of the last folder alone, which holds the files; its parents follow the umask.
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write_atomically(place, lambda temporary: temporary.write_bytes(content), private=True)
 

@@ -150,6 +150,7 @@ class Buckets:
         taken = level >= 1
         self._levels[name] = (level - taken, now_s)
         if len(self._levels) > _MAX_BUCKETS:
+            # The name that asked least recently; if it returns, it begins with a full bucket.
             self._levels.popitem(last=False)
         return 0.0 if taken else (1 - level) / rule.per_s
 

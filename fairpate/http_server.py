@@ -211,6 +211,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return ``record`` as one line of JSON."""
+        # From one whole number: rounded apart, a second and its milliseconds may not belong together.
         seconds, milliseconds = divmod(int(1000 * record.created), 1000)
         moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
         line: dict[str, Any] = {
@@ -335,6 +336,7 @@ class Observed:
 _SLICE_BYTES = 4096  # a head passes its limit by at most this
 _LINGER_S = 2.0
 _OTHER_FILES = 1024  # files of the process that are not connections
+# When all places are taken, one in 16 connections is given up at once.
 _EVICTED_SHARE = 16
 
 
@@ -431,6 +433,7 @@ class LimitedProtocol(H11Protocol):
         if self.phase == "closing":
             self.server_state.total_requests += 1
             return
+        # The rest of a body must not be taken for the next request on this connection.
         if not self.is_read and not self.transport.is_closing():
             self.server_state.total_requests += 1
             self._linger()

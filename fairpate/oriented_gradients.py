@@ -41,6 +41,7 @@ def oriented_gradients(pixels: Tensor) -> Tensor:
 def gradient_histograms(pictures: Tensor) -> Tensor:
     """Return the same features of floats (N, channels, H, W) in [0, 1], all at once."""
     brightness = pictures.mean(dim=1, keepdim=True)
+    # Central differences, padded to the size of the picture: its border counts as flat.
     across = functional.pad(brightness[..., 2:] - brightness[..., :-2], (1, 1))
     down = functional.pad(brightness[..., 2:, :] - brightness[..., :-2, :], (0, 0, 1, 1))
     strength = torch.hypot(across, down)
@@ -64,6 +65,7 @@ def angles(across: Tensor, down: Tensor) -> Tensor:
     ratio = torch.minimum(wide, high) / torch.maximum(wide, high).clamp(min=torch.finfo(wide.dtype).tiny)
     square, series = ratio.square(), torch.zeros_like(ratio)
     for coefficient in reversed(_ARCTANGENT):
+        # In two steps: a fused operation rounds once, and not every processor has one.
         series.mul_(square).add_(coefficient)
     flat = ratio * series
     steep = torch.where(high > wide, math.pi / 2 - flat, flat)

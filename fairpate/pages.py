@@ -34,7 +34,7 @@ _MONTHS = (
 
 
 def count(value: int | None) -> str:
-    """A whole number with separators. None stands for a number that is too small to be shown."""
+    """A whole number with separators; None: a number that is too small to be shown."""
     return "too few" if value is None else f"{value:,}"
 
 
@@ -127,6 +127,7 @@ def scale_end(values: Sequence[float]) -> float:
     """The end of an axis that starts at 0: a round number, at least .01, that no finite value exceeds."""
     largest = max((value for value in values if math.isfinite(value)), default=0.0)
     power = 10.0 ** math.floor(math.log10(max(largest, 0.01)))
+    # Rounded, as 3 * 0.1 is a little more than 0.3 in floating point and would be printed so.
     return next(end for step in (1, 1.5, 2, 3, 4, 5, 7.5, 10, 20) if (end := round(step * power, 12)) >= largest)
 
 

@@ -145,6 +145,7 @@ def is_for_program() -> bool:
 @contextmanager
 def speaking(*, to_program: bool) -> Iterator[None]:
     """Inside, :func:`show` prints words or, to a program, the document; all other prints then go to standard error."""
+    # Entered around the parser and again around the command: both write the same document.
     document = (_document.get() or _Document(stream=sys.stdout)) if to_program else None
     token = _document.set(document)
     try:
@@ -241,6 +242,7 @@ class Pace:
         took_s, steps = self._last[0] - self._first[0], self._last[1] - self._first[1]
         if steps <= 0 or took_s < _LEAST_S:
             return None
+        # Less the time since the last report: the number falls between two reports too.
         return max(0.0, took_s / steps * (self._last[2] - self._last[1]) - (self.clock() - self._last[0]))
 
     def words(self) -> str:
@@ -341,6 +343,7 @@ def _lines(console: Console, name: str, patience_s: float) -> Iterator[Advance]:
         words = ", ".join(filter(None, (f"{done}/{total}", f"{duration(took_s)} so far", pace.words())))
         console.print(f"{name} {words}")
 
+    # Without `finally`: after an error no line says that the stage is done.
     yield advance
     if is_shown:
         console.print(f"{name} done in {time.monotonic() - started:.1f} s")
@@ -389,6 +392,6 @@ def extra_fault(extra: str) -> ExtraFault | None:
 
 
 def require_extra(extra: str, option: str) -> None:
-    """MissingExtraError, which names ``option`` as what needs the extra, unless it can be imported."""
+    """Raise MissingExtraError, naming ``option`` as what needs ``extra``, unless the extra can be imported."""
     if fault := extra_fault(extra):
         raise MissingExtraError(f"{option}: needs the extra {extra}, which is {fault.words}")

@@ -23,8 +23,8 @@ import numpy.typing as npt
 MAX_THRESHOLD_VOTES = 2.0**23
 """Largest finite threshold that noise tables reach; no ensemble has as many teachers."""
 STOPPED_BY_VOTES = (
-    "Queries stop where the price of private votes reaches its limit: how many were submitted, and the epsilon that "
-    "prices so many, depend on those votes and leak."
+    "Queries stop where the price of private votes reaches its limit: the number of submitted queries, and the epsilon "
+    "that prices them, depend on those votes and leak."
 )
 """Remark of a statement where ``accept_leak`` allowed that."""
 # Chances may be float32, whose sums over many classes are off by their rounding.
@@ -58,14 +58,14 @@ Relation = Literal["add or remove one", "replace one"]
 
 
 TELLS_SIZE: Mapping[Unit, str] = {
-    unit: f"The sampling rate was set for the real number of private {unit}s, and so it tells that number, which "
-    "counts as public here: ε covers no change of it. A declared size (dp_sgd.num_records) tells nothing."
+    unit: f"The sampling rate was set for the real number of private {unit}s, and so it reveals that number, which "
+    "counts as public here: ε covers no change of it. A declared size (dp_sgd.num_records) reveals nothing."
     for unit in ("record", "person")
 }
 """Remark of a statement about these units where no size was declared."""
 
 
-RECORDS_ALONE = "Each record is protected by itself: what several records of one person tell together is not covered."
+RECORDS_ALONE = "Each record is protected by itself: what several records of one person reveal together is not covered."
 """Remark of a statement where persons have records and each record is protected by itself."""
 
 IN_PARALLEL = (
@@ -84,7 +84,7 @@ CHOSEN = (
 
 READING_TELLS = (
     "Whether the records could be read is not covered: a value that was not declared, a class or group without a "
-    "private record and equal keys end a run with an error, and everybody who sees the error, or that nothing was "
+    "private record and equal keys end a run with an error, and anyone who sees the error, or that nothing was "
     "published, learns that about the records."
 )
 """Remark of a statement about records of a declaration; `fairpate data check` begins with it."""
@@ -407,10 +407,13 @@ def restored(kind: type[ItemT], value: Any) -> ItemT:
     if is_dataclass(kind):
         if not isinstance(value, Mapping):
             raise TypeError(f"expected the fields of {kind.__name__}, got {value!r}")
+        # Annotations are text under `from __future__ import annotations`: only this evaluates them.
         types = get_type_hints(kind)
         found = kind(**{name: restored(types.get(name, object), each) for name, each in value.items()})
     elif get_origin(kind) is tuple:
+        # All items of one type: no record has a tuple of several.
         found = tuple(restored(inside[0], each) for each in value)
+    # A `dict` stays unchanged: only a Mapping may hold records.
     elif get_origin(kind) is Mapping:
         found = {name: restored(inside[1], each) for name, each in value.items()}
     elif type(None) in inside and value is not None:

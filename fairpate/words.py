@@ -103,6 +103,7 @@ if __name__ == "__main__":
 
 Strength = Literal["bounded", "weak", "void"]
 _WEAK, _VOID = 0.05, 0.001  # least share of wrong guesses
+# Of wrong guesses: below it, the share of right ones would be a row of nines.
 _NEVER = 1e-8
 
 _WHETHER: dict[Unit, str] = {
@@ -193,6 +194,7 @@ def shares_of_worst(cost_Q: FloatArray, worst_Q: FloatArray) -> FloatArray:
 def votes_matter(of_worst_Q: FloatArray, voted_Q: npt.NDArray[np.bool_]) -> bool:
     """Return whether votes change the cost of a query that was voted on."""
     charged_Q = of_worst_Q[voted_Q]
+    # Less than rounding below the worst case is the worst case.
     return len(charged_Q) > 0 and not np.isnan(charged_Q).any() and float(charged_Q.min()) < 1 - 1e-9
 
 

@@ -184,7 +184,7 @@ class StoredToken:
 
 
 class _File(BaseModel):
-    """The content of the file, every type checked."""
+    """The content of the store's file; every type is checked when it is read."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
     format: Literal["fairpate.tokens/1"] = _FORMAT
@@ -194,7 +194,7 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStore:
-    """The tokens of a run, expired ones until the next change, and the limits of their owners."""
+    """The tokens of a run and the limits of their owners; expired tokens stay until the next change."""
 
     tokens: tuple[StoredToken, ...] = ()
     limits: Mapping[str, OwnLimit] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What is shown of a service: the page at ``/``, live states, the operator's overview, and metrics for Prometheus.
+"""Views of a service: the page at ``/``, live states, the operator's overview, and metrics for Prometheus.
 
 The page is one file with its style and script inside. Its policy names both by digest, so that a browser runs no other
 script, and allows it to fetch this service's own routes only. The page is sent to every caller and contains no value of
@@ -146,6 +146,7 @@ def _budget(status: BudgetStatus) -> dict[str, tuple[str, float | None]]:
     }
 
 
+# Points of the history, and the time between two at first; it doubles whenever they are thinned out.
 _MOST_POINTS = 512
 _FIRST_SPACING_S = 1.0
 _VERDICTS = ("answer", "confidence", "fairness", "free", "open")
@@ -260,6 +261,7 @@ def forecast(points: Sequence[ChargesAt], *, left: int, is_exact: bool, now_s: f
     """
     charged, seconds, window = 0, 0.0, ""
     for window_s, name in _WINDOWS_S:
+        # The shortest window with a charge decides: it shows the present pace.
         if charged:
             break
         before = [point for point in points if point.at_s <= now_s - window_s]
@@ -454,6 +456,7 @@ class States:
 State = Callable[[], Awaitable[dict[str, Any]]]
 # Few of the connections that a service accepts, as each stream holds one for minutes.
 _MOST_STREAMS, _MOST_PER_CALLER, _FOR_OPERATORS = 64, 8, 8
+# The life of a stream, the longest silence on it, and the pause between two looks at the state.
 _LONGEST_S, _SIGN_OF_LIFE_S, _TICK_S = 600.0, 15.0, 0.25
 
 

@@ -51,6 +51,7 @@ from fairpate.types import UsageError, UserError, strict, worded
 _TAGS = ("id", "features", "record")
 # Longer than the pause between two attempts to open a failed ledger again.
 _RETRY_AFTER = {"Retry-After": "2"}
+# An operator's state prices the new charges, so it is computed less often.
 _ANALYSTS_AGE_S, _OPERATORS_AGE_S = 1.0, 2.0
 _EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}, 503: {"model": Faults}}
 _METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}

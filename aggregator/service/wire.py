@@ -401,6 +401,7 @@ class PublicPool:
 
     def posted(self, features: Sequence[Any], group: str) -> Question:
         """Return a record that came with a request; its shape and range were validated."""
+        # In the pool's type before it is hashed: all spellings of a number are one query, and charged once.
         array = _without_negative_zero(np.asarray(features, dtype=self.features.dtype))
         code = self.group_names.index(group)
         key = query_key(array, code)
@@ -424,6 +425,7 @@ class PublicPool:
     def _questions(self) -> tuple[Question, ...]:
         return tuple(
             Question(
+                # The key alone needs equal bytes; voters see the stored record.
                 query=Query(key=query_key(_without_negative_zero(x), group), group=group, record_id=record_id),
                 features=x,
             )

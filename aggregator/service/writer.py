@@ -55,6 +55,7 @@ ResultT = TypeVar("ResultT")
 OpenBooks = Callable[[], tuple[Ledger, AggregatorSession]]
 _REOPEN_PAUSE_S = 1.0
 _PRICED_TOGETHER = 256
+# A budget that votes end has room for any number, so what is asked of it is bounded here.
 _MOST_NEW_QUERIES = 10**7
 _MOST_PLANNED = 10**6
 _ORDERS_A = np.array(accountant.DEFAULT_ORDERS)
@@ -72,6 +73,7 @@ class RunningPrice:
         self._curve_A = np.zeros(len(_ORDERS_A))
         self._num_priced = 0
         # The order that gives the whole budget its smallest epsilon; it depends on no vote.
+        # At least one query: a curve of zeros has no best order.
         planned = [terms.mechanism.worst_case(queries_that_fit(terms, _MOST_PLANNED) or 1)]
         order = accountant.epsilon(planned, target_delta=terms.budget.delta).order
         self._place = int(np.abs(_ORDERS_A - order).argmin())
@@ -207,6 +209,7 @@ class Writer:
             return
         if self._reopen is None or time.monotonic() < self._tried_s + _REOPEN_PAUSE_S:
             raise LedgerError(self.failure)
+        # Before the attempt: one that fails must not be repeated by every request that waits.
         self._tried_s = time.monotonic()
         # A deposed writer must not come back by itself once its successor is gone: the operator chooses the next
         # writer, by a start or by `--take-over`.
@@ -252,7 +255,7 @@ class Verification:
         return self._chain
 
     def begin(self) -> None:
-        """Start the thread of the rounds."""
+        """Start the thread that verifies the ledger again and again."""
         # No thread of a pool: the end of the process would wait for a database that hangs.
         threading.Thread(target=self._verify_repeatedly, daemon=True, name="verification").start()
 
@@ -307,6 +310,7 @@ class Verification:
 
 
 Reason = Literal["busy", "chain", "cluster", "disk", "ledger", "votes", "unknown"]
+# The remedies on the page name these two times.
 _STUCK_S = 120.0
 _STALE_S = 30.0
 _PROBE_LIMIT_S = 2.0
@@ -443,6 +447,7 @@ def _check_ray() -> None:
 
 
 Reply = Outcome | OverBudget
+# One full request (`MAX_QUERIES_PER_REQUEST`), and one block of the session (`MAX_BLOCK`).
 _MAX_QUERIES_TOGETHER = 1024
 
 
@@ -543,6 +548,7 @@ class Batcher:
         for request in group:
             name = request.caller.name
             keys = {question.query.key for question in request.questions}
+            # A key that an earlier request of the group asks too is charged to that one.
             new = [key for key in keys if key not in first_caller and ledger.outcome(key) is None]
             if request.caller.role != "operator":
                 # All that the caller asks in this group is charged at the same moment.

@@ -76,6 +76,7 @@ class Commands(typer.Typer):
             command.__signature__ = signature.replace(parameters=parameters, return_annotation=int)  # type: ignore[attr-defined]
             command.__annotations__ = {each.name: each.annotation for each in parameters}
             declare(command)
+            # The function itself and not the command: other code calls it with plain arguments.
             return function
 
         return declared
@@ -150,6 +151,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
 
     def command(ctx: typer.Context, **values: Any) -> Output | None:
         given = [name for name in declared if _is_given(ctx, name)]
+        # Of several modes whose options were given, the first: options of the others are refused below.
         chosen = next((mode for mode in modes if mode.option in given), without_option)
         written = _written(ctx)
         for name in (name for name in given if name not in reads[chosen]):

@@ -1,4 +1,4 @@
-"""`fairpate demo`: private methods side by side on the embedded loans, and what the best of them can be published as.
+"""`fairpate demo`: private methods side by side on the embedded loans, and what may be claimed of the best of them.
 
 ``examples/demo.yaml`` says what is compared. The private model that is right most often on validation records is then
 measured again with a reject option: a rule on its answers, which needs no private record and so costs no privacy. Each
@@ -94,12 +94,15 @@ def demo(out: Path) -> Output:
     models = [
         _model(comparison.folder.root / "runs" / f"{row.method}-{row.data}-{row.digest}") for row in comparison.rows
     ]
+    # The sweep also has one with a reject option, for its page; here the option is put on the chosen model.
     models = [model for model in models if model.config.student.idp3 is None]
     private = [model for model in models if model.claims.guarantee.protects]
     (without,) = (model for model in models if model not in private)
     with waiting("reject option"):
+        # As they are in the table: each model places them by the embedding that it keeps.
         records = load_data(without.config.data.model_copy(update={"embedding": None}))
         unseen = replace(records, test=records.validation)
+        # By validation records: a model that was chosen by test records looks better on them than it is.
         chosen = max(private, key=lambda model: model.assessed(unseen)[1].headline.accuracy)
         rejecting, report = chosen.with_reject_option(records, out / "chosen")
     why = f"right most often of {len(private)} on {counted(len(records.validation), 'validation record')}"
@@ -175,6 +178,7 @@ def fairness_sentence(claims: RunStatement, rejecting: RunStatement) -> str:
     answer, group = gap.where.removeprefix("predicted ").split(": ", 1)
     place, code = measured.group_names.index(group), measured.class_names.index(answer)
     rates_G = np.array(measured.rates_GC)[:, code]
+    # Rates are over answered records, so that those of several groups are joined in proportion to these.
     others_G = np.array([each.num_answered for each in measured.groups]) * (np.arange(len(rates_G)) != place)
     return (
         f"It says “{answer}” to {percent(rates_G[place])} of the group “{group}” and to "

@@ -327,6 +327,7 @@ def select(
     cells = cells_of(load_sweep(config, overrides or [], data_dir=data_dir), folder=config.parent, data_dir=data_dir)
     given: dict[str, float] = {}
     for each in shares or ():
+        # From the right: a group's name may hold an equals sign.
         name, _, share = each.rpartition("=")
         try:
             given[name] = float(share)
@@ -373,7 +374,7 @@ def aggregate(
     unit: Annotated[
         str,
         typer.Option(
-            help="What one voter stands for, such as hospital: the unit that is protected. You attest that each unit "
+            help="What one voter represents, such as hospital: the unit that is protected. You attest that each unit "
             "changes at most one vote of a query."
         ),
         Sets("votes.unit"),

@@ -53,7 +53,7 @@ def make_plan(
     output: Annotated[Path, typer.Option("--output", "-o", help="File of the plan to write.")],
     may_vanish: Annotated[int, typer.Option(min=0, help="Sites that may be lost on the way.")] = 0,
     may_collude: Annotated[
-        int, typer.Option(min=1, help="Sites that may tell the coordinator all they know, without harm to the others.")
+        int, typer.Option(min=1, help="Sites that may collude with the coordinator without exposing the others.")
     ] = 1,
     method: Annotated[str, typer.Option(help="weighted_votes, record_votes or residual_votes.")] = "weighted_votes",
     epsilon: Epsilon = None,
@@ -73,6 +73,7 @@ def make_plan(
         plan, embedding = plans.make_plan(config, roster, may_vanish=may_vanish, may_collude=may_collude)
     if embedding is not None:
         write_atomically(plans.embedding_file(output), lambda partial: partial.write_bytes(embedding))
+    # The plan last: where it is, the embedding that it needs is next to it.
     write_atomically(output, lambda partial: partial.write_bytes(plan.content))
     facts = {"file": output, "digest": plan.digest, "sites": len(roster), "sums": len(plan.sums)}
     return Output(facts=facts, words=f"{output}: plan {plan.digest}")
@@ -126,7 +127,7 @@ def join_plan(
         if not is_for_program():
             say(offer)
         if not yes and (is_for_program() or not sys.stdin.isatty()):
-            raise UsageError("--yes: without a terminal nobody can be asked; give it to agree.")
+            raise UsageError("--yes: there is no terminal to ask on; give --yes to agree.")
         return yes or typer.confirm("Take part?", err=True)
 
     run = join(

@@ -95,6 +95,7 @@ def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
 
 def as_yaml(value: Any) -> str:
     """Return a value as ``--set`` takes it."""
+    # JSON is YAML as well, except for infinity.
     return value if isinstance(value, str) else json.dumps(value, default=str).replace("Infinity", "inf")
 
 
@@ -242,6 +243,7 @@ def findings() -> Iterator[Finding]:
 
 Kind = Literal["table", "images", "embeddings"]
 Files = dict[str, bytes]
+# Records of each part, in the order of `_PARTS`.
 _SIZES = {"table": (1200, 400, 400), "images": (900, 300, 300), "embeddings": (1200, 400, 400)}
 _PARTS = ("private", "public", "test")
 _WARDS = ("surgery", "medicine", "other")
@@ -344,14 +346,14 @@ _BESIDE: Mapping[Kind, str] = {
 }
 _FIRST_STEP: Mapping[Kind, str] = {
     "table": """\
-`fairpate data declare PRIVATE.csv --public PUBLIC.csv -o yours.yaml` drafts a declaration with questions; of the
-   private file the header alone is read. Put it in the place of `data.yaml`, or change the columns there.""",
+`fairpate data declare PRIVATE.csv --public PUBLIC.csv -o yours.yaml` drafts a declaration with questions; only
+   the header of the private file is read. Replace `data.yaml` by the draft, or change the columns there.""",
     "images": """\
-Write tables with the paths of your pictures and what is known of each, or give folders in their place; say in
-   `data.yaml` at which size they are read. With `features: oriented_gradients` few numbers stand for each.""",
+Write tables with the paths of your pictures and what is known of each, or give folders instead of tables; set in
+   `data.yaml` the size at which they are read. With `features: oriented_gradients` each becomes 900 numbers.""",
     "embeddings": """\
-Write tables of your records, with vectors in an array beside them or in a list column of Parquet, and say in
-   `data.yaml` how long they are. A public model makes them, one record at a time.""",
+Write tables of your records, with vectors in an array next to them or in a list column of Parquet, and set their
+   length in `data.yaml`. A public model makes them, one record at a time.""",
 }
 
 
@@ -377,6 +379,7 @@ def write_project(folder: Path, kind: Kind = "table") -> tuple[str, list[Path]]:
         target: Template((_TEMPLATES / source.format(kind=kind)).read_text(encoding="utf-8")).substitute(words).encode()
         for source, target in _FILES.items()
     }
+    # A fixed seed: every project gets the same records, which are about no real person.
     contents |= {".gitignore": b"runs/\n"} | _MAKERS[kind](np.random.default_rng(_SEED), _SIZES[kind])
     return name, write_folder(folder, contents)
 

@@ -226,6 +226,7 @@ def _unambiguous(values: dict[str, tuple[Meaning, ...]]) -> dict[str, tuple[Mean
     _require_distinct([meaning.value for meaning in every if meaning.value is not None])
     for one, other in itertools.combinations(ranges, 2):
         (low, high), (other_low, other_high) = one.bounds, other.bounds
+        # With their sides: `below 5` and `at_least 5` touch and do not overlap.
         if max(low, other_low) <= min(high, other_high):
             raise ValueError("Expected ranges that do not overlap")
     return values
@@ -366,6 +367,7 @@ def _codes(column: str, feature: Feature) -> Iterator[FeatureCode]:
         places = feature.places
         for place, name in enumerate(feature.own_categories):
             is_other = feature.other and name == OTHER
+            # `other` lists the values of all its siblings: it is 1 for every text that is not among them.
             values = tuple(value for value, found in places.items() if (found == place) != is_other)
             yield code(feature=f"{column}={name}", kind="other" if is_other else "category", values=values)
 
@@ -376,12 +378,14 @@ def even_records(codes: Sequence[FeatureCode], count: int) -> npt.NDArray[np.flo
     Numbers are evenly spaced between their bounds, and one in ten is missing where it may be. The categories of a
     column, and its bands, are equally common. Columns are independent.
     """
+    # A fixed seed: these records are constants of the declaration.
     draws = np.random.default_rng(0)
     features: list[Mask | Floats] = []
     for _, of_column in itertools.groupby(codes, key=lambda code: code.column):
         kinds = [code.kind for code in of_column]
         place_N = draws.permutation(count)
         if kinds[0] == "number":
+            # In the middle of equal steps, so that no number is at a bound.
             features.append((place_N + 0.5) / count)
             features += [draws.permutation(count) < count / 10 for _ in kinds[1:]]
         else:
@@ -427,6 +431,7 @@ class RecordForm:
                 bounds: dict[str, Any] = {"low": first.low, "high": first.high}
                 found.append(RecordField(name=column, is_optional=first.missing is not None, **bounds))
             elif first.kind == "band":
+                # The last band is open: the form suggests no number above its start.
                 found.append(RecordField(name=column, low=first.at_least, high=last.at_least))
             else:
                 values = [value for code in codes if code.kind == "category" for value in code.values or ()]

@@ -267,10 +267,11 @@ class LoadedRecords:
     public record may be -1: it has no label.
     ``person_ids`` names the person behind each record where several records share one and a split must not part them;
     equal records are of one person then.
-    ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels`` are the
-    features again where they may be mapped from a file, so that a split may be too; so are ``mapped`` those of a table.
-    ``feature_codes``: of a declared table, how its features are computed. ``naming`` identifies the rule by which
-    records are named; under ``keeps_names`` it reads nothing but keys of records or persons.
+    ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels``: the
+    features of pictures, with the file that they may be mapped from, so that a split is a view of a file as well;
+    ``mapped``: the same for the features of a table. ``feature_codes``: of a declared table, how its features are
+    computed. ``naming`` identifies the rule by which records are named; under ``keeps_names`` it reads nothing but
+    keys of records or persons.
     """
 
     kind: FeatureKind
@@ -404,7 +405,7 @@ def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
 
 
 def expanded(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, ...]:
-    """The files that match a pattern, sorted by path; a file without a pattern is returned as it is."""
+    """The files that match a pattern, sorted by path; a file without a pattern is returned unchanged."""
     if not _is_pattern(file):
         return (file,)
     folder = resolve_data_dir(data_dir)
@@ -437,7 +438,7 @@ def how_to_get(file: SourceFile, folder: Path) -> str:
 
 
 def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]:
-    """As :func:`locate`, and verify the checksum of the published bytes, which are unpacked from a gzipped copy."""
+    """Find the file as :func:`locate` does, and verify the checksum of its published bytes (a copy may be gzipped)."""
     choice, path = locate(file, data_dir)
     if choice.sha256 is not None:
         try:
@@ -486,6 +487,7 @@ def sha256_of(path: Path) -> str:
 def check_sha256(found: str, file: SourceFile, path: Path) -> None:
     """Raise :class:`DataError` unless ``found`` is the pinned checksum. A file without a pinned checksum passes."""
     if file.sha256 is not None and found != file.sha256:
+        # Back from the file to the data folder, below which its declared path is.
         folder = path.parents[len(PurePosixPath(file.path).parts) - 1]
         raise DataError(
             f"{path}: damaged or other file: expected sha256 {file.sha256}, found {found}. "
@@ -509,6 +511,7 @@ def counted(units: Iterable[str]) -> Names:
     the unit on."""
     names, seen = as_names(units), Counter[str]()
     name_of = {}
+    # Only names that repeat: most files have none, and names are unpacked one by one.
     for row in names.repeated().tolist():
         seen[names[row]] += 1
         name_of[row] = f"{names[row]}-{seen[names[row]]}"
@@ -559,8 +562,9 @@ def shortened_by_person(
     (R, W).
 
     Record n votes ``votes_NW[n]`` for ``row_N[n]``; no vote is longer than ``norm``. A person's votes are added up row
-    by row, and shortened where they are longer than that: the longest vector of that direction. Whole numbers, and a
-    function of the person's own records alone, bit for bit. ValueError for more than ``MOST_RECORDS`` of one person.
+    by row; sums that are longer than ``norm`` together are scaled down to it, in whole numbers rounded towards zero.
+    The result is a function of the person's own records alone, bit for bit. ValueError for more than ``MOST_RECORDS``
+    records of one person.
     """
     # Rows of one person together, and within them the votes for one row of the table.
     order = np.lexsort((row_N, person_N))
@@ -577,12 +581,14 @@ def shortened_by_person(
     return rows[starts_R], np.where(squared_R1 > norm**2, shorter_RW, sums_RW)
 
 
+# Origins that each split may take records of.
 PERMITTED: dict[str, frozenset[Origin]] = {
     "public": frozenset({"any", "training", "held_out", "public"}),
     "validation": frozenset({"any", "training", "held_out", "validation"}),
     "test": frozenset({"any", "held_out", "test"}),
     "private": frozenset({"any", "training", "private"}),
 }
+# Origins whose records are set aside for a split; where there are any, it takes no others (tests may).
 SET_ASIDE: dict[str, frozenset[Origin]] = {
     "public": frozenset({"public"}),
     "validation": frozenset({"validation"}),
@@ -662,6 +668,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
     uniform_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=config.seed, purpose="parts")
     public_N = set_aside["public"]
     if num_public is not None and num_public < public_N.sum():
+        # By hash, as in :func:`divide`: records of one unit come in together.
         least = np.sort(uniform_N[public_N])[num_public - 1] if num_public else -1.0
         public_N = public_N & (uniform_N <= least)
     indices, low = {"public": np.flatnonzero(public_N)}, 0.0
@@ -669,6 +676,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
     for name, share in (("test", config.test_share), ("validation", config.validation_share)):
         own_N = set_aside[name]
         if not own_N.any():
+            # Shares follow each other on [0, 1): the hash of a unit falls into one of them, for any other records.
             own_N, low = free_N & (low <= uniform_N) & (uniform_N < low + share), low + share
         indices[name] = np.flatnonzero(own_N)
     indices["private"] = np.flatnonzero(free_N & (uniform_N >= low))

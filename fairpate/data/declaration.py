@@ -365,6 +365,7 @@ class Declaration(Section):
                 faults.append(f"{where}: no value {value!r} of option {name}{nearest(value, allowed)}")
 
         for (one, first), (other, second) in itertools.combinations(self.columns, 2):
+            # Never both: some option would need two values at once.
             excluded = any(second.when.get(name, value) != value for name, value in first.when.items())
             if one == other and not excluded:
                 faults.append(f"features: {one} is declared twice; leave one out, or give both a `when`")
@@ -569,6 +570,7 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
 
 def entry_of(table: Declaration) -> DatasetEntry:
     """The registry entry of the declared table."""
+    # A field of both has one meaning, except these two.
     shared = {each.name for each in fields(DatasetEntry)} & Declaration.model_fields.keys() - {"kind", "files"}
     facts = {name: getattr(table, name) for name in shared} | {"options": table.all_options}
     if table.person is not None:
@@ -637,6 +639,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         crossed_N = np.zeros(len(rows), dtype=np.int64)
         for group in groups.values():
             own_N = codes_of(cells(rows, group.column, file, faults), group, "group").numpy()
+            # The last group changes first, as in :meth:`Declaration.group_names`.
             crossed_N = crossed_N * len(group.names) + own_N
         z.append(crossed_N)
         # Pooled files are divided together, so that equal rows of both are numbered together too.
@@ -656,6 +659,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     faults.require_none()
     unit_id = units.names()
     record_id = unit_id
+    # A key names one record: a key that repeats is refused later, and is never numbered.
     if not table.identity.key:
         numbered, start = GatheredNames(), 0
         for count in [len(unit_id)] if table.files.pooled else size_of.values():
@@ -730,6 +734,7 @@ def _unit_names(
         _require_no_list(rows, column, file)
     texts = [text_of(rows[column]) for column in columns]
     if not (identity.text or identity.by_text):
+        # Also where a model may see the attribute: no name may depend on a group.
         features = [each for each in table.visible(options) if each[0] not in table.attribute_columns]
         content: Iterable[str] = [""] * len(rows)
         if table.pictures:
@@ -799,6 +804,7 @@ def _require_whole_persons(person: Person, batches: list[tuple[Part, str, IntArr
     """Add a fault for each file with rows of a person that an earlier part has too. ``batches`` hold part, file and
     person numbers."""
     earlier = np.zeros(0, dtype=np.int64)
+    # Batches come part by part and file by file, so that groupby meets each once.
     for _, of_part in itertools.groupby(batches, key=itemgetter(0)):
         own = [earlier]
         for file, of_file in itertools.groupby(of_part, key=itemgetter(1)):

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 Embed = Callable[["Tensor"], "Tensor"]
 Floats = npt.NDArray[np.float32]
+# Edges of a public record, neighbours that place another record, eigenvectors that are kept, steps of the walk.
 _NEIGHBOURS, _VOTING_NEIGHBOURS, _EIGENVECTORS, _DIFFUSION = 6, 8, 20, 16
 _AT_ONCE = 1024
 _LARGEST_NORM = 2.0**11  # products of two such rows stay below 2^23, where float32 is exact
@@ -173,6 +174,7 @@ def nearest_copies(embedded_ND: Floats, copies: list[Nearness], count: int) -> t
     nearness_NM = copies[0](embedded_ND)
     for copy in copies[1:]:
         np.maximum(nearness_NM, copy(embedded_ND), out=nearness_NM)
+    # Row by row: which neighbours a record has, and their order, depends on its own row alone.
     near = np.argpartition(-nearness_NM, min(count, nearness_NM.shape[1]) - 1, axis=1)[:, :count]
     lengths_N1 = np.square(copies[0].whole(embedded_ND)).sum(axis=1, keepdims=True)
     return near, np.maximum(lengths_N1 - 2 * np.take_along_axis(nearness_NM, near, axis=1), 0.0)
@@ -185,6 +187,7 @@ def _copies(pool: Tensor) -> Iterator[Tensor]:
         return
     for turn, slant, wide, high, across, down in _COPIES:
         cosine, sine = math.cos(turn), math.sin(turn)
+        # From places of the copy to places of the picture, as affine_grid reads it: the inverse of what is seen.
         matrix = torch.tensor(
             [[cosine / wide, (slant - sine) / wide, across], [sine / high, cosine / high, down]], dtype=torch.float32
         )
@@ -321,6 +324,7 @@ class Embedding:
 
     def _joined(self, components_NE: Tensor, places_NE: Tensor | None) -> Tensor:
         share = 0.0 if places_NE is None else self.config.graph_share
+        # Roots, because `graph_share` is a share of the squared norm.
         scaled_NE: Tensor = components_NE * (EMBEDDED_NORM * (1 - share) ** 0.5 / self.radius)
         if places_NE is None:
             return scaled_NE

@@ -37,6 +37,7 @@ PixelArray = npt.NDArray[np.uint8]
 Append = Callable[[PixelArray], None]
 LOGGER = logging.getLogger(__name__)
 _COLUMN, _SHA256 = "x", b"sha256"
+# Up to this size rows are copied, beyond it they are mapped from a file of their own.
 COPIED_BYTES, _ROWS_AT_ONCE, _BYTES_HASHED_AT_ONCE = 2**26, 1024, 2**20
 # A private mapping may be written to, and then only the page that was is copied; none of it needs memory set aside.
 PROTECTION = mmap.PROT_READ | mmap.PROT_WRITE
@@ -79,6 +80,7 @@ def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], Non
             LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Mapped from what was written, so that the checksum of the pixels in use was verified.
         write_pixels(path, shape, fill)
         return map_pixels(path, shape)
     except OSError as error:
@@ -142,6 +144,7 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=stored.nbytes, offset=start).reshape(shape))
 
 
+# Up to this size blocks stay in memory, beyond it all of them go to a file.
 KEPT_BYTES, _ROWS_SPILLED_AT_ONCE = 2**24, 2**15
 AnyArray = npt.NDArray[Any]
 

@@ -43,7 +43,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def _chosen(uniform_N: Floats, shares: tuple[tuple[float, ...], ...], row_N: IntArray) -> IntArray:
-    """The value that each uniform number falls on, under the shares in its row."""
+    """Return the index of the part of [0, 1) that each uniform number falls in, as its row of shares divides it."""
     ends_NK = np.cumsum(np.array(shares), axis=1)[row_N, :-1]
     found_N: IntArray = (uniform_N[:, None] >= ends_NK).sum(axis=1)
     return found_N
@@ -57,6 +57,7 @@ def _bell(uniform_N3: Floats) -> Floats:
 
 def applications() -> pa.Table:
     """Every application as the columns of a file: text, in the order of customers."""
+    # The order of draws is part of the table: another order makes other records under the same name.
     generator = np.random.default_rng(_SEED)
     of_all = np.zeros(_CUSTOMERS, dtype=np.int64)
     uniform = generator.random((_CUSTOMERS, 12))

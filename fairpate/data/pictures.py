@@ -120,6 +120,7 @@ def _pixels(content: bytes, where: str, size: int, mode: Mode) -> PixelArray:
     if image.size != (size, size):
         edge = min(image.size)
         left, top = (image.width - edge) // 2, (image.height - edge) // 2
+        # Cropped and resized in one step, without a copy of the square.
         image = image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + edge, top + edge))
     return np.asarray(image, dtype=np.uint8).reshape(size, size, -1).transpose(2, 0, 1)
 

@@ -112,6 +112,7 @@ def _coloured(
 
 
 COLOUR_FLIP = 0.1
+# Of scikit-learn's digits: 16 is full ink.
 INK_LEVELS = 16
 
 
@@ -169,6 +170,7 @@ def load_color_mnist(request: Request) -> LoadedRecords:
 def read_images(file: SourceFile, data_dir: Path | None) -> npt.NDArray[np.uint8]:
     """Read the images (N, 28, 28) of an idx3 file."""
     content = _idx_content(file, data_dir, IMAGE_MAGIC)
+    # Behind the magic number; the pixels follow at byte 16.
     count, height, width = struct.unpack_from(">III", content, 4)
     if (height, width) != (PIXELS, PIXELS):
         raise DataError(f"{file.path}: expected images of {PIXELS} x {PIXELS}, got {height} x {width}.")
@@ -295,6 +297,7 @@ def load_fairface(request: Request) -> LoadedRecords:
         paths = pc.replace_substring_regex(labels["file"], "^fairface/", "")
         labels = labels.set_column(labels.column_names.index("file"), "file", paths)
         tables.append(labels.filter(pc.is_in(paths, value_set=pa.array(pictures.names, pa.string()))))
+        # Counted for a note: a subset of the pictures is allowed.
         absent += len(labels) - len(tables[-1])
     table = pa.concat_tables(tables)
     names = table["file"].to_pylist()
@@ -405,6 +408,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
     patients, races = (column_of(people, name, demographics.path).to_pylist() for name in ("PATIENT", "PRIMARY_RACE"))
     race_of = {
         patient: code
+        # No name begins with another one, so that a patient has one race at most.
         for patient, race in zip(patients, races, strict=True)
         for code, name in enumerate(CHEXPERT_RACES)
         if race.startswith(name)  # the publisher adds remarks such as ", non-Hispanic"
@@ -463,7 +467,7 @@ LOADERS: Mapping[str, tuple[Callable[[Request], LoadedRecords], Mapping[str, Opt
 
 @cache
 def _facts(name: str) -> dict[str, Any]:
-    """What ``pictures.yaml`` says of a data set, with its files by their keys."""
+    """Return the facts of a data set in ``pictures.yaml``, with its files by their keys."""
     facts: dict[str, Any] = read_yaml(Path(__file__).with_name("pictures.yaml"))[name]
     return facts | {"files": {key: SourceFile(**file) for key, file in facts.get("files", {}).items()}}
 

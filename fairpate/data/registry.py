@@ -98,6 +98,7 @@ class Registry(Mapping[str, DatasetEntry]):
             if entry.name != name:
                 raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
             if name in _MADE:
+                # Names of their own: the lambda is called after `entry` was replaced, and must not read it.
                 load, make = entry.load, _MADE[name]
                 entry = replace(
                     entry, files=(), load=lambda request: load(replace(request, tables={"records": make()}))
@@ -197,6 +198,7 @@ def dataset_of(
     if config.split == "hashed":
         num_public = default_size("public", entry, records) if config.num_public is None else config.num_public
         splits: dict[str, Any] = divide_by_hash(records, config, num_public=num_public)
+        # All that decides the part of a name: parts of one rule are disjoint, and the odometer may count them apart.
         rule = (records.naming, config.seed, config.test_share, config.validation_share, sorted(options.items()))
         parts = hashlib.sha256(repr(rule).encode()).hexdigest()[:16]
     else:
@@ -366,6 +368,7 @@ def load_data(
     """
     if isinstance(source, DataConfig):
         entry = entry_for(source)
+        # Workers can load it again by this; tables in memory have no source.
         return replace(dataset_of(entry.load(request_of(source, entry)), source, entry), source=source)
     parts: dict[Part, Any] = dict(zip(PARTS, (records, private, public, validation, test), strict=True))
     given = {part: as_table(frame, part) for part, frame in parts.items() if frame is not None}
@@ -394,6 +397,7 @@ def as_table(frame: Any, part: str) -> pa.Table:
             return frame
         if isinstance(frame, Mapping):
             return pa.table({str(name): pa.array(np.asarray(column)) for name, column in frame.items()})
+        # A frame of polars; neither it nor pandas is imported to find out.
         if hasattr(frame, "to_arrow"):
             return frame.to_arrow()
         return pa.Table.from_pandas(frame, preserve_index=False)
@@ -453,6 +457,7 @@ def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
             content = Path(scratch) / target.name
             with (
+                # Publishers move their files: what arrives is compared with the pinned checksum.
                 httpx.stream(
                     "GET", file.url, headers=AS_PUBLISHED, follow_redirects=True, timeout=TIMEOUT_S
                 ) as response,
@@ -551,6 +556,7 @@ def check_declaration(config: DataConfig) -> Check:
 
 
 QUESTION = "# ?"
+# Categories that are listed, whole numbers that look like codes, values that are remembered.
 _MOST_CATEGORIES, _MOST_CODES, _MOST_KEPT = 30, 10, 1000
 _SEPARATORS = (",", ";", "\t", "|")
 _LABELS = re.compile(r"^(label|target|class|outcome|y)$", re.IGNORECASE)
@@ -568,7 +574,7 @@ _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 class Seen:
     """Facts about one column of the public records.
 
-    ``marks`` are values that often stand for a missing value. They count as missing in a column of numbers, and as text
+    ``marks`` are values that often mean a missing one. They count as missing in a column of numbers, and as text
     in a column of words.
     """
 
@@ -731,6 +737,7 @@ def _feature_line(column: str, seen: Seen) -> str:
 
 def outwards(low: float, high: float) -> tuple[float, float]:
     """Bounds that contain ``low`` and ``high``, rounded outwards to two digits of their difference."""
+    # A column of one value gets a range as wide as the value is large.
     width = high - low or abs(high) or 1.0
     step = 10.0 ** (math.floor(math.log10(width)) - 1)
     return float(_number(math.floor(low / step) * step)), float(_number(math.ceil(high / step) * step))

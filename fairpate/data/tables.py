@@ -41,6 +41,7 @@ from fairpate.types import tell
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Values that a message shows, and characters of each.
 _SHOWN, _LENGTH = 3, 40
 
 
@@ -198,6 +199,7 @@ def _text_batches(
     comment: str = "",
 ) -> Iterator[pa.Table]:
     """The batches of delimited text, every field as trimmed text."""
+    # Bytes in memory cannot be looked at without being read.
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     if comment and stream.peek(len(comment)).startswith(comment.encode()):
         stream.readline()
@@ -207,6 +209,7 @@ def _text_batches(
         with arrow_csv.open_csv(
             pa.PythonFile(stream, mode="r"),
             read_options=arrow_csv.ReadOptions(column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False),
+            # A quoted field may hold line breaks.
             parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             # An empty field stays empty text: only the declaration knows its meaning.
             convert_options=arrow_csv.ConvertOptions(
@@ -251,6 +254,7 @@ def _plain_batch(batch: pa.RecordBatch, name: str) -> pa.Table:
         values = batch[column]
         values = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
         kind = values.type
+        # Few functions of Arrow know half floats.
         if pa.types.is_float16(kind):
             values = values.cast(pa.float32())
         elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or is_vectors(kind)):
@@ -293,6 +297,7 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
             batch = batch.append_column(column, pa.FixedSizeListArray.from_arrays(flat, size))
             place += size
         start += len(batch)
+        # A batch beyond the array has no vectors: the lengths are compared below.
         if start <= len(array):
             yield batch
     if start != len(array):
@@ -371,6 +376,7 @@ class ColumnCells:
         if right_N.all():
             return
         wrong = np.flatnonzero(~right_N)
+        # Each value once: a message shows a few, and a column may have millions.
         values = pc.unique(self.text.take(pa.array(wrong))).to_pylist() if shown else ()
         self.faults.add(self.file, self.column, expected=expected, remedy=remedy, rows=len(wrong), values=values[:9])
 
@@ -464,7 +470,7 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
 def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, Mask]:
     """The code of each row, -1 for a row without one, and a mask of the rows with a code."""
     text = found.text
-    if not pa.types.is_string(found.values.type):  # a file with types does not tell 1.0 from 1
+    if not pa.types.is_string(found.values.type):  # a file with types does not distinguish 1.0 from 1
         # The text that a number in the declaration has in such a file.
         typed = {text: number for text in published if (number := _number(text)) is not None}
         published = {
@@ -473,6 +479,7 @@ def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, 
         }
     place = pc.index_in(text, value_set=pa.array(list(published), pa.string()))
     known_N = _mask(place.is_valid())
+    # The last code is for values that are not declared.
     code_of_place = np.array([*published.values(), -1], dtype=np.int64)
     return code_of_place[pc.fill_null(place, len(published)).to_numpy(zero_copy_only=False)], known_N
 
@@ -480,6 +487,7 @@ def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, 
 def _encode_number(found: ColumnCells, feature: Feature) -> FloatArray:
     values_N = numbers(found, feature.unknown)
     assert feature.bounds is not None
+    # By the same function as values, so that a value at a bound is 0 or 1 to the last bit.
     ends = (np.array(number) for number in (*feature.bounds, feature.stands_for_missing))
     low, high, constant = (stretched(end, feature.scale) for end in ends)
     missing_N = np.isnan(values_N)
@@ -532,6 +540,7 @@ def _encode_category(found: ColumnCells, feature: Feature) -> FloatArray:
     else:
         found.count("other", ~known_N)
     undeclared = feature.own_categories.index(OTHER) if feature.other else none
+    # The last row, of zeros, is for a value without a category.
     return np.eye(none + 1, none, dtype=np.float32)[np.where(codes_N < 0, undeclared, codes_N)]
 
 

@@ -5,7 +5,7 @@
 
 A hundred teachers vote on two classes; the class with the largest noisy count is the answer, or the gate refuses it.
 One record moves one vote from one class to another, so the counts move by at most sqrt(2) in Euclidean norm: a query is
-one noisy argmax whatever the votes, and that is the event that the ledger reserves before any noise is drawn.
+one noisy argmax for any votes, and that is the event that the ledger reserves before any noise is drawn.
 """
 
 from __future__ import annotations
@@ -46,20 +46,21 @@ class PlainVote(Mechanism):
         gate: DemographicParityGate,
         source: NoiseSource,
     ) -> list[Outcome]:
-        """Exact discrete noise on every count, then the gate, which sees labels alone."""
+        """Add exact discrete noise to every count, and pass the labels to the gate."""
         noise_QC = discrete_gaussians(self.noise_stddev_votes, source.words(keys, votes_QC.shape[1]), source)
+        # Of equal counts the first class wins: a fixed rule, which costs no privacy.
         return gated((votes_QC + noise_QC).argmax(axis=1).tolist(), groups, gate)
 
     def worst_case(self, num_queries: int) -> NoisyArgmaxes:
-        """The price of so many queries: no vote decides it."""
+        """The event of ``num_queries`` queries; it is the same for any votes."""
         return NoisyArgmaxes(count=num_queries, noise_stddev_votes=self.noise_stddev_votes)
 
     def scaled(self, factor: float) -> Self:
-        """More noise, for a target that asks for it."""
+        """The same mechanism with its noise multiplied by ``factor``, to meet a target."""
         return dataclasses.replace(self, noise_stddev_votes=factor * self.noise_stddev_votes)
 
     def describe(self) -> str:
-        """For pages and statements."""
+        """The parameters in words, for pages and statements."""
         return f"Noisy plurality, noise of {self.noise_stddev_votes:g} votes"
 
 
@@ -76,7 +77,7 @@ TERMS = LedgerTerms(
 
 
 def votes_on(asked: Sequence[Query]) -> IntArray:
-    """What a hundred teachers say; here they are made up, and the second group gets the second class more often."""
+    """The votes of a hundred teachers, made up here: the second group gets the second class more often."""
     draws = np.random.default_rng()
     share_Q = [0.2 if query.group == 0 else 0.8 for query in asked]
     votes_Q = [draws.binomial(100, 0.85 if draws.random() < share else 0.15) for share in share_Q]

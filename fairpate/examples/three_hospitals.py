@@ -41,6 +41,7 @@ def write_visits(path: Path, first: int, count: int) -> None:
     """Write visits number ``first`` to ``first + count``; a patient has two."""
     lines = ["visit,patient,age,weight,ward,sex,readmitted"]
     for visit in range(first, first + count):
+        # Seeded by the number of the visit, so that every party has the same pool.
         draws = random.Random(visit)
         age, ward = draws.randint(0, 99), draws.choice("ABCD")
         again = age + 20 * (ward == "D") + draws.gauss(0, 15) > 55
@@ -62,7 +63,7 @@ def start(party: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Wait for a command; its facts."""
+    """Wait for a started command and return the facts it printed."""
     output, _ = process.communicate()
     if process.returncode:
         sys.exit(f"failed: {output}")

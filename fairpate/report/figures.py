@@ -173,6 +173,7 @@ def by_family(found: Iterable[SeriesStyle]) -> dict[str, list[SeriesStyle]]:
     return families
 
 
+# Diameters of marks, in pixels of a page.
 SMALLEST, LARGEST = 5.0, 14.0
 EPSILON, DISPARITY, ACCURACY, COVERAGE = range(4)
 PLANES = (
@@ -279,6 +280,7 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
     lines = {}
     for series, own in by_series([point for point in sound(points) if not point.num_undefined]).items():
         best: dict[int, Point] = {}
+        # By error, so that the first point at a level is the most accurate there.
         for point in sorted(own, key=lambda point: point.value("error")):
             best.setdefault(level_of(point, levels), point)
         if len(best) > 1:
@@ -348,6 +350,7 @@ def size_of(coverage: float, between: tuple[float, float]) -> float:
 def coverage_range(points: Sequence[Point]) -> tuple[float, float]:
     """The range of coverage that sizes show: from a round number below the least, at most .5, to 1."""
     values = [1 - refused for point in points if not math.isnan(refused := point.value("refused"))]
+    # A share of whole tenths may be a little too small in floating point.
     return min(math.floor(10 * min(values, default=0.5) + 1e-9) / 10, 0.5), 1.0
 
 
@@ -431,6 +434,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         )
 
     plain_notions = []
+    # Without a choice of notions, `seen` has the points of their own notion.
     for notion, found in zip(notions, seen, strict=False):
         front = on_frontier(found)
         values = [[round(p.value("disparity"), 5), with_spread(p)[0], id(p) in front, p.num_undefined] for p in found]
@@ -637,6 +641,7 @@ _PAPER = _Medium(
 # The letters of epsilon, disparity, accuracy and coverage in a row, in the order of drawn coordinates.
 _FIELDS = "edac"
 _CROSS = "M-.7-.7L.7.7M.7-.7L-.7.7"
+# More than any panel has: JSON has no infinity.
 _ALL_LEVELS = 1_000_000
 _PARAMETERS: Mapping[str, Any] = {"level": _ALL_LEVELS, "only": False, "hidden": [], "chosen": ""}
 """Parameters of a chart that a page changes: largest level, only the frontier, hidden series, the one with spread."""
@@ -831,6 +836,7 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
         narrow = min(style.width, WIDTHS_IN[1])
         stairs = view.stairs(PAIRS[0])
         attainment = attained(view, PAIRS[0], stairs, _PAPER)
+        # On paper :func:`_pictures` fits the width, so that all text has the same size in every picture.
         del attainment["autosize"]
         attainment["title"] = _caption(view, style, narrow, "reached by at least half of the seeds")
         # On paper the rows are inside; on a page the script adds them.
@@ -904,6 +910,7 @@ def _pictures(
             each["width"], each["height"] = round(inner, 2), round(max(0.72 * inner, 60.0), 2)
         drawing = vl_convert.vegalite_to_svg({**specification, "config": config})
         missing = width - float(_SVG_WIDTH.findall(drawing)[0][0])
+        # Nobody sees a third of a point, and a plane of 40 points has no room to give.
         if abs(missing) < 0.3 or inner + missing / across < 40:
             break
         inner += missing / across

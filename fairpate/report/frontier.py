@@ -40,9 +40,11 @@ FAILED = "failed"
 Objective = Literal["epsilon", "disparity", "error", "refused"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
+# Places in `OBJECTIVES`.
 _EPSILON, _DISPARITY = 0, 1
 # A seed repeats a configuration, and the place where something runs does not change what it computes.
 _PLACES = frozenset({"out", "storage", "ray", "data_dir", "engine", "block_size"})
+# Means of equal numbers differ by less where they were added in another order.
 _ROUNDING = 1e-9
 
 
@@ -218,6 +220,7 @@ def points_of(
         # An epsilon that depends on votes is another claim, so the same configuration is another point.
         configuration = [record.method, record.data, record.unit, record.relation, record.delta]
         key = _text([*configuration, record.epsilon_is_data_dependent, settings_of(record.config)])
+        # Every seed in the configuration: data may be divided by a seed of its own.
         seeds = {path: seed for path, seed in flattened(record.config).items() if path.split(".")[-1] == "seed"}
         runs.setdefault(key, {})[_text([record.seed, seeds])] = (record, command)
     points = [_point(list(repetitions.values())) for repetitions in runs.values()]
@@ -531,6 +534,7 @@ def reference_point(points: Sequence[Point], objectives: Sequence[Objective]) ->
         if objective in ("error", "refused") or largest <= 0:
             corner.append(1.0)
             continue
+        # A round corner: small changes of the points leave it, so that volumes of two sweeps compare.
         power = 10.0 ** math.floor(math.log10(largest))
         # 20 as well: where the logarithm was rounded down, 10 is not above.
         steps = (step * power for step in (1.0, 2.0, 5.0, 10.0, 20.0))

@@ -119,6 +119,7 @@ def findings(points: Sequence[Point]) -> Findings:
     levels = epsilon_levels(compared)
     numbers = []
     if levels:
+        # The ends are among them, and the middle one comes first: a reader begins there.
         spaced = np.linspace(0, len(levels) - 1, min(len(levels), _MOST_BUDGETS)).round().astype(int).tolist()
         numbers = list(dict.fromkeys([middle_level(compared), *spaced]))
 
@@ -161,6 +162,7 @@ def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> Bu
         gap = decimal(fairest.value("disparity"))
         if not math.isnan(error := _standard_error(fairest, "disparity")):
             gap += f" ± {decimal(error)}"
+        # One number for both configurations of the row: the smaller.
         seeds = min(len(best.seeds), len(fairest.seeds))
         rows.append((name, str(seeds), _accuracy_with_error(best), gap, _accuracy_with_error(fairest)))
 
@@ -243,6 +245,7 @@ def choices(rule: SelectionRule, points: Sequence[Point]) -> dict[Setting, list[
     least = best_error(points, rule)
     chosen = {}
     for setting, first in FIRST.items():
+        # Every method is judged by the panel's best accuracy, not by its own.
         found = [select(own, setting, rule=rule, best_error=least) for own in by_series(points).values()]
         chosen[setting] = sorted(
             (point for point in found if point is not None),
@@ -479,6 +482,7 @@ def _class_view(
                 "number": number,
                 "label": class_label(privacy),
                 "compared": compared,
+                # As printed: two epsilons of one text are one choice.
                 "budgets": sorted({epsilon_text(point.value("epsilon")) for point in ranked(points)}, key=_budget),
                 "levels": [(place, epsilon_text(level)) for place, level in enumerate(epsilon_levels(points))],
                 "level": middle_level(points),

@@ -254,7 +254,7 @@ class Evaluation:
 
     @property
     def why_unknown(self) -> str:
-        """The reason why nothing is measured, where nothing is."""
+        """The reason why nothing is measured; meaningless if something is."""
         return "no group has enough test records" if self.not_measured else "there were no test records"
 
     @property
@@ -404,6 +404,7 @@ def _drawn_apart(
     whole table would reveal which of them it was.
     """
     if predictions_N.ndim != 1:
+        # The probability of the true label: accuracies need no more of a prediction.
         right_NC = np.take_along_axis(predictions_N, records["labels_N"][:, None], axis=1)
         # Clipped, because rounding may leave a probability a little outside.
         right = np.concatenate([1 - right_NC, right_NC], axis=1).clip(0, 1)
@@ -450,6 +451,7 @@ def with_words(measured: Evaluation) -> Evaluation:
         gained = float(np.trace(table_YC) - table_YC[common, common])
         # Each is a sum of all cells of such records, with their noise.
         noise = 2 * (len(table_YC) - 1) * measured.noise_stddev**2
+        # Where neither is better, lost - gained has the variance lost + gained.
         if lost - gained > _CHANCE * math.sqrt(lost + gained + noise):
             always = float(table_YC[common].sum() / table_YC.sum())
             worse[group.name] = (
@@ -579,6 +581,7 @@ def shown_records(
         last = list(dict.fromkeys(units_N[kept_N & (groups_N == largest)].tolist()))[-lacking:]
         fewer_N = kept_N & ~np.isin(units_N, last)
         became_small_G = small(groups_N, num_groups, [fewer_N])
+        # An empty cell is not small; a group that was emptied has to be left out all the same.
         became_small_G[largest] |= not fewer_N[groups_N == largest].any()
         if not became_small_G.any():
             kept_N = fewer_N
@@ -586,6 +589,7 @@ def shown_records(
         # A group that became small leaves out `least` of its own, and the filling begins again.
         small_G = small_G | became_small_G
         kept_N = ~small_G[groups_N]
+    # Last, as it may differ between models: a group of enough records may have too few answers.
     small_G = small_G | small(groups_N, num_groups, [kept_N & part for part in published])
     kept_N &= ~small_G[groups_N]
     kept = [kept_N & part for part in published]
@@ -673,6 +677,7 @@ def _labels_follow(joint_GYC: rates.FloatArray, hidden: Sequence[int], least: in
     moves_G = np.minimum(np.minimum(right_G, size_G - right_G), other_G)
     if joint_GYC.shape[-1] == 2 and with_totals:
         found_G, predicted_G = known_GYC[:, 1, 1], known_GYC[:, :, 1].sum(axis=1)
+        # Bounds of an intersection (Fréchet): of those predicted class 1 and those predicted rightly.
         fewest_G = np.maximum(0, predicted_G + right_G - size_G)
         moves_G = _moves(found_G - fewest_G, np.minimum(predicted_G, right_G) - fewest_G)
     is_narrow = bool((4 * moves_G < least)[size_G > 0].any())
@@ -680,8 +685,8 @@ def _labels_follow(joint_GYC: rates.FloatArray, hidden: Sequence[int], least: in
 
 
 def _labels_follow_from_totals(joint_GYC: rates.FloatArray, least: int) -> bool:
-    """As :func:`_labels_follow`, from predictions by group and the accuracy and most common class of all groups
-    together; two classes only."""
+    """True if predictions by group, and the accuracy and most common class of all groups together, nearly reveal the
+    size of some class, as in :func:`_labels_follow`; two classes only."""
     if joint_GYC.shape[-1] != 2:
         return False
     moves_G = np.sum([_moves(joint_GYC[:, 1, k], joint_GYC[:, :, k].sum(axis=1)) for k in range(2)], axis=0)
@@ -689,8 +694,8 @@ def _labels_follow_from_totals(joint_GYC: rates.FloatArray, least: int) -> bool:
 
 
 def _moves(count_G: rates.FloatArray, most_G: rates.FloatArray) -> rates.FloatArray:
-    """How far each count may move, up and down together, while the sum of ``count_G`` stays and no count exceeds
-    ``most_G``."""
+    """Return by how much each count can change, up and down added, while the sum of ``count_G`` stays and no count
+    exceeds ``most_G``."""
     up_G = np.minimum(most_G - count_G, count_G.sum() - count_G)
     room_G = most_G - count_G
     moves_G: rates.FloatArray = up_G + np.minimum(count_G, room_G.sum() - room_G)
@@ -840,6 +845,7 @@ def reject_option_spread(
         of_kept = order[kept[order]]
         answered, labels_K, groups_K = passed[kept[order]], labels[of_kept], groups[of_kept]
         course_AGYC = rates.cumulative_tables(labels_K[answered], groups_K[answered], **sizes)
+        # The empty state in front: then the index of a state is its number of answers.
         course_AGYC = np.concatenate([np.zeros((1, *course_AGYC.shape[1:])), course_AGYC])
         gap_A, size_AG = rates.dp_one_vs_rest.values(course_AGYC), course_AGYC.sum(axis=(-2, -1))
         # The cold start ends once every group that has records got enough answers; without a second group, never.
@@ -897,6 +903,7 @@ def resampled_reject_option(
             sizes = size_P[drawn_P]
             # Each person's run of rows, shifted to where it lies among all.
             places = np.arange(length) + np.repeat(start_P[drawn_P] - (sizes.cumsum() - sizes), sizes)
+            # In random order: otherwise all records of a person would pass the gate in a row.
             line_N[:length] = generator.permutation(by_person_N[places])
     answered_RN = filter_streams(
         labels[drawn_RN], groups[drawn_RN], rule=rule, num_groups=num_groups, num_classes=num_classes
@@ -906,6 +913,7 @@ def resampled_reject_option(
     # One row per answer, of all replicates together: the tables are then one addition.
     replicate_A, place_A = answered_RN.nonzero()
     row_A = drawn_RN[replicate_A, place_A]
+    # Not `+=`, which adds once to a cell that occurs several times.
     np.add.at(joint_RGYC, (replicate_A, groups[row_A], truth[row_A], labels[row_A]), 1.0)
     return joint_RGYC
 

@@ -39,6 +39,7 @@ _STRENGTHS: Mapping[str, tuple[str, Mood]] = {
     "weak": ("weakly private", "doubtful"),
     "void": ("private in name only", "bad"),
 }
+# Where both verdicts are clear one sentence joins them; all other pairs are listed.
 _JOINED: Mapping[tuple[str, str], str] = {
     ("private", "fair"): "Private and fair",
     ("private", "not fair"): "Private but not fair",
@@ -192,7 +193,7 @@ class Guarantee:
 
     @property
     def uncharged_tuning(self) -> list[str]:
-        """The caution that choosing settings is not part of epsilon, where it is not."""
+        """The caution that epsilon does not cover the choice of settings; empty if it does."""
         caution = "Choosing the settings was not charged. If private data guided the choice, ε is too low."
         return [] if self.tuning_accounted else [caution]
 
@@ -324,6 +325,7 @@ class RunStatement:
             return f"{begin}, {accuracy}; {self._fair_words}."
         joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self._fair_words}")
         # Behind the word, wherever it stands in the sentence.
+        # Without its first letter, which is a capital where the sentence begins with it.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
         perfect = ""
         if self.fairness == "not fair" and measured.perfect_gap >= FAIR_GAP:
@@ -502,7 +504,7 @@ def small_cell_words(measured: Evaluation) -> str:
         return ""
     counts = "of the other groups alone" if any(measured.confusion_GYC) else "of no group"
     return (
-        f"Cells of fewer than {measured.least_cell} test records are not shown, nor totals that would tell of them: "
+        f"Cells of fewer than {measured.least_cell} test records are not shown, nor totals that would reveal them: "
         f"counts by true label are shown {counts}."
     )
 
@@ -518,8 +520,11 @@ _NEARLY_ONE = 0.995  # the estimate of a constant prediction comes this near to 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupEstimate:
-    """One group of private records: its number of records, the share that gets an answer, and among the answered the
-    share that is right, the share of each prediction, and of each true label the share that is predicted so."""
+    """One group of private records: its number of ``records`` and the share that gets an answer (``coverage``).
+
+    Among answered records: the share that is predicted correctly (``accuracy``), the share of each prediction
+    (``predicted``), and for each true label the share of its records that is predicted as this label (``found``).
+    """
 
     name: str
     records: PopulationEstimate
@@ -588,6 +593,7 @@ def private_population(
 ) -> PrivatePopulation:
     """Return all estimates; the last outcome of ``population`` is a refusal."""
     joint, draws = population.joint_GYJ, population.draws_RGYJ
+    # Rates and gaps are over answered records: all outcomes but the last.
     answered = joint[..., :-1], draws[..., :-1]
 
     def coverages(joint_GYJ: rates.FloatArray) -> rates.Events:

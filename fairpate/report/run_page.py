@@ -169,6 +169,7 @@ def histogram(
         "axis": {"values": list(range(0, top + 1, step)), "format": ",d"},
     }
     # Refusals by the gate are hatched, because colour alone does not reach every reader.
+    # An id from the title: the drawings of a page share one space of ids.
     hatch = re.sub("[^a-z]+", "-", title.lower())
     fills = [f"url(#{hatch})" if name == "fairness" else f"var(--{name})" for name in stacks]
     fill = {"field": "stack", "type": "nominal", "legend": None, "scale": {"domain": list(stacks), "range": fills}}
@@ -305,7 +306,7 @@ def _answered_words(measured: Evaluation) -> str:
 
 
 def prediction_words(measured: Evaluation, model: str) -> str:
-    """Count the classes that are predicted at all, to read a gap with."""
+    """Return how many classes are predicted for some record, with cautions about the model: context for its gaps."""
     if not measured.num_answered:
         return "No record is answered."
     predicted = sum(any(rates[k] > 0 for rates in measured.rates_GC) for k in range(len(measured.class_names)))
@@ -324,7 +325,7 @@ def _margin(rule: GateRule) -> str:
 
 
 _LEDGERS = {
-    "Data-independent": "Every submitted query at its worst case, whatever the votes. May be published.",
+    "Data-independent": "Every submitted query at its worst case, for any votes. May be published.",
     "Data-dependent": "Everything that was computed, at the cost that these votes give it. Private.",
     "Data-dependent, as in the paper": (
         "As FairPATE’s authors reported theirs: rejections by the fairness gate are free, and a noisy vote counts with "
@@ -342,6 +343,7 @@ def private_report(report: PrivateReport) -> str:
         report.epsilon_data_dependent_course_Q,
         report.epsilon_as_in_paper_course_Q,
     )
+    # The stated total, which may lie above the last of its course: it was fixed before the first query.
     totals = [public.guarantee.epsilon, *(float(epsilon_Q[-1]) if len(epsilon_Q) else 0.0 for epsilon_Q in courses[1:])]
     queries = _query_by_query(report, voting)
     # Where no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
@@ -391,6 +393,7 @@ def _compared_ledgers(independent: float, dependent: float, as_in_paper: float, 
 def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str, Any]:
     """Show the cost of each query as a share of its worst case, which is published, and the agreement of the voters."""
     outcomes_Q, groups_Q = np.array(report.outcomes_Q, dtype=object), np.asarray(report.groups_Q, dtype=np.int64)
+    # At least 1: a query without a vote has a share of 0.
     share_Q = np.asarray(report.plurality_votes_Q, dtype=np.float64) / np.maximum(report.num_votes_Q, 1)
     cost_Q, worst_Q = (np.asarray(of_Q, dtype=np.float64) for of_Q in (report.rdp_Q, report.rdp_worst_Q))
     of_worst_Q, total = shares_of_worst(cost_Q, worst_Q), float(cost_Q.sum())
@@ -404,6 +407,7 @@ def _query_by_query(report: PrivateReport, voting: AnsweredQueries) -> dict[str,
         all_agree, some = f"all {voting.voters} agree", f"of the {voting.voters} or more agree"
         agree = all_agree if median == 1 else f"{percent(median, digits=0)} {some}"
         consensus = f"On half of the queries that were voted on, {agree}."
+        # Stable, so that a page that is drawn again is the same.
         clearer_Q = np.argsort(-voted_share_Q, kind="stable")[: (len(voted_share_Q) + 1) // 2]
         if 0 < voted_cost_Q.sum() < math.inf:
             share = percent(float(voted_cost_Q[clearer_Q].sum() / voted_cost_Q.sum()), digits=0)
@@ -612,7 +616,7 @@ class Card:
             "The private records, models that were trained on them without noise, and their votes.",
             "Any price that was computed from votes, and any ledger: both depend on private values.",
             "Counts or statistics of the private records that were not released with noise"
-            + (", but for the number that a sampling rate tells." if self.privacy.tells_size else "."),
+            + (", but for the number that a sampling rate reveals." if self.privacy.tells_size else "."),
         ]
 
     @property
@@ -646,9 +650,10 @@ class Card:
             "Demographic parity compares rates of predictions; a small gap does not mean that errors fall evenly: each "
             "notion says another thing.",
         ]
+        # Where the statement has its own remark on this, at length, it is among the limits already.
         if privacy.tells_size and TELLS_SIZE.get(privacy.unit) not in privacy.remarks:
             units = "persons" if privacy.unit == "person" else "private records"
-            limits.append(f"The sampling rate tells the number of {units}, or the one declared: it is public.")
+            limits.append(f"The sampling rate reveals the number of {units}, or the declared number: it is public.")
         limits += privacy.uncharged_tuning
         if self.model.reject_option is not None:
             limits.append(

@@ -60,6 +60,7 @@ TOLERANCE = 1e-3
 _NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
 _READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
+# Bytes: read at once; at most of one JSON file; at most of all files, as the archive declares them.
 _BLOCK, _MOST_TEXT, _MOST_BYTES = 2**20, 2**26, 2**34
 _SENSELESS = (
     *(UserError, OSError, LookupError, TypeError, ValueError, AttributeError),
@@ -181,6 +182,7 @@ def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
         use = card.get("use", {})
         # A service that was started since may have raised what the statement claims, or answered more queries.
         claimed = strict(asdict(Guarantee.of(statement)))
+        # Through JSON, which made lists of the tuples on the stored card.
         is_current = json.loads(json.dumps(claimed)) == card.get("privacy")
         is_current = is_current and card.get("model", {}).get("sha256") == sha256_of(run.student)
         if is_current and run.card_page.is_file():
@@ -281,7 +283,7 @@ class _Check:
         self.statement: PrivacyStatement | None = None
 
     def run(self, check: Callable[[], str | None]) -> None:
-        """Run one check. Malformed files count as differing. Every check but the first two needs a statement."""
+        """Run one check. Malformed files count as differing. Without a statement only the first two checks run."""
         if self.statement is None and check not in (self.files, self.claim):
             return
         before = len(self.differs)
@@ -315,6 +317,7 @@ class _Check:
             f"missing from {HEAD}": {*REQUIRED, EVENTS, VERSIONS, README} - set(listed),
         }.items():
             self.differs += [f"{name}: {fault}" for name in sorted(names)]
+        # Only known names are opened: the head comes from others, and may list any path.
         for name in sorted(present & set(listed) & _NAMES):
             same = sha256_of(self.bundle.public / name) == listed[name]
             self.require(same, f"{name}: not the file of {HEAD} (its SHA-256 differs)")
@@ -411,6 +414,7 @@ class _Check:
         if not self.bundle.released.is_file():
             return None
         released, _ = read_release(self.bundle.released)
+        # Through the event, so that fields that another version left at their default compare equal.
         stated = [event_json(event_from(event)) for event in self.said.events]
         left_out = [event for event in map(event_json, released.events) if event not in stated]
         self.require(not left_out, f"released.safetensors: {len(left_out)} of its events are not in the statement")
@@ -446,6 +450,7 @@ class _Check:
         same = [event_json(event) for event in released.events] == events_of(self.said, "validation")
         self.require(same, "choice.safetensors: its event is not that of the statement")
         config = _json(self.bundle, "record.json")["config"]
+        # Settings of the evaluation do not change the model, and are not in the digests of candidates.
         settings = {name: each for name, each in config.items() if name != "evaluation"}
         candidates = origin.settings["candidates"]
         chosen = candidates[int(released.arrays["chosen"][0])]

@@ -74,6 +74,7 @@ def select_settings(
             "a share above 0."
         )
 
+    # Called before the release is drawn: what is refused here must not cost its epsilon.
     def check(dataset: Dataset) -> None:
         group_weights(dataset, group_shares)
         require_kept_names(first, dataset)
@@ -81,7 +82,9 @@ def select_settings(
     opening = one_release(candidates, reporter, out=out / "release", check=check)
     with opening as (dataset, log, released, students):
         weights = group_weights(dataset, group_shares)
+        # The guarantee of the release: both are stated as one epsilon for one unit.
         unit, relation = released.events[0].unit, released.events[0].relation
+        # Noise of the kind that the release has: the statement names one for both.
         source: NoiseSource = OsEntropy()
         if first.is_seeded:
             source = SeededSource(stream_seed(first.seed, Stream.CHOICE))
@@ -92,6 +95,7 @@ def select_settings(
 
         settings = {
             "candidates": [values_digest(config.settings_without()) for config in candidates],
+            # All that the draw depends on: under other settings the choice that is kept is refused.
             "group_weights": weights.tolist(),
             "epsilon": epsilon,
             "parts": dataset.parts,
@@ -110,6 +114,7 @@ def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntAr
         raise ConfigError(
             f"--share: expected a number in (0, 1] for each of {', '.join(dataset.group_names)}, got {dict(shares)}."
         )
+    # The smallest group weighs the most: WEIGHT, the bound of what one unit adds to a score.
     least = min(shares.values())
     return np.array([int(WEIGHT * least / shares[name]) for name in dataset.group_names], np.int64)
 
@@ -129,6 +134,7 @@ def choice_among(
     """Draw the place of one candidate by the exponential mechanism, exactly."""
     # The mechanism's own exponent is halved, which scores that move in one direction do not need.
     sensitivity = Fraction(WEIGHT, 2) if relation == "add or remove one" else Fraction(WEIGHT)
+    # Exact fractions: probabilities in floating point would leak through their rounding (Ilvento 2020).
     costs = [Fraction(-score) for score in scores_M]
     place = choose_cheap(costs, sensitivity=sensitivity, epsilon=epsilon, source=source)
     event = PureReleases(count=1, epsilon=epsilon, unit=unit, relation=relation)

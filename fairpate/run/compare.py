@@ -60,6 +60,7 @@ Handed = VoteBatch | bytes | None
 """What a cell shares with others: votes, or the file of a release."""
 Compute = Callable[[Cell, Path, Handed, int], list[Row]]
 
+# Between two looks at the cluster, and before cells that still run after an interrupt are cancelled.
 _WAIT_S = 0.5
 _SUBMITTED_AT_ONCE = 256
 _ASSEMBLED_EVERY = 256
@@ -170,6 +171,7 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer) -> Iterator[str]
     of_data: dict[str, dict[str, Cell]] = {}
     for cell in cells:
         if cell.config.is_private and not cell.config.is_seeded:
+            # By the name of the release: cells that share it spend it once.
             of_data.setdefault(cell.config.data.name, {}).setdefault(release_name(cell) or cell.digest, cell)
     for data, found in of_data.items():
         targets = [cell.config.target for cell in found.values()]
@@ -437,6 +439,7 @@ def _compute(
     compute: Compute, cell: Cell, out: Path, shared: Handed, torch_threads: int
 ) -> tuple[list[Row], list[Release]]:
     rows = compute(cell, out, shared, torch_threads)
+    # Of the model and of private metrics; a choice among settings is never made in a cell.
     receipts = (read_receipt(folder(root=out)) for folder in (RunDirectory, MetricsFolder))
     return rows, [receipt for receipt in receipts if receipt is not None]
 
@@ -459,7 +462,9 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
             write_atomically(run.released, partial(Path.write_bytes, data=shared))
     run = run_method(config, Reporter(quiet=True), load=lambda data: _dataset(data.model_dump_json()))
     row, rows = cell.row(minutes=(time.monotonic() - started) / 60), []
+    # Once: a run without privacy keeps both records in one private file.
     for path in dict.fromkeys(path for path in (run.record, run.private_record) if path.exists()):
+        # A sweep may call a data set by another name than the run does.
         values = read_json(path) | {"data": row.data, "config": row.config}
         # JSON has no infinity, so the file holds null.
         epsilon = math.inf if values["epsilon"] is None else values["epsilon"]

@@ -128,6 +128,7 @@ class RunDirectory:
 
     def require_finished(self, *, with_ledger: bool, with_votes: bool, with_student: bool = True) -> None:
         """Raise RunDirectoryError if a file of a stage that costs privacy or time is missing."""
+        # Of a ledger in a database, only its place is in the folder.
         ledger = self.ledger_place if self.ledger_place.exists() and not self.ledger.exists() else self.ledger
         of_votes = (*([self.votes] if with_votes else []), *([ledger] if with_ledger else []))
         of_student = (self.student, self.metrics) if with_student else ()
@@ -189,7 +190,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """The fields that differ, in order, each as ``name: before -> now``; None stands for a missing field."""
+    """The fields that differ, in order, each as ``name: before -> now``; a missing field is shown as None."""
     names = sorted(before.keys() | now.keys())
     return {
         name: f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)
@@ -209,6 +210,7 @@ def write_votes(batch: VoteBatch, path: Path) -> None:
     """One row per query: record_id, group, and how many teachers chose each class; the metadata name the teachers."""
     table = pa.table({"record_id": list(batch.record_ids), "group": batch.groups_Q, "votes": _rows(batch.votes_QC)})
     table = table.replace_schema_metadata({_ENSEMBLE: batch.ensemble})
+    # For the operator alone: no noise is in the votes.
     write_atomically(path, lambda temporary: pq.write_table(table, temporary), private=True)
 
 
@@ -249,6 +251,7 @@ def read_labels(path: Path) -> LabelledSet:
 
 
 def _rows(values_QC: IntArray) -> pa.Array:
+    # With its type: of no rows Arrow would infer the type null.
     return pa.array(values_QC.tolist(), type=pa.list_(pa.int64(), values_QC.shape[1]))
 
 

@@ -1,8 +1,8 @@
 """The data set that a run is trained on and the student that it publishes: recorded, read back and measured.
 
 A configuration names a data set; a data set that was given from Python has no name that could be looked up. So the run
-records in ``data.json``, next to the configuration, what it had in its hands, and all that describes the run or reads
-its data set again uses this record.
+records the facts of the data set that it read in ``data.json``, next to the configuration. All that describes the run
+or reads its data set again uses this record.
 
 A published model is measured on the test split, and with IDP3 also in other orders, on which its refusals
 depend. Nothing here touches private records to learn from them, so it costs no privacy.
@@ -136,6 +136,7 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
         return dataset
     path = run.private / "order.key"
     if config.is_seeded:
+        # A seeded run is not private anyway, and can be repeated on any machine.
         secret = stream_seed(config.seed, Stream.ORDER_OF_RECORDS).to_bytes(8, "little")
     else:
         if not path.exists():
@@ -220,6 +221,7 @@ def read_student(run: RunDirectory, *, is_free: bool) -> Student:
     from student.student import load_student  # with torch, which most readers of a run do not need
 
     try:
+        # Records are placed when they are loaded (:func:`load_for`): the model gets coordinates.
         return replace(load_student(run.student), embedding=None)
     except StudentFileError as error:
         remedy = (
@@ -297,6 +299,7 @@ def assess(
     kept = shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons
     ).kept_N
+    # Refusals depend on the labels drawn, so that with a rule these labels are measured, not their expectation.
     headline = measure(expected if rule is None else prediction.labels, prediction.answered, rule)
     measured = prediction.answered & kept
     if rule is None:

@@ -108,11 +108,13 @@ def restore(run: RunDirectory, copy: Place, *, to: str | None) -> str:
             present = verified(before.ledger, None)[1]
             known += [Head(present[-1][0], present[-1][3])] if present else []
         for head in known:
+            # Number 0 notes a ledger without an entry, which every copy holds.
             if head.number and head not in heads:
                 raise LedgerError(
                     f"{shown(copy)}: holds {len(rows)} entries, and not the number {head.number} of the ledger it "
                     "would replace: charges would be forgotten. Give a copy made later."
                 )
+        # The statement may be all that is left of a ledger whose files are lost.
         stated = read_json(run.statement)["queries"]["submitted"] if run.statement.exists() else 0
         if num_outcomes < stated:
             raise RunDirectoryError(
@@ -157,6 +159,7 @@ def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
         is_readable = False
         if not before.is_in_folder:
             with suppress(LedgerError):
+                # Always true: what cannot be read raises.
                 is_readable = bool(verified(before.ledger, None))
         if is_readable:
             store = open_store(before.ledger, "", create=False, take_over=False)

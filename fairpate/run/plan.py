@@ -83,6 +83,7 @@ def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecas
         return RunForecast(method=config.method, epsilon=epsilon)
     if not config.protects_attribute_only:  # otherwise the votes are about groups, not about classes
         caution = too_little_to_learn(voting, dataset.num_classes, known_majority(config.data, dataset))
+    # The difference of two independent noises has a standard deviation larger by sqrt(2).
     lead = NormalDist().inv_cdf(_OFTEN) * math.sqrt(2) * voting.noise_stddev_votes / voting.votes
     return RunForecast(method=config.method, epsilon=epsilon, **vars(voting), lead_needed=lead, caution=caution)
 
@@ -96,6 +97,7 @@ def _voting(config: Method, dataset: Dataset) -> ExpectedVotes | None:
     others = [split for name, split in dataset.splits.items() if name != "private"]
     by_person = dataset.unit == "person" and entry.persons is not None
     apart = sum(split.num_protected if by_person else len(split) for split in others)
+    # At least one: a publisher's count may be below the records of the other splits.
     return config.voting(dataset, max(1, count_protected(config.data) - apart))
 
 
@@ -113,6 +115,7 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     if not (isinstance(config, PrivateMethod) and config.is_private):
         return None
     unit = config.unit_of(dataset)
+    # An attribute is exchanged while its record stays: nothing is added or removed.
     own: Relation = "replace one" if unit == "sensitive attribute" else "add or remove one"
     target = config.target
     return Price(
@@ -199,6 +202,7 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
     return Group(Text(f"{sentence}\n"), table, Text("\n" + "\n".join(notes)))
 
 
+# Public labels; the share of the most common class among fewer is mostly chance.
 _FEWEST_LABELS = 10
 
 
@@ -214,6 +218,7 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
     """Return the reasons why a run of ``config`` cannot beat the most common class; empty if it may."""
     majority, found = known_majority(config.data, dataset), []
     epsilon = getattr(config.target, "epsilon", None)
+    # Runs in the folder of this one: others are not searched for.
     for path in sorted(run.root.parent.glob("*/public/record.json")):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
@@ -264,7 +269,7 @@ def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Major
 
 
 def worth_of(labels: float, right: float, *, num_classes: int) -> float:
-    """Return how many noiseless labels are worth as much as ``labels`` labels of which a share ``right`` is correct."""
+    """Return how many noiseless labels teach as much as ``labels`` labels of which a share ``right`` is correct."""
     chance = 1 / num_classes
     return labels * max(0.0, (right - chance) / (1 - chance)) ** 2
 

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from student.student import Student
 
 FloatArray = npt.NDArray[np.float64]
+# Divided among the records of a person and rounded down, a weight this large loses next to nothing.
 WEIGHT = 2**20
 LEVEL = 0.95
 _LEAST_SHARE = 1e-9  # which has a logarithm
@@ -118,6 +119,7 @@ def table_event(cost: Price) -> PredictionTables:
         )
         return (event,)
 
+    # By loss distributions: their bound is tighter than that of Renyi curves, so that less noise does.
     return events(least_noise(events, target_epsilon=cost.epsilon, target_delta=cost.delta, accounting="pld"))[0]
 
 
@@ -145,8 +147,10 @@ def draw_table(
     bins_N = np.searchsorted(edges, scores_N, side="right")
     table_BGYC = np.zeros((len(edges) + 1, num_groups, num_classes, num_classes), np.int64)
     # Rounded down: the weights of a person's records never add up to more than one weight.
+    # Not `+=`, which adds once to a cell that occurs several times.
     np.add.at(table_BGYC, (bins_N, test.z.numpy(), test.y.numpy(), labels_N), event.weight // records_of_unit(test))
     stddev = event.noise_stddev_records * event.weight
+    # On empty cells too: which cells hold no record is private.
     noise = [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)]
     arrays = {"weights_BGYC": table_BGYC + np.reshape(noise, table_BGYC.shape), "edges": np.array(edges, np.float64)}
     return Released(arrays=arrays, events=(event,))
@@ -161,6 +165,7 @@ def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tup
     for row in range(len(split)):
         found = alone.predict(split.x[row : row + 1], groups_N[row : row + 1], generator=generator)
         labels_N[row], chances_C = found.labels[0], found.probabilities_NC[0]
+        # Two classes: the chance of the second. More: the chance of the class that is predicted.
         scores_N[row] = chances_C[1] if len(chances_C) == 2 else chances_C[found.labels[0]]
     return labels_N, scores_N
 
@@ -197,6 +202,7 @@ def assess_privately(
     everybody = np.ones(len(dataset.test), np.bool_)  # for the operator's comparison alone
     if student.card.idp3 is None:
         return Assessment(evaluations={"student": measured}, measured_N=everybody)
+    # Orders are simulated on whole records: noisy counts are rounded, and none is below 0.
     counts_GYC = np.rint(np.array(measured.confusion_GYC, np.float64)).astype(np.int64)
     groups_N, truth_N, labels_N = np.repeat(np.argwhere(counts_GYC >= 0), counts_GYC.ravel(), axis=0).T
     spread = reject_option_spread(
@@ -204,6 +210,7 @@ def assess_privately(
         groups_N,
         true_labels_N=truth_N,
         rule=student.card.idp3,
+        # A public seed reveals nothing: these records are made up from the released table.
         generator=np.random.default_rng(stream_seed(config.seed, Stream.ORDERS)),
         **sizes,
     )
@@ -264,6 +271,7 @@ def _of_groups(
 ) -> Iterator[Estimate]:
     """Size, accuracy, selection rates and impact ratios of each group."""
     z, size_G = _deviations(1), table_GYC.sum(axis=(1, 2))
+    # A size is a sum of cells, and so is its noise. It is the size of these records: there is no error of sampling.
     reach = z * stddev * math.sqrt(table_GYC[0].size)
     right = _Shares.of(rates.correct, table_GYC, stddev, z=z)
     for place, (name, size) in enumerate(zip(group_names, size_G.tolist(), strict=True)):
@@ -284,7 +292,7 @@ def _of_groups(
 def _of_scores(
     table_BGYC: FloatArray, stddev: float, edges: Sequence[float], class_names: Sequence[str]
 ) -> Iterator[Estimate]:
-    """For each bin of scores, how often the class that is scored is the true one."""
+    """Yield, for each bin of scores, the share of records whose true class is the one that the score is of."""
     if not edges:
         return
     two = len(class_names) == 2
@@ -293,7 +301,7 @@ def _of_scores(
         right_B = joint_BYC[:, 1].sum(axis=-1) if two else np.trace(joint_BYC, axis1=1, axis2=2)
         return rates.Events(hits_EG=right_B[None], sizes_EG=joint_BYC.sum(axis=(1, 2))[None], cells=[])
 
-    # Bins in the place of groups, whose noises add up.
+    # Bins instead of groups: each sums over groups, whose noises add up.
     found = _Shares.of(scored, table_BGYC.sum(axis=1), stddev * math.sqrt(table_BGYC.shape[1]), z=_deviations(1))
     for place, (low, high) in enumerate(itertools.pairwise((0.0, *edges, 1.0))):
         what = f"true {class_names[1]}" if two else "right"
@@ -301,16 +309,18 @@ def _of_scores(
 
 
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
-    """For each group, its share of one prediction over the largest share of any group; NaN for a group alone."""
+    """Return each group's share of one prediction over the largest share of any group; NaN unless two are known."""
 
     def ends(z: float) -> FloatArray:
         value_G, low_G, high_G = (
             np.maximum(each[event], _LEAST_SHARE) for each in _Shares.of(rates.predicted, table_GYC, stddev, z=z)
         )
         ratio_GG = value_G[:, None] / value_G
+        # MOVER in logarithms: the low end joins the low end of a share and the high end of the other.
         down_GG = np.hypot(np.log(value_G / low_G)[:, None], np.log(high_G / value_G))
         up_GG = np.hypot(np.log(high_G / value_G)[:, None], np.log(value_G / low_G))
         ends_3GG = np.stack([ratio_GG, ratio_GG * np.exp(-down_GG), ratio_GG * np.exp(up_GG)])
+        # A writable view of the diagonals: the ratio of a group to itself is 1 without any error.
         np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(value_G)] = 1.0
         return ends_3GG
 
@@ -321,6 +331,7 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
         return _Shares(nothing, nothing, nothing)
     # The largest share is that of some group, so that a group's impact ratio is the smallest of its ratios.
     value_G, _, high_G = np.fmin.reduce(found_3GG, axis=2)
+    # The least of several low ends holds only if all of them hold together (Bonferroni).
     low_G = np.fmin.reduce(ends(_deviations(num_known - 1))[1], axis=1)
     return _Shares(value_G[None], low_G[None], high_G[None])
 
@@ -331,7 +342,7 @@ def _together(table_GYC: FloatArray, stddev: float) -> tuple[FloatArray, float]:
 
 
 def _deviations(comparisons: int) -> float:
-    """Standard deviations of an interval at ``LEVEL``, whose ends hold for as many comparisons together."""
+    """Return how many standard deviations an end is away if ``comparisons`` intervals hold together at ``LEVEL``."""
     return float(-ndtri((1 - LEVEL) / 2 / comparisons))
 
 
@@ -362,6 +373,7 @@ class _Shares(NamedTuple):
         # The p with (hits - p sizes)^2 <= z^2 variance(p) lie between the roots of square p^2 - twice p + rest.
         square = sizes**2 + drawn - noise * size_cells
         twice = 2 * hits * sizes + drawn - 2 * noise * hit_cells
+        # Rounding, or noisy hits below 0 or above the size, may leave no real root.
         root = np.sqrt(np.maximum(twice**2 - 4 * square * (hits**2 - noise * hit_cells), 0.0))
         is_known = (sizes > 0) & (sizes > np.sqrt(noise * size_cells))
         square = np.where(is_known, square, np.nan)
@@ -394,11 +406,13 @@ def gap_of(
         if metric.compare is rates.level:
             return own
         if metric.compare is rates.pairwise:
+            # A group against itself is no comparison: NaN keeps it out of maxima.
             itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
             first, other = list(own), list(_Shares.of(metric.events, table_GYC, stddev, z=z, rest=True))
         value = first[0] - other[0]
+        # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
         low = value - np.hypot(first[0] - first[1], other[2] - other[0])
         high = value + np.hypot(first[2] - first[0], other[0] - other[1])
         if metric.compare is rates.to_overall:
@@ -420,6 +434,7 @@ def gap_of(
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
     low = np.nan_to_num(ends(_deviations(comparisons)).low_EG, nan=0.0).max()
+    # The largest high end lies above the true largest difference as soon as that one interval holds it.
     high = np.nanmax(ends(_deviations(1)).high_EG)
     largest = max(0.0, float(np.nanmax(value)))
     return GapResult(

@@ -76,6 +76,7 @@ if TYPE_CHECKING:
 
 def read_evaluation(run: RunDirectory) -> Evaluation:
     """The published evaluation of ``run`` on its test records. Errors of many kinds for a damaged file."""
+    # The file also holds what :meth:`Assessment.to_json` adds to the headline.
     metrics = read_json(run.metrics)
     return Evaluation.from_json({name: metrics[name] for name in metrics.keys() - {"orders", "without_refusals"}})
 
@@ -325,6 +326,7 @@ def card_of(run: RunDirectory, *, method: str, data: CardData, use: IntendedUse,
 
 
 FloatArray = npt.NDArray[np.float64]
+# Points of the curve over queries: Renyi curves add up, loss distributions are composed anew for each point.
 _MAX_COURSE_POINTS, _MAX_COMPOSED_POINTS = 200, 8
 
 
@@ -400,12 +402,14 @@ def _answered_queries(spending: Spending, statement: PrivacyStatement, num_publi
 
 
 def _private_report(public: PublicReport, spending: Spending, without_privacy: WithoutPrivacy | None) -> PrivateReport:
-    """The operator's report: what the votes made each query cost, when it was charged, and to whom."""
+    """The operator's report: the data-dependent cost of each query, when it was charged, and to whom."""
     submitted = range(len(spending.charges_Q))
     drawn = spending.drawn(0, len(submitted))
     best = accountant.epsilon_data_dependent([drawn], target_delta=spending.target_delta)
+    # At the one order that is best for the total: costs of single queries at orders of their own would not add up.
     worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
     assert public.voting is not None
+    # Where no cost depends on votes, all three courses are one.
     dependent = as_in_paper = public.voting.epsilon_course_Q
     if drawn.data_dependent:
         dependent = _course(spending, lambda start, end: accountant.rdp_data_dependent([spending.drawn(start, end)]))
@@ -489,7 +493,7 @@ def write_portable(run: RunDirectory, student: Student, dataset: Dataset, report
 
 
 def encoding_of(dataset: Dataset, record_shape: tuple[int, ...]) -> dict[str, Any]:
-    """Describe how a raw row becomes the input of the graph, as far as the declaration says so."""
+    """Describe how a raw row becomes the input of the graph, as far as it is declared."""
     if len(record_shape) > 1:
         inside = "" if dataset.embedding is None else " and places them in the public embedding"
         return {"of": f"bytes 0 to 255: channels, rows, columns; the graph scales them{inside}"}

@@ -76,6 +76,7 @@ _NEW = np.zeros(0)
 _MOST_DISTRIBUTIONS = 8
 """Loss distributions of several releases that are composed at once; beyond, Renyi curves alone are added."""
 
+# Rules of splits whose parts are added up apart; with three parts each there are at most 3^6 sums.
 _MOST_RULES = 6
 
 
@@ -193,7 +194,7 @@ def adaptive_epsilon(releases: Sequence[Release], *, delta: float) -> float:
 
 
 def _by_part(releases: Sequence[Release]) -> list[Sequence[Release]]:
-    """The releases that one unit may pay for together, for each choice of the parts that it may be in."""
+    """Return, for each choice of parts that a unit may be in, the releases that this unit pays for."""
     parts_of: dict[str, dict[str, None]] = {}
     for release in releases:
         parts_of.setdefault(release.part.partition("/")[0], {})[release.part] = None
@@ -327,6 +328,7 @@ class Odometer:
             rows = _rows(database, data=release.data)
             before = next((row for row in rows if row.run == release.run), None)
             if before is not None:
+                # A plan is fixed by the first call: a later one, which has seen releases, cannot exchange it.
                 release = replace(release, plan=before.plan)
             # The same events once more, as of a repeated command, were admitted already.
             if enforce and (before is None or before.events != release.events):
@@ -413,6 +415,7 @@ class Odometer:
             raise ValueError(f"Expected 0 < epsilon < inf and 0 < delta < 1, got {epsilon} and {delta}.")
         with self._transaction() as database:
             database.execute("INSERT OR REPLACE INTO limits VALUES (?, ?, ?, ?)", (data, unit, epsilon, delta))
+            # As limits will count them: a plan in full, however little of it was released.
             charged = [row.charged for row in _rows(database, data=data) if row.is_private]
         return _least_limit(_counted_by(unit, charged), delta=delta)
 
@@ -545,6 +548,7 @@ def _fits(
                 f"limit of {limit:g} counts; it may be released first and alone, or with another method."
             )
         spent, total = (_least_limit(rows, delta=delta) for rows in (same, [*same, each]))
+        # A single release was fixed beforehand, so that its message quotes the smaller sum.
         if is_alone:
             total = composed_epsilon([each], delta=delta)
         raise LimitReachedError(
@@ -672,7 +676,7 @@ class MetricsFolder(_OneFile):
 
 
 class ChoiceFolder(_OneFile):
-    """The log's view of a choice among settings. One that is gone may be made again, and is counted again."""
+    """The log's view of a choice among settings. A choice whose file is gone may be made, and is counted, again."""
 
     released = PathIn("public", "choice.safetensors")
     receipt = PathIn("private", "choice_release.json")
@@ -722,6 +726,7 @@ class ReleaseLog:
         self._continues = False
         kept = read_release(run.released)[1].id if run.released.exists() else None
         receipt = read_receipt(run)
+        # Random, no digest of settings: two runs with equal settings draw noise twice, and cost twice.
         self.id = receipt.run if receipt is not None else kept or secrets.token_hex(16)
         if receipt is None:
             return
@@ -729,6 +734,7 @@ class ReleaseLog:
             _log.warning("%s: was released and is not in %s; counted again.", run.root, odometer.path)
             # Past a limit too: it was released, and a refusal would leave it out of the sum.
             odometer.record(receipt, enforce=False)
+        # A copy that has the released arrays reads the same release, which costs nothing more.
         elif kept is None and self._is_copy(receipt):
             self.id = secrets.token_hex(16)
 
@@ -752,6 +758,7 @@ class ReleaseLog:
                 raise RunDirectoryError(f"{path}: was made after other releases; restore all of them from one copy.")
             self._count_found([*self._steps, (released, origin)], noise=noise)
         else:
+            # Before the draw: what must not be drawn again is refused while no noise exists.
             self._begin(path)
             released = draw()
             # Counted as soon as its events are known, and before it is kept: until then nothing of it is visible.
@@ -801,6 +808,7 @@ class ReleaseLog:
                 "both epsilons."
             )
         receipt = read_receipt(self._run)
+        # The receipt counts this very release already: as earlier events it would be counted twice.
         if self._continues and receipt is not None:
             self.id, self._before = receipt.run, ()
             return
@@ -839,6 +847,7 @@ class ReleaseLog:
                 _log.warning(
                     "%s: learns from a release that is not in %s; counted.", self._run.root, self._odometer.path
                 )
+                # Under the id of the run that drew it: many runs that learn from it count it once.
                 release = replace(self.release(events, noise=noise), run=run)
                 self._odometer.record(release, enforce=False)
 
@@ -848,6 +857,7 @@ class ReleaseLog:
             return ()
         origins = [read_release(path)[1].id for path in self._run.release_files()]
         receipt = read_receipt(self._run)
+        # Without a receipt all of it was drawn by other runs; with one, only what has another id.
         if receipt is None:
             return tuple(
                 f"Learned from release {run} of another run, whose ε this is: it is spent once, not again."
@@ -890,6 +900,7 @@ class ReleaseLog:
             noise=noise,
             method=self._method,
             path=str(self._run.root.absolute()),
+            # Equal events are joined: a row stays short for any number of steps.
             events=merged(events),
             num_queries=num_queries,
             part=self._part,
@@ -912,6 +923,7 @@ class ReleaseLog:
     def of_part(self, part: Literal["test", "validation"]) -> ReleaseLog:
         """The log of the same run's release from the test or the validation records of the data set."""
         folder = (MetricsFolder if part == "test" else ChoiceFolder)(root=self._run.root)
+        # The rule of the split stays: only parts of one rule are known to be disjoint.
         name = f"{self._part.partition('/')[0]}/{part}"
         return ReleaseLog(folder, self._odometer, data=self._data, method=self._method, part=name)
 

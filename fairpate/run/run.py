@@ -201,6 +201,7 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
         generator_seed=stream_seed(config.seed, Stream.MODEL),
     )
     if config.public_data.pretrain is not None:
+        # A stream of its own: later draws are the same with pre-training and without.
         generator = torch_generator(config.seed, Stream.PRETRAINING)
         pretrain_by_rotations(model, architecture, dataset.public.x, config.public_data.pretrain, generator=generator)
     return model
@@ -227,8 +228,10 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
                 num_classes=dataset.num_classes,
                 generator=torch_generator(config.seed, Stream.LABELLING),
                 on_progress=advance,
+                # Pre-trained as well, where the first model was.
                 initial_model=None if settings.pretrain is None else initial_model(config, dataset, architecture),
             )
+            # The released model had that architecture; this one has the architecture of self-labelling.
             trained = replace(trained, architecture=None)
     if settings.calibration is not None:
         with reporter.stage("calibration"):
@@ -323,6 +326,7 @@ def state_release(
     """Write the statement that prices the release, and show the operator the total with earlier releases."""
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
+        # The table is drawn after this statement, which prices it before anything of it is visible.
         parts["test"] = (stated_table(run, config.price(trained)),)
     if run.choice.exists():
         parts["validation"] = read_release(run.choice)[0].events
@@ -375,6 +379,7 @@ def statement_of(
         unit=cost.unit,
         relation=cost.relation,
         delta=cost.delta,
+        # JSON has no infinity.
         epsilon=None if math.isinf(cost.epsilon) else cost.epsilon,
         accounting=cost.accounting,
         noise=trained.noise,
@@ -403,6 +408,7 @@ def statement_of(
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
     """The remark that a sampling rate reveals the private number of records or persons that it was computed from."""
+    # Events without sampling, and those that read every record, reveal no rate.
     samples = any(getattr(event, "sampling_rate", 1) < 1 for event in events)
     return (TELLS_SIZE[unit],) if samples and unit in TELLS_SIZE and config.rate_tells_size else ()
 
@@ -435,6 +441,7 @@ def run_method(
         UserError, ValueError: Names the field or file, the value and the remedy. What was finished stays, and nothing
             is charged twice.
     """
+    # Votes that were made elsewhere bring their public records along.
     given = config.own_dataset() if dataset is None else dataset
     opened = _opened(config, reporter, given, load=load, release_of=release_of)
     with opened as (config, dataset, run, log):
@@ -466,6 +473,7 @@ def make_release(
     with _opened(config, reporter, dataset, load=load, command=command) as (opened, dataset, run, log):
         assert isinstance(opened, ReleasingMethod)
         noisy_sum = None if sums is None else sums(run, log)
+        # The result is not used: other runs read the release from the folder, where the log keeps it.
         opened.release(replace(_training(opened, dataset, run, reporter, log), noisy_sum=noisy_sum))
     return run
 
@@ -477,6 +485,7 @@ def one_release(
     """Draw the release that ``configs`` share in the folder ``out``, or find it there, and train each one's model from
     it, at no cost. ``check`` may refuse the data set before that. Inside, no other process works in the folder. Errors
     as :func:`run_method`."""
+    # With the settings of the release alone, in which the candidates agree.
     opening = _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None)
     with opening as (config, dataset, run, log):
         assert isinstance(config, ReleasingMethod)
@@ -539,6 +548,7 @@ def _opened(
     embedded = found = check_run_directory(config)
     if release_of is not None:
         check_release_of(config, release_of)
+        # The released arrays belong to the coordinates of the run that drew them.
         embedded = found if found.embedding.exists() else RunDirectory(root=release_of)
     with reporter.stage("data"):
         dataset = load_for(embedded, config.data, load) if dataset is None else dataset

@@ -60,6 +60,7 @@ def public_pool(dataset: Dataset, settings: QueriesConfig, *, takes_posted: bool
 
     ``takes_posted``: whether the voters can vote on other records too.
     """
+    # Without a number and an admission, so that every record is offered, not the run's selection.
     public = choose_queries(dataset, settings.model_copy(update={"num_queries": None, "admission": None}))
     embedding = dataset.embedding
 
@@ -150,6 +151,7 @@ def service_settings(
     )
 
 
+# Each look is a call of the actor; Ctrl-C interrupts the pause between two.
 _WATCH_INTERVAL_S = 5.0
 # A restart verifies the ledger and starts the voters again before the service answers.
 _WATCH_TIMEOUT_S = 300.0
@@ -283,6 +285,7 @@ def _watch(service: Service) -> None:
     except KeyboardInterrupt:
         return
     finally:
+        # After an error too: a service that does not answer may still hold the ledger.
         service.stop()
 
 
@@ -326,9 +329,9 @@ def serve_student_of(
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         say(f"The student of {run.root} is served at {settings.url} (documentation: /docs)")
         if settings.tokens.is_empty:
-            say("It takes no token: everybody who reaches this address may ask it.")
+            say("It needs no token: any client that reaches this address may query it.")
         else:
-            say("It takes the tokens of both roles, and answers nobody else.")
+            say("It needs a token, of either role.")
         started([{"run": run.root, "url": settings.url, "detached": False}])
         with suppress(KeyboardInterrupt):
             while is_serving():
@@ -399,6 +402,7 @@ def stop_aggregator(root: Path, *, say: Callable[[str], None]) -> None:
 def service_name(run: RunDirectory) -> str:
     """Return the name of the ledger's service. It is unique per ledger, so that a second service for the run is
     refused."""
+    # Resolved: a link and the folder that it leads to are one ledger.
     return f"aggregator-{hashlib.sha256(str(run.ledger.resolve()).encode()).hexdigest()[:12]}"
 
 

@@ -49,6 +49,7 @@ from fairpate.report.frontier_page import Baselines, baseline_words, baselines
 from fairpate.run.sweep import read_rows
 from fairpate.types import NotionName, UsageError, stepwise, strict
 
+# Relative, as the excess is: means of the same numbers differ by less where they are added in another order.
 _ROUNDING = 1e-9
 # An excess over a limit of 0 is no share of it, so it is taken as a share of this.
 _ZERO_SCALE = 0.01
@@ -116,8 +117,8 @@ class Demand:
 class Offer:
     """One configuration compared with a demand.
 
-    ``missed`` holds the relative excess over each limit that is not met; epsilon counts as it is guaranteed.
-    ``seeds_met`` is the number of seeds whose own run meets every limit.
+    ``missed`` holds the relative excess over each limit that is not met; that of epsilon is the excess of its
+    guaranteed value, which is rounded up. ``seeds_met`` is the number of seeds whose own run meets every limit.
     """
 
     point: Point
@@ -167,6 +168,7 @@ class Transfer:
         """Accuracy that is lost against ``best``; NaN unless both meet the demand."""
         if self.there is None or self.best is None or self.there.missed or self.best.missed:
             return math.nan
+        # A difference of errors is one of accuracies, positive where the choice is worse.
         return self.there.point.value("error") - self.best.point.value("error")
 
 
@@ -206,6 +208,7 @@ def _values(point: Point, demand: Demand, seed: int | None = None) -> dict[str, 
             seen = point.seen_by(DEFAULT if name == "disparity" else notion_named(name))
         objective = _OBJECTIVE_OF.get(name, "disparity")
         value = float((seen.mean_O if seed is None else seen.values_SO[seed])[OBJECTIVES.index(objective)])
+        # Objectives are minimised: accuracy and coverage are the complements of error and refusals.
         values[name] = 1 - value if name in _LEAST else value
         # A gap among fewer groups is smaller for that alone, so it meets no limit.
         if objective == "disparity" and point.groups.unmeasured:
@@ -245,6 +248,7 @@ def achievable(points: Sequence[Point], demand: Demand, *, num_nearest: int = 3)
         is_defined_N = ~np.isnan(values_NO).any(axis=1)
         candidates = [each for each, is_defined in zip(offers, is_defined_N, strict=True) if is_defined]
         if candidates:
+            # Undefined points are left out before: one that compares with none would be dominated by none.
             mask_N = pareto_mask(values_NO[is_defined_N])
             nearest = [each for each, kept in zip(candidates, mask_N, strict=True) if kept]
     return Achievable(
@@ -302,7 +306,7 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
         return json.dumps(of.settings.get(name), sort_keys=True, default=str)
 
     sides = [[each for each in points if each.series == point.series] for points in (source, target)]
-    # Settings of the data differ between data sets anyway, so they cannot tell configurations apart.
+    # Settings of the data differ between data sets anyway, so they cannot distinguish configurations.
     names = {name for side in sides for each in side for name in each.settings if not name.startswith("data.")}
     varied = [name for name in names if any(len({setting(each, name) for each in side}) > 1 for side in sides)]
     same = [each for each in sides[1] if all(setting(each, name) == setting(point, name) for name in varied)]
@@ -380,6 +384,7 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
     # Objectives of a point are minimised; a user reads accuracy and coverage, whose spread is the same.
     disparity = OBJECTIVES.index("disparity")
     seen = {name: point.seen_by(name) for name in NAMES}
+    # In the order of `OBJECTIVES`, behind epsilon.
     spread = zip(("disparity", "accuracy", "coverage"), seen[DEFAULT].spread_O[1:].tolist(), strict=True)
     return {
         "method": point.method,

@@ -87,6 +87,7 @@ _FAIRNESS = {
 _WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
 SCHEMA = pa.schema(
     [
+        # What cannot be null is known of a failed cell too.
         pa.field("digest", pa.string(), nullable=False),
         pa.field("method", pa.string(), nullable=False),
         pa.field("data", pa.string(), nullable=False),
@@ -115,6 +116,7 @@ SCHEMA = pa.schema(
 )
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
 _CELL = ("digest", "method", "data", "seed", "command", "error", "has_guarantee")
+# Fields of a record without a column of the same meaning: of the cell, as text, or one column for each notion.
 _OWN = {"method", "data", "seed", "config", "fairness"}
 _MEASURED = tuple(field.name for field in fields(RunRecord) if field.name not in _OWN)
 
@@ -159,6 +161,7 @@ def read_table(path: Path) -> pa.Table:
         ) from error
     if missing:
         raise RecordsTableError(f"{path}: not a table of a comparison, it lacks {', '.join(missing)}; {_GIVE_ONE}.")
+    # A table of a later version may have further columns.
     return table.select(SCHEMA.names).cast(SCHEMA)
 
 
@@ -171,6 +174,7 @@ def publishable(table: pa.Table, *, unprotected: bool) -> pa.Table:
     # A failed run has no epsilon.
     is_infinite = pc.fill_null(pc.is_inf(table["epsilon"]), False)
     may_be_seen = pc.or_(pc.and_not(table["has_guarantee"], is_infinite), unprotected)
+    # Two rules: a data-dependent epsilon stays private also where results without a guarantee are published.
     kept = table.filter(pc.and_not(may_be_seen, pc.fill_null(table["epsilon_is_data_dependent"], False)))
     replaced = {
         "minutes": pa.nulls(len(kept), pa.float64()),
@@ -206,6 +210,7 @@ def _row(values: dict[str, Any]) -> Row:
         fairness: dict[str, dict[str, float | None]] = {}
         for column, (name, end) in _FAIRNESS.items():
             fairness.setdefault(name, {})[end] = values[column]
+        # Each notion has columns; null is one that was undefined or not recorded.
         found["fairness"] = {name: ends for name, ends in fairness.items() if ends["value"] is not None}
         if found["answered_by_group"] is not None:
             found["answered_by_group"] = tuple(found["answered_by_group"])
@@ -485,6 +490,7 @@ def _fitted_start(data: str, method: str, layers: Sequence[_Layer]) -> Values:
 
 @lru_cache
 def _fitted_values(method: str, data_json: str) -> Values:
+    # One mapping for all callers, which merge it and never write into it.
     return fitted(DataConfig.model_validate_json(data_json), method)
 
 
@@ -630,6 +636,7 @@ class SweepFolder:
     def holds(self, cells: Sequence[Cell]) -> bool:
         """True if the tables hold exactly these cells, all finished; only their digests are read."""
         public = [cell.digest for cell in cells if cell.config.is_private or self.publish_unprotected]
+        # In order, as cells are written; a cell has two rows in the operator's table where an epsilon depends on votes.
         return _digests(self.results) == public and set(_digests(self.private_results)) == {c.digest for c in cells}
 
     def assemble(self, cells: Sequence[Cell]) -> None:
@@ -654,6 +661,7 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     RunDirectoryError for a folder that holds something else.
     """
     folder = SweepFolder(root=root, publish_unprotected=sweep.publish_unprotected)
+    # Parts mark the folder of a sweep, also one that a crash left without tables.
     if root.exists() and any(root.iterdir()) and not folder.parts.is_dir():
         raise RunDirectoryError(f"{root}: not empty and not a sweep; give another folder with --out.")
     (root / "runs").mkdir(parents=True, exist_ok=True)
