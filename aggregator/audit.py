@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 from aggregator.budgets import epsilon_data_independent
 from aggregator.chain import Head, LedgerError, Place, entry_payload, shown, verified_entries
 from aggregator.ledger import Charge, LedgerState, LedgerTerms, read_ledger, reading
-from fairpate.files import write_atomically
+from fairpate.files import sync, write_atomically
 from fairpate.types import UserError, strict
 from fairpate.words import delta_text
 
@@ -292,6 +292,8 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
             file.write(_chained(values, last.digest)[0].encode() + b"\n")
             file.flush()
             os.fsync(descriptor)
+        if not content:  # its name too, or a loss of power could leave an action without a journal
+            sync(journal.parent)
     except OSError as error:
         raise LedgerError(f"{journal}: cannot be written ({error}); repair the disk or the folder.") from error
 

@@ -890,8 +890,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         x = x if student.embedding is None else student.embedding(x)
         z = np.zeros(len(x), dtype=np.int64)
         if records.groups is not None:
-            names = self.groups_ if len(self.groups_) else np.unique(records.groups)
-            z = np.searchsorted(names, records.groups)
+            z = self._coded(records.groups)
         codes = torch.from_numpy(np.searchsorted(self.classes_, labels))
         test = Split(x=x, y=codes, z=torch.from_numpy(z), record_id=tuple(map(str, range(len(x)))))
         nothing = test.take([])
@@ -1001,10 +1000,12 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return (*found, f"{fitted}{_UNACCOUNTED}", _NOT_COUNTED)
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
-        """Return the codes of groups if predictions need them. If ``fit`` saw no groups, the codes are those of the
-        given groups."""
-        if groups is None or not self.student_.card.needs_group:
-            return None
+        """Return the codes of groups if predictions need them."""
+        return self._coded(groups) if groups is not None and self.student_.card.needs_group else None
+
+    def _coded(self, groups: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Return the codes of groups; where ``fit`` saw none, their places among the given ones. ValueError for a group
+        that ``fit`` did not see."""
         names = self.groups_ if len(self.groups_) else np.unique(groups)
         if not np.isin(groups, names).all():
             raise ValueError(f"Expected sensitive_features among {names.tolist()}, got {np.unique(groups).tolist()}.")

@@ -37,7 +37,7 @@ from fairpate.methods.base import find_method, method_names
 from fairpate.pages import counted
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
-from fairpate.run.release_log import state_folder
+from fairpate.run.release_log import OdometerError, state_folder
 from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import READING_TELLS, UsageError
 from student.card import read_card
@@ -232,7 +232,7 @@ def findings() -> Iterator[Finding]:
     try:
         check_output_folder(state_folder(), "FAIRPATE_STATE")
         yield Finding(name="state folder", value=str(state_folder()))
-    except PlaceError as error:
+    except (PlaceError, OdometerError) as error:
         yield Finding(name="state folder", value=str(error), level="fix")
     for extra in MODULES:
         fault = extra_fault(extra)

@@ -231,11 +231,12 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
             continue
         majority = majority or Majority(share=share, source=f"the test records of {name}")
         # JSON has no infinity: null means infinite.
-        is_dearer = epsilon is not None and (record.get("epsilon") or math.inf) >= epsilon
+        other = math.inf if record.get("epsilon") is None else record["epsilon"]
+        is_dearer = epsilon is not None and other >= epsilon
         if record.get("method") == config.method and is_dearer and accuracy <= share:
             found.append(
                 f"an earlier run of {config.method}, {name}, did not beat the most common class at epsilon "
-                f"{epsilon_text(record['epsilon'])}: {percent(accuracy)} of {percent(share)}"
+                f"{epsilon_text(other)}: {percent(accuracy)} of {percent(share)}"
             )
     # Where the attribute alone is protected, the votes are about groups, not about classes.
     voting = None if config.protects_attribute_only else _voting(config, dataset)

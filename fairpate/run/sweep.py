@@ -662,7 +662,7 @@ def open_sweep_folder(root: Path, sweep: SweepConfig) -> SweepFolder:
     """
     folder = SweepFolder(root=root, publish_unprotected=sweep.publish_unprotected)
     # Parts mark the folder of a sweep, also one that a crash left without tables.
-    if root.exists() and any(root.iterdir()) and not folder.parts.is_dir():
+    if not folder.parts.is_dir() and any(path.is_file() for path in root.rglob("*")):
         raise RunDirectoryError(f"{root}: not empty and not a sweep; give another folder with --out.")
     (root / "runs").mkdir(parents=True, exist_ok=True)
     private_folder(folder.private)
