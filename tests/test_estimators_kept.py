@@ -139,9 +139,10 @@ class TestACard:
             )
         with pytest.raises(ValueError, match=r"y: expected 300 labels among \['no', 'yes'\]"):
             voted.card(tmp_path / "run", TEST_X, np.full(300, "perhaps"), sensitive_features=TEST_Z)
+        grouped = FairClassifier("dp_postprocessing", **QUICK).fit(X, Y, sensitive_features=Z)
         # Between two known names, where it would be counted as one of them.
         with pytest.raises(ValueError, match=r"sensitive_features among \['a', 'b'\], got \['aa', 'b'\]"):
-            voted.card(tmp_path / "run", TEST_X, TEST_Y, sensitive_features=np.where(TEST_Z == "a", "aa", "b"))
+            grouped.card(tmp_path / "run", TEST_X, TEST_Y, sensitive_features=np.where(TEST_Z == "a", "aa", "b"))
         assert not (tmp_path / "run").exists()
 
 
