@@ -18,10 +18,12 @@ try:
 except PackageNotFoundError:  # a checkout that was never installed
     __version__ = "0+unknown"
 
-for _name in ("aggregator", "student", "teachers"):  # plain names, which a file of the user's own may have too
+# Plain names, which a file of the user's own may have too. Known by a module each, and not by their place: Ray sends
+# packages to its workers one by one, into folders of their own.
+for _name, _module in {"aggregator": "ledger.py", "student": "card.py", "teachers": "ray_pool.py"}.items():
     _spec = find_spec(_name)
     _found = None if _spec is None else _spec.origin or next(iter(_spec.submodule_search_locations or ()), None)
-    if _found is None or Path(_found).resolve().parents[1] != Path(__file__).resolve().parents[1]:
+    if _found is None or not Path(_found).with_name(_module).is_file():
         raise ImportError(
             f"FairPATE needs its own package {_name}, and finds {_found or 'none'}; rename that one or take its folder "
             "out of PYTHONPATH, or install fairpate again."

@@ -116,9 +116,13 @@ def join_plan(
     data_dir: DataDir = None,
     wait_s: _Wait = 3600.0,
     ca: Annotated[Path | None, typer.Option(help="Certificate authority (PEM) of the coordinator's HTTPS.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree without being asked, as in a script.")] = False,
+    plan: Annotated[str | None, typer.Option(metavar="DIGEST", help="The only plan to take part in.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Agree to --plan without being asked, as in a script.")] = False,
 ) -> Output:
     """Take part in a plan with your own private records, which stay here."""
+    if yes and plan is None:
+        # Otherwise a script that is repeated would agree, and pay, for whatever plan the address serves next.
+        raise UsageError("--yes: agrees to one plan; name it with --plan DIGEST, which `fairpate site plan` printed.")
     if out is not None:
         check_output_folder(out, "--out")
     from fairpate.sites.site import join
@@ -136,6 +140,7 @@ def join_plan(
         key=key,
         agree=agree,
         reporter=Reporter(),
+        digest=plan,
         data_dir=data_dir,
         out=out,
         wait_s=wait_s,

@@ -125,6 +125,10 @@ class BeforeEmbedding:
     feature_names: tuple[str, ...]
 
 
+OWN_FILES = "files-"
+"""Begins :attr:`Dataset.parts` where test or validation records come from files of their own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Private, public, validation and test records of one data set, and the public words for its codes.
@@ -170,7 +174,8 @@ class Dataset:
     @property
     def part(self) -> str:
         """The part of the data set that private records are, as the odometer names it; empty without a hashed split."""
-        return f"{self.parts}/private" if self.parts else ""
+        # What is in a file of its own, no rule decides: another file could hold what was in a part before.
+        return f"{self.parts}/private" if self.parts and not self.parts.startswith(OWN_FILES) else ""
 
     @property
     def num_classes(self) -> int:

@@ -227,6 +227,15 @@ class Components:
     whole_FE: Tensor
     unit_E: Tensor
 
+    def __post_init__(self) -> None:
+        # A file may come from somebody else. With sums that are not exact, a record's coordinates would depend on its
+        # place among the others, and no bound on what one record moves would hold.
+        most = max(self.whole_FE.abs().sum(dim=0).tolist(), default=0.0) * _LARGEST_PLAIN * 2.0**_PLAIN_DIGITS
+        is_whole = bool((self.whole_FE == self.whole_FE.round()).all()) and most <= 2.0**_EXACT_DIGITS
+        others = (self.thresholds_K, self.mean_F, self.root_F, self.unit_E)
+        if not is_whole or not all(bool(each.isfinite().all()) for each in others) or not bool(self.root_F.all()):
+            raise ValueError("expected components of whole numbers whose sums are exact, and finite scales")
+
     @classmethod
     def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True) -> Components:
         """The components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
@@ -468,6 +477,9 @@ def read_embedding(path: Path) -> Embedding:
                 ],
                 coordinates_ME=tensors["graph.coordinates_ME"].numpy(),
             )
+            _require_exact(graph)
+        if not 0 < values["radius"] < math.inf:
+            raise ValueError(f"expected a positive radius, got {values['radius']}")  # noqa: TRY301 - reported below
         return Embedding(
             config=EmbeddingConfig.model_validate(values["config"]),
             components=components("components", values["config"]),
@@ -481,6 +493,18 @@ def read_embedding(path: Path) -> Embedding:
         raise EmbeddingFileError(
             f"{path}: not a readable embedding ({' '.join(str(error).split())}); restore it from a copy."
         ) from error
+
+
+def _require_exact(graph: Graph) -> None:
+    """Raise ValueError unless distances to the graph's public records are exact, as :class:`Nearness` makes them."""
+    for copy in graph.copies:
+        half_K = np.floor(np.square(copy.others_KD, dtype=np.float64).sum(axis=1) / 2)
+        # A norm after rounding: half a unit more for each number.
+        most = (_LARGEST_NORM + math.sqrt(copy.others_KD.shape[1])) ** 2 / 2
+        if not 0 < copy.scale < math.inf or (half_K > most).any() or (half_K != copy.half_squares_K).any():
+            raise ValueError("expected a graph of whole numbers whose distances are exact")
+    if not np.isfinite(graph.coordinates_ME).all():
+        raise ValueError("expected a graph of finite coordinates")
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

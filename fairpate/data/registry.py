@@ -35,6 +35,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from fairpate.config import DataConfig, nearest
 from fairpate.config_reader import parse_config
 from fairpate.data.dataset import (
+    OWN_FILES,
+    SET_ASIDE,
     DataError,
     Dataset,
     DatasetEntry,
@@ -201,6 +203,8 @@ def dataset_of(
         # All that decides the part of a name: parts of one rule are disjoint, and the odometer may count them apart.
         rule = (records.naming, config.seed, config.test_share, config.validation_share, sorted(options.items()))
         parts = hashlib.sha256(repr(rule).encode()).hexdigest()[:16]
+        if np.isin(records.origins or [], list(SET_ASIDE["test"] | SET_ASIDE["validation"])).any():
+            parts = OWN_FILES + parts
     else:
         given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
         sizes = {

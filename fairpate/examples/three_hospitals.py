@@ -98,12 +98,13 @@ def main() -> None:
     (coordinator / "roster.yaml").write_text(roster, encoding="utf-8")
     epsilon = str(given.epsilon)
     planning = ("visits.yaml", "--sites", "roster.yaml", "--epsilon", epsilon, "-o", "plan.json")
-    result(start(coordinator, "site", "plan", *planning))
+    digest = result(start(coordinator, "site", "plan", *planning))["digest"]
 
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = str(found.getsockname()[1])
     serving = ("plan.json", "--data", "visits.yaml", "--out", "run", "--port", port)
-    joining = (f"http://127.0.0.1:{port}", "--data", "visits.yaml", "--key", "own.key", "--out", "run", "--yes")
+    agreed = ("--plan", digest, "--yes")
+    joining = (f"http://127.0.0.1:{port}", "--data", "visits.yaml", "--key", "own.key", "--out", "run", *agreed)
     processes = [start(coordinator, "site", "serve", *serving)]
     processes += [start(party, "site", "join", *joining) for party in hospitals]
     for process in processes:

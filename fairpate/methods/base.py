@@ -621,7 +621,10 @@ class ReleasingMethod(PrivateMethod):
 
     def release(self, training: Training) -> Released:
         """Return the stored release of the run, or measure the private records once, count the release and store it."""
-        return training.release(lambda: self.measure(training), settings=self.release_settings, noise=self.source.label)
+        # With the rule of a hashed split, which data from Python have without any setting that says so.
+        rule = {"parts": training.dataset.parts} if training.dataset.parts else {}
+        settings = self.release_settings | rule
+        return training.release(lambda: self.measure(training), settings=settings, noise=self.source.label)
 
     def measure(self, training: Training) -> Released:
         """Read the private records, once, and return the noisy arrays."""
@@ -664,7 +667,10 @@ def check_release_of(config: Method, source: Path) -> None:
     found = RunDirectory(root=source).released
     if not found.is_file():
         raise RunFolderError(f"{source}: holds no release ({found.name}); give the folder of a finished run.")
-    require_same_settings(read_release(found)[1], config.release_settings, found)
+    origin = read_release(found)[1]
+    # The rule of a hashed split is compared once the data are read.
+    settings = {name: value for name, value in origin.settings.items() if name != "parts"}
+    require_same_settings(replace(origin, settings=settings), config.release_settings, found)
 
 
 def arguments(training: Training, *, groups: bool = False) -> dict[str, Any]:

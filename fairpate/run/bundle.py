@@ -346,6 +346,8 @@ class _Check:
         events = events_of(statement)
         self.require(_json(self.bundle, EVENTS) == events, f"{EVENTS}: not the events of the statement")
         self.require(bool(events), "statement.json: no events, so nothing is priced")
+        unknown = set(statement.part_events) - {"test", "validation"}
+        self.require(not unknown, f"statement.json: {unknown} are no parts that a rule keeps apart")
         try:
             recomputed = 0.0
             # A unit is a private, a test or a validation record: the largest cost holds for all.
@@ -432,9 +434,11 @@ class _Check:
             why = "declared public" if measured.metrics == "public" else "outside the guarantee"
             self.not_checked.append(f"metrics.json: {why}, of test records that are not here")
             return None
-        released, _ = read_release(self.bundle.metrics_table)
+        released, origin = read_release(self.bundle.metrics_table)
         same = [event_json(event) for event in released.events] == events_of(self.said, "test")
         self.require(same, "metrics.safetensors: its event is not that of the statement")
+        same = origin.settings["student"] == sha256_of(self.bundle.student)
+        self.require(same, "metrics.safetensors: a table of another model's predictions")
         expected = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
         self.require(_alike(expected.to_json(), measured.to_json()), "metrics.json: not what metrics.safetensors gives")
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"

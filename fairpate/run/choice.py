@@ -31,10 +31,10 @@ from fairpate.data.dataset import Split
 from fairpate.methods.base import Method, ReleasingMethod, Stream, stream_seed
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
 from fairpate.privacy.laplace import PureReleases, choose_cheap
-from fairpate.run.context import RunDirectory, changed_fields
+from fairpate.run.context import RunDirectory, RunDirectoryError, changed_fields
 from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names
-from fairpate.run.release_log import Released
-from fairpate.run.run import one_release, run_method
+from fairpate.run.release_log import Released, arrays_digest
+from fairpate.run.run import one_release, run_method, with_pinned_weights
 from fairpate.terminal import Reporter
 from fairpate.types import IntArray, Relation, Unit
 from student.student import Student
@@ -55,7 +55,8 @@ def select_settings(
     ConfigError for candidates that do not share a release and for a data set without validation records of their own;
     other errors as :func:`fairpate.run.run.run_method`.
     """
-    candidates = [config for config in configs if isinstance(config, ReleasingMethod)]
+    # Pinned as a run pins them: the digest of a candidate must be that of the settings that are run.
+    candidates = [with_pinned_weights(config) for config in configs if isinstance(config, ReleasingMethod)]
     if len(candidates) < 2 or len(candidates) < len(configs):
         others = sorted({config.method for config in configs} - {config.method for config in candidates})
         found = f"{', '.join(others)} without one" if others else f"{len(configs)} of them"
@@ -99,10 +100,19 @@ def select_settings(
             "group_weights": weights.tolist(),
             "epsilon": epsilon,
             "parts": dataset.parts,
+            "release": arrays_digest(released.arrays),
         }
+        model = RunDirectory(root=out / "model")
+        if model.choice.exists() and not RunDirectory(root=out / "release").choice.exists():
+            raise RunDirectoryError(
+                f"{out / 'release'}: lacks the choice that {model.root} states; copy {model.choice.name} back."
+            )
         made = log.of_part("validation").step(draw, settings=settings, pool="", noise=source.label)
     chosen = candidates[int(made.arrays["chosen"][0])]
-    return run_method(chosen.model_copy(update={"out": out / "model"}), reporter, release_of=out / "release")
+    run = run_method(chosen.model_copy(update={"out": out / "model"}), reporter, release_of=out / "release")
+    if not run.choice.exists():  # then the statement would not price it
+        raise RunDirectoryError(f"{run.root}: holds another model than the chosen one; give a new folder with --out.")
+    return run
 
 
 def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntArray:

@@ -44,7 +44,7 @@ from scipy.special import ndtri
 
 from fairpate.config import ConfigError
 from fairpate.data import Dataset
-from fairpate.data.dataset import Split, sha256_of
+from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
 from fairpate.methods.base import Method, Price, Stream, stream_seed
 from fairpate.privacy.accountant import least_noise
@@ -84,6 +84,10 @@ _LEAST_SHARE = 1e-9  # which has a logarithm
 
 def check_metrics(config: Method, dataset: Dataset) -> None:
     """Raise ConfigError for private metrics of a run or a data set that cannot have them at the price of training."""
+    if config.evaluation.metrics == "public" and dataset.parts and not dataset.parts.startswith(OWN_FILES):
+        raise ConfigError(
+            "evaluation.metrics: public, but data.split=hashed draws the test records from private ones; set private."
+        )
     if config.evaluation.metrics != "private":
         return
     if not config.is_private:
@@ -220,7 +224,8 @@ def assess_privately(
 def evaluation_of(released: Released, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:
     """All metrics of a released table. What the table does not determine is NaN, and no number is exact."""
     (event,) = released.events
-    assert isinstance(event, PredictionTables)
+    if not isinstance(event, PredictionTables):
+        raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}.")  # noqa: TRY004 - of a file
     stddev, z = event.noise_stddev_records, _deviations(1)
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
     calibration = _of_scores(table_BGYC, stddev, released.arrays["edges"].tolist(), class_names)

@@ -77,7 +77,7 @@ _MOST_DISTRIBUTIONS = 8
 """Loss distributions of several releases that are composed at once; beyond, Renyi curves alone are added."""
 
 # Rules of splits whose parts are added up apart; with three parts each there are at most 3^6 sums.
-_MOST_RULES = 6
+_MOST_RULES = 2
 
 
 class OdometerError(UserError):
@@ -924,7 +924,8 @@ class ReleaseLog:
         """The log of the same run's release from the test or the validation records of the data set."""
         folder = (MetricsFolder if part == "test" else ChoiceFolder)(root=self._run.root)
         # The rule of the split stays: only parts of one rule are known to be disjoint.
-        name = f"{self._part.partition('/')[0]}/{part}"
+        rule = self._part.partition("/")[0]
+        name = f"{rule}/{part}" if rule else ""
         return ReleaseLog(folder, self._odometer, data=self._data, method=self._method, part=name)
 
     def stored(self) -> Release | None:

@@ -156,7 +156,7 @@ class CoordinatorSums:
         if step not in STEPS:
             raise FaultError(404, "step", step, f"Expected one of {', '.join(STEPS)}.")
         if not 0 <= place < len(self._plan.sites):
-            raise FaultError(404, "place", place, f"The plan has {len(self._plan.sites)} sites.")
+            raise FaultError(422, "place", place, f"The plan has {len(self._plan.sites)} sites.")
         with self._changed:
             self._refuse_if_ended(machine, place)
             try:
@@ -218,7 +218,7 @@ def serve(
             # In reverse order: sites learn the end, then the server stops, then the journal is closed.
             stack.callback(server.stop)
             stack.callback(found.wait_for_sites, _LINGER_S)
-            reporter.note("sites", f"plan {plan.digest[:16]} at {settings.url}, waiting for {len(plan.sites)} sites")
+            reporter.note("sites", f"plan {plan.digest} at {settings.url}, waiting for {len(plan.sites)} sites")
             return found
 
         load = loader_of(plan, embedding, has_private=False)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fairpate.config import ConfigError, DataConfig
-from fairpate.config_reader import read_yaml
+from fairpate.config_reader import flat_values, read_yaml
 from fairpate.sites.secure_sum import ENDED, Draw, PublicKeys, SiteKey, SumError
 from fairpate.types import IntArray, Unit, UsageError, UserError, strict
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from fairpate.privacy.events import Event
 
 FORMAT = "fairpate.site-plan/1"
+_NAME = re.compile(r"[\w .-]{1,64}")
+_OF_A_MACHINE = {"out", "data.data_dir", "data.declaration", "data.declaration.path"}
 
 
 class JournalError(UserError):
@@ -76,8 +79,16 @@ class SitePlan:
     content: bytes = b""
 
     def __post_init__(self) -> None:
-        if not self.sums or not self.events:
-            raise PlanError("sums: none; a plan is made by `fairpate site plan`.")
+        whole = (self.may_vanish, self.may_collude, *(n for each in self.sums for n in (each.rows, each.columns)))
+        if not self.sums or not self.events or not all(type(number) is int for number in whole):
+            raise PlanError("sums: none, or not of whole numbers; a plan is made by `fairpate site plan`.")
+        if not all(math.isfinite(each.noise_stddev) and min(each.rows, each.columns) > 0 for each in self.sums):
+            raise PlanError("sums: expected finite noise and numbers to add up; take the plan from its author.")
+        if not all(_NAME.fullmatch(name) for name in self.sites):
+            raise PlanError("sites: expected names of at most 64 letters, digits, spaces, dots, dashes or underscores.")
+        # What an author's file says of folders, packages or machines would be done here, unseen.
+        if refused := _OF_A_MACHINE & flat_values(self.settings).keys():
+            raise PlanError(f"settings.{min(refused)}: a plan says nothing of folders or files; take it out.")
         try:
             # ``Draw`` checks the numbers of sites and the noise of each sum.
             for number in range(len(self.sums)):
@@ -123,7 +134,7 @@ class SitePlan:
         """The remarks of a statement: the sites, and who had to be trusted for what."""
         return (
             f"Summed over {len(self.sites)} sites ({', '.join(self.sites)}), none of which revealed its records or "
-            f"its own sum; plan {self.digest[:16]}. ε holds if at most {self.may_collude} of them collude with "
+            f"its own sum; plan {self.digest}. ε holds if at most {self.may_collude} of them collude with "
             f"the coordinator, also where {self.may_vanish} of them vanish.",
             "A person with records at two sites is two units. A site that sends wrong numbers can spoil the model, "
             "and no other site's privacy.",
@@ -139,6 +150,11 @@ def public_keys(text: str, name: str) -> PublicKeys:
         raise PlanError(
             f"sites.{name}: not the text that `fairpate site key` printed ({error}); copy it again."
         ) from error
+
+
+def fingerprint(text: str) -> str:
+    """Return 32 digits by which operators can compare a site's keys by telephone."""
+    return hashlib.sha256(bytes.fromhex(text)).hexdigest()[:32]
 
 
 def read_plan(content: bytes, where: str) -> SitePlan:

@@ -3,7 +3,7 @@
 Before anything leaves, the site has rehearsed the plan, its operator has agreed, and its own odometer has counted all
 events of the plan. Then it draws every sum of the release with the others (:mod:`fairpate.sites.secure_sum`). All that
 it sent is kept in the journal in ``private/`` of its run folder, so that a site that was stopped continues where it
-was. Once a sum is known, or the plan has ended, its secrets and noise are overwritten.
+was. Once a sum is known, or the plan has ended, its secrets and noise are deleted.
 
 The protocol needs neither torch nor Ray; only computing the votes of the site's records does.
 """
@@ -26,6 +26,7 @@ from fairpate.sites.plan import (
     PlanError,
     SitePlan,
     config_of,
+    fingerprint,
     loader_of,
     read_key,
     read_plan,
@@ -152,16 +153,17 @@ class SiteSums:
                 raise
             # Stored before the secrets are erased: without it, an erased sum could not be drawn again.
             total = self._journal.setdefault(f"total {number}", total)
-            # Its noise and masks are no longer needed: this file, read later, reveals nothing of the own numbers.
-            self._journal.part(f"sum {number}").erase("the sum is known")
+        # Its noise and masks are no longer needed. Also after a stop between the two lines.
+        self._journal.part(f"sum {number}").erase("the sum is known")
         return sum_of(total).reshape(exact_RW.shape)
 
     def _drawn(self, number: int, exact_RW: IntArray) -> bytes:
         draw = self._plan.draw(number)
         site = Site(draw, self._place, self._key, self._journal.part(f"sum {number}"))
-        # Counted durably, and within the site's limit, before its first message leaves.
-        # After a stop between the two lines the charge replaces its own row; in the other order it might never be made.
+        # Counted durably, and within the site's limit, before its first message leaves. After a stop between the lines
+        # the charge replaces its own row, by the id that the folder keeps once a charge has begun.
         if self._journal.get("charged") is None:
+            self._journal.setdefault("charging", b"yes")
             self._charge()
             self._journal.setdefault("charged", b"yes")
 
@@ -197,6 +199,7 @@ def join(
     key: Path,
     agree: Callable[[str], bool],
     reporter: Reporter,
+    digest: str | None = None,
     data_dir: Path | None = None,
     out: Path | None = None,
     wait_s: float = 3600.0,
@@ -204,9 +207,10 @@ def join(
 ) -> RunDirectory | None:
     """Take part in the plan of the coordinator at ``url``; the folder of the release, or None without an agreement.
 
-    ``agree`` is shown what will be sent and what it costs. PlanError, ConfigError or DataError for a plan, a key or
-    records that do not fit each other; LimitReachedError where the odometer has no room; CoordinatorError and SumError
-    for an end without a sum. Before any of these but the last two, nothing is charged and nothing has left.
+    ``agree`` is shown what leaves and what it costs; ``digest`` is that of the only plan to accept. PlanError,
+    ConfigError or DataError for a plan, a key or records that do not fit each other; LimitReachedError where the
+    odometer has no room; CoordinatorError and SumError for an end without a sum. Before any of these but the last two,
+    nothing is charged and nothing has left.
     """
     from fairpate.methods.base import price
     from fairpate.privacy.mechanism_events import event_from
@@ -214,6 +218,8 @@ def join(
 
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, ExitStack() as stack:
         plan, own = read_plan(client.request("/v1/plan") or b"", url), read_key(key)
+        if digest is not None and digest.lower() != plan.digest:
+            raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
         place = plan.place_of(own)
         config = config_of(plan, declaration, data_dir=data_dir, out=out)
         load = loader_of(plan, client.request("/v1/embedding") if plan.embedding else None, has_private=True)
@@ -228,7 +234,7 @@ def join(
         def sums(run: RunDirectory, log: ReleaseLog) -> SiteSums:
             # In the run's folder: a site that is started again finds what it sent.
             journal = stack.enter_context(Journal.opened(run.journal, plan))
-            if journal.get("charged") is not None:
+            if journal.get("charging") is not None and run.receipt.exists():
                 log.continues()
             return SiteSums(plan, own, journal, client, charge=lambda: log.record(events, noise=OS_ENTROPY))
 
@@ -240,7 +246,11 @@ def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
     numbers = " and ".join(f"{each.rows} x {each.columns}" for each in plan.sums)
     unit = "person" if cost.unit == "person" else "record"
     return (
-        f"Plan {plan.digest[:16]}, site {list(plan.sites)[place]!r} of {len(plan.sites)}: {', '.join(plan.sites)}.\n"
+        f"Plan {plan.digest}, site {list(plan.sites)[place]!r} of {len(plan.sites)}. Compare the digest and these keys "
+        "with the other sites by telephone:\n"
+        + "".join(f"  {name}: {fingerprint(key)}\n" for name, key in plan.sites.items())
+        + f"Method {plan.settings.get('method')}, protecting every {unit}"
+        f"{' although the declaration names persons' if dataset.records_alone else ''}.\n"
         f"Leaves this site: {numbers} whole numbers computed from {len(dataset.private)} private records, with noise "
         "and under masks. The coordinator can only add them up with those of the other sites.\n"
         f"Costs every {unit} here: epsilon {cost.epsilon:.4g} at delta {cost.delta:g}, if at most {plan.may_collude} "

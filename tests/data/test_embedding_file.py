@@ -1,6 +1,7 @@
 """An embedding on disk places records as it did before, and a file that is none says so."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,6 +25,25 @@ def test_what_was_stored_places_every_record_bit_for_bit(kind, tmp_path):
     assert again.record_shape == tuple(pool.shape[1:])
     for x in (pool, others, others[:1]):
         assert torch.equal(again(x), embedding(x))
+
+
+def test_components_whose_sums_are_not_exact_are_refused():
+    """With rounded sums a record's coordinates depend on its place, and what one record moves has no bound."""
+    components = Embedding.of(torch.randn(60, 4), EmbeddingConfig(steps=0)).components
+    for whole_FE in (components.whole_FE + 0.25, components.whole_FE * 2.0**20, components.whole_FE * torch.nan):
+        with pytest.raises(ValueError, match="whole numbers whose sums are exact"):
+            replace(components, whole_FE=whole_FE)
+    with pytest.raises(ValueError, match="finite scales"):
+        replace(components, unit_E=components.unit_E * torch.inf)
+
+
+def test_a_graph_whose_distances_are_not_exact_is_refused(tmp_path):
+    digits, path = load_data(DataConfig(num_public=120)), tmp_path / "embedding.safetensors"
+    embedding = Embedding.of(digits.public.x, EmbeddingConfig(num_components=20))
+    copies = [replace(copy, half_squares_K=copy.half_squares_K + 0.25) for copy in embedding.graph.copies]
+    save_embedding(replace(embedding, graph=replace(embedding.graph, copies=copies)), path)
+    with pytest.raises(EmbeddingFileError, match="distances are exact"):
+        read_embedding(path)
 
 
 def test_a_file_that_is_none_is_named(tmp_path):

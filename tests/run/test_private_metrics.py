@@ -8,6 +8,7 @@ import json
 import math
 import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -558,7 +559,10 @@ def test_a_method_that_asks_teachers_states_its_table_again_with_its_queries(cli
 
 
 def test_metrics_of_public_test_records_are_called_so(clinic: Dataset, tmp_path: Path) -> None:
-    done = run(tmp_path / "run", clinic, "evaluation.metrics=public")
+    # By a hash the test records are drawn from private ones.
+    with pytest.raises(ConfigError, match="draws the test records from private ones"):
+        run(tmp_path / "drawn", clinic, "evaluation.metrics=public")
+    done = run(tmp_path / "run", replace(clinic, parts=""), "evaluation.metrics=public")
     assert read_json(done.record)["metrics"] == "public"
     assert "which the operator declares public" in done.public_report.read_text(encoding="utf-8")
     verdict = verify_bundle(write_bundle(done.root)[0])

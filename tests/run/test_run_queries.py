@@ -17,7 +17,7 @@ from fairpate.run.context import read_statement
 
 
 def test_more_queries_than_public_records_are_refused_before_anything_starts(small_config, tmp_path):
-    with pytest.raises(ConfigError, match=r"num_queries: expected at most 300, as many as .* got 400"):
+    with pytest.raises(ConfigError, match=r"num_queries: expected at most 300, the number of .* got 400"):
         run(small_config(tmp_path / "run", "aggregator.num_queries=400"))
     assert not (tmp_path / "run").exists()
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hospitals import folder
+from network import plan_of
 
 from fairpate.config import ConfigError
 from fairpate.http_server import HttpServer, HttpSettings
@@ -180,7 +181,7 @@ def test_sites_release_what_one_curator_would_with_the_same_noise(
     halves = {math.nextafter(noise / math.sqrt(2), math.inf) for noise in stated if method == "residual_votes"}
     assert {each.noise_stddev for each in group.plan.sums} <= stated | halves
     assert stated <= {each.noise_stddev for each in group.plan.sums}
-    assert any("north, south, west" in remark and group.plan.digest[:16] in remark for remark in statement.remarks)
+    assert any("north, south, west" in remark and group.plan.digest in remark for remark in statement.remarks)
     # Every party counts the release once, in its own odometer: here they share one file.
     receipts = [read_receipt(run) for run in found.values()]
     assert len({receipt.run for receipt in receipts if receipt}) == 4
@@ -282,6 +283,23 @@ def test_a_site_refuses_a_plan_whose_numbers_are_not_those_of_its_method(tmp_pat
     assert refused(public_arrays="0" * 64).startswith("public_arrays: ")
     with pytest.raises(plan.PlanError, match="embedding"):
         plan.loader_of(group.plan, b"another", has_private=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"settings": {"out": "/srv/elsewhere"}}, r"settings\.out: a plan says nothing of folders"),
+        ({"settings": {"data": {"data_dir": "/srv"}}}, r"settings\.data\.data_dir: a plan says nothing of folders"),
+        ({"may_collude": 1.5}, "whole numbers"),
+        ({"sums": [{"name": "sum 0", "rows": 1.0, "columns": 2, "noise_stddev": 40.0}]}, "whole numbers"),
+        ({"sums": [{"name": "sum 0", "rows": 1, "columns": 2, "noise_stddev": math.inf}]}, "finite noise"),
+        ({"sites": {"north\nCosts nothing": "00"}}, "expected names of at most 64"),
+    ],
+)
+def test_a_plan_that_says_more_or_less_than_a_plan_does_is_refused(changes: dict[str, Any], message: str) -> None:
+    values = json.loads(plan_of(5).content)
+    with pytest.raises(plan.PlanError, match=message):
+        plan.read_plan(json.dumps(values | changes).encode(), "plan")
 
 
 def test_a_plan_cannot_name_code_nor_be_taken_with_another_declaration(tmp_path: Path) -> None:

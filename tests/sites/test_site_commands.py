@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -67,7 +68,9 @@ class Machines:
 
     def join(self, name: str) -> subprocess.Popen[str]:
         url = f"http://127.0.0.1:{self.port}"
-        return self.start(name, "join", url, "--data", "hospitals.yaml", "--key", "own.key", "--out", "run", "--yes")
+        digest = hashlib.sha256((self.root / "coordinator" / "plan.json").read_bytes()).hexdigest()
+        words = ("--data", "hospitals.yaml", "--key", "own.key", "--out", "run", "--plan", digest, "--yes")
+        return self.start(name, "join", url, *words)
 
     def folder_of(self, party: str) -> RunDirectory:
         return RunDirectory(root=self.root / party / "run")
@@ -142,6 +145,9 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
         "north", "join", "http://hospital.example", "--data", "hospitals.yaml", "--key", "own.key"
     )
     assert "exists already" in refused("north", "key", "own.key")
+    # A script that is repeated agrees to one plan, and not to whatever is served next.
+    joining = ("join", "http://127.0.0.1:1", "--data", "hospitals.yaml", "--key", "own.key", "--yes")
+    assert "name it with --plan DIGEST" in refused("north", *joining)
 
 
 @pytest.mark.slow
