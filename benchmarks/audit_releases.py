@@ -54,7 +54,7 @@ from fairpate.privacy.mechanism_events import MomentSums, NeighbourVotes, VoteSu
 from fairpate.run.context import RunDirectory
 from fairpate.terminal import Reporter
 from fairpate.types import GateRule, IntArray
-from teachers.ensemble import InProcessPool
+from teachers.ensemble import BlockPool
 from teachers.neighbours import Sampler, Voters, blocks_of
 from teachers.ray_pool import LocalNeighbourhood
 
@@ -113,7 +113,7 @@ def residual(is_in: bool, noise_factor: float, games: int, *, stddev: float) -> 
             phi_NW=phi_1W[:num_canaries],
             labels_N=np.zeros(num_canaries, dtype=np.int64),
             person_N=None,
-            pool=InProcessPool(),
+            pool=BlockPool(),
         )
         return records.total(left, norm=_RESIDUAL_NORM)
 

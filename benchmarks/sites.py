@@ -4,7 +4,7 @@
     python benchmarks/sites.py --faults 500                    500 sums of 5 to 9 sites, each with random faults
 
 A fault stops a site for good or for a moment, loses or changes a message, repeats an old one, or stops the coordinator;
-whoever comes back is made anew from its store. A sum may be exact or not come about: anything else is an error.
+a party that comes back is made anew from its store. A sum may be exact or not come about: anything else is an error.
 """
 
 from __future__ import annotations

@@ -114,9 +114,6 @@ class BlockPool:
         return at_least_one(total)
 
 
-InProcessPool = BlockPool  # where no workers are meant
-
-
 def added(total: Counts | None, counts: Counts) -> Counts:
     """Add ``counts`` to a total, where None is an empty one."""
     # Not in place, because arrays from Ray's store are read-only.

@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -486,17 +487,24 @@ def noisy_moments(exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_
     """The symmetric matrix with the noise of :func:`symmetric_noise`, summed over all sites where there are several."""
     if noisy_sum is None:
         return exact_WW + symmetric_noise(len(exact_WW), stddev, source)
-    # Rounded up: a float lower, the variance would be less than half of what is priced.
-    less = math.nextafter(stddev / math.sqrt(2), math.inf)
+    less = _over_root_two(stddev)
     # Only noise lies on and below the diagonal of this sum; it belongs to no number and is left out.
     above = np.triu(noisy_sum(np.triu(exact_WW, 1), stddev=less, name="moments"), 1)
     (diagonal,) = noisy_sum(exact_WW.diagonal()[None].copy(), stddev=stddev, name="squares")
     return above + above.T + np.diag(diagonal)
 
 
+def _over_root_two(stddev: float) -> float:
+    less = math.nextafter(stddev / math.sqrt(2), math.inf)
+    # The quotient is rounded too: a float lower, the variance would be less than half of what is priced.
+    while 2 * Fraction(less) ** 2 < Fraction(stddev) ** 2:
+        less = math.nextafter(less, math.inf)
+    return less
+
+
 def symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray:
     """Noise (W, W) of the standard deviation ``stddev`` on the diagonal, and at least this over sqrt 2 above it."""
-    above = np.triu(_noise((width, width), math.nextafter(stddev / math.sqrt(2), math.inf), source, "moments"), 1)
+    above = np.triu(_noise((width, width), _over_root_two(stddev), source, "moments"), 1)
     diagonal = _noise((1, width), stddev, source, "squares")[0]
     return above + above.T + np.diag(diagonal)
 

@@ -21,7 +21,7 @@ from fairpate.privacy.second_accountant import recomputed_epsilon
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Released
 from fairpate.terminal import Reporter
-from teachers.ensemble import InProcessPool
+from teachers.ensemble import BlockPool
 
 EDGE = math.isqrt(UNITS**2 // 2)
 VECTORS = [(UNITS, 0), (0, -UNITS), (EDGE, EDGE), (EDGE, -EDGE), (UNITS // 3, 1), (0, 0)]
@@ -34,7 +34,7 @@ def exact(records: tuple, persons: tuple[int, ...] | None = None) -> list[np.nda
     phi = np.array([vote for vote, _ in records], dtype=np.int16).reshape(-1, 2)
     labels = np.array([label for _, label in records], dtype=np.int64)
     person = None if persons is None else np.array(persons, dtype=np.int64)
-    sums = RecordSums(phi_NW=phi, labels_N=labels, person_N=person, pool=InProcessPool())
+    sums = RecordSums(phi_NW=phi, labels_N=labels, person_N=person, pool=BlockPool())
     moments = sums.total(votes_themselves, norm=UNITS**2)
     return [sums.total(indicators(2), norm=UNITS), moments, least_eigenvalue(moments)]
 

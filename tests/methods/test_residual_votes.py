@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from scipy.special import softmax
 from fairpate.config import DataConfig, RayConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
+from fairpate.methods import residual_votes
 from fairpate.methods.base import Training, configured
 from fairpate.methods.record_votes import ONE_RECORD, UNITS, WeightedBallot, rule_network
 from fairpate.methods.residual_votes import (
@@ -31,7 +33,7 @@ from fairpate.privacy import accountant
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Released
 from fairpate.terminal import Reporter
-from teachers.ensemble import BlockPool, InProcessPool
+from teachers.ensemble import BlockPool
 from teachers.ray_pool import open_pool
 
 RANDOM = np.random.default_rng(7)
@@ -129,14 +131,14 @@ def test_sums_by_parts_and_from_a_mapped_file_are_those_of_all_records_at_once(
     monkeypatch.setattr("fairpate.methods.residual_votes._AT_ONCE", 256)
     monkeypatch.setattr("fairpate.data.large_arrays.KEPT_BYTES", 1000)
     monkeypatch.setenv("FAIRPATE_CACHE", str(tmp_path))
-    records, x = records_of(1500, num_persons, InProcessPool())
+    records, x = records_of(1500, num_persons, BlockPool())
     assert not records.phi_NW.flags.owndata  # a view of a file
     phi, labels = WeightedBallot(embedding=None, radius=1.0).votes(x), records.labels_N
     np.testing.assert_array_equal(records.phi_NW, phi)
     for left in LEFT.values():
         whole = product_sum(left(phi, labels), phi, norm=UNITS**2, person_N=records.person_N)
         np.testing.assert_array_equal(records.total(left, norm=UNITS**2), whole)
-    none, _ = records_of(0, num_persons, InProcessPool())
+    none, _ = records_of(0, num_persons, BlockPool())
     assert not none.total(votes_themselves, norm=UNITS**2).any()
     assert none.total(votes_themselves, norm=UNITS**2).shape == (8, 8)
 
@@ -146,7 +148,7 @@ def test_several_ray_workers_give_the_bits_of_one_process(
     num_persons: int | None, ray_session: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fairpate.methods.residual_votes._AT_ONCE", 64)  # of this process: parts for every worker
-    here, _ = records_of(1000, num_persons, InProcessPool())
+    here, _ = records_of(1000, num_persons, BlockPool())
     with open_pool(RayConfig(num_actors=2, num_cpus=0.5)) as pool:
         there, _ = records_of(1000, num_persons, pool)
         np.testing.assert_array_equal(there.phi_NW, here.phi_NW)
@@ -252,3 +254,8 @@ def test_without_noise_the_steps_end_in_the_private_logistic_regression() -> Non
     exact = LogisticRegression(C=1e9, fit_intercept=False, tol=1e-9, max_iter=5000).fit(phi / UNITS, labels)
     np.testing.assert_allclose(rule[1] - rule[0], exact.coef_[0], atol=0.05)
     assert math.isfinite(float(np.abs(rule).max()))
+
+
+def test_noise_above_the_diagonal_has_at_least_half_of_the_priced_variance() -> None:
+    for stddev in np.random.default_rng(0).uniform(1, 1e6, 2000).tolist():
+        assert 2 * Fraction(residual_votes._over_root_two(stddev)) ** 2 >= Fraction(stddev) ** 2

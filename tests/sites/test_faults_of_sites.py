@@ -1,4 +1,4 @@
-"""Whoever stops, at whatever message: the same sums after all, or a clean end; and one charge at every site."""
+"""A party stops, at any message: the same sums after all, or a clean end; and one charge at every site."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_a_site_that_does_not_agree_is_charged_nothing_and_sends_nothing(
         assert not [secret for secret in drawn if secret in content]
     assert len([secret for secret in drawn if len(secret) == 16]) == 4
     assert [total.releases for total in Odometer().totals(delta=1e-5)] == [2]
-    # Whoever comes back finds the end, and is not charged again.
+    # A site that comes back finds the end, and is not charged again.
     assert isinstance(group.together(north=lambda: None)["south"], SumError)
     assert [total.releases for total in Odometer().totals(delta=1e-5)] == [2]
 

@@ -1,4 +1,4 @@
-"""One noisy sum over sites: exact whoever vanishes within the plan, and otherwise nothing is unmasked."""
+"""One noisy sum over sites: exact for any sites that vanish within the plan, and otherwise nothing is unmasked."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_a_key_in_two_places_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SumError, match="a key of its own"):
         replace(draw_of(5), sites=draw_of(5).sites[:4] + draw_of(5).sites[:1])
     text = key_text(KEYS[0].public)
-    spaced = f"{text[:8].upper()} {text[8:]}"  # the same key to whoever reads hexadecimal digits
+    spaced = f"{text[:8].upper()} {text[8:]}"  # the same key in hexadecimal digits
     roster = tmp_path / "roster.yaml"
     roster.write_text(f"north: {text}\nsouth: {spaced}\n", encoding="utf-8")
     with pytest.raises(PlanError, match="two sites have one key"):
