@@ -32,7 +32,7 @@ from aggregator.ledger import NO_LIMIT, OwnLimit
 from aggregator.sqlite import folder_held
 from fairpate.config_reader import expected
 from fairpate.files import file_version, write_atomically
-from fairpate.http_requests import LOCAL_ANALYST, KnownCaller, Role
+from fairpate.http_server import LOCAL_ANALYST, KnownCaller, Role
 from fairpate.types import UsageError
 
 # 96 bits if the characters are hexadecimal digits: too many to guess.

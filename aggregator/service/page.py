@@ -46,7 +46,7 @@ from aggregator.ledger import NOBODY, Ledger
 from aggregator.service.wire import Advice, PublicPool, budget_json
 from aggregator.service.writer import Books, Readiness, Verification, Writer
 from fairpate import __version__
-from fairpate.http_requests import FaultError
+from fairpate.http_server import FaultError
 from fairpate.pages import render
 from fairpate.privacy import accountant
 from fairpate.types import strict

@@ -44,8 +44,19 @@ from aggregator.service.wire import (
 )
 from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Snapshot, Verification, Writer
 from aggregator.session import AggregatorSession, OverBudget, VotesUnavailableError
-from fairpate.http_requests import FaultError, Faults, KnownCaller, fault, field_of
-from fairpate.http_server import HttpServer, HttpSettings, ServiceError, faults_response, json_response, new_app
+from fairpate.http_server import (
+    FaultError,
+    Faults,
+    HttpServer,
+    HttpSettings,
+    KnownCaller,
+    ServiceError,
+    fault,
+    faults_response,
+    field_of,
+    json_response,
+    new_app,
+)
 from fairpate.types import UsageError, UserError, strict, worded
 
 _TAGS = ("id", "features", "record")
@@ -74,7 +85,7 @@ def field_name(error: Mapping[str, Any]) -> str:
 
 
 def add_error_bodies(app: FastAPI) -> None:
-    """Answer errors of session and ledger with :class:`fairpate.http_requests.Faults` too."""
+    """Answer errors of session and ledger with :class:`fairpate.http_server.Faults` too."""
 
     @app.exception_handler(QuotaExceededError)
     async def over_quota(_: Request, error: QuotaExceededError) -> Response:

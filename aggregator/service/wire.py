@@ -40,7 +40,7 @@ from aggregator.ledger import LedgerTerms
 from aggregator.mechanism import Outcome
 from aggregator.session import OverBudget, Query, query_key
 from fairpate.data.columns import RecordForm
-from fairpate.http_requests import Body, FaultError, Health, KnownCaller, largest_body_bytes
+from fairpate.http_server import Body, FaultError, Health, KnownCaller, largest_body_bytes
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.types import GateRule, IntArray, strict
 from fairpate.words import delta_text, meaning
@@ -514,7 +514,7 @@ def _record_type(form: RecordForm) -> Any:
 
 
 def max_body_bytes(pool: PublicPool) -> int:
-    """Return the size of the largest body that is read (:func:`fairpate.http_requests.largest_body_bytes`)."""
+    """Return the size of the largest body that is read (:func:`fairpate.http_server.largest_body_bytes`)."""
     is_bytes = pool.features.dtype == np.uint8
     return largest_body_bytes(pool.record_shape, is_bytes=is_bytes, most_records=MAX_QUERIES_PER_REQUEST)
 

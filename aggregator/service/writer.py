@@ -46,7 +46,7 @@ from aggregator.ledger import Asker, Ledger, LedgerTerms, OwnLimit, require_entr
 from aggregator.mechanism import Outcome
 from aggregator.service.wire import CountVotes, Question
 from aggregator.session import AggregatorSession, OverBudget, Query
-from fairpate.http_requests import KnownCaller
+from fairpate.http_server import KnownCaller
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
 from fairpate.types import IntArray, UserError
@@ -397,7 +397,7 @@ class Readiness:
         return [reason for reason, holds in facts.items() if holds]
 
     def to_json(self) -> dict[str, Any]:
-        """Return a :class:`fairpate.http_requests.Health` as JSON."""
+        """Return a :class:`fairpate.http_server.Health` as JSON."""
         reasons = self.reasons()
         return {"status": "failing" if reasons else "ok", "reasons": reasons}
 

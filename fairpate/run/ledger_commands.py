@@ -38,7 +38,7 @@ from aggregator.service import auth
 from aggregator.service.auth import TokenStore
 from aggregator.sqlite import beside, head_path, ledger_files, lock, noted_head
 from fairpate.config import ConfigError
-from fairpate.http_requests import Role
+from fairpate.http_server import Role
 from fairpate.methods.label_queries import (
     LedgerPlace,
     choose_queries,

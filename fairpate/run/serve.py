@@ -41,8 +41,7 @@ from aggregator.session import AggregatorSession
 from fairpate.config import QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.columns import form_of
-from fairpate.http_requests import RequestRate
-from fairpate.http_server import HttpServer, ServiceError, TlsFiles, open_private
+from fairpate.http_server import HttpServer, RequestRate, ServiceError, TlsFiles, open_private
 from fairpate.methods.label_queries import choose_queries, ledger_terms, open_ledger, place_of, state_for_service
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import VotingMethod

@@ -19,7 +19,7 @@ from aggregator.mechanism import Outcome
 from aggregator.service.auth import TokenBook, added, change, limited
 from aggregator.service.writer import Batcher, Books, Readiness, Writer
 from aggregator.session import AggregatorSession, OverBudget
-from fairpate.http_requests import KnownCaller
+from fairpate.http_server import KnownCaller
 from fairpate.privacy.accountant import epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.events import ConfidentGnmaxQueries
