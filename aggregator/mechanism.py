@@ -38,8 +38,8 @@ import scipy
 
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussian, discrete_gaussians
-from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event
 from fairpate.privacy.mechanism_events import NeighbourVotes, as_in_paper_rdp
 from fairpate.types import IntArray, MechanismParameters, ReleaseKind
 

@@ -41,10 +41,10 @@ from fastapi import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from aggregator.budgets import BudgetStatus
 from aggregator.ledger import NOBODY, Ledger
 from aggregator.service.wire import Advice, PublicPool, budget_json
 from aggregator.service.writer import Books, Readiness, Verification, Writer
+from aggregator.session import BudgetStatus
 from fairpate import __version__
 from fairpate.http_server import FaultError
 from fairpate.pages import render

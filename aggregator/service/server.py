@@ -27,8 +27,6 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from aggregator.audit import note_action
-from aggregator.budgets import QuotaExceededError, QuotaRule, Quotas, epsilon_fixed_beforehand, status_of
-from aggregator.chain import LedgerError, UnreachableError
 from aggregator.ledger import Ledger
 from aggregator.service import wire
 from aggregator.service.auth import LiveTokens, TokenBook, is_loopback
@@ -43,7 +41,17 @@ from aggregator.service.wire import (
     max_body_bytes,
 )
 from aggregator.service.writer import Batcher, Books, OpenBooks, Readiness, Snapshot, Verification, Writer
-from aggregator.session import AggregatorSession, OverBudget, VotesUnavailableError
+from aggregator.session import (
+    AggregatorSession,
+    OverBudget,
+    QuotaExceededError,
+    QuotaRule,
+    Quotas,
+    VotesUnavailableError,
+    epsilon_fixed_beforehand,
+    status_of,
+)
+from aggregator.store import LedgerError, UnreachableError
 from fairpate.http_server import (
     FaultError,
     Faults,

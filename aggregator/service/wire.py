@@ -35,10 +35,9 @@ from pydantic import (
     create_model,
 )
 
-from aggregator.budgets import BudgetStatus, epsilon_fixed_beforehand
 from aggregator.ledger import LedgerTerms
 from aggregator.mechanism import Outcome
-from aggregator.session import OverBudget, Query, query_key
+from aggregator.session import BudgetStatus, OverBudget, Query, epsilon_fixed_beforehand, query_key
 from fairpate.data.columns import RecordForm
 from fairpate.http_server import Body, FaultError, Health, KnownCaller, largest_body_bytes
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY

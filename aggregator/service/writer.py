@@ -40,12 +40,20 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator import audit
-from aggregator.budgets import BudgetStatus, QuotaExceededError, Quotas, budget_status, queries_that_fit
-from aggregator.chain import LedgerError, UnreachableError
 from aggregator.ledger import Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
 from aggregator.mechanism import Outcome
 from aggregator.service.wire import CountVotes, Question
-from aggregator.session import AggregatorSession, OverBudget, Query
+from aggregator.session import (
+    AggregatorSession,
+    BudgetStatus,
+    OverBudget,
+    Query,
+    QuotaExceededError,
+    Quotas,
+    budget_status,
+    queries_that_fit,
+)
+from aggregator.store import LedgerError, UnreachableError
 from fairpate.http_server import KnownCaller
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve

@@ -60,8 +60,7 @@ from fairpate.methods.base import (
     UnprotectedMethod,
     arguments,
 )
-from fairpate.privacy.accountant import noise_multiplier_for
-from fairpate.privacy.events import PoissonGaussians
+from fairpate.privacy.accountant import PoissonGaussians, noise_multiplier_for
 from fairpate.types import Relation
 
 if TYPE_CHECKING:

@@ -41,9 +41,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_validator
 
-from aggregator.budgets import mechanism_within
 from aggregator.mechanism import Mechanism, mechanism_of
-from aggregator.session import Ballot
+from aggregator.session import Ballot, mechanism_within
 from fairpate.config import (
     AggregatorConfig,
     BudgetConfig,

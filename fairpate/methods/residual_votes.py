@@ -61,8 +61,8 @@ from fairpate.methods.record_votes import (
     rule_network,
     with_noise,
 )
+from fairpate.privacy.accountant import of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
-from fairpate.privacy.events import of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
 from fairpate.types import IntArray

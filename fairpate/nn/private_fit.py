@@ -36,10 +36,10 @@ from fairpate.config import ConfigError
 from fairpate.nn.fit import exact_convolutions, uses_dropout
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.per_example import ClippedSum, GradientClipper, PerExampleLoss
-from fairpate.privacy.events import spent
+from fairpate.privacy.accountant import spent
 
 if TYPE_CHECKING:
-    from fairpate.privacy.events import Event
+    from fairpate.privacy.accountant import Event
 
 
 NoiseLabel = Literal["os_entropy", "seeded: not private"]

@@ -26,16 +26,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import DEFAULT_ORDERS, FloatArray, event_pld, event_rdp
-from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
-from fairpate.privacy.events import (
+from fairpate.privacy.accountant import (
+    DEFAULT_ORDERS,
     ConfidentGnmaxQueries,
     ConfidentGnmaxVotes,
     CountedEvent,
     Event,
+    FloatArray,
     TeacherEvent,
+    event_pld,
+    event_rdp,
     of_unit,
 )
+from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
 from fairpate.privacy.loss_distributions import (
     UNIT,
     GaussianAndLaplace,

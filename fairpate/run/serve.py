@@ -24,7 +24,6 @@ import numpy.typing as npt
 from fastapi import FastAPI
 
 from aggregator.audit import note_action
-from aggregator.budgets import QuotaRule
 from aggregator.ledger import Ledger
 from aggregator.service.auth import LiveTokens, read_tokens
 from aggregator.service.server import (
@@ -37,7 +36,7 @@ from aggregator.service.server import (
     start_service,
 )
 from aggregator.service.wire import Facts, PublicPool
-from aggregator.session import AggregatorSession
+from aggregator.session import AggregatorSession, QuotaRule
 from fairpate.config import QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.columns import form_of
