@@ -19,6 +19,9 @@ admitted under its asker's limit and under the shared budget, both right before 
 same time share blocks, and so the two waits for the disk: the first thread to reach the ledger writes for all that
 wait.
 
+**Queries** are identified by content. Features that are posted get the public pool's type and shape before they are
+hashed, so that another spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query.
+
 **A batch.** :func:`answer_queries` submits public queries in order and collects the labels that may train a student.
 :func:`admit_queries` chooses which queries to submit next, so that the gate refuses fewer of them after they are
 charged. A label that the gate rejects costs what an answer costs, because the votes were drawn. A model of the labels
@@ -34,9 +37,9 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
@@ -44,12 +47,14 @@ import numpy.typing as npt
 
 from aggregator.ledger import NOBODY, Asker, Ledger, LedgerTerms, OwnLimit
 from aggregator.mechanism import Mechanism, Outcome
+from fairpate.data.columns import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, RenyiFilter, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.types import Answer, Budget, BudgetKind, IntArray, LabelledSet, Refusal
+from fairpate.types import Answer, Budget, BudgetKind, IntArray, LabelledSet, Refusal, strict
 
+Features = npt.NDArray[np.generic]
 FloatArray = npt.NDArray[np.float64]
 MechanismT = TypeVar("MechanismT", bound=Mechanism)
 _ORDERS_A = np.array(DEFAULT_ORDERS)
@@ -73,6 +78,10 @@ class BudgetStatus:
     queries_submitted: int
     epsilon_submitted: float
     closed: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON has them: null for an infinite epsilon."""
+        return asdict(self) | {"epsilon_submitted": strict(self.epsilon_submitted)}
 
 
 def budget_status(terms: LedgerTerms, *, num_queries: int, closed: bool) -> BudgetStatus:
@@ -360,7 +369,6 @@ class Quotas:
 
 MAX_BLOCK = 1024
 """Largest number of queries that share a transaction, and that a crash can waste."""
-FloatArray = npt.NDArray[np.float64]
 
 
 class VotesUnavailableError(RuntimeError):
@@ -396,6 +404,96 @@ def query_key(features: npt.NDArray[np.generic], group: int) -> str:
     digest = hashlib.sha256(f"{features.dtype.str}{features.shape}{group}".encode())
     digest.update(np.ascontiguousarray(features).tobytes())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A query and the features that the teachers vote on."""
+
+    query: Query
+    features: Features
+
+
+CountVotes = Callable[[Sequence[Question]], IntArray]
+"""Votes of all teachers on Q questions, shape (Q, C); raises ``VotesUnavailableError`` if one is missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicPool:
+    """N public records that analysts ask by number, and the public names of groups and labels.
+
+    ``features`` (N, ...) is ``uint8`` or ``float32``; ``groups_N`` holds indices into ``group_names``. ``form``: the
+    declared columns of a record, if it has them; ``place`` maps their values to features. ``takes_posted``: True if
+    the voters can vote on records that are not in the pool.
+    """
+
+    features: Features
+    groups_N: IntArray
+    record_ids: Sequence[str]
+    group_names: tuple[str, ...]
+    label_names: tuple[str, ...]
+    form: RecordForm | None = None
+    takes_posted: bool = True
+    place: Callable[[npt.NDArray[np.float32]], Features] = lambda features: features
+
+    def __post_init__(self) -> None:
+        if not len(self.features) == len(self.groups_N) == len(self.record_ids):
+            raise ValueError("Expected as many groups and record_ids as records.")
+        # Only these two: `bodies_for` derives the range of posted values from the type.
+        if self.features.dtype not in (np.uint8, np.float32):
+            raise ValueError(f"Expected features of uint8 or float32, got {self.features.dtype}.")
+
+    def __len__(self) -> int:
+        return len(self.record_ids)
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """The shape of one record's features."""
+        return tuple(self.features.shape[1:])
+
+    def question(self, number: int) -> Question:
+        """Return the record at ``number``. The first call hashes all records."""
+        return self._questions[number]
+
+    def posted(self, features: Sequence[Any], group: str) -> Question:
+        """Return a record that came with a request; its shape and range were validated."""
+        # In the pool's type before it is hashed: all spellings of a number are one query, and charged once.
+        array = _without_negative_zero(np.asarray(features, dtype=self.features.dtype))
+        code = self.group_names.index(group)
+        key = query_key(array, code)
+        return Question(query=Query(key=key, group=code, record_id=f"posted-{key[:16]}"), features=array)
+
+    def written(self, record: Mapping[str, Any], group: str) -> Question:
+        """Return a record given by its form's columns. ValueError names a column with an undeclared value."""
+        assert self.form is not None
+        features: Any = self.place(self.form.encode(record))
+        return self.posted(features, group)
+
+    def number_of(self, key: str) -> int | None:
+        """Return the number of the record with this content hash; None for a record that is not in the pool."""
+        return self._numbers.get(key)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {question.query.key: number for number, question in enumerate(self._questions)}
+
+    @cached_property
+    def _questions(self) -> tuple[Question, ...]:
+        return tuple(
+            Question(
+                # The key alone needs equal bytes; voters see the stored record.
+                query=Query(key=query_key(_without_negative_zero(x), group), group=group, record_id=record_id),
+                features=x,
+            )
+            for x, group, record_id in zip(self.features, self.groups_N.tolist(), self.record_ids, strict=True)
+        )
+
+
+def _without_negative_zero(features: Features) -> Features:
+    """Return ``features`` with -0.0 as 0.0: equal values get equal bytes, so that a record has one key."""
+    # IEEE 754: -0.0 + 0.0 is 0.0, and no other number changes.
+    zeroed: Features = np.add(features, features.dtype.type(0))
+    return zeroed
 
 
 @dataclass(kw_only=True, eq=False)

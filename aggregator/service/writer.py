@@ -41,15 +41,15 @@ import numpy.typing as npt
 
 from aggregator import audit
 from aggregator.ledger import Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
-from aggregator.mechanism import Outcome
-from aggregator.service.wire import CountVotes, Question
 from aggregator.session import (
     AggregatorSession,
     BudgetStatus,
-    OverBudget,
+    CountVotes,
     Query,
+    Question,
     QuotaExceededError,
     Quotas,
+    Reply,
     budget_status,
     queries_that_fit,
 )
@@ -256,7 +256,7 @@ class Verification:
 
     @property
     def chain(self) -> dict[str, Any]:
-        """The last result; a :class:`aggregator.service.wire.Chain`."""
+        """The last result; a :class:`aggregator.service.api.Chain`."""
         books = self._writer.books
         if books is not self._books:  # opened again, which verifies every entry
             self._note(books, books.ledger.head.number)
@@ -454,7 +454,6 @@ def _check_ray() -> None:
         ray.nodes()
 
 
-Reply = Outcome | OverBudget
 # One full request (`MAX_QUERIES_PER_REQUEST`), and one block of the session (`MAX_BLOCK`).
 _MAX_QUERIES_TOGETHER = 1024
 

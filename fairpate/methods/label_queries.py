@@ -30,10 +30,11 @@ import numpy.typing as npt
 
 from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome
-from aggregator.service.wire import CountVotes, Question
 from aggregator.session import (
     AggregatorSession,
     Ballot,
+    CountVotes,
+    Question,
     SessionResult,
     VotesUnavailableError,
     admit_queries,

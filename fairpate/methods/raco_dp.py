@@ -2,8 +2,8 @@
 
     min over theta, max over lambda >= 0:   loss(theta) + sum_j lambda_j (Gamma_j(theta) - bound_j)
 
-for generalised rate constraints Gamma_j, its equation 6: bounds on weighted sums of a classifier's prediction rates over
-unions of cells. A public rule puts every record into one cell of a partition, and with P_k(S) the mean predicted
+for generalised rate constraints Gamma_j (its equation 6): bounds on weighted sums of a classifier's prediction rates
+over unions of cells. A public rule puts every record into one cell of a partition, and with P_k(S) the mean predicted
 probability of class k on the records S
 
     Gamma_j = sum over terms (I, a) of constraint j, over classes k:  a_k P_k(union of the cells in I)  <=  bound_j

@@ -1,19 +1,18 @@
 """Events, and what they cost: Renyi curves, privacy loss distributions and (epsilon, delta).
 
 A mechanism never states its own epsilon. It reports events: everything that touches private data, each with the unit it
-protects and the neighbouring relation. This module composes their costs and converts them. There are two currencies, each with one registry of
-prices per event type: Renyi curves (:func:`event_rdp`), added order by order, and privacy loss distributions
-(:func:`event_pld`), which are tighter but not known for every event. Events under different units or relations are
-never added. Costs that depend on private votes are private themselves: ``rdp`` and ``epsilon`` refuse events that hold
-votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
+protects and the neighbouring relation. This module composes their costs and converts them. There are two currencies,
+each with one registry of prices per event type: Renyi curves (:func:`event_rdp`), added order by order, and privacy
+loss distributions (:func:`event_pld`), which are tighter but not known for every event. Events under different units or
+relations are never added. Costs that depend on private votes are private themselves: ``rdp`` and ``epsilon`` refuse
+events that hold votes, ``rdp_data_dependent`` and ``epsilon_data_dependent`` are for the operator alone.
 
-The module reads from single steps to whole runs: events, conversion of a curve (Canonne, Kamath and Steinke 2020, Proposition
-12), amplification by Poisson sampling, prices of events, filters that decide when adaptive queries must stop, and the
-search for the least noise that meets a target.
+The module reads from single steps to whole runs: events, conversion of a curve (Canonne, Kamath and Steinke 2020,
+Proposition 12), amplification by Poisson sampling, prices of events, filters that decide when adaptive queries must
+stop, and the search for the least noise that meets a target.
 
 Other modules of this package register further events. Which events a run performs, how they are stored and which budget
-it has is decided elsewhere. Shapes: A orders, K
-moments.
+it has is decided elsewhere. Shapes: A orders, K moments.
 """
 
 from __future__ import annotations

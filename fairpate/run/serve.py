@@ -25,6 +25,7 @@ from fastapi import FastAPI
 
 from aggregator.audit import note_action
 from aggregator.ledger import Ledger
+from aggregator.service.api import Facts
 from aggregator.service.auth import LiveTokens, read_tokens
 from aggregator.service.server import (
     Backend,
@@ -35,8 +36,7 @@ from aggregator.service.server import (
     is_restarted,
     start_service,
 )
-from aggregator.service.wire import Facts, PublicPool
-from aggregator.session import AggregatorSession, QuotaRule
+from aggregator.session import AggregatorSession, PublicPool, QuotaRule
 from fairpate.config import QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.columns import form_of

@@ -20,12 +20,12 @@ from aggregator import audit
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome, gated, mechanism_named, register
 from aggregator.service import writer
-from aggregator.service.server import statement_json
-from aggregator.service.wire import PublicPool
+from aggregator.service.api import statement_json
 from aggregator.service.writer import Books
 from aggregator.session import (
     AggregatorSession,
     OverBudget,
+    PublicPool,
     Query,
     VotesUnavailableError,
     epsilon_fixed_beforehand,

@@ -13,7 +13,7 @@ import yaml
 from command_lines import check
 from serving import OPERATOR, ids, running, tokens_of_both_roles
 
-from aggregator.service.page import ServiceMetrics
+from aggregator.service.api import ServiceMetrics
 from aggregator.session import BudgetStatus
 
 ROOT = Path(__file__).parents[2]
