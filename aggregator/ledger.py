@@ -287,7 +287,9 @@ class LedgerState:
                     outcomes.append(Outcome(verdict="answer", label=word[0], counts=tuple(word[1:])))
                 else:
                     outcomes.append(outcome("answer", word) if isinstance(word, int) else outcome(word))
-            self._add_outcomes(payload["first"], outcomes)
+            numbers = slice(payload["first"], payload["first"] + len(outcomes))
+            self.outcomes[numbers] = outcomes
+            self.outcome_of.update(zip(self.keys[numbers], outcomes, strict=True))
 
     def _add_reservations(
         self,
@@ -308,11 +310,6 @@ class LedgerState:
         self.outcomes += [None] * len(keys)
         # Last: other threads count reservations by their keys, and may see complete ones only.
         self.keys += keys
-
-    def _add_outcomes(self, first: int, outcomes: Sequence[Outcome]) -> None:
-        last = first + len(outcomes)
-        self.outcomes[first:last] = outcomes
-        self.outcome_of.update(zip(self.keys[first:last], outcomes, strict=True))
 
     def outcome(self, key: str) -> Outcome | None:
         """Return the committed outcome of a query, or None."""
@@ -585,7 +582,8 @@ class Ledger(LedgerState):
                 "are committed already."
             )
         self._append("commit", commit_entry(reserved.start, outcomes))
-        self._add_outcomes(reserved.start, outcomes)
+        self.outcomes[reserved.start : reserved.stop] = outcomes
+        self.outcome_of.update(zip(self.keys[reserved.start : reserved.stop], outcomes, strict=True))
 
     def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
         self.check()

@@ -145,13 +145,6 @@ class VotesFilter:
         return len(votes_QC)
 
 
-def open_filter(ledger: Ledger) -> CountFilter | VotesFilter:
-    """Return the filter of this ledger's budget, which counts the ledger's reservations as spent."""
-    if ledger.terms.budget.kind == "data_dependent":
-        return VotesFilter(ledger)
-    return CountFilter(ledger, queries_that_fit(ledger.terms, UNLIMITED))
-
-
 def _renyi(budget: Budget) -> RenyiFilter:
     assert budget.epsilon is not None
     return RenyiFilter(target_epsilon=budget.epsilon, target_delta=budget.delta, orders_A=_ORDERS_A)
@@ -316,9 +309,6 @@ class _Bucket:
         passed_s = max(0.0, now_s - self.filled_at_s)
         return max(0.0, self.level - passed_s * self.rule.max_queries / self.rule.period_s)
 
-    def room_at(self, now_s: float) -> float:
-        return math.inf if math.isinf(self.rule.max_queries) else self.rule.max_queries - self.level_at(now_s)
-
 
 class Quotas:
     """Counts how many new queries each caller may ask now: leaky buckets, filled by the charges in the ledger.
@@ -332,10 +322,11 @@ class Quotas:
 
     def refusal(self, ledger: Ledger, caller: str, num_queries: int, *, now_s: float) -> QuotaRefusal | None:
         """Return why ``caller`` may not be charged with ``num_queries`` now, or None; nothing is taken."""
-        bucket = self._bucket(ledger, caller)
-        free, rule = bucket.room_at(now_s), bucket.rule
+        free = self.room(ledger, caller, now_s=now_s)
         if num_queries <= free:
             return None
+        bucket = self._buckets[caller]
+        rule = bucket.rule
         wait_s = math.inf  # a request for more than the bucket holds never fits
         if num_queries <= rule.max_queries:
             # Nothing leaks until a clock that was set back has caught up.
@@ -345,7 +336,9 @@ class Quotas:
 
     def room(self, ledger: Ledger, caller: str, *, now_s: float) -> float:
         """Return how many new queries ``caller`` may be charged with now; inf without a quota."""
-        return self._bucket(ledger, caller).room_at(now_s)
+        bucket = self._bucket(ledger, caller)
+        most = bucket.rule.max_queries
+        return math.inf if math.isinf(most) else most - bucket.level_at(now_s)
 
     def _bucket(self, ledger: Ledger, caller: str) -> _Bucket:
         """Return the caller's bucket with all charges counted."""
@@ -517,7 +510,12 @@ class AggregatorSession:
             raise ValueError(f"Expected a {ledger.terms.noise} source for this ledger, got {source.label}.")
         self._ledger, self._source = ledger, source
         self._gate = self._resumed_gate()
-        self._filter = open_filter(ledger)
+        # Either filter counts the ledger's reservations as spent.
+        self._filter: CountFilter | VotesFilter = (
+            VotesFilter(ledger)
+            if ledger.terms.budget.kind == "data_dependent"
+            else CountFilter(ledger, queries_that_fit(ledger.terms, UNLIMITED))
+        )
         self._line: list[_Waiting] = []
         self._line_lock, self._ledger_lock = threading.Lock(), threading.Lock()
 

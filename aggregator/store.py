@@ -483,7 +483,8 @@ class SqliteStore:
             raise LedgerError(f"{head_file}: was replaced while it was opened; open the ledger again.")
         self._seen = seen
         if noted_head(self._path) != head:  # a crash came between an entry and its note; what it stored may leave now
-            self._note(head)
+            os.pwrite(self._head_file, _head_text(head), 0)
+            os.fdatasync(self._head_file)
 
     def append(self, kind: EntryKind, text: str, head: Head) -> None:
         """Store the entry that ``head`` names, in one transaction. StoreError or sqlite3.Error where that fails."""
@@ -491,17 +492,12 @@ class SqliteStore:
         assert self._head_file is not None
         # The entry first: a head whose entry is missing would make a sound ledger refuse to open.
         self._database.execute("INSERT INTO entries VALUES (?, ?, ?, ?)", (head.number, kind, text, head.digest))
-        if kind != "reserve":  # what leaves next must not outlive a loss of power that its head does not
-            self._note(head)
-        else:
-            # Without waiting for the disk: a head that is behind still names one of the entries.
-            os.pwrite(self._head_file, _head_text(head), 0)
-
-    def _note(self, head: Head) -> None:
-        assert self._head_file is not None
         os.pwrite(self._head_file, _head_text(head), 0)
-        # The data alone is enough: the head is written over in its own length.
-        os.fdatasync(self._head_file)
+        # What leaves next must not outlive a loss of power that its head does not. Nothing leaves after a reservation,
+        # so it does not wait for the disk: a head that is behind still names one of the entries.
+        if kind != "reserve":
+            # The data alone is enough: the head is written over in its own length.
+            os.fdatasync(self._head_file)
 
     def fault(self) -> str | None:
         """Return why this store can no longer be written, as far as this process can see; None without a reason."""

@@ -223,18 +223,6 @@ COLOUR_AS_FEATURE = Option(
 Codes = npt.NDArray[np.int64]
 
 
-def noisy_binary_label(digits: npt.ArrayLike, names: Sequence[str], *, seed: int) -> Codes:
-    """1 for a digit of 5 or more, else 0; flipped with probability 0.25."""
-    # Flips are hashes of names and no stream: another record must not change the label of this one.
-    high = np.asarray(digits) >= FIRST_HIGH_DIGIT
-    return (high ^ (keyed_uniform(names, seed=seed, purpose="label flip") < LABEL_FLIP)).astype(np.int64)
-
-
-def colour_flips(names: Sequence[str], probability: npt.NDArray[np.float64], *, seed: int) -> Codes:
-    """1 where the colour differs from the noisy binary label, each with its own ``probability``."""
-    return (keyed_uniform(names, seed=seed, purpose="colour flip") < probability).astype(np.int64)
-
-
 def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -> npt.NDArray[np.uint8]:
     """Colour the ink (N, height, width): it goes to channel 0 (red) or 1 (green) of (N, 2, height, width).
 
@@ -252,8 +240,11 @@ def _coloured(
     request: Request, grey: npt.NDArray[np.uint8], digits: Codes, names: Sequence[str], flips: npt.NDArray[np.float64]
 ) -> dict[str, Any]:
     """The coloured digits. The colour is the noisy binary label, flipped with the record's probability in ``flips``."""
-    binary = noisy_binary_label(digits, names, seed=request.seed)
-    colour = binary ^ colour_flips(names, flips, seed=request.seed)
+    # Flips are hashes of names and no stream: another record must not change the label of this one.
+    high = np.asarray(digits) >= FIRST_HIGH_DIGIT
+    binary = (high ^ (keyed_uniform(names, seed=request.seed, purpose="label flip") < LABEL_FLIP)).astype(np.int64)
+    # The colour differs from that label in each record with the record's own probability.
+    colour = binary ^ (keyed_uniform(names, seed=request.seed, purpose="colour flip") < flips).astype(np.int64)
     sensitive = request.options["sensitive"]
     return {
         "kind": "image",

@@ -445,12 +445,6 @@ def rdp_of_each_data_dependent(event: Any, orders_A: FloatArray) -> FloatArray: 
     raise TypeError(f"{type(event).__name__} has no price per query.")
 
 
-def prices_each(event: Any) -> bool:
-    """True if :func:`rdp_of_each_data_dependent` has a price for this type of event."""
-    known = rdp_of_each_data_dependent
-    return known.dispatch(type(event)) is not known.dispatch(object)
-
-
 @rdp_of_each_data_dependent.register
 def _(event: ConfidentGnmaxVotes, orders_A: FloatArray) -> FloatArray:
     return gnmax.confident_gnmax_rdp(event.votes_QC, **_confident_gnmax(event), orders_A=orders_A, tail=event.tail)
