@@ -459,7 +459,7 @@ def _best_trial(
                 except (UserError, ValueError):  # which noise may cause: the worst outcome of a trial
                     pass
                 else:
-                    _require_planned(trained.events, plan.trainings)
+                    require_planned(trained.events, plan.trainings)
                     bare = replace(student, embedding=None)  # the records are embedded already
                     exact = score_of(bare, data_of(config).validation, weights_G, source)
                     outcome = {"score": plan.with_noise(exact, source), "remarks": list(trained.remarks)}
@@ -478,6 +478,7 @@ def _order(outcome: Mapping[str, Any]) -> float:
     return -math.inf if outcome["score"] is None else outcome["score"]
 
 
-def _require_planned(events: Sequence[Event], trainings: SecretTrials) -> None:
+def require_planned(events: Sequence[Event], trainings: SecretTrials) -> None:
+    """Raise RuntimeError for a trial whose events were not charged."""
     if not any(covering(each, events) == each for each in trainings.trials):
         raise RuntimeError(f"A trial performed events that were not charged: {events}.")
