@@ -464,7 +464,8 @@ def least_errors(tables: npt.NDArray[Any], gap: float, kind: str) -> npt.NDArray
         weight = np.where(between != 0, (limit - gaps[j]) / np.where(between != 0, between, 1), -1)
         mixed_error = weight * errors[i] + (1 - weight) * errors[j]
         least = np.where((weight >= 0) & (weight <= 1), np.fmin(least, mixed_error), least)
-    return least / size
+    shares: npt.NDArray[Any] = least / size
+    return shares
 
 
 PARTS: dict[str, Callable[[int], None]] = {
