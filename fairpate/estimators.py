@@ -917,6 +917,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 seed=config.seed,
                 least_cell=config.evaluation.least_cell,
                 metrics=config.evaluation.metrics,
+                fair_at=config.evaluation.fair_at,
             ),
         )
 
