@@ -378,6 +378,58 @@ def card(
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
 
 
+def assess(
+    predictions: Annotated[
+        Path, typer.Argument(help="CSV, Parquet or Feather file: a row per record, with its prediction and its groups.")
+    ],
+    group: Annotated[
+        list[str], typer.Option(help="Column of groups; repeat it for several, whose intersections are compared too.")
+    ],
+    prediction: Annotated[
+        str, typer.Option(help="Column of predicted classes; an empty one is a refusal.")
+    ] = "prediction",
+    label: Annotated[str | None, typer.Option(help="Column of true classes: adds accuracy and all gaps.")] = None,
+    score: Annotated[
+        str | None, typer.Option(help="Column of scores instead of classes: selected is a score above the median.")
+    ] = None,
+    selected: Annotated[
+        str | None, typer.Option(help="The class that is the selection; default: of two the last by name.")
+    ] = None,
+    person: Annotated[
+        str | None, typer.Option(help="Column of persons, who may have several records: intervals are over persons.")
+    ] = None,
+    fair_at: FairAt = None,
+    least_cell: Annotated[
+        int, typer.Option(help="Groups of fewer records, or persons, are not shown; 1 shows all.")
+    ] = 10,
+    out: Annotated[Path | None, typer.Option(help="The page to write; default: FILE-fairness.html here.")] = None,
+) -> Output:
+    """Report how predictions made elsewhere treat groups: rates, impact ratios, gaps, intervals. No guarantee."""
+    from datetime import UTC, datetime
+
+    from fairpate.run.assess import assess_predictions
+    from fairpate.run.context import write_text
+
+    with checked_arguments():
+        rule = None if fair_at is None else fair_rule(fair_at)
+    with waiting("assess"):
+        found = assess_predictions(
+            predictions,
+            groups=group,
+            prediction=prediction,
+            label=label,
+            score=score,
+            selected=selected,
+            person=person,
+            least_cell=least_cell,
+            fair_at=rule,
+        )
+        page = out or Path(f"{predictions.name.split('.')[0]}-fairness.html")
+        write_text(page, found.html(made_on=datetime.now(UTC).date().isoformat()), private=True)
+    words = Group(found, Text(""), facts([("page", str(page))]))
+    return Output(facts=found.to_json() | {"file": page}, words=words)
+
+
 def aggregate(
     votes: Annotated[
         Path,

@@ -189,7 +189,7 @@ PLANES = (
 """Pairs of drawn coordinates that a plane may show: across, up."""
 MOST_SHIFT = 50
 _STEP = 2  # thousandths of an axis
-_ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which marks have to be told apart
+_ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which marks must not overlap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -513,7 +513,7 @@ def up_to_five(gap: float) -> float:
 
 
 def _private_words(point: Point) -> str:
-    """How private the configuration is, in the words of a verdict."""
+    """Return how private the configuration is, in the words of a verdict."""
     epsilon, privacy = point.value("epsilon"), point.panel.privacy
     if math.isinf(epsilon):
         return "Not private: there is no bound on what can be learned."

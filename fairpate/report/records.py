@@ -289,7 +289,7 @@ class RunStatement:
         return ""
 
     @property
-    def _fair_words(self) -> str:
+    def fairness_words(self) -> str:
         """The verdict on fairness, with the groups it covers if not all groups are measured."""
         unknown = listed(self.measured.not_measured)
         if self.fairness == "unknown":
@@ -300,7 +300,7 @@ class RunStatement:
         return f"{word} among {listed(self.measured.known_groups)}; not known for {unknown}"
 
     @property
-    def _accuracy_words(self) -> str:
+    def accuracy_words(self) -> str:
         """The distance of the accuracy from the best baseline."""
         measured, baseline = self.measured, self.without_privacy
         if math.isnan(measured.accuracy):
@@ -333,10 +333,10 @@ class RunStatement:
             return f"{begin}, but degenerate: on the test records it {'; it '.join(measured.degenerate)}."
         # A model that refuses most may seem fair and right.
         answered = "" if measured.coverage == 1 else f", on the {percent(measured.coverage)} that it answers"
-        accuracy = f"at {self._accuracy_words}{answered}"
+        accuracy = f"at {self.accuracy_words}{answered}"
         if measured.not_measured:
-            return f"{begin}, {accuracy}; {self._fair_words}."
-        joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self._fair_words}")
+            return f"{begin}, {accuracy}; {self.fairness_words}."
+        joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self.fairness_words}")
         # Behind the word, wherever it stands in the sentence.
         # Without its first letter, which is a capital where the sentence begins with it.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
@@ -397,7 +397,7 @@ class RunStatement:
         measured, fair, limit = self.measured, self.fairness, self.measured.fair_at.limit
         gap, missing = measured.judged, listed(measured.not_measured)
         unknown = f"Too few answered test records of {missing}." if missing else ""
-        word = upper(self._fair_words)
+        word = upper(self.fairness_words)
         if fair == "degenerate":
             word = "Says nothing"
             details = [f"The model {'; it '.join(measured.degenerate)}: a small gap is no merit then."]
@@ -450,7 +450,7 @@ class RunStatement:
         return Figure(
             name=name,
             value=percent(measured.accuracy),
-            word=upper(self._accuracy_words),
+            word=upper(self.accuracy_words),
             mood="bad" if worthless else "none",
             details=(
                 f"On {counted(measured.num_answered, f'answered {measured.noun}')}.",
@@ -492,7 +492,7 @@ class RunStatement:
                 if notion.name != rates.DEFAULT and notion.bounds_rate == bounds_rate
             ]
             rows.append((name, ", ".join(found)))
-        rows += [("called fair", f"{fair_words(measured.fair_at)}, with its whole interval: {self._fair_words}")]
+        rows += [("called fair", f"{fair_words(measured.fair_at)}, with its whole interval: {self.fairness_words}")]
         rows += [("not shown", hidden)] if hidden else []
         rows += [("metrics", measured.covered)] if measured.metrics != "outside" else []
         if self.without_privacy is not None:
@@ -506,7 +506,7 @@ def upper(words: str) -> str:
 
 
 def fair_words(rule: FairRule) -> str:
-    """What the user calls fair."""
+    """Return what the user calls fair, as a noun phrase."""
     measure = rates.NOTIONS[rule.notion].measure
     named = ", the four-fifths rule" if rule == FOUR_FIFTHS else ""
     return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"

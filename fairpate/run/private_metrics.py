@@ -336,6 +336,13 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     return _Shares(value_G[None], low_G[None], high_G[None])
 
 
+def selections(table_GYC: FloatArray, stddev: float, event: int) -> tuple[FloatArray, FloatArray]:
+    """Return each group's share of one prediction, and its impact ratio: (3, G) each, the value and its interval."""
+    shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations(1))
+    ratios = impact_ratios(table_GYC, stddev, event)
+    return np.stack([each[event] for each in shares]), np.stack([each[0] for each in ratios])
+
+
 def _ratios(shares: _Shares) -> _Shares:
     """Return the share of each group over that of each other one, (E, G, G), with its interval."""
     value, low, high = (np.maximum(each, _LEAST_SHARE) for each in shares)
