@@ -203,6 +203,7 @@ def assess_privately(
         noise=statement.noise,
     )
     measured = evaluation_of(released, group_names=dataset.group_names, class_names=dataset.label_names)
+    measured = replace(measured, fair_at=config.evaluation.fair_at)
     everybody = np.ones(len(dataset.test), np.bool_)  # for the operator's comparison alone
     if student.card.idp3 is None:
         return Assessment(evaluations={"student": measured}, measured_N=everybody)
@@ -317,16 +318,10 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     """Return each group's share of one prediction over the largest share of any group; NaN unless two are known."""
 
     def ends(z: float) -> FloatArray:
-        value_G, low_G, high_G = (
-            np.maximum(each[event], _LEAST_SHARE) for each in _Shares.of(rates.predicted, table_GYC, stddev, z=z)
-        )
-        ratio_GG = value_G[:, None] / value_G
-        # MOVER in logarithms: the low end joins the low end of a share and the high end of the other.
-        down_GG = np.hypot(np.log(value_G / low_G)[:, None], np.log(high_G / value_G))
-        up_GG = np.hypot(np.log(high_G / value_G)[:, None], np.log(value_G / low_G))
-        ends_3GG = np.stack([ratio_GG, ratio_GG * np.exp(-down_GG), ratio_GG * np.exp(up_GG)])
+        shares = _Shares.of(rates.predicted, table_GYC, stddev, z=z)
+        ends_3GG = np.stack([each[event] for each in _ratios(shares)])
         # A writable view of the diagonals: the ratio of a group to itself is 1 without any error.
-        np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(value_G)] = 1.0
+        np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(shares.value_EG[event])] = 1.0
         return ends_3GG
 
     found_3GG = ends(_deviations(1))
@@ -339,6 +334,24 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     # The least of several low ends holds only if all of them hold together (Bonferroni).
     low_G = np.fmin.reduce(ends(_deviations(num_known - 1))[1], axis=1)
     return _Shares(value_G[None], low_G[None], high_G[None])
+
+
+def selections(table_GYC: FloatArray, stddev: float, event: int) -> tuple[FloatArray, FloatArray]:
+    """Return each group's share of one prediction, and its impact ratio: (3, G) each, the value and its interval."""
+    shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations(1))
+    ratios = impact_ratios(table_GYC, stddev, event)
+    return np.stack([each[event] for each in shares]), np.stack([each[0] for each in ratios])
+
+
+def _ratios(shares: _Shares) -> _Shares:
+    """Return the share of each group over that of each other one, (E, G, G), with its interval."""
+    value, low, high = (np.maximum(each, _LEAST_SHARE) for each in shares)
+    ratio = value[..., :, None] / value[..., None, :]
+    # MOVER in logarithms: the low end joins the low end of a share and the high end of the other.
+    below, above = np.log(value / low), np.log(high / value)
+    down = np.hypot(below[..., :, None], above[..., None, :])
+    up = np.hypot(above[..., :, None], below[..., None, :])
+    return _Shares(ratio, ratio * np.exp(-down), ratio * np.exp(up))
 
 
 def _together(table_GYC: FloatArray, stddev: float) -> tuple[FloatArray, float]:
@@ -410,9 +423,12 @@ def gap_of(
         own = _Shares.of(metric.events, table_GYC, stddev, z=z)
         if metric.compare is rates.level:
             return own
+        # A group against itself is no comparison: NaN keeps it out of maxima.
+        itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
+        if metric.compare is rates.below_other:
+            ratio, least, most = _ratios(own)
+            return _Shares(1 - ratio + itself_GG, 1 - most, 1 - least + itself_GG)
         if metric.compare is rates.pairwise:
-            # A group against itself is no comparison: NaN keeps it out of maxima.
-            itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
             first, other = list(own), list(_Shares.of(metric.events, table_GYC, stddev, z=z, rest=True))

@@ -1010,7 +1010,12 @@ def _report(
     else:
         settings = config.evaluation
         assessment = assess(
-            student, dataset, seed=config.seed, least_cell=settings.least_cell, metrics=settings.metrics
+            student,
+            dataset,
+            seed=config.seed,
+            least_cell=settings.least_cell,
+            metrics=settings.metrics,
+            fair_at=settings.fair_at,
         )
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)
