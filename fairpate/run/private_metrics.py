@@ -47,7 +47,7 @@ from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
 from fairpate.methods.base import Method, NoisySum, Price, Stream, stream_seed
-from fairpate.privacy.accountant import least_noise
+from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import (
     OS_ENTROPY,
     NoiseSource,
@@ -55,7 +55,6 @@ from fairpate.privacy.discrete_gaussian import (
     SeededSource,
     sample_discrete_gaussian,
 )
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
 from fairpate.report.metrics import (
     GAPS,
