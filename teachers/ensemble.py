@@ -157,6 +157,7 @@ def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size:
         return hashlib.blake2b(record_ids[row].encode(), key=key, person=_TRIM, digest_size=16).digest()
 
     def trim(rows: IntArray) -> IntArray:
+        # Sorted back: the hash decides which rows stay, and nothing else.
         return rows if len(rows) <= max_size else np.sort(np.array(sorted(rows.tolist(), key=rank)[:max_size]))
 
     return [trim(rows) for rows in rows_T]
@@ -184,9 +185,11 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
         "seed": spec.seed,
         "standardize": spec.standardize,
         "max_shard_size": spec.max_shard_size,
+        # A teacher's number seeds its weights and its batches.
         "teachers": list(teacher_indices),
         "definition": _DEFINITION,
         "engine": engine,
+        # Another library may round otherwise, and so train other teachers.
         "versions": [__version__, torch.__version__],
     }
     digest = hashlib.blake2b(json.dumps(determined_by, sort_keys=True).encode(), digest_size=16)
@@ -533,6 +536,7 @@ def train_ensemble(
     rows = rows_of_teachers(private, config, seed)
 
     def shards(teachers: tuple[int, ...]) -> list[Shard]:
+        # Cut anew for each use: all shards together would be a second copy of the private records.
         chosen = (torch.from_numpy(rows[teacher]) for teacher in teachers)
         return [Shard(x=private.x[row], y=private.y[row]) for row in chosen]
 

@@ -201,6 +201,7 @@ class Optimizer:
         """Update by the gradients that ``backward`` left, and clear them; a missing one counts as 0."""
         self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], learning_rate)
         for parameter in self._parameters:
+            # Not zeros: the next backward pass then writes the gradient instead of adding to it.
             parameter.grad = None
 
 
@@ -291,6 +292,7 @@ def epoch_batches(
 
 def draw_epoch(x: Tensor, config: FitConfig, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
     """All randomness of one epoch over ``x``: the order (N,), then the augmentation draws or None."""
+    # First, so that the order is the same with augmentation and without.
     order = torch.randperm(len(x), generator=generator)
     if config.augment.is_identity:
         return order, None
@@ -299,6 +301,7 @@ def draw_epoch(x: Tensor, config: FitConfig, generator: torch.Generator) -> tupl
 
 def batch_bounds(num_records: int, batch_size: int) -> list[int]:
     """Return the bounds of an epoch's batches: ``ceil(N / batch_size)`` batches of nearly equal size."""
+    # Nearly equal: the few records of a short last batch would weigh more than all others.
     num_batches = math.ceil(num_records / batch_size)
     return [num_records * batch // max(num_batches, 1) for batch in range(num_batches + 1)]
 
