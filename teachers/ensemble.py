@@ -156,11 +156,11 @@ def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size:
     def rank(row: int) -> bytes:
         return hashlib.blake2b(record_ids[row].encode(), key=key, person=_TRIM, digest_size=16).digest()
 
-    def trim(rows: IntArray) -> IntArray:
-        # Sorted back: the hash decides which rows stay, and nothing else.
-        return rows if len(rows) <= max_size else np.sort(np.array(sorted(rows.tolist(), key=rank)[:max_size]))
-
-    return [trim(rows) for rows in rows_T]
+    # Sorted back: the hash decides which rows stay, and nothing else.
+    return [
+        rows if len(rows) <= max_size else np.sort(np.array(sorted(rows.tolist(), key=rank)[:max_size]))
+        for rows in rows_T
+    ]
 
 
 def shard_rows(teacher_N: IntArray, num_teachers: int) -> list[IntArray]:
@@ -540,16 +540,18 @@ def train_ensemble(
         chosen = (torch.from_numpy(rows[teacher]) for teacher in teachers)
         return [Shard(x=private.x[row], y=private.y[row]) for row in chosen]
 
-    def content_of(teachers: tuple[int, ...]) -> str:
-        return block_name(shards(teachers), spec, teachers, engine)
-
     def given(teachers: tuple[int, ...]) -> Given:
         if read is not None:
             return [rows[teacher] for teacher in teachers]
         return [(shard.x.numpy(), shard.y.numpy()) for shard in shards(teachers)]
 
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
-    blocks, storage = blocks_in(checkpoint_dir, config.num_teachers, size, content_of)
+    blocks, storage = blocks_in(
+        checkpoint_dir,
+        config.num_teachers,
+        size,
+        lambda teachers: block_name(shards(teachers), spec, teachers, engine),
+    )
     lessons = _Lessons(spec=spec, engine=engine, storage=storage, read=read)
     num_diverged = 0
     for block, (weights, diverged) in computed(_train_block, lessons, blocks, storage, given, workers, on_progress):

@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -387,15 +386,6 @@ def said_labels(model: nn.Module, x: Tensor) -> npt.NDArray[np.float32]:
         return probabilities
     said: npt.NDArray[np.float32] = np.eye(probabilities.shape[1], dtype=np.float32)[probabilities.argmax(axis=1)]
     return said
-
-
-def draw_labels(
-    probabilities_NC: npt.NDArray[np.floating[Any]], uniforms_N: npt.NDArray[np.float64]
-) -> npt.NDArray[np.int64]:
-    """One label per record, from numbers uniform on [0, 1); the last class takes what rounding leaves of the mass."""
-    passed_NC = uniforms_N[:, None] >= probabilities_NC.cumsum(axis=1)[:, :-1]
-    drawn: npt.NDArray[np.int64] = passed_NC.sum(axis=1)
-    return drawn
 
 
 def linear_rules(coefficients_RD: npt.ArrayLike, *, input_shape: tuple[int, ...]) -> Mixture:
