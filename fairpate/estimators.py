@@ -903,6 +903,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 seed=config.seed,
                 least_cell=config.evaluation.least_cell,
                 metrics=config.evaluation.metrics,
+                fair_at=config.evaluation.fair_at,
             ),
         )
 

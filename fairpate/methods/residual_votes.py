@@ -399,7 +399,7 @@ class ResidualVotes(RulesOfRecords):
             records = RecordSums.of(ballot, dataset.private, pool)
 
             def noisy_sum(left: Left, event: VoteSums, name: str) -> IntArray:
-                exact_AW = records.total(left, norm=event.norm)
+                exact_AW = records.total(left, norm=int(event.norm))
                 return with_noise(
                     exact_AW,
                     stddev=event.noise_stddev_votes,
@@ -437,7 +437,7 @@ class ResidualVotes(RulesOfRecords):
                 inverse_WW = curvature_inverse(moments_WW, floor=floor)
                 rule_CW = matched_rule(phi_MW, mean_CW, weights_M, ridge=floor / num_records)
             else:
-                exact_WW = records.total(votes_themselves, norm=events[1].norm)
+                exact_WW = records.total(votes_themselves, norm=UNITS**2)
                 spread = events[1].noise_stddev_votes
                 arrays["moments_WW"] = noisy_moments(exact_WW, spread, source, training.noisy_sum)
                 # In proportion to the typical largest eigenvalue of the noise, a public number.

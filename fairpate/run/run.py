@@ -754,7 +754,7 @@ def run_method(
         reporter.note("model", str(run.student))
         if with_graph:
             write_portable(run, student, dataset, reporter)
-        _report(config, dataset, run, student, labels, log, reporter)
+        _report(config, dataset, run, student, labels, log, reporter, noisy_sum)
     return run
 
 
@@ -766,14 +766,16 @@ def make_release(
     load: Callable[[DataConfig], Dataset] = load_data,
     sums: Sums | None = None,
     command: str = "fairpate run",
+    then: Callable[[Method, Dataset, RunDirectory, ReleaseLog], object] = lambda *_: None,
 ) -> RunDirectory:
     """Draw and count only the release of ``config``, for other runs to learn from. Arguments and errors as
-    :func:`run_method`."""
+    :func:`run_method`; ``then`` is called before another process may work in the folder."""
     with _opened(config, reporter, dataset, load=load, command=command) as (opened, dataset, run, log):
         assert isinstance(opened, ReleasingMethod)
         noisy_sum = None if sums is None else sums(run, log)
         # The result is not used: other runs read the release from the folder, where the log keeps it.
         opened.release(replace(_training(opened, dataset, run, reporter, log), noisy_sum=noisy_sum))
+        then(opened, dataset, run, log)
     return run
 
 
@@ -1001,16 +1003,22 @@ def _report(
     labels: Labels | None,
     log: ReleaseLog,
     reporter: Reporter,
+    noisy_sum: NoisySum | None,
 ) -> None:
     """Write metrics, records and pages of a released model."""
     statement = read_statement(run)
     if config.evaluation.metrics == "private":
         with reporter.stage("metrics"):
-            assessment = assess_privately(config, dataset, student, statement, run, log)
+            assessment = assess_privately(config, dataset, student, statement, run, log, noisy_sum)
     else:
         settings = config.evaluation
         assessment = assess(
-            student, dataset, seed=config.seed, least_cell=settings.least_cell, metrics=settings.metrics
+            student,
+            dataset,
+            seed=config.seed,
+            least_cell=settings.least_cell,
+            metrics=settings.metrics,
+            fair_at=settings.fair_at,
         )
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)

@@ -24,7 +24,7 @@ from fairpate.terminal import Reporter
 VALUES: dict[str, Any] = {**SMALL, **TARGET, **QUICK}
 PROTECTING = {
     *("fairpate", "pate", "pate_s_pre", "pate_s_in", "private_knn", "record_votes", "weighted_votes"),
-    *("residual_votes", "ada_ssp"),
+    *("residual_votes", "ada_ssp", "teacher_votes"),
     *("dp_sgd", "fair_dp_sgd", "dp_fermi", "raco_dp"),
 }
 UNPROTECTED = {"sgd", "f_ld", "covariance_constraint"}
