@@ -144,6 +144,8 @@ class Dataset:
     empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name, and so its
     split. ``shared_unit``: the protected unit where private records are at several sites, of which this one may
     have none. ``is_elsewhere``: no site is here, only their coordinator or a rehearsal of what they compute.
+    ``public_persons``: the number of persons behind the public records, also where each record is protected by itself;
+    None where the source names none.
     """
 
     name: str
@@ -166,6 +168,7 @@ class Dataset:
     keeps_names: bool = False
     shared_unit: Unit | None = None
     is_elsewhere: bool = False
+    public_persons: int | None = None
 
     @property
     def unit(self) -> Unit:
