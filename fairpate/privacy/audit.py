@@ -86,8 +86,10 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
     if not correct or not delta:
         return at_least
     # The theorem's term in delta: 2 M delta times the largest P[correct - i <= right < correct] / i.
-    below = np.cumsum(scipy.stats.binom.pmf(np.arange(correct - 1, -1, -1), count, right))
-    slope = float(np.max(below / np.arange(1, correct + 1)))
+    # Ten standard deviations below the mean nothing is left to add, and the quotient only falls.
+    lowest = max(0, math.floor(min(correct, count * right) - 10 * math.sqrt(count * right * (1 - right)) - 10))
+    below = np.cumsum(scipy.stats.binom.pmf(np.arange(correct - 1, lowest - 1, -1), count, right))
+    slope = float(np.max(below / np.arange(1, correct - lowest + 1)))
     return min(1.0, at_least + 2 * guesses.num_canaries * delta * slope)
 
 

@@ -16,6 +16,8 @@ from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gau
 from fairpate.report.records import upper
 
 FORMAT = "fairpate.audit/1"
+SURE = 0.999
+"""The confidence at which a claim counts as refuted."""
 _bound = lru_cache(epsilon_lower_bound)
 
 
@@ -26,12 +28,12 @@ class Outcome:
     guesses: Guesses
     separation: Separation | None = None
 
-    def bounds(self, delta: float) -> tuple[float, ...]:
+    def bounds(self, delta: float, confidence: float = 0.95) -> tuple[float, ...]:
         """The lower bound on epsilon without assumptions, and that for a Gaussian release where it is one."""
-        free = _bound(self.guesses, delta=delta)
+        free = _bound(self.guesses, delta=delta, confidence=confidence)
         if self.separation is None:
             return (free,)
-        return free, gaussian_epsilon(self.separation.mu_lower_bound(), delta)
+        return free, gaussian_epsilon(self.separation.mu_lower_bound(confidence), delta)
 
     def words(self, delta: float) -> str:
         """The bounds as words."""
@@ -90,10 +92,17 @@ class Audit:
     records: str
     releases: tuple[AuditedRelease, ...]
 
+    def proved(self, confidence: float = 0.95) -> float:
+        """The largest lower bound that an attack on the run's releases reached."""
+        return max(max(each.found.bounds(self.delta, confidence)) for each in self.releases)
+
     @property
     def refuted(self) -> bool:
-        """True if a lower bound exceeds the claim."""
-        return any(max(each.found.bounds(self.delta)) > self.epsilon for each in self.releases)
+        """True if a lower bound exceeds the claim beyond chance, at a confidence of 99.9 %.
+
+        Where an attack is nearly ideal, one in twenty of correct releases exceeds it at 95 %.
+        """
+        return self.proved(SURE) > self.epsilon
 
     @property
     def has_power(self) -> bool:
@@ -103,10 +112,14 @@ class Audit:
     @property
     def headline(self) -> str:
         """The result in a sentence."""
-        claimed = epsilon_text(self.epsilon)
-        proved = max(max(each.found.bounds(self.delta)) for each in self.releases)
+        claimed, proved = epsilon_text(self.epsilon), self.proved()
         if self.refuted:
-            return f"The claim is refuted: an attack proves ε ≥ {proved:.2f}, and {claimed} is claimed."
+            return f"The claim is refuted: an attack proves ε ≥ {self.proved(SURE):.2f}, and {claimed} is claimed."
+        if proved > self.epsilon:
+            return (
+                f"Not decided: ε ≥ {proved:.2f} at 95 % confidence is more than the {claimed} that is claimed, and at "
+                "99.9 % it is not; repeat the audit with more canaries."
+            )
         return f"No attack exceeds the claim: ε ≥ {proved:.2f} is proved, and {claimed} is claimed."
 
     @property

@@ -90,6 +90,7 @@ _LOUD = 20.0  # a canary's feature: far beyond every radius and clipping bound
 _COPIES = 3  # records of a canary, where persons are protected
 _MOST_POOL, _MOST_EACH = 1000, 256
 _RECORDS_UNKNOWN = 1000
+_MOST_CANARIES = 2**24
 _EVENTS_ALIKE = 0.01  # noise that is searched again may end at another float
 
 
@@ -144,7 +145,8 @@ def audit_run(
         relation=statement.relation,
         delta=statement.delta,
         epsilon=statement.epsilon,
-        settings=values_digest(config.settings_without()),
+        # As record.json holds them, without infinities.
+        settings=values_digest(strict(config.settings_without())),
         records="private" if on_private else "made",
         releases=tuple(audited),
     )
@@ -176,17 +178,21 @@ def _attacked(
         )
         for factor in (1.0, 2.0)
     )
-    planned, caught = (
-        Outcome(
-            guesses=each.guesses(num_canaries=total, delta=delta),
-            separation=each.separation(num_canaries=total) if shadows.is_gaussian else None,
+
+    def at_best(attack: IdealAttack, count: int) -> Outcome:
+        return Outcome(
+            guesses=attack.guesses(num_canaries=count, delta=delta),
+            separation=attack.separation(num_canaries=count) if shadows.is_gaussian else None,
         )
-        for each in (ideal, of_control)
-    )
-    if max(caught.bounds(delta)) <= statement.epsilon:
+
+    planned = at_best(ideal, total)
+    needed = total
+    while max(at_best(of_control, needed).bounds(delta)) <= statement.epsilon and needed < _MOST_CANARIES:
+        needed *= 2
+    if needed > total:
         raise AuditError(
-            f"--canaries: {total:,} cannot show half the noise: the ideal attack would prove an epsilon of "
-            f"{max(caught.bounds(delta)):.2f} of it, and {statement.epsilon:.2f} is claimed; give {8 * total:,}."
+            f"--canaries: {total:,} are too few: even the ideal attack would not see that half the noise is missing; "
+            f"give {needed:,}."
         )
     reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
 
