@@ -524,7 +524,7 @@ def audit(
     found, page = audit_run(folder, reporter=Reporter(), num_canaries=canaries, on_private=on_private)
     lines = []
     for each in found.releases:
-        kinds = {"this run": each.found, "control with half the noise": each.control}
+        kinds = {"this run": each.found, f"control with {each.noise_words}": each.control}
         lines += [f"{each.title}, {name}: epsilon >= {of.words(found.delta)}" for name, of in kinds.items()]
     return Output(
         facts={**found.to_json(), "page": page},

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from fairpate.pages import epsilon_text, render
+from fairpate.pages import epsilon_text, percent, render
 from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gaussian_epsilon
 from fairpate.report.records import upper
 
@@ -56,7 +56,8 @@ class AuditedRelease:
     """One kind of release of the run under attack.
 
     ``part``: whose records it is of, ``private`` or ``test``. ``planned`` is what the ideal attack finds at the median,
-    ``found`` what this attack found, ``control`` what it found of half the noise. ``canaries_each``: coins per release.
+    ``found`` what this attack found, ``control`` what it found with ``control_noise``, about half, of the noise.
+    ``canaries_each``: coins per release.
     """
 
     part: str
@@ -65,6 +66,7 @@ class AuditedRelease:
     events: tuple[Mapping[str, Any], ...]
     num_releases: int
     canaries_each: int
+    control_noise: float
     planned: Outcome
     found: Outcome
     control: Outcome
@@ -73,6 +75,16 @@ class AuditedRelease:
     def title(self) -> str:
         """The release in words."""
         return f"{upper(self.release)}{' of test records' if self.part == 'test' else ''}"
+
+    @property
+    def noise_words(self) -> str:
+        """The control's noise in words."""
+        return (
+            "half the noise" if abs(self.control_noise - 0.5) < 0.01 else f"{percent(self.control_noise)} of the noise"
+        )
+
+
+_PLAIN = ("part", "release", "attack", "num_releases", "canaries_each", "control_noise")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,22 +137,22 @@ class Audit:
     @property
     def power_words(self) -> str:
         """What the control says of the audit."""
-        proved = min(max(each.control.bounds(self.delta)) for each in self.releases)
+        proved, noise = min((max(each.control.bounds(self.delta)), each.noise_words) for each in self.releases)
         if self.has_power:
             return (
-                f"With half the noise the same attack proves ε ≥ {proved:.2f}, which is more than is claimed: it would "
-                "have found such a fault."
+                f"With {noise} the same attack proves ε ≥ {proved:.2f}, which is more than is claimed: it would have "
+                "found such a fault."
             )
         return (
-            f"With half the noise the same attack proves no more than ε ≥ {proved:.2f}: this audit could not have "
-            "found such a fault. Give more canaries; against some methods no strong attack is known."
+            f"With {noise} the same attack proves no more than ε ≥ {proved:.2f}: this audit could not have found such "
+            "a fault. Give more canaries; against some methods no strong attack is known."
         )
 
     def to_json(self) -> dict[str, Any]:
         """The record, with all bounds and sentences that follow from it."""
         plain = asdict(self)
         plain["releases"] = [
-            {name: getattr(each, name) for name in ("part", "release", "attack", "num_releases", "canaries_each")}
+            {name: getattr(each, name) for name in _PLAIN}
             | {"events": [dict(event) for event in each.events]}
             | {name: getattr(each, name).to_json(self.delta) for name in ("planned", "found", "control")}
             for each in self.releases
@@ -156,7 +168,7 @@ class Audit:
         plain = {name: values[name] for name in cls.__dataclass_fields__ if name != "releases"}
         releases = tuple(
             AuditedRelease(
-                **{name: each[name] for name in ("part", "release", "attack", "num_releases", "canaries_each")},
+                **{name: each[name] for name in _PLAIN},
                 events=tuple(each["events"]),
                 planned=Outcome.from_json(each["planned"]),
                 found=Outcome.from_json(each["found"]),

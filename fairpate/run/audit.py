@@ -40,7 +40,7 @@ from fairpate.config import EMBEDDED_NORM, EmbeddingConfig, RayConfig
 from fairpate.config_reader import values_digest
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split
-from fairpate.data.embedding import Embedding, read_embedding
+from fairpate.data.embedding import Embedding, placed
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import joint_table
 from fairpate.methods.ada_ssp import AdaSsp
@@ -48,7 +48,7 @@ from fairpate.methods.base import Method, PrivateMethod, Trained, Training, coun
 from fairpate.methods.dp_postprocessing import Postprocessing, released_counts
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.pate import GnmaxMethod
-from fairpate.methods.record_votes import UNITS, RecordVotes, WeightedBallot, WeightedVotes
+from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes
 from fairpate.methods.residual_votes import RecordSums, ResidualVotes, indicators, votes_themselves
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.audit import IdealAttack, gaussian_mu, guess, separate
@@ -72,7 +72,7 @@ from fairpate.run.context import (
     write_text,
 )
 from fairpate.run.folder import finished_run
-from fairpate.run.learn import DataRecord, load_for, require_data
+from fairpate.run.learn import DataRecord, load_for, require_data, require_data_by_name
 from fairpate.run.private_metrics import draw_table, lone_predictions
 from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import initial_model
@@ -136,8 +136,7 @@ def audit_run(
     audited = []
     for part in parts:
         shadows, control = make(part), make(part, noise_share=0.5)
-        _require_same_events(statement, part, shadows, factor=1.0)
-        _require_same_events(statement, part, control, factor=0.5)
+        _require_same_events(statement, part, shadows)
         audited.append(_attacked(shadows, control, statement, part, num_canaries, reporter, centred=on_private))
     found = Audit(
         method=config.method,
@@ -221,16 +220,18 @@ def _attacked(
         events=tuple(event_json(event) for event in shadows.events),
         num_releases=num_releases,
         canaries_each=shadows.num_canaries,
+        # Not always half: a little noise on whole numbers has no smooth price, by which the control is planned.
+        control_noise=_noise_of(control.events[0]) / _noise_of(shadows.events[0]),
         planned=planned,
         found=outcome(shadows, "audit"),
         control=outcome(control, "control"),
     )
 
 
-def _require_same_events(statement: PrivacyStatement, part: str, shadows: Shadows, *, factor: float) -> None:
-    """Raise AuditError unless the shadow releases cost what the statement says, at ``factor`` times the noise."""
+def _require_same_events(statement: PrivacyStatement, part: str, shadows: Shadows) -> None:
+    """Raise AuditError unless the events of the shadow releases are those of the statement."""
     stated = statement.events if part == "private" else statement.part_events[part]
-    expected = [event_json(with_noise_share(event_from(event), factor)) for event in stated]
+    expected = [event_json(event_from(event)) for event in stated]
     found = [event_json(event) for event in shadows.events]
 
     def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -248,13 +249,23 @@ def _require_same_events(statement: PrivacyStatement, part: str, shadows: Shadow
         )
 
 
-def with_noise_share(event: Any, factor: float) -> Any:
-    """The event with ``factor`` times the noise on everything that it releases."""
-    scaled = {
-        name: value * factor
+def _noise_of(event: Any) -> float:
+    """The noise of an event, in its own measure."""
+    noise: float = 1 / event.epsilon if isinstance(event, LaplaceReleases) else next(iter(_noises(event).values()))
+    return noise
+
+
+def _noises(event: Any) -> dict[str, float]:
+    return {
+        name: value
         for name, value in vars(event).items()
         if isinstance(value, float) and (name.startswith("noise_") or name.endswith(("_stddev_votes", "_multiplier")))
     }
+
+
+def with_noise_share(event: Any, factor: float) -> Any:
+    """The event with ``factor`` times the noise on everything that it releases."""
+    scaled = {name: value * factor for name, value in _noises(event).items()}
     if isinstance(event, LaplaceReleases):
         scaled["epsilon"] = event.epsilon / factor
     return replace(event, **scaled)
@@ -272,9 +283,10 @@ def shadows_of(
     """The shadow releases of one part of a run, under ``noise_share`` of the noise; AuditError where no attack is
     known."""
     facts = require_data(run)
-    loaded = load_for(run, config.data) if on_private and not facts.given_from_python else None
-    if on_private and loaded is None:
-        raise AuditError(f"{run.root}: the records came from Python and are not here; leave --on-private out.")
+    loaded = None
+    if on_private:
+        require_data_by_name(run)
+        loaded = load_for(run, config.data)
     events = [event_from(event) for event in (statement.events if part == "private" else statement.part_events[part])]
     if part == "test":
         return _metrics(run, facts, with_noise_share(events[0], noise_share), config, loaded)
@@ -363,10 +375,9 @@ def _setting(
     # At the origin: of all records these hide a canary least, and epsilon holds for any.
     others = made(torch.zeros(num_others, *public_x.shape[1:], dtype=public_x.dtype), "made", unit=facts.unit)
     embedding = None
-    if is_embedded:  # canaries are placed in the coordinates themselves, as if it had made them
-        embedding = (
-            read_embedding(run.embedding) if run.embedding.exists() else Embedding.of(public_x, EmbeddingConfig())
-        )
+    if is_embedded:
+        # Canaries are placed in the coordinates themselves: that there is an embedding says so, and it is never asked.
+        embedding = Embedding.of(public_x[:2], EmbeddingConfig(num_components=1, steps=0))
     return Setting(
         dataset=Dataset(
             name=facts.name,
@@ -472,6 +483,9 @@ def _sums(
         kind = "private" if any(isinstance(event, MomentSums) for event in events) else "public"
         own = config.residual_votes.model_copy(update={"curvature": kind})
         config = config.model_copy(update={"residual_votes": own})
+    if loaded is not None and loaded.embedding is None:
+        section: VectorsConfig = getattr(config, config.method)
+        loaded = placed(loaded, Embedding.of(loaded.public.x, section.embedding))
     kept = read_release(run.released)[0].arrays["pool_MW"]
     width = kept.shape[1] - 1
     pool_MD = (
