@@ -9,10 +9,10 @@ releases of disjoint canaries are one mechanism for all of them. At the same num
 prove more than Clopper-Pearson limits of one threshold's two error rates: .53 against .38 of an epsilon of 1 from
 20,000 canaries.
 
-**If the release is Gaussian.** Scores are then normal, and the included ones are shifted by mu standard deviations. The
-t statistic of both samples has a noncentral distribution, which gives a limit for mu, and the trade-off curve of mu
-gives epsilon (Dong, Roth and Su 2022, arXiv 1905.02383). This needs far fewer canaries, and proves nothing where the
-scores are not normal.
+**If scores are Gaussian.** Those of included canaries are shifted by mu standard deviations. The t statistic of both
+samples has a noncentral distribution, which gives a limit for mu, and the trade-off curve of mu gives epsilon (Dong,
+Roth and Su 2022, arXiv 1905.02383). This needs far fewer canaries, and proves nothing where scores are not normal:
+likelihood ratios of Gaussian noise are, and sums over many steps or queries nearly.
 
 Any attacker may be used: a low bound proves nothing, a bound above the claim proves a fault. Scores are made elsewhere.
 
@@ -31,7 +31,7 @@ import scipy
 FloatArray = npt.NDArray[np.float64]
 _LARGEST_EPSILON = 1e3
 _TOLERANCE = 1e-6
-_LARGEST_MU = 100.0
+_LARGEST_MU, _LARGEST_T = 100.0, 1e4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +171,15 @@ class Separation:
 def separate(scores_M: npt.ArrayLike, included_M: npt.ArrayLike) -> Separation:
     """The separation of the scores by the coins. ValueError for fewer than two canaries on a side."""
     scores, included = np.asarray(scores_M, dtype=np.float64), np.asarray(included_M, dtype=bool)
-    found = scipy.stats.ttest_ind(scores[included], scores[~included])
-    return Separation(num_included=int(included.sum()), num_left_out=int((~included).sum()), t=float(found.statistic))
+    inside, outside = scores[included], scores[~included]
+    if min(len(inside), len(outside)) < 2:
+        raise ValueError(f"Expected two canaries or more on both sides, got {len(inside)} and {len(outside)}.")
+    squares = float(((inside - inside.mean()) ** 2).sum() + ((outside - outside.mean()) ** 2).sum())
+    stddev = math.sqrt(squares / (len(scores) - 2) * (1 / len(inside) + 1 / len(outside)))
+    ahead = float(inside.mean() - outside.mean())
+    # Without any spread the sides are apart for certain, or not at all.
+    t = min(max(ahead / stddev, -_LARGEST_T), _LARGEST_T) if stddev else math.copysign(_LARGEST_T, ahead) * bool(ahead)
+    return Separation(num_included=len(inside), num_left_out=len(outside), t=t)
 
 
 @dataclass(frozen=True, kw_only=True)

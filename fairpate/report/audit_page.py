@@ -29,7 +29,7 @@ class Outcome:
     separation: Separation | None = None
 
     def bounds(self, delta: float, confidence: float = 0.95) -> tuple[float, ...]:
-        """The lower bound on epsilon without assumptions, and that for a Gaussian release where it is one."""
+        """The lower bound on epsilon without assumptions, and the one for Gaussian scores where they are."""
         free = _bound(self.guesses, delta=delta, confidence=confidence)
         if self.separation is None:
             return (free,)
@@ -38,7 +38,7 @@ class Outcome:
     def words(self, delta: float) -> str:
         """The bounds as words."""
         free, *gaussian = (f"{bound:.2f}" for bound in self.bounds(delta))
-        return f"{free} without assumptions" + (f", {gaussian[0]} if the release is Gaussian" if gaussian else "")
+        return f"{free} without assumptions" + (f", {gaussian[0]} if scores are Gaussian" if gaussian else "")
 
     def to_json(self, delta: float) -> dict[str, Any]:
         """Counts and bounds as plain values."""

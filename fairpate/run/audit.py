@@ -91,6 +91,7 @@ _COPIES = 3  # records of a canary, where persons are protected
 _MOST_POOL, _MOST_EACH = 1000, 256
 _RECORDS_UNKNOWN = 1000
 _MOST_CANARIES = 2**24
+_MANY = 100  # steps or queries, whose sum is nearly normal
 _EVENTS_ALIKE = 0.01  # noise that is searched again may end at another float
 
 
@@ -103,8 +104,8 @@ class Shadows:
     """Shadow releases of one kind, with their attack.
 
     ``play`` draws one release for the coins (M,) and scores every canary. ``events`` are those of one release.
-    ``is_gaussian``: the scores are normal if the noise is; ``is_pure``: the noise is Laplace. ``attack``: the attack in
-    words.
+    ``is_gaussian``: the scores are normal, or sums of many parts; ``is_pure``: the noise is Laplace. ``attack``: the
+    attack in words.
     """
 
     attack: str
@@ -303,7 +304,7 @@ def shadows_of(
         case GnmaxMethod() if len(events) == 1 and isinstance(events[0], ConfidentGnmaxQueries):
             return _votes(run, facts, config, with_noise_share(events[0], noise_share), on_private=on_private)
         case DpSgdFamily() if all(isinstance(event, PoissonGaussians | PoissonGaussianLaplaces) for event in events):
-            return _models(run, facts, config, events, loaded)
+            return _models(facts, config, events, loaded)
         case Postprocessing() if config.dp_postprocessing.base == "sgd":
             return _counts(facts, config, loaded)
     raise AuditError(
@@ -354,7 +355,6 @@ class Setting:
 
 
 def _setting(
-    run: RunDirectory,
     facts: DataRecord,
     public_x: Tensor,
     canaries: tuple[Tensor, IntArray, IntArray],
@@ -436,7 +436,7 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     if loaded is not None:
         public_x = loaded.public.x
     options: dict[str, Any] = {"num_others": _declared_size(config), "loaded": loaded, "is_embedded": False}
-    nobody = _setting(run, facts, public_x, (public_x[:0], *np.zeros((2, 0), np.int64)), **options)
+    nobody = _setting(facts, public_x, (public_x[:0], *np.zeros((2, 0), np.int64)), **options)
 
     def table_of(dataset: Dataset, **how: Any) -> Released:
         return config.measure(replace(_training(config, dataset), **how))
@@ -447,7 +447,7 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     prototypes, places = np.unique(known.arrays["prototype_M"], return_index=True)
     at_M, row_M = np.repeat(places, num_rows), np.tile(np.arange(num_rows), len(places))
     canaries = (public_x[torch.from_numpy(at_M)], row_M % num_classes, row_M // num_classes)
-    setting = _setting(run, facts, public_x, canaries, **options)
+    setting = _setting(facts, public_x, canaries, **options)
     event: Any = known.events[0]
     added_1M = np.full((1, len(row_M)), 1.0 if isinstance(event, VoteTables) else float(UNITS))
 
@@ -498,9 +498,7 @@ def _sums(
         number_M % len(facts.label_names),
         number_M % len(facts.group_names),
     )
-    setting = _setting(
-        run, facts, public_x, canaries, num_others=_declared_size(config), loaded=loaded, is_embedded=True
-    )
+    setting = _setting(facts, public_x, canaries, num_others=_declared_size(config), loaded=loaded, is_embedded=True)
     whole = config.model_copy(update={"ray": RayConfig(num_actors=0)}) if hasattr(config, "ray") else config
     alone = replace(setting.dataset, private=setting.canaries)
 
@@ -558,9 +556,7 @@ def _sums_and_gains(
     return parts
 
 
-def _models(
-    run: RunDirectory, facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None
-) -> Shadows:
+def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None) -> Shadows:
     """Published models: a canary for each feature, which no other record has."""
     rates = {rate for event in events if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
@@ -576,7 +572,7 @@ def _models(
     canaries = (canary_x, label_M, np.arange(len(number_M)) % len(facts.group_names))
     public_x = torch.zeros(_MOST_EACH, *facts.record_shape, dtype=canary_x.dtype) if loaded is None else loaded.public.x
     setting = _setting(
-        run, facts, public_x, canaries, num_others=max(0, size - len(number_M) // 2), loaded=loaded, is_embedded=False
+        facts, public_x, canaries, num_others=max(0, size - len(number_M) // 2), loaded=loaded, is_embedded=False
     )
     replaced = getattr(events[0], "relation", "") == "replace one"
 
@@ -605,6 +601,7 @@ def _models(
         events=train(setting.with_canaries(np.ones(len(number_M), np.bool_))).events,
         num_canaries=len(number_M),
         play=play,
+        is_gaussian=sum(getattr(event, "count", 0) for event in events) >= _MANY,
     )
 
 
@@ -659,8 +656,7 @@ def _votes(
         events=(event,),
         num_canaries=num_canaries,
         play=play,
-        # A check that may fail, or a label, makes another distribution of the scores.
-        is_gaussian=counted and event.threshold == -math.inf,
+        is_gaussian=(counted and event.threshold == -math.inf) or queries >= _MANY,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,24 @@ from small_runs import QUIET
 
 from aggregator import mechanism
 from fairpate.data import Dataset, Split
+from fairpate.fairness.gate import DemographicParityGate
 from fairpate.methods import dp_postprocessing, record_votes, residual_votes
 from fairpate.methods.base import configured
 from fairpate.nn import private_fit
 from fairpate.nn.per_example import ClippedSum
+from fairpate.privacy.accountant import least_noise
+from fairpate.privacy.audit import epsilon_lower_bound, guess
+from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.privacy.mechanism_events import NeighbourVotes
 from fairpate.report.audit_page import Audit, audit_page
 from fairpate.run import private_metrics
 from fairpate.run.audit import AuditError, audit_run
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.context import RunDirectoryError
 from fairpate.run.run import run_method
+from fairpate.types import GateRule
+from teachers.neighbours import Sampler, blocks_of
+from teachers.ray_pool import LocalNeighbourhood
 
 WIDTH = 40
 LINEAR = {"student": {"model": {"name": "logistic"}}}
@@ -259,3 +268,43 @@ def test_the_page_says_what_the_record_says(runs: Any) -> None:
     text = page.read_text()
     assert found.headline in text and found.power_words in text and "fairpate verify" in text
     assert Audit.from_json(json.loads((page.parent / "audit.json").read_text())) == found
+
+
+@pytest.mark.slow
+def test_neighbours_stay_below_their_claim_and_half_the_noise_is_found() -> None:
+    """Queries of Private-kNN, which the command does not audit: a canary at the query, sampled or not."""
+    rate, queries, others = 0.5, 15_000, 12
+
+    def priced(stddev: float) -> list[NeighbourVotes]:
+        return [NeighbourVotes(count=1, noise_stddev_votes=stddev, sampling_rate=rate)]
+
+    stddev = least_noise(priced, target_epsilon=2.0, target_delta=1e-5, accounting="pld")
+    names = [str(number) for number in range(queries)]
+
+    def scores(is_in: bool, noise: float) -> np.ndarray:
+        places, labels = [1] * others + [0] * is_in, [0] * others + [1] * is_in
+        blocks = blocks_of(np.array(places, np.int32)[:, None], np.array(labels), names[: len(labels)], key=bytes(32))
+        found = LocalNeighbourhood(list(blocks), count=1, sampler=Sampler(rate, int(is_in)))
+        outcomes = mechanism.NearestCounts(
+            sampling_rate=rate,
+            num_neighbours=1,
+            threshold=-math.inf,
+            threshold_stddev_votes=noise,
+            noise_stddev_votes=noise,
+        ).answer(
+            found.nearest(np.zeros((queries, 1), dtype=np.int32), names).counts(2),
+            groups=[0] * queries,
+            keys=names,
+            gate=DemographicParityGate(GateRule(max_disparity=math.inf, min_count=1), num_groups=1, num_classes=2),
+            source=SeededSource(int(is_in)),
+        )
+        shown_Q2 = np.array([outcome.counts for outcome in outcomes])
+        return (shown_Q2[:, 1] - shown_Q2[:, 0]).astype(float)
+
+    def bound(noise: float) -> float:
+        both = np.concatenate([scores(True, noise), scores(False, noise)])
+        guesses = guess(both, np.arange(len(both)) < queries, num_guessed_in=300, num_guessed_out=300)
+        return epsilon_lower_bound(guesses, delta=1e-5)
+
+    right, broken = bound(stddev), bound(stddev / 2)
+    assert 0.2 < right < 2.0 < broken
