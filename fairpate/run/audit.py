@@ -10,8 +10,8 @@ give lower bounds on epsilon (:mod:`fairpate.privacy.audit`).
     teachers' votes   a canary turns its teacher's vote in every query, by a code of its own: the same, or the labels
     SGD family        a canary has a feature of its own: how much the published model raised the odds of its label
 
-Canaries at the origin of the other records' features are the worst case of what is claimed: epsilon holds for any
-records. Many share one release, which is then as large as that of the run.
+The made records lie at the origin of all features and the canaries far from it: of all data sets this one hides a
+canary least, and epsilon must hold for it too. Many canaries share one release, which is as large as that of the run.
 
 **Power.** Before anything is drawn, the bound that the ideal attack on the claim would reach with that many canaries is
 computed. A control repeats the audit for the same method planned with half the noise: an audit that does not find it
@@ -77,7 +77,7 @@ from fairpate.run.private_metrics import draw_table, lone_predictions
 from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, MechanismParameters, PrivacyStatement, UserError, strict
+from fairpate.types import IntArray, MechanismParameters, PrivacyStatement, UsageError, UserError, strict
 from student.student import load_student
 from teachers.ensemble import BlockPool
 
@@ -95,7 +95,7 @@ _MANY = 100  # steps or queries, whose sum is nearly normal
 _EVENTS_ALIKE = 0.01  # noise that is searched again may end at another float
 
 
-class AuditError(UserError):
+class AuditError(UsageError):
     """A run that cannot be audited, or an audit that could prove nothing; the message says why, and the remedy."""
 
 
@@ -222,7 +222,12 @@ def _attacked(
         num_releases=num_releases,
         canaries_each=shadows.num_canaries,
         # Not always half: a little noise on whole numbers has no smooth price, by which the control is planned.
-        control_noise=_noise_of(control.events[0]) / _noise_of(shadows.events[0]),
+        control_noise=min(
+            less[name] / value
+            for of_run, of_control in zip(shadows.events, control.events, strict=True)
+            for less in (_noises(of_control),)
+            for name, value in _noises(of_run).items()
+        ),
         planned=planned,
         found=outcome(shadows, "audit"),
         control=outcome(control, "control"),
@@ -250,26 +255,23 @@ def _require_same_events(statement: PrivacyStatement, part: str, shadows: Shadow
         )
 
 
-def _noise_of(event: Any) -> float:
-    """The noise of an event, in its own measure."""
-    noise: float = 1 / event.epsilon if isinstance(event, LaplaceReleases) else next(iter(_noises(event).values()))
-    return noise
-
-
 def _noises(event: Any) -> dict[str, float]:
+    """The noise of an event, by the names of its fields."""
+    if isinstance(event, LaplaceReleases):
+        return {"epsilon": 1 / event.epsilon}
     return {
         name: value
         for name, value in vars(event).items()
-        if isinstance(value, float) and (name.startswith("noise_") or name.endswith(("_stddev_votes", "_multiplier")))
+        if isinstance(value, float)
+        and (name.startswith("noise_") or name.endswith(("_stddev_votes", "_multiplier", "laplace_scale")))
     }
 
 
 def with_noise_share(event: Any, factor: float) -> Any:
     """The event with ``factor`` times the noise on everything that it releases."""
-    scaled = {name: value * factor for name, value in _noises(event).items()}
     if isinstance(event, LaplaceReleases):
-        scaled["epsilon"] = event.epsilon / factor
-    return replace(event, **scaled)
+        return replace(event, epsilon=event.epsilon / factor)
+    return replace(event, **{name: value * factor for name, value in _noises(event).items()})
 
 
 def shadows_of(
@@ -738,9 +740,9 @@ def _metrics(
     cells_M = bin_N[place_M], group_M, label_M, said_N[place_M]
     others_M = bin_N[place_M], group_M + (moved == "group"), label_M + (moved == "label"), said_N[place_M]
     copies = _COPIES if event.unit == "person" else 1
-    x = student_inputs = tried_x[torch.from_numpy(place_M)]
+    x = tried_x[torch.from_numpy(place_M)]
     canaries = _records(x, label_M, group_M, name="canary", unit=event.unit, copies=copies)
-    moved_ones = _records(student_inputs, others_M[2], others_M[1], name="canary", unit=event.unit, copies=copies)
+    moved_ones = _records(x, others_M[2], others_M[1], name="canary", unit=event.unit, copies=copies)
     base = loaded.test if loaded is not None else canaries.take(range(0))
     sizes: dict[str, Any] = {"num_groups": num_groups, "num_classes": num_classes, "edges": edges}
 
@@ -750,8 +752,10 @@ def _metrics(
         if moved:
             records = _joined(records, moved_ones.take(np.flatnonzero(~rows_N).tolist()))
         table_BGYC = draw_table(student, records, event, OsEntropy(), **sizes).arrays["weights_BGYC"] / event.weight
+        # Of two cells the difference, whose noise is that of both.
         found_M = table_BGYC[cells_M] - (table_BGYC[others_M] - 1 if moved else 0)
-        return _log_ratio(found_M[None], np.full((1, len(found_M)), 2.0 if moved else 1.0), event.noise_stddev_records)
+        added, stddev = (2.0, math.sqrt(2) * event.noise_stddev_records) if moved else (1.0, event.noise_stddev_records)
+        return _log_ratio(found_M[None], np.full((1, len(found_M)), added), stddev)
 
     return Shadows(
         attack="likelihood ratio of the number in the canary's cell",
