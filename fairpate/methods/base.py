@@ -77,9 +77,8 @@ from fairpate.config_reader import (
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.later import torch
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting
+from fairpate.privacy.accountant import Accounting, Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, pool_digest, read_release, require_same_settings
@@ -106,6 +105,7 @@ _OURS = {
     "weighted_votes": "record_votes:WeightedVotes",
     "residual_votes": "residual_votes:ResidualVotes",
     "ada_ssp": "ada_ssp:AdaSsp",
+    "teacher_votes": "teacher_votes:TeacherVotes",
     "sgd": "dp_sgd:Sgd",
     "dp_sgd": "dp_sgd:DpSgd",
     "fair_dp_sgd": "dp_sgd:FairDpSgd",
@@ -306,10 +306,11 @@ def private_randomness(noise: str, seed: int) -> PrivateRandomness:
 class NoisySum(Protocol):
     """Draws noisy sums of tables of whole numbers over several sites; this process holds the table of one site."""
 
-    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum of all sites' tables with noise N_Z(0, stddev^2) on every number, the same at every site.
 
-        ``exact_RW`` is this site's table; ``name`` says which sum of the release it is. All sites ask for the same
+        ``exact_RW`` is this site's table; ``name`` says which sum of the release it is; ``about`` is the file of the
+        model that the table describes, if any: tables of different models do not add up. All sites ask for the same
         sums in the same order.
         """
 
@@ -486,6 +487,13 @@ class Method(Section):
         for a method without votes."""
         return None
 
+    def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:  # noqa: ARG002
+        """Return all events of a training on ``dataset``, if they are known before it, or None.
+
+        Of private records their number alone is read.
+        """
+        return None
+
     def own_dataset(self) -> Dataset | None:
         """The data set that comes with the configuration itself; None: the one that ``data`` names."""
         return None
@@ -633,7 +641,7 @@ class ReleasingMethod(PrivateMethod):
     def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> Released:
         """The release where ``noisy_sum`` answers for all private records: those of ``dataset`` are not read."""
         training = Training(
-            dataset=replace(dataset, private=dataset.private.take(range(0))),
+            dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
             model=torch.nn.Identity(),
             run=RunDirectory(root=Path()),
             reporter=Reporter(quiet=True),
@@ -641,6 +649,12 @@ class ReleasingMethod(PrivateMethod):
             noisy_sum=noisy_sum,
         )
         return self.measure(training)
+
+    def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
+        """Return the events of the release, rehearsed without a private record."""
+        events = self.rehearse(dataset, lambda exact_RW, **_: np.zeros_like(exact_RW)).events
+        # Without records, persons are not known either.
+        return tuple(of_unit(event, dataset.unit) for event in events)
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Train the model from the release and from public records."""

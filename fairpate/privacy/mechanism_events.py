@@ -26,16 +26,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import DEFAULT_ORDERS, FloatArray, event_pld, event_rdp
-from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
-from fairpate.privacy.events import (
+from fairpate.privacy.accountant import (
+    DEFAULT_ORDERS,
     ConfidentGnmaxQueries,
     ConfidentGnmaxVotes,
     CountedEvent,
     Event,
+    FloatArray,
     TeacherEvent,
+    event_pld,
+    event_rdp,
     of_unit,
 )
+from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
 from fairpate.privacy.loss_distributions import (
     UNIT,
     GaussianAndLaplace,
@@ -47,6 +50,7 @@ from fairpate.privacy.loss_distributions import (
     poisson_gaussians,
     repeated,
 )
+from fairpate.privacy.secret_trials import SecretTrials
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Relation, Unit, worded
 
@@ -203,7 +207,8 @@ class VoteTables(_RecordsVote):
 
 @dataclass(frozen=True, kw_only=True)
 class VoteSums(_RecordsVote):
-    """``count`` tables of sums with noise on every cell; a unit adds whole numbers of L2 norm at most ``norm``.
+    """``count`` tables of sums with noise on every cell; a unit adds, or changes by, whole numbers of L2 norm at most
+    ``norm``.
 
     A vector's loss is a sum over as many lattices as it has lengths, and is bounded by that of a continuous Gaussian
     instead. Noise N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an
@@ -214,7 +219,7 @@ class VoteSums(_RecordsVote):
     """
 
     noun: ClassVar[str] = "noisy table of weighted votes"
-    norm: int = 1
+    norm: float = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,11 +269,16 @@ class PredictionTables(CountedEvent):
     relation: Relation = "add or remove one"
 
     @property
+    def noise_stddev_weights(self) -> float:
+        """The standard deviation of the noise on each whole number of the table."""
+        return self.noise_stddev_records * self.weight
+
+    @property
     def as_sums(self) -> VoteSums:
         """The event of weighted votes that has the same cost."""
         # Rounded up to the whole number that the field takes: a larger norm only costs more.
         norm = self.weight if self.relation == "add or remove one" else math.ceil(math.sqrt(2) * self.weight)
-        return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_records * self.weight, norm=norm)
+        return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_weights, norm=norm)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -457,7 +467,10 @@ def event_json(event: Event) -> dict[str, Any]:
     # What is stored ends in statements and the odometer, where votes must never get.
     if event.data_dependent:
         raise ValueError(f"{type(event).__name__} depends on private votes and is not to be stored.")
-    return worded({"kind": type(event).__name__, "noun": event.noun, **asdict(event)})  # type: ignore[call-overload]
+    values = {"kind": type(event).__name__, "noun": event.noun, **asdict(event)}  # type: ignore[call-overload]
+    if isinstance(event, SecretTrials):
+        values["trials"] = [list(map(event_json, events)) for events in event.trials]
+    return worded(values)
 
 
 def event_from(values: Mapping[str, Any]) -> Event:
@@ -465,14 +478,15 @@ def event_from(values: Mapping[str, Any]) -> Event:
     kinds = accountant.event_kinds()
     if values.get("kind") not in kinds:
         raise ValueError(f"unknown event {values.get('kind')}; use the version that wrote it.")
-    event: Event = kinds[values["kind"]](
-        **{
-            # JSON has no infinite numbers: they are stored as text.
-            name: float(value) if value in ("inf", "-inf") else value
-            for name, value in values.items()
-            if name not in ("kind", "noun")
-        }
-    )
+    # JSON has no infinite numbers: they are stored as text.
+    fields: dict[str, Any] = {
+        name: float(value) if value in ("inf", "-inf") else value
+        for name, value in values.items()
+        if name not in ("kind", "noun")
+    }
+    if "trials" in fields:
+        fields["trials"] = tuple(tuple(map(event_from, events)) for events in fields["trials"])
+    event: Event = kinds[values["kind"]](**fields)
     return event
 
 

@@ -92,7 +92,8 @@ class Audit:
     """An audit of the claim ``epsilon`` at ``delta`` for ``unit`` and ``relation``.
 
     ``settings``: the digest of the settings that were audited. ``records``: whether the records beside the canaries
-    were ``made`` or the ``private`` ones, which must not be published.
+    were ``made`` or the ``private`` ones, which must not be published. ``not_attacked`` names what the statement also
+    covers.
     """
 
     method: str
@@ -102,6 +103,7 @@ class Audit:
     epsilon: float
     settings: str
     records: str
+    not_attacked: tuple[str, ...]
     releases: tuple[AuditedRelease, ...]
 
     def proved(self, confidence: float = 0.95) -> float:
@@ -166,6 +168,7 @@ class Audit:
         if values["format"] != FORMAT:
             raise ValueError(f"audit.json: expected format {FORMAT}, got {values['format']!r}.")
         plain = {name: values[name] for name in cls.__dataclass_fields__ if name != "releases"}
+        plain["not_attacked"] = tuple(plain["not_attacked"])
         releases = tuple(
             AuditedRelease(
                 **{name: each[name] for name in _PLAIN},

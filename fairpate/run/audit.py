@@ -51,9 +51,9 @@ from fairpate.methods.pate import GnmaxMethod
 from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes
 from fairpate.methods.residual_votes import RecordSums, ResidualVotes, indicators, votes_themselves
 from fairpate.nn.models import scale_bytes
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, PoissonGaussians
 from fairpate.privacy.audit import IdealAttack, gaussian_mu, guess, separate
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
-from fairpate.privacy.events import ConfidentGnmaxQueries, Event, PoissonGaussians
 from fairpate.privacy.laplace import LaplaceReleases
 from fairpate.privacy.mechanism_events import (
     MomentSums,
@@ -148,6 +148,7 @@ def audit_run(
         # As record.json holds them, without infinities.
         settings=values_digest(strict(config.settings_without())),
         records="private" if on_private else "made",
+        not_attacked=("the choice of settings by validation records",) if "validation" in statement.part_events else (),
         releases=tuple(audited),
     )
     folder = run.private if on_private else run.public
@@ -541,7 +542,7 @@ def _sums_and_gains(
 
     # The method again, of the canaries alone: asked for a noisy sum it is given the one that was released, so that
     # every later sum is computed from the rule that was.
-    def shown(exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+    def shown(exact_RW: IntArray, *, stddev: float, name: str, **_: Any) -> IntArray:
         match name.split():
             case ["moments"]:
                 found = np.triu(arrays["moments_WW"], 1)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairpate.privacy.accountant import epsilon
+from fairpate.privacy.accountant import PoissonGaussians, epsilon
 from fairpate.privacy.audit import (
     Guesses,
     IdealAttack,
@@ -22,7 +22,6 @@ from fairpate.privacy.audit import (
     p_value,
     separate,
 )
-from fairpate.privacy.events import PoissonGaussians
 
 
 def all_guessed(num_canaries: int, num_correct: int) -> Guesses:
