@@ -88,6 +88,10 @@ class RunDirectory:
     """The noisy table of test records from which private metrics are estimated."""
     choice = PathIn("public", "choice.safetensors")
     """The choice of these settings among several, if it was made by a private mechanism."""
+    audit = PathIn("public", "audit.json")
+    """Lower bounds on epsilon from attacks on shadow releases."""
+    audit_page = PathIn("public", "audit.html")
+    """The same as a page."""
     private_population = PathIn("public", "private_population.json")
     """How the student treats the groups of private records, estimated from the release."""
     card = PathIn("public", "card.json")
