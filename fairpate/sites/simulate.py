@@ -91,7 +91,9 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
     """The rows of a declared table by part, as text, and its declaration without the parts that are about files."""
     table, entry = read_declaration(path), entry_for(data)
     found: dict[str, list[pa.Table]] = {}
-    for part, _, rows in rows_of(table, request_of(data, entry), table.files.parts):
+    # With all columns: one that is no feature may say where a record belongs.
+    whole = table.model_copy(update={"identity": table.identity.model_copy(update={"by_text": True})})
+    for part, _, rows in rows_of(whole, request_of(data, entry), table.files.parts):
         for rule in table.keep:
             rows = rows.filter(pc.invert(pc.is_in(text_of(rows[rule.column]), pa.array(rule.other_than, pa.string()))))
         found.setdefault(part, []).append(rows)
