@@ -3,6 +3,7 @@
 from fairpate.data import Dataset as Dataset
 from fairpate.data import load_data as load_data
 from fairpate.estimators import FairClassifier as FairClassifier
+from fairpate.estimators import FairSearchCV as FairSearchCV
 from fairpate.methods.base import Method as Method
 from fairpate.methods.base import PrivateMethod as PrivateMethod
 from fairpate.methods.base import Trained as Trained
@@ -15,6 +16,7 @@ from fairpate.report.frontier import by_panel as by_panel
 from fairpate.report.frontier import frontier as frontier
 from fairpate.report.frontier import points_of as points_of
 from fairpate.report.frontier import select as select
+from fairpate.run.assess import assess_predictions as assess_predictions
 from fairpate.run.compare import compare_methods as compare_methods
 from fairpate.run.context import RunDirectory as RunDirectory
 from fairpate.run.context import read_statement as read_statement

@@ -238,8 +238,8 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
     section[field] = value
 
 
-# Where a run happens, and what its pages name, does not change what it computes; a file of weights is identified by its
-# checksum.
+# Where a run happens, and what its pages name or call fair, does not change what it computes; a file of weights is
+# identified by its checksum.
 _PLACES = (
     "out",
     "names_earlier",
@@ -250,6 +250,7 @@ _PLACES = (
     "teachers.engine",
     "teachers.block_size",
     "teachers.model.weights.path",
+    "evaluation.fair_at",
     "votes.path",
     "votes.test",
     "votes.label",
@@ -284,7 +285,7 @@ def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]
     """Return ``values`` without the settings that do not affect what ``config`` computes."""
     kept = _without(values, (*_PLACES, *config.unread))
     # Left out at their defaults, so that runs from before they could be set keep their digests.
-    if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json"):
+    if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
         del kept["evaluation"]
     elif kept.get("evaluation", {}).get("metrics") == "outside":
         kept = _without(kept, ("evaluation.metrics", "evaluation.score_edges"))

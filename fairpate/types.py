@@ -46,12 +46,32 @@ NotionName = Literal[
     "equalized_odds",
     "equal_opportunity",
     "accuracy_parity",
+    "impact_ratio",
     "false_negative_rate",
     "false_positive_rate",
     "false_discovery_rate",
 ]
 """Notions of fairness; `fairpate.fairness.rates` says what they are."""
 DEFAULT_NOTION: NotionName = "demographic_parity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FairRule:
+    """The user's threshold: a model is called fair while the value of ``notion`` is at most ``limit``.
+
+    ``limit`` is above 0 and at most 1. ValueError for another limit.
+    """
+
+    notion: NotionName = DEFAULT_NOTION
+    limit: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.limit <= 1:
+            raise ValueError(f"fair_at: expected a limit above 0 and at most 1, got {self.limit}.")
+
+
+FOUR_FIFTHS = FairRule(notion="impact_ratio", limit=0.2)
+"""Every group is selected at a rate of at least four fifths of the highest group's (29 CFR 1607.4 D)."""
 MetricsKind = Literal["outside", "public", "private"]
 """Whether metrics are outside every guarantee, of public test records, or estimated from a private release."""
 Relation = Literal["add or remove one", "replace one"]
@@ -75,12 +95,28 @@ IN_PARALLEL = (
 )
 """Remark of a statement that covers metrics of test records."""
 
+_NOT_COVERED = (
+    "It does not cover how the list was made, nor the defaults of this package, which were compared on the test "
+    "records of data sets that it knows."
+)
 CHOSEN = (
     "The settings were chosen among several that were fixed beforehand, by the exponential mechanism on validation "
-    "records, which nothing else read; ε covers this choice. It does not cover how the list was made, nor the defaults "
-    "of this package, which were compared on the test records of data sets that it knows."
+    f"records, which nothing else read; ε covers this choice. {_NOT_COVERED}"
 )
-"""Remark of a statement that covers a choice of settings."""
+"""Remark of a statement that covers a choice of settings among models of one release."""
+
+TRIED = (
+    "The settings are those of the best of a secret random number of trials. Each trial drew its settings from a list "
+    "that was fixed beforehand, and was private together with its score on validation records, which nothing else "
+    f"read; ε covers all trials and the choice. {_NOT_COVERED}"
+)
+"""Remark of a statement that covers a choice of settings among trainings."""
+
+TESTED_DEFAULTS = (
+    "The defaults of this package were compared on the test records of {}, so on them no choice of settings is "
+    "accounted for."
+)
+"""Remark of a statement that covers a choice of settings on a data set that this package knows."""
 
 READING_TELLS = (
     "Whether the records could be read is not covered: a value that was not declared, a class or group without a "

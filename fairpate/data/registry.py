@@ -70,7 +70,7 @@ from fairpate.data.declaration import (
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import as_names
 from fairpate.data.loans import applications
-from fairpate.data.published_pictures import LOADERS, pictures_entry
+from fairpate.data.pictures import LOADERS, pictures_entry
 from fairpate.data.tables import COMMAS, DATES, TYPED_SUFFIXES, TableFaults, column_names, read_batches, text_of
 from fairpate.later import torch
 from fairpate.types import Unit

@@ -51,7 +51,7 @@ from fairpate.methods.residual_votes import (
     symmetric_noise,
     votes_themselves,
 )
-from fairpate.privacy.events import of_unit
+from fairpate.privacy.accountant import of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
 from fairpate.types import IntArray

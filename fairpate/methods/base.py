@@ -77,9 +77,8 @@ from fairpate.config_reader import (
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.later import torch
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting
+from fairpate.privacy.accountant import Accounting, Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, pool_digest, read_release, require_same_settings
@@ -488,6 +487,13 @@ class Method(Section):
         for a method without votes."""
         return None
 
+    def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:  # noqa: ARG002
+        """Return all events of a training on ``dataset``, if they are known before it, or None.
+
+        Of private records their number alone is read.
+        """
+        return None
+
     def own_dataset(self) -> Dataset | None:
         """The data set that comes with the configuration itself; None: the one that ``data`` names."""
         return None
@@ -643,6 +649,12 @@ class ReleasingMethod(PrivateMethod):
             noisy_sum=noisy_sum,
         )
         return self.measure(training)
+
+    def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
+        """Return the events of the release, rehearsed without a private record."""
+        events = self.rehearse(dataset, lambda exact_RW, **_: np.zeros_like(exact_RW)).events
+        # Without records, persons are not known either.
+        return tuple(of_unit(event, dataset.unit) for event in events)
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Train the model from the release and from public records."""

@@ -91,8 +91,8 @@ from fairpate.methods.base import (
 from fairpate.methods.label_queries import fit_student, passing
 from fairpate.nn.fit import public_penalty
 from fairpate.nn.models import build_architecture
+from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
 from fairpate.run.release_log import Released

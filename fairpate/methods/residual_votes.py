@@ -61,8 +61,8 @@ from fairpate.methods.record_votes import (
     rule_network,
     with_noise,
 )
+from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
-from fairpate.privacy.events import of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
 from fairpate.types import IntArray
@@ -388,6 +388,10 @@ class ResidualVotes(RulesOfRecords):
         # The larger noise serves both, because the sums are released before the curvature is chosen.
         return of_plan(chosen) if chosen else max(of_plan("public"), of_plan("private"))
 
+    def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
+        """Return None where released sums decide how many more releases there are."""
+        return None if self.residual_votes.curvature is None else super().planned_events(dataset)
+
     def measure(self, training: Training) -> Released:
         """Release sums, second moments if the curvature is private, and residuals; each release may depend on earlier
         ones."""
@@ -413,7 +417,15 @@ class ResidualVotes(RulesOfRecords):
             # The constant's column counts records, under the same noise: the real number is never read.
             num_records = max(float(sums_CW[:, 0].sum()) / ONE_RECORD, 1.0)
             # From the noisy number of records and public facts alone: the choice is post-processing.
-            curvature = settings.curvature or _curvature_for(noise, num_records, pool_MW.shape)
+            curvature = settings.curvature
+            if curvature is None:
+                num_public, width = pool_MW.shape
+                # The noise of private moments: W^2 numbers of half the variance. Features have norm one at most, so
+                # the moments of M public records, counted as n, err by about n / sqrt(M). Those of fewer records than
+                # numbers of a vote are singular.
+                error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / math.sqrt(2)
+                is_private = num_public < width or error < num_records / math.sqrt(num_public) / 2
+                curvature = "private" if is_private else "public"
             events = settings.events(noise, curvature)
             arrays: dict[str, npt.NDArray[Any]] = {"pool_MW": pool_MW, "sums_CW": sums_CW}
             found_CW, stddev = sums_CW / UNITS, sums.noise_stddev_votes / UNITS
@@ -463,19 +475,6 @@ class ResidualVotes(RulesOfRecords):
         )
         remark = f"{chosen} moments are {moments}, and that the model is {model}."
         return replace(trained, remarks=(remark,))
-
-
-def _curvature_for(noise: float, num_records: float, shape: tuple[int, ...]) -> Curvature:
-    """Choose the private curvature if public records are fewer than a vote's numbers, or if the Frobenius norm of its
-    noise is below half the sampling error of the pool's moments, else the public one."""
-    num_public, width = shape
-    # The moments of fewer records are singular.
-    if num_public < width:
-        return "private"
-    # The noise: W^2 numbers of half the variance. Features have norm one at most, so that the moments of M public
-    # records, counted as n, err by about n / sqrt(M).
-    error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / math.sqrt(2)
-    return "private" if error < num_records / math.sqrt(num_public) / 2 else "public"
 
 
 def _noise(shape: tuple[int, ...], stddev: float, source: NoiseSource, name: str) -> IntArray:

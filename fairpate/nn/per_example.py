@@ -38,10 +38,9 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -104,17 +103,24 @@ WeightedSums = list[tuple[Tensor, Tensor]]
 Gradients = Callable[[nn.Module, Tensor, Tensor], list[Tensor]]
 
 
-class LayerGradient(Protocol):
-    """The gradients of B records with respect to one layer's parameters."""
+class PerRecordGradients(Protocol):
+    """The gradients of B records with respect to some parameters, of which clipping needs norms and weighted sums."""
 
     def squared_norms(self) -> Tensor:
-        """Squared L2 norm per record over the layer's trainable parameters, ``float64`` of shape (B,)."""
+        """Squared L2 norm per record over the trainable parameters, ``float64`` of shape (B,)."""
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
         """For each trainable parameter, the sum over records of weight times gradient."""
 
+
+class LayerGradient(PerRecordGradients, Protocol):
+    """The gradients of B records with respect to one layer's parameters."""
+
     def per_record(self) -> WeightedSums:
         """For each trainable parameter, the gradient of every record, shape (B, P)."""
+
+    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
+        """Inner product of every record's gradient with ``shift``, which has a tensor for each parameter's id: (B,)."""
 
 
 def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
@@ -149,6 +155,15 @@ class _Dense:
         weight_BOI = self._gradient_BO[:, :, None] * self._input_BI[:, None, :]
         return _trainable((self._layer.weight, weight_BOI.flatten(1)), (self._layer.bias, self._gradient_BO))
 
+    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
+        total_B = self._gradient_BO.new_zeros(len(self._gradient_BO))
+        if self._layer.weight.requires_grad:
+            # <g a', R> = g' R a
+            total_B += ((self._gradient_BO @ shift[id(self._layer.weight)]) * self._input_BI).sum(dim=1)
+        if self._trains_bias:
+            total_B += self._gradient_BO @ shift[id(self._layer.bias)]
+        return total_B
+
 
 def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     linear = cast("nn.Linear", layer)
@@ -174,6 +189,9 @@ class _Formed:
 
     def per_record(self) -> WeightedSums:
         return self._gradients
+
+    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
+        return sum((values @ shift[id(p)].flatten() for p, values in self._gradients), start=torch.zeros(()))
 
 
 class _Convolution:
@@ -234,6 +252,9 @@ class _Convolution:
         weight = self._weight.reshape(-1, outputs, height, width, inputs).permute(0, 1, 4, 2, 3).flatten(1)
         return [*_trainable((self._layer.weight, weight)), *self._bias.per_record()]
 
+    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
+        return _Formed(*self.per_record()).products(shift)
+
 
 def squared_norms(values_BP: Tensor) -> Tensor:
     """Squared L2 norm of every row, ``float64`` of shape (B,)."""
@@ -293,18 +314,6 @@ def unknown_module(model: nn.Module) -> str | None:
         # A parameter that the model has twice has the sum of two gradients; the norm of either is not the sum's.
         seen.update(map(id, own))
     return None
-
-
-def refuse_statistics(model: nn.Module) -> None:
-    """Raise ValueError for a layer that computes with statistics of a batch, or keeps some of all records it has
-    seen."""
-    for name, module in model.named_modules():
-        keeps = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
-        if keeps or isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(
-                f"{_described(name, module)} mixes the records of a batch: it normalises by their statistics, or keeps "
-                "them, so no record has a gradient of its own; use GroupNorm or LayerNorm."
-            )
 
 
 def _is_known(module: nn.Module) -> bool:
@@ -625,7 +634,13 @@ class GradientClipper:
         if not clip_norm > 0:
             raise ValueError(f"Expected clip_norm > 0, got {clip_norm}.")
         # With any engine: running statistics would keep private records in the model, without noise.
-        refuse_statistics(model)
+        for name, module in model.named_modules():
+            keeps = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+            if keeps or isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise ValueError(
+                    f"{_described(name, module)} mixes the records of a batch: it normalises by their statistics, or "
+                    "keeps them, so no record has a gradient of its own; use GroupNorm or LayerNorm."
+                )
         unknown = unknown_module(model)
         if engine == "book_keeping" and unknown is not None:
             raise ValueError(
@@ -688,14 +703,17 @@ class GradientClipper:
         return self._clipped(lambda kept: [_Formed(*zip(self._trained, kept(*rows), strict=True))])
 
     @torch.no_grad()
-    def _clipped(self, formed: Callable[[Callable[..., list[Tensor]]], list[LayerGradient]]) -> ClippedSum:
+    def _clipped(self, formed: Callable[[Callable[..., list[Tensor]]], Sequence[PerRecordGradients]]) -> ClippedSum:
         """The clipped sum of the gradients that ``formed(kept)`` gives, ``kept`` applied to what they are made of."""
         layers = formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())
         is_counted_B = self._is_counted(squared_norms_B)
         if is_counted_B is not None:
             # Formed again from zeros: a weight of 0 would not remove what is not finite from a sum.
-            layers = formed(partial(_only, is_counted_B))
+            left_out_B = ~is_counted_B
+            layers = formed(
+                lambda *values: [each.masked_fill(left_out_B.view(-1, *[1] * (each.ndim - 1)), 0) for each in values]
+            )
         factors_B = self._clip_factors(squared_norms_B, is_counted_B)
         sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
         # A layer that the outputs do not depend on made no call: its gradient is 0.
@@ -808,11 +826,6 @@ class GradientClipper:
             # Not a product: 0 times what is not finite is NaN.
             factors_B = factors_B.where(is_counted_B, 0)
         return factors_B.to(self._trained[0].dtype)
-
-
-def _only(is_counted_B: Tensor, *values: Tensor) -> list[Tensor]:
-    """The tensors (B, ...) with zeros for all records outside of the mask, even if their values are NaN."""
-    return [each.masked_fill(~is_counted_B.view(-1, *[1] * (each.ndim - 1)), 0) for each in values]
 
 
 def _check_losses(losses_B: Tensor, num_records: int) -> None:

@@ -26,16 +26,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import DEFAULT_ORDERS, FloatArray, event_pld, event_rdp
-from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
-from fairpate.privacy.events import (
+from fairpate.privacy.accountant import (
+    DEFAULT_ORDERS,
     ConfidentGnmaxQueries,
     ConfidentGnmaxVotes,
     CountedEvent,
     Event,
+    FloatArray,
     TeacherEvent,
+    event_pld,
+    event_rdp,
     of_unit,
 )
+from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
 from fairpate.privacy.loss_distributions import (
     UNIT,
     GaussianAndLaplace,
@@ -47,6 +50,7 @@ from fairpate.privacy.loss_distributions import (
     poisson_gaussians,
     repeated,
 )
+from fairpate.privacy.secret_trials import SecretTrials
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Relation, Unit, worded
 
@@ -463,7 +467,10 @@ def event_json(event: Event) -> dict[str, Any]:
     # What is stored ends in statements and the odometer, where votes must never get.
     if event.data_dependent:
         raise ValueError(f"{type(event).__name__} depends on private votes and is not to be stored.")
-    return worded({"kind": type(event).__name__, "noun": event.noun, **asdict(event)})  # type: ignore[call-overload]
+    values = {"kind": type(event).__name__, "noun": event.noun, **asdict(event)}  # type: ignore[call-overload]
+    if isinstance(event, SecretTrials):
+        values["trials"] = [list(map(event_json, events)) for events in event.trials]
+    return worded(values)
 
 
 def event_from(values: Mapping[str, Any]) -> Event:
@@ -471,14 +478,15 @@ def event_from(values: Mapping[str, Any]) -> Event:
     kinds = accountant.event_kinds()
     if values.get("kind") not in kinds:
         raise ValueError(f"unknown event {values.get('kind')}; use the version that wrote it.")
-    event: Event = kinds[values["kind"]](
-        **{
-            # JSON has no infinite numbers: they are stored as text.
-            name: float(value) if value in ("inf", "-inf") else value
-            for name, value in values.items()
-            if name not in ("kind", "noun")
-        }
-    )
+    # JSON has no infinite numbers: they are stored as text.
+    fields: dict[str, Any] = {
+        name: float(value) if value in ("inf", "-inf") else value
+        for name, value in values.items()
+        if name not in ("kind", "noun")
+    }
+    if "trials" in fields:
+        fields["trials"] = tuple(tuple(map(event_from, events)) for events in fields["trials"])
+    event: Event = kinds[values["kind"]](**fields)
     return event
 
 

@@ -30,7 +30,14 @@ from fairpate.run.context import LOCK, RunDirectory, RunFolderError, changed_fie
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
-_TESTED_BY = ("votes.test", "votes.label", "evaluation.least_cell")  # they measure a model and do not change it
+# They measure a model and do not change it.
+_TESTED_BY = (
+    "votes.test",
+    "votes.label",
+    "evaluation.least_cell",
+    "evaluation.fair_at.notion",
+    "evaluation.fair_at.limit",
+)
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 
 

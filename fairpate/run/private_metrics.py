@@ -47,7 +47,7 @@ from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
 from fairpate.methods.base import Method, NoisySum, Price, Stream, stream_seed
-from fairpate.privacy.accountant import least_noise
+from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import (
     OS_ENTROPY,
     NoiseSource,
@@ -55,7 +55,6 @@ from fairpate.privacy.discrete_gaussian import (
     SeededSource,
     sample_discrete_gaussian,
 )
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
 from fairpate.report.metrics import (
     GAPS,
@@ -261,6 +260,7 @@ def assess_privately(
         noisy_sum=noisy_sum,
     )
     measured = evaluation_of(released, group_names=dataset.group_names, class_names=dataset.label_names)
+    measured = replace(measured, fair_at=config.evaluation.fair_at)
     everybody = np.ones(len(dataset.test), np.bool_)  # for the operator's comparison alone
     if student.card.idp3 is None:
         return Assessment(evaluations={"student": measured}, measured_N=everybody)
@@ -376,16 +376,10 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     """Return each group's share of one prediction over the largest share of any group; NaN unless two are known."""
 
     def ends(z: float) -> FloatArray:
-        value_G, low_G, high_G = (
-            np.maximum(each[event], _LEAST_SHARE) for each in _Shares.of(rates.predicted, table_GYC, stddev, z=z)
-        )
-        ratio_GG = value_G[:, None] / value_G
-        # MOVER in logarithms: the low end joins the low end of a share and the high end of the other.
-        down_GG = np.hypot(np.log(value_G / low_G)[:, None], np.log(high_G / value_G))
-        up_GG = np.hypot(np.log(high_G / value_G)[:, None], np.log(value_G / low_G))
-        ends_3GG = np.stack([ratio_GG, ratio_GG * np.exp(-down_GG), ratio_GG * np.exp(up_GG)])
+        shares = _Shares.of(rates.predicted, table_GYC, stddev, z=z)
+        ends_3GG = np.stack([each[event] for each in _ratios(shares)])
         # A writable view of the diagonals: the ratio of a group to itself is 1 without any error.
-        np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(value_G)] = 1.0
+        np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(shares.value_EG[event])] = 1.0
         return ends_3GG
 
     found_3GG = ends(_deviations(1))
@@ -398,6 +392,24 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     # The least of several low ends holds only if all of them hold together (Bonferroni).
     low_G = np.fmin.reduce(ends(_deviations(num_known - 1))[1], axis=1)
     return _Shares(value_G[None], low_G[None], high_G[None])
+
+
+def selections(table_GYC: FloatArray, stddev: float, event: int) -> tuple[FloatArray, FloatArray]:
+    """Return each group's share of one prediction, and its impact ratio: (3, G) each, the value and its interval."""
+    shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations(1))
+    ratios = impact_ratios(table_GYC, stddev, event)
+    return np.stack([each[event] for each in shares]), np.stack([each[0] for each in ratios])
+
+
+def _ratios(shares: _Shares) -> _Shares:
+    """Return the share of each group over that of each other one, (E, G, G), with its interval."""
+    value, low, high = (np.maximum(each, _LEAST_SHARE) for each in shares)
+    ratio = value[..., :, None] / value[..., None, :]
+    # MOVER in logarithms: the low end joins the low end of a share and the high end of the other.
+    below, above = np.log(value / low), np.log(high / value)
+    down = np.hypot(below[..., :, None], above[..., None, :])
+    up = np.hypot(above[..., :, None], below[..., None, :])
+    return _Shares(ratio, ratio * np.exp(-down), ratio * np.exp(up))
 
 
 def _together(table_GYC: FloatArray, stddev: float) -> tuple[FloatArray, float]:
@@ -469,9 +481,12 @@ def gap_of(
         own = _Shares.of(metric.events, table_GYC, stddev, z=z)
         if metric.compare is rates.level:
             return own
+        # A group against itself is no comparison: NaN keeps it out of maxima.
+        itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
+        if metric.compare is rates.below_other:
+            ratio, least, most = _ratios(own)
+            return _Shares(1 - ratio + itself_GG, 1 - most, 1 - least + itself_GG)
         if metric.compare is rates.pairwise:
-            # A group against itself is no comparison: NaN keeps it out of maxima.
-            itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
             first, other = list(own), list(_Shares.of(metric.events, table_GYC, stddev, z=z, rest=True))
@@ -487,8 +502,8 @@ def gap_of(
             value, low, high = np.abs(value) * others_EG, near * others_EG, far * others_EG
         return _Shares(value, low, high)
 
-    found = metric.events(table_GYC)
-    value = ends(_deviations(1)).value_EG
+    found, alone = metric.events(table_GYC), ends(_deviations(1))
+    value = alone.value_EG
     known = ~np.isnan(value)
     if not known.any():
         return replace(NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
@@ -497,9 +512,10 @@ def gap_of(
     shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations(1))
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
-    low = np.nan_to_num(ends(_deviations(comparisons)).low_EG, nan=0.0).max()
+    together = ends(_deviations(comparisons)) if comparisons > 1 else alone
+    low = np.nan_to_num(together.low_EG, nan=0.0).max()
     # The largest high end lies above the true largest difference as soon as that one interval holds it.
-    high = np.nanmax(ends(_deviations(1)).high_EG)
+    high = np.nanmax(alone.high_EG)
     largest = max(0.0, float(np.nanmax(value)))
     return GapResult(
         value=largest,

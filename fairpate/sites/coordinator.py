@@ -18,8 +18,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from aggregator.service.auth import is_loopback
-from fairpate.http_requests import FaultError, NoTokens, RequestRate
-from fairpate.http_server import HttpServer, HttpSettings, new_app
+from fairpate.http_server import FaultError, HttpServer, HttpSettings, NoTokens, RequestRate, new_app
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.sites.plan import (

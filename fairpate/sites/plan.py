@@ -36,7 +36,7 @@ from fairpate.types import IntArray, Unit, UsageError, UserError, strict
 if TYPE_CHECKING:
     from fairpate.data import Dataset
     from fairpate.methods.base import Method, ReleasingMethod
-    from fairpate.privacy.events import Event
+    from fairpate.privacy.accountant import Event
 
 FORMAT = "fairpate.site-plan/1"
 _NAME = re.compile(r"[\w .-]{1,64}")

@@ -42,7 +42,7 @@ from fairpate.types import IntArray, UserError
 if TYPE_CHECKING:
     from fairpate.data import Dataset
     from fairpate.methods.base import Method, Price
-    from fairpate.privacy.events import Event
+    from fairpate.privacy.accountant import Event
     from fairpate.run.context import RunDirectory
     from fairpate.run.release_log import ReleaseLog
     from fairpate.terminal import Reporter

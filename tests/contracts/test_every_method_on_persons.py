@@ -14,8 +14,7 @@ from fairpate.config import ConfigError
 from fairpate.data import Dataset
 from fairpate.methods.base import all_methods, configured
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import epsilon_pld
-from fairpate.privacy.events import Event, of_unit
+from fairpate.privacy.accountant import Event, epsilon_pld, of_unit
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.context import read_json, read_statement
 from fairpate.run.release_log import Odometer

@@ -35,6 +35,7 @@ BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["label", "min_count", "warmup_epochs", "epochs", "num_actors", "steps"], COUNT_OR_0),
     "DpSgdConfig.epochs": ABOVE_0,
     **dict.fromkeys(["public_rounds", "private_rounds"], COUNT),
+    "FairRule.limit": (0.0, -0.1, 1 + 1e-9),
     "ResidualVotesConfig.clip": (0.0, 1 + 1e-9),
     "ResidualVotesConfig.step": [0.0, -1.0, 4.0],
     "num_teachers": [1, 0, -1, INTEGER + 1],

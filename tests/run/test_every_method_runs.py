@@ -15,8 +15,8 @@ from small_runs import FILES, QUIET, read_json
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import apply_override, config_digest
 from fairpate.data import find_entry, load_data
-from fairpate.fairness.constraints import named_constraints
 from fairpate.methods.base import ReleasingMethod, configured, find_method
+from fairpate.methods.raco_dp import named_constraints
 from fairpate.run.context import RunDirectoryError, sole_worker
 from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.publication import write_card

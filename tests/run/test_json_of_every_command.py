@@ -32,6 +32,7 @@ SUCCEEDS = {
     "demo": None,
     "methods": [],
     "run": ["run/config.yaml", "--out", "run"],
+    "assess": ["private.csv", "--group", "sex", "--prediction", "back", "--least-cell", "1"],
     "report": ["run"],
     "card": ["run", "--contact", "somebody"],
     "specify": None,
