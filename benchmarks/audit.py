@@ -35,10 +35,9 @@ from fairpate.config import ModelConfig
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy
 from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness
-from fairpate.privacy.accountant import epsilon, noise_multiplier_for
+from fairpate.privacy.accountant import Event, NoisyArgmaxes, PoissonGaussians, epsilon, noise_multiplier_for
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.events import Event, NoisyArgmaxes, PoissonGaussians
 
 DELTA, BROKEN = 1e-5, 0.1
 Run = Callable[[int, float], Guesses]

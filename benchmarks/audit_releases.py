@@ -46,10 +46,9 @@ from fairpate.methods.residual_votes import (
     symmetric_noise,
     whole_rule,
 )
-from fairpate.privacy.accountant import epsilon_of, least_noise
+from fairpate.privacy.accountant import Event, epsilon_of, least_noise
 from fairpate.privacy.audit import epsilon_of_best_threshold
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import MomentSums, NeighbourVotes, VoteSums, VoteTables
 from fairpate.run.context import RunDirectory
 from fairpate.terminal import Reporter

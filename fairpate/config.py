@@ -279,11 +279,6 @@ class WeightsConfig(PinnedFile):
     )
     sha256: Sha256 = None
 
-    @property
-    def is_imagenet(self) -> bool:
-        """True if torchvision's published file is named, and was not looked for yet."""
-        return self.path == Path(IMAGENET)
-
 
 class ModelConfig(Section):
     """The architecture and its initial weights; YAML may give its name alone."""
@@ -320,11 +315,6 @@ class ModelConfig(Section):
     @classmethod
     def _is_named(cls, values: Any) -> Any:
         return {"name": values} if isinstance(values, str) else values
-
-    @property
-    def keeps_batch_statistics(self) -> bool:
-        """True if BatchNorm keeps the statistics of the weights file."""
-        return self.weights is not None and self.norm != "group"
 
     @model_validator(mode="after")
     def _has_weights_where_needed(self) -> ModelConfig:

@@ -73,8 +73,8 @@ from fairpate.methods.base import (
     stream_seed,
 )
 from fairpate.pages import epsilon_text
+from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.choice import TrialsError, group_weights, plan_trials, require_planned, score_of
 from fairpate.run.context import write_json

@@ -15,10 +15,9 @@ from aggregator import mechanism
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.nn import private_fit
 from fairpate.nn.private_fit import PrivateSteps, PrivateTraining, SeededRandomness
-from fairpate.privacy.accountant import epsilon, noise_multiplier_for
+from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon, noise_multiplier_for
 from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.events import NoisyArgmaxes, PoissonGaussians
 
 DELTA, RUNS = 1e-5, 5
 SAMPLED = {"sampling_rate": 0.5, "num_steps": 8}

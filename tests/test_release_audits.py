@@ -17,10 +17,9 @@ from audit_releases import _moments, _residual, audit_of, residual, second_momen
 from aggregator.mechanism import NearestCounts
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.methods.record_votes import UNITS, WeightedBallot, noisy_votes, with_noise
-from fairpate.privacy.accountant import epsilon_of, least_noise
+from fairpate.privacy.accountant import Event, epsilon_of, least_noise
 from fairpate.privacy.audit import epsilon_of_best_threshold
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import NeighbourVotes, VoteSums, VoteTables
 from fairpate.types import GateRule
 from teachers.neighbours import Sampler, blocks_of

@@ -150,7 +150,7 @@ def run(
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
     """Print what a run of ``config`` would spend; with ``overrides``, also what other voters would do under them."""
     from fairpate.methods.base import check_release_of
-    from fairpate.run import plan
+    from fairpate.run import run
     from fairpate.run.context import RunDirectory
     from fairpate.run.folder import check_run_directory, own_folder
     from fairpate.run.learn import load_for
@@ -167,14 +167,14 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
     with waiting("data"):
         dataset = load_for(source, config.data)
         check_data(config, dataset)
-        cost = plan.planned_cost(config, dataset)
-        found = [plan.forecast(config, dataset, cost)]
+        cost = run.planned_cost(config, dataset)
+        found = [run.forecast(config, dataset, cost)]
     if overrides is not None:
         with waiting("voters"):
-            found += plan.other_voters(overrides, config.method)
+            found += run.other_voters(overrides, config.method)
     return Output(
         facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found},
-        words=plan.describe(dataset.name, cost, spent, found),
+        words=run.describe(dataset.name, cost, spent, found),
     )
 
 

@@ -143,7 +143,7 @@ class Dataset:
     rule of a hashed split (:func:`divide_by_hash`), by which a unit that is added or removed changes one split alone;
     empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name, and so its
     split. ``shared_unit``: the protected unit where private records are at several sites, of which this one may
-    have none.
+    have none. ``is_elsewhere``: no site is here, only their coordinator or a rehearsal of what they compute.
     """
 
     name: str
@@ -165,6 +165,7 @@ class Dataset:
     parts: str = ""
     keeps_names: bool = False
     shared_unit: Unit | None = None
+    is_elsewhere: bool = False
 
     @property
     def unit(self) -> Unit:

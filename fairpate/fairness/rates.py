@@ -615,7 +615,7 @@ _ROWS = (
         words="how often a prediction of the positive class is wrong",
         formula="P[y != k | p = k], k positive",
         metric=error_rate("fdr"),
-        source="1 - precision; of the form of RaCO-DP eq. 6 (fairpate.fairness.constraints)",
+        source="1 - precision; of the form of RaCO-DP eq. 6 (fairpate.methods.raco_dp)",
     ),
 )
 NOTIONS: Mapping[NotionName, Notion] = {notion.name: notion for notion in _ROWS}

@@ -77,9 +77,8 @@ from fairpate.config_reader import (
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.later import torch
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting
+from fairpate.privacy.accountant import Accounting, Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, pool_digest, read_release, require_same_settings
@@ -106,6 +105,7 @@ _OURS = {
     "weighted_votes": "record_votes:WeightedVotes",
     "residual_votes": "residual_votes:ResidualVotes",
     "ada_ssp": "ada_ssp:AdaSsp",
+    "teacher_votes": "teacher_votes:TeacherVotes",
     "sgd": "dp_sgd:Sgd",
     "dp_sgd": "dp_sgd:DpSgd",
     "fair_dp_sgd": "dp_sgd:FairDpSgd",
@@ -306,10 +306,11 @@ def private_randomness(noise: str, seed: int) -> PrivateRandomness:
 class NoisySum(Protocol):
     """Draws noisy sums of tables of whole numbers over several sites; this process holds the table of one site."""
 
-    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum of all sites' tables with noise N_Z(0, stddev^2) on every number, the same at every site.
 
-        ``exact_RW`` is this site's table; ``name`` says which sum of the release it is. All sites ask for the same
+        ``exact_RW`` is this site's table; ``name`` says which sum of the release it is; ``about`` is the file of the
+        model that the table describes, if any: tables of different models do not add up. All sites ask for the same
         sums in the same order.
         """
 
@@ -640,7 +641,7 @@ class ReleasingMethod(PrivateMethod):
     def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> Released:
         """The release where ``noisy_sum`` answers for all private records: those of ``dataset`` are not read."""
         training = Training(
-            dataset=replace(dataset, private=dataset.private.take(range(0))),
+            dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
             model=torch.nn.Identity(),
             run=RunDirectory(root=Path()),
             reporter=Reporter(quiet=True),

@@ -61,8 +61,8 @@ from fairpate.methods.record_votes import (
     rule_network,
     with_noise,
 )
+from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
-from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
 from fairpate.types import IntArray
@@ -402,7 +402,7 @@ class ResidualVotes(RulesOfRecords):
             records = RecordSums.of(ballot, dataset.private, pool)
 
             def noisy_sum(left: Left, event: VoteSums, name: str) -> IntArray:
-                exact_AW = records.total(left, norm=event.norm)
+                exact_AW = records.total(left, norm=int(event.norm))
                 return with_noise(
                     exact_AW,
                     stddev=event.noise_stddev_votes,
@@ -417,7 +417,15 @@ class ResidualVotes(RulesOfRecords):
             # The constant's column counts records, under the same noise: the real number is never read.
             num_records = max(float(sums_CW[:, 0].sum()) / ONE_RECORD, 1.0)
             # From the noisy number of records and public facts alone: the choice is post-processing.
-            curvature = settings.curvature or _curvature_for(noise, num_records, pool_MW.shape)
+            curvature = settings.curvature
+            if curvature is None:
+                num_public, width = pool_MW.shape
+                # The noise of private moments: W^2 numbers of half the variance. Features have norm one at most, so
+                # the moments of M public records, counted as n, err by about n / sqrt(M). Those of fewer records than
+                # numbers of a vote are singular.
+                error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / math.sqrt(2)
+                is_private = num_public < width or error < num_records / math.sqrt(num_public) / 2
+                curvature = "private" if is_private else "public"
             events = settings.events(noise, curvature)
             arrays: dict[str, npt.NDArray[Any]] = {"pool_MW": pool_MW, "sums_CW": sums_CW}
             found_CW, stddev = sums_CW / UNITS, sums.noise_stddev_votes / UNITS
@@ -432,7 +440,7 @@ class ResidualVotes(RulesOfRecords):
                 inverse_WW = curvature_inverse(moments_WW, floor=floor)
                 rule_CW = matched_rule(phi_MW, mean_CW, weights_M, ridge=floor / num_records)
             else:
-                exact_WW = records.total(votes_themselves, norm=events[1].norm)
+                exact_WW = records.total(votes_themselves, norm=UNITS**2)
                 spread = events[1].noise_stddev_votes
                 arrays["moments_WW"] = noisy_moments(exact_WW, spread, source, training.noisy_sum)
                 # In proportion to the typical largest eigenvalue of the noise, a public number.
@@ -467,19 +475,6 @@ class ResidualVotes(RulesOfRecords):
         )
         remark = f"{chosen} moments are {moments}, and that the model is {model}."
         return replace(trained, remarks=(remark,))
-
-
-def _curvature_for(noise: float, num_records: float, shape: tuple[int, ...]) -> Curvature:
-    """Choose the private curvature if public records are fewer than a vote's numbers, or if the Frobenius norm of its
-    noise is below half the sampling error of the pool's moments, else the public one."""
-    num_public, width = shape
-    # The moments of fewer records are singular.
-    if num_public < width:
-        return "private"
-    # The noise: W^2 numbers of half the variance. Features have norm one at most, so that the moments of M public
-    # records, counted as n, err by about n / sqrt(M).
-    error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / math.sqrt(2)
-    return "private" if error < num_records / math.sqrt(num_public) / 2 else "public"
 
 
 def _noise(shape: tuple[int, ...], stddev: float, source: NoiseSource, name: str) -> IntArray:

@@ -112,7 +112,14 @@ FAMILIES = (
     Family(
         title="Records vote",
         shape=_SHAPE_OF["diamond"],
-        methods={"weighted_votes": 3, "residual_votes": 0, "record_votes": 5, "private_knn": 1, "ada_ssp": 2},
+        methods={
+            "weighted_votes": 3,
+            "residual_votes": 0,
+            "record_votes": 5,
+            "private_knn": 1,
+            "ada_ssp": 2,
+            "teacher_votes": 4,
+        },
     ),
     Family(
         title="DP-SGD family",

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fairpate.files import PathIn, Storage, open_storage, write_atomically
+from fairpate.files import PathIn, write_atomically
 from fairpate.types import IntArray, LabelledSet, PrivacyStatement, UsageError, UserError, VoteBatch
 
 LOCK = ".lock"  # the first file that a run makes in its folder
@@ -156,14 +156,6 @@ def sole_worker(folder: Path, command: str) -> Iterator[None]:
         except BlockingIOError:
             raise RunDirectoryError(f"{folder}: another `{command}` works here; wait for it.") from None
         yield
-
-
-def checkpoint_folder(storage: str | None, own: Path) -> Path | Storage:
-    """The place of the teachers' checkpoints: the configured ``storage``, or else the local folder ``own``.
-
-    StorageError if the storage cannot be used.
-    """
-    return own if storage is None else open_storage(storage)
 
 
 def write_text(path: Path, text: str, *, private: bool = False) -> None:

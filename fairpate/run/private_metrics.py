@@ -46,8 +46,8 @@ from fairpate.config import ConfigError
 from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
-from fairpate.methods.base import Method, Price, Stream, stream_seed
-from fairpate.privacy.accountant import least_noise
+from fairpate.methods.base import Method, NoisySum, Price, Stream, stream_seed
+from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import (
     OS_ENTROPY,
     NoiseSource,
@@ -79,6 +79,8 @@ FloatArray = npt.NDArray[np.float64]
 # Divided among the records of a person and rounded down, a weight this large loses next to nothing.
 WEIGHT = 2**20
 LEVEL = 0.95
+PREDICTIONS = "predictions"
+"""The name of the table where it is a sum over several sites."""
 _LEAST_SHARE = 1e-9  # which has a logarithm
 
 
@@ -94,8 +96,6 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
         raise ConfigError(
             f"evaluation.metrics: {config.method} has no guarantee that private metrics could share; leave it out."
         )
-    if dataset.shared_unit:
-        raise ConfigError("evaluation.metrics: private metrics of several sites are not summed; leave it out.")
     if not dataset.parts:
         raise ConfigError(
             "evaluation.metrics: private needs test records apart from training records by a rule under which none "
@@ -144,20 +144,36 @@ def draw_table(
     num_groups: int,
     num_classes: int,
     edges: Sequence[float] = (),
+    noisy_sum: NoisySum | None = None,
+    about: bytes = b"",
 ) -> Released:
     """Predict the test records one by one, and return their noisy table of weights (B, G, Y, C), with a bin of scores
-    more than there are ``edges``."""
+    more than there are ``edges``.
+
+    ``noisy_sum`` adds up the tables of several sites; ``about`` is the file of ``student``, which all of them must
+    have.
+    """
     labels_N, scores_N = lone_predictions(student, test, source)
     bins_N = np.searchsorted(edges, scores_N, side="right")
     table_BGYC = np.zeros((len(edges) + 1, num_groups, num_classes, num_classes), np.int64)
     # Rounded down: the weights of a person's records never add up to more than one weight.
     # Not `+=`, which adds once to a cell that occurs several times.
     np.add.at(table_BGYC, (bins_N, test.z.numpy(), test.y.numpy(), labels_N), event.weight // records_of_unit(test))
-    stddev = event.noise_stddev_records * event.weight
+    stddev, cells = event.noise_stddev_weights, (-1, num_classes**2)
     # On empty cells too: which cells hold no record is private.
-    noise = [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)]
-    arrays = {"weights_BGYC": table_BGYC + np.reshape(noise, table_BGYC.shape), "edges": np.array(edges, np.float64)}
+    if noisy_sum is not None:
+        noisy = noisy_sum(table_BGYC.reshape(cells), stddev=stddev, name=PREDICTIONS, about=about)
+    else:
+        noisy = table_BGYC.reshape(cells) + np.reshape(
+            [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)], cells
+        )
+    arrays = {"weights_BGYC": noisy.reshape(table_BGYC.shape), "edges": np.array(edges, np.float64)}
     return Released(arrays=arrays, events=(event,))
+
+
+def table_shape(config: Method, dataset: Dataset) -> tuple[int, int, int, int]:
+    """The shape (B, G, Y, C) of the table of ``config``."""
+    return len(config.evaluation.score_edges) + 1, dataset.num_groups, dataset.num_classes, dataset.num_classes
 
 
 def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
@@ -183,24 +199,65 @@ def records_of_unit(split: Split) -> IntArray:
     return records_N
 
 
-def assess_privately(
-    config: Method, dataset: Dataset, student: Student, statement: PrivacyStatement, run: RunDirectory, log: ReleaseLog
-) -> Assessment:
-    """The metrics of the table that the run keeps, or that is drawn, counted and kept now, as ``statement`` says.
+def release_table(
+    config: Method,
+    dataset: Dataset,
+    student: Student,
+    event: Event,
+    run: RunDirectory,
+    log: ReleaseLog,
+    *,
+    noise: str,
+    noisy_sum: NoisySum | None = None,
+) -> Released:
+    """The table that the run keeps, or that is drawn, counted in ``log``, that of the test records, and kept now.
 
-    Errors as :meth:`ReleaseLog.step`: a table that was published and is gone is not drawn again.
+    ``noise`` is the label of its source. Errors as :meth:`ReleaseLog.step`: a table that was published and is gone is
+    not drawn again.
     """
-    event = event_from(statement.part_events["test"][0])
     assert isinstance(event, PredictionTables)
     source: NoiseSource = OsEntropy()
-    if statement.noise != OS_ENTROPY:
+    if noise != OS_ENTROPY:
         source = SeededSource(stream_seed(config.seed, Stream.METRICS))
-    sizes, edges = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}, config.evaluation.score_edges
-    released = log.of_part("test").step(
-        lambda: draw_table(student, dataset.test, event, source, **sizes, edges=edges),
-        settings={"student": sha256_of(run.student), "parts": dataset.parts, "score_edges": list(edges)},
-        pool="",
+    edges = config.evaluation.score_edges
+
+    def draw() -> Released:
+        return draw_table(
+            student,
+            dataset.test,
+            event,
+            source,
+            num_groups=dataset.num_groups,
+            num_classes=dataset.num_classes,
+            edges=edges,
+            noisy_sum=noisy_sum,
+            about=run.student.read_bytes(),
+        )
+
+    settings = {"student": sha256_of(run.student), "parts": dataset.parts, "score_edges": list(edges)}
+    return log.step(draw, settings=settings, pool="", noise=noise)
+
+
+def assess_privately(
+    config: Method,
+    dataset: Dataset,
+    student: Student,
+    statement: PrivacyStatement,
+    run: RunDirectory,
+    log: ReleaseLog,
+    noisy_sum: NoisySum | None = None,
+) -> Assessment:
+    """The metrics of the released table (:func:`release_table`), as ``statement`` says. ``noisy_sum``: where test
+    records are at several sites."""
+    released = release_table(
+        config,
+        dataset,
+        student,
+        event_from(statement.part_events["test"][0]),
+        run,
+        log.of_part("test"),
         noise=statement.noise,
+        noisy_sum=noisy_sum,
     )
     measured = evaluation_of(released, group_names=dataset.group_names, class_names=dataset.label_names)
     measured = replace(measured, fair_at=config.evaluation.fair_at)
@@ -217,7 +274,8 @@ def assess_privately(
         rule=student.card.idp3,
         # A public seed reveals nothing: these records are made up from the released table.
         generator=np.random.default_rng(stream_seed(config.seed, Stream.ORDERS)),
-        **sizes,
+        num_groups=dataset.num_groups,
+        num_classes=dataset.num_classes,
     )
     return Assessment(evaluations={"student without refusals": measured}, measured_N=everybody, reject_option=spread)
 

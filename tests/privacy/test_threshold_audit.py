@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairpate.privacy.accountant import epsilon
+from fairpate.privacy.accountant import PoissonGaussians, epsilon
 from fairpate.privacy.audit import epsilon_of_best_threshold
-from fairpate.privacy.events import PoissonGaussians
 
 DELTA = 1e-5
 

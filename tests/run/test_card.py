@@ -13,7 +13,7 @@ import pytest
 from fairpate import cli
 from fairpate.config_reader import config_digest
 from fairpate.methods.base import configured
-from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
 from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,

@@ -87,6 +87,7 @@ BASES: dict[str, Any] = {
     "record_votes.gate": {"max_disparity": 0.1, "min_count": 1},
     "weighted_votes.gate": {"max_disparity": 0.1, "min_count": 1},
     "residual_votes.gate": {"max_disparity": 0.1, "min_count": 1},
+    "teacher_votes.gate": {"max_disparity": 0.1, "min_count": 1},
     "ada_ssp.gate": {"max_disparity": 0.1, "min_count": 1},
     "aggregator.gate": {"max_disparity": 0.1, "min_count": 1},
     "aggregator.mechanism": {"threshold": 60.0, "threshold_stddev_votes": 30.0, "noise_stddev_votes": 12.0},
