@@ -653,6 +653,7 @@ class Parameters(TypedDict, total=False):
     ray: _Setting
     storage: _Setting
     teachers: _Setting
+    teacher_votes: _Setting
     aggregator: _Setting
     pate_s_in: _Setting
     sf_pate: _Setting
@@ -678,7 +679,8 @@ def _require_settings(method: str, name: str, value: Any) -> None:
     """Raise ConfigError for a mapping with a field that the section of ``method`` does not have; ``fit`` checks
     values."""
     section = dict(find_method(method)()).get(name)
-    if not isinstance(value, Mapping) or not isinstance(section, BaseModel):
+    # Of the student, `fit` also names the fields that other methods read.
+    if name == "student" or not isinstance(value, Mapping) or not isinstance(section, BaseModel):
         return
     known = type(section).model_fields
     for unknown in (each for each in value if each not in known):
