@@ -367,6 +367,8 @@ def shifts(
             near_K3 = np.array(near)
             distances_TK = np.hypot(x + across_T[:, None] - near_K3[:, 0], y - near_K3[:, 1])
             spare_T = (distances_TK - (near_K3[:, 2] + diameter) / 2).min(axis=1)
+            # Beyond the axis a mark would show a value that there is not, such as a gap below 0.
+            spare_T[np.abs(x + across_T - _ROOM[0] / 2) > _ROOM[0] / 2] = -np.inf
             best = int(np.argmax(spare_T >= 0)) if (spare_T >= 0).any() else int(spare_T.argmax())
         moved.append(int(tried_T[best]))
         by_cell.setdefault((column, row), []).append((x + float(across_T[best]), y, diameter))
