@@ -158,13 +158,14 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
     assert "name it with --plan DIGEST" in refused("north", *joining)
 
 
-@pytest.mark.slow
-def test_hospitals_of_the_example_have_a_model_of_use(tmp_path: Path) -> None:
+@pytest.mark.slow  # ten processes
+def test_the_tutorial_of_three_hospitals_works_as_it_is_printed(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "fairpate" / "examples" / "three_hospitals.py"
     words = [sys.executable, str(example), "--out", str(tmp_path / "hospitals")]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=280)  # noqa: S603
     assert done.returncode == 0, done.stderr
-    together, _ = re.findall(r"([\d.]+)% at", done.stdout)
+    together, alone = re.findall(r"([\d.]+)% at", done.stdout)
     assert "at epsilon 0.100" in done.stdout
-    # 86 % on average, with a standard deviation of 2. One hospital alone has 79 % and one of 5, and is better at times.
+    # Alone it is less in nearly all draws of the noise, and no test should depend on a draw.
     assert float(together) > 70
+    assert 0 <= float(alone) <= 100
