@@ -90,7 +90,9 @@ def marks_of(cells: measured.Cells) -> list[Mark]:
 
 def _by_seed(cells: measured.Cells, name: str) -> dict[int, float]:
     cell = cells.get(name, {"seeds": (), "accuracy": ()})
-    return dict(zip(cell["seeds"], cell["accuracy"], strict=True))
+    by_seed = zip(cell["seeds"], cell["accuracy"], strict=True)
+    # Null where a run has so few errors that their number would show those of a small group.
+    return {seed: accuracy for seed, accuracy in by_seed if accuracy is not None}
 
 
 def table(marks: Sequence[Mark]) -> str:
