@@ -31,7 +31,7 @@ Shapes: N private records, M public ones, C classes, W numbers per class.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -142,7 +142,9 @@ def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArra
         total: IntArray = sum((part.astype(np.int64) for part in parts), np.zeros((), dtype=np.int64))
         return total
     total = np.zeros((left_NA.shape[1], right_NB.shape[1]), dtype=np.int64)
-    for rows in _rows_of_persons(person_N):
+    by_person = np.argsort(person_N, kind="stable")
+    # Without records numpy would still yield one part, and it would be empty.
+    for rows in np.split(by_person, np.flatnonzero(np.diff(person_N[by_person])) + 1) if len(by_person) else ():
         total += shortened(product_sum(left_NA[rows], right_NB[rows], norm=norm), norm=norm)
     return total
 
@@ -230,11 +232,6 @@ def _votes_of_part(ballot: WeightedBallot, x: Tensor, device: str) -> Whole:  # 
 def _sum_of_part(how: tuple[Left, int], part: _Part, device: str) -> IntArray:  # noqa: ARG001
     (left, norm), (phi_NW, labels_N, person_N) = how, part
     return product_sum(left(phi_NW, labels_N), phi_NW, norm=norm, person_N=person_N)
-
-
-def _rows_of_persons(person_N: IntArray) -> Iterator[IntArray]:
-    rows = np.argsort(person_N, kind="stable")
-    yield from np.split(rows, np.flatnonzero(np.diff(person_N[rows])) + 1) if len(rows) else ()
 
 
 class ResidualVotesConfig(VectorsConfig):
