@@ -78,8 +78,8 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     run = run_at(root)
     out = root / "bundle.zip" if out is None else out
     check_output_file(out, "--out", suffixes=(".zip",))
-    statement = _published_statement(run)
-    _require_card(run, statement)
+    statement = published_statement(run)
+    require_card(run, statement)
     missing = [name for name in REQUIRED if not (run.public / name).is_file()]
     if missing:
         raise RunDirectoryError(f"{run.public}: {', '.join(missing)} missing; give the command of the run again.")
@@ -154,7 +154,7 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _published_statement(run: RunDirectory) -> PrivacyStatement:
+def published_statement(run: RunDirectory) -> PrivacyStatement:
     """The statement of a run that may be published; else RunDirectoryError, which says why not."""
     if not run.statement.is_file():
         raise RunDirectoryError(
@@ -174,7 +174,7 @@ def _published_statement(run: RunDirectory) -> PrivacyStatement:
     return statement
 
 
-def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
+def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
     """Write the card unless both of its files belong to this statement and student. A stated use is preserved."""
     use: Mapping[str, Any] = {}
     if run.card.is_file():
