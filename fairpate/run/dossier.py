@@ -8,8 +8,9 @@
   every attack, and what attacks were measured to reach.
 
 Each line of a form has a value that was read from named fields of public files, or belongs to the operator, who alone
-knows it, or is open: nobody has shown it. Lines are counted by kind, and no number of them is a mark. Nothing private
-is read. The JSON of a dossier names the files with their SHA-256, and may be signed with the operator's Ed25519 key.
+knows it, or is open, as long as no file shows it. Lines are counted by kind, and no number of them is a mark. Nothing
+private is read. The JSON of a dossier names the files with their SHA-256, and may be signed with the operator's Ed25519
+key.
 """
 
 from __future__ import annotations
@@ -202,7 +203,7 @@ def _model(architecture: str, classes: Sequence[str], task: str | None) -> str:
 
 
 def _registry(facts: _Facts) -> Iterator[Line]:
-    """The fields of the registry's schema, in its order."""
+    """Yield the fields of the registry's schema, in its order."""
     line = facts.line
     yield line("url_slug")
     yield line("deployment.basic.name")
@@ -273,7 +274,7 @@ def _earlier(epsilon: float | None) -> str | None:
 
 
 def _nist(facts: _Facts) -> Iterator[Line]:
-    """What can undo a guarantee, from the top of the pyramid to its base."""
+    """Yield the hazards of a guarantee, from the top of the pyramid to its base."""
     line = facts.line
     terms = [f"{_S}:{name}" for name in ("epsilon", "delta", "unit", "relation")]
     yield line("guarantee: a bound that says nothing", *terms[:2], words=_right)
@@ -355,7 +356,7 @@ def _gap(gap: Mapping[str, Any] | None) -> str | None:
 
 
 def _egress(facts: _Facts) -> Iterator[Line]:
-    """What a trusted research environment asks of a model, attack by attack."""
+    """Yield the questions of a trusted research environment about a model, attack by attack."""
     line, bound = facts.line, (f"{_S}:epsilon", f"{_S}:delta", f"{_S}:relation")
     yield line("output: what leaves", f"{_C}:model.sha256", words="student.safetensors, SHA-256 {}".format)
     yield line("output: kind of model", *(f"{_C}:model.{name}" for name in ("architecture", "method")), words=_kind)

@@ -167,7 +167,7 @@ def test_membership_is_not_bounded_where_a_unit_is_replaced(run: RunDirectory) -
 
 
 def test_the_trade_off_is_reached_by_randomised_response_and_never_exceeded() -> None:
-    """Of all tests of two laws on four outcomes that are (epsilon, delta)-close, by enumeration."""
+    """All tests of two laws on four outcomes that are (epsilon, delta)-close, by enumeration."""
     for epsilon, delta in ((0.0, 0.0), (0.5, 0.01), (2.0, 1e-5)):
         p = math.exp(epsilon) / (1 + math.exp(epsilon))
         # Leaks with probability delta, else answers truly with odds e^epsilon to one.

@@ -43,6 +43,7 @@ SUCCEEDS = {
     "site serve": None,
     "site join": None,
     "bundle": None,
+    "dossier": None,
     "verify": None,
     "serve": None,
     "query": None,
