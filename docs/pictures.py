@@ -171,16 +171,16 @@ def covered(figure: Figure) -> None:
             axis.text(left, 3 - row, text, va="center", color=colour, bbox=box)
         for left, right in ((2.35, 2.85), (6.85, 7.45)):
             axis.annotate("", (right, 3 - row), (left, 3 - row), arrowprops={"arrowstyle": "->", "color": _MUTED})
-    words = "a keyed hash sends each private record to one part: ε is the largest of three"
-    axis.text(0.1, 3.6, words, color=_MUTED, va="center")
+    rule = "a keyed hash sends each private record to one part: ε is the largest of three"
+    axis.text(0.1, 3.6, rule, color=_MUTED, va="center")
     axis.text(9.3, 2, "ε = 1 each", rotation=90, va="center", color=_INK)
     outside = (
         "not covered: public records; defaults and lists of settings that others made;",
         "errors of reading; exact metrics, where no private ones are asked for;",
         "other releases of the same records, which the odometer adds up",
     )
-    for row, words in enumerate(outside):
-        axis.text(0.1, 0.15 - 0.5 * row, words, color="#c00000", va="center")
+    for row, line in enumerate(outside):
+        axis.text(0.1, 0.15 - 0.5 * row, line, color="#c00000", va="center")
 
 
 def risk(figure: Figure) -> None:

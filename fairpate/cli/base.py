@@ -294,6 +294,14 @@ Epsilon = Annotated[
     Sets("target.epsilon"),
 ]
 Delta = Annotated[float | None, typer.Option(help="Delta at which epsilon is stated."), Sets("target.delta")]
+FairAt = Annotated[
+    str | None,
+    typer.Option(
+        "--fair-at",
+        help="What you call fair: the largest demographic-parity gap (default: 0.1), four-fifths, or NOTION=LIMIT.",
+    ),
+    Sets("evaluation.fair_at", "settings.evaluation.fair_at"),
+]
 Weights = Annotated[
     str | None,
     typer.Option(help="File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision)."),

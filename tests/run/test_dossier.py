@@ -13,9 +13,9 @@ import pytest
 import yaml
 from small_runs import copied, read_json
 
-from fairpate.run import dossier
+from fairpate.cli import dossier
+from fairpate.cli.dossier import FORMS, DossierError, make_dossier, verify_dossier
 from fairpate.run.context import RunDirectory, RunDirectoryError
-from fairpate.run.dossier import FORMS, DossierError, make_dossier, verify_dossier
 from fairpate.sites.plan import key_text, new_key
 from fairpate.words import least_wrong, most_detected
 

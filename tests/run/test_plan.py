@@ -14,8 +14,8 @@ from fairpate.config_reader import parse_config
 from fairpate.methods.base import Method
 from fairpate.run.compare import planned_spending
 from fairpate.run.context import read_statement
-from fairpate.run.plan import VOTERS, forecast, planned_cost
 from fairpate.run.release_log import Odometer
+from fairpate.run.run import VOTERS, forecast, planned_cost
 from fairpate.run.sweep import cells_of
 
 
