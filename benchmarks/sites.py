@@ -250,7 +250,7 @@ def processes(num_sites: int, num_numbers: int) -> None:
             own = numbers.integers(-(2**40), 2**40, shape)
             np.save(folder / "exact.npy", own)
             exact += own
-        values = {
+        values: dict[str, Any] = {
             "format": FORMAT,
             "id": "0",
             "settings": {},
@@ -355,8 +355,9 @@ class Hospitals:
 
     def federated(self, num_colluding: int, seed: int) -> float:
         """The accuracy of federated DP-SGD whose rounds are secure sums."""
-        from fairpate.methods.base import PrivacyTarget, noise_within
-        from fairpate.privacy.events import PoissonGaussians
+        from fairpate.config import PrivacyTarget
+        from fairpate.methods.base import noise_within
+        from fairpate.privacy.accountant import PoissonGaussians
 
         settings = self.config("dp_sgd").dp_sgd
         num_records = sum(self.records)
