@@ -415,7 +415,7 @@ class Hospitals:
         write(queries, folder / "votes.parquet", dict(zip(classes, np.asarray(votes_QC).T, strict=True)))
         labels = [classes[code] for code in together.test.y.tolist()]
         write(together.test, folder / "test.parquet", {"label": labels})
-        values = {
+        values: dict[str, Any] = {
             "votes": {
                 "path": folder / "votes.parquet",
                 "test": folder / "test.parquet",

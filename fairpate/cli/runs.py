@@ -592,6 +592,37 @@ def specify(
     return Output(facts=answer.to_json(), words=describe_answer(answer))
 
 
+def audit(
+    folder: RunFolder,
+    canaries: Annotated[
+        int, typer.Option(min=2, help="Number of canaries, of whose presence an attacker guesses.")
+    ] = 20_000,
+    on_private: Annotated[
+        bool,
+        typer.Option(
+            "--on-private", help="Add canaries to the private records themselves; the result stays in private/."
+        ),
+    ] = False,
+) -> Output:
+    """Attack shadow releases of a finished run, and compare what is proved with the epsilon that it claims.
+
+    The records are made up unless --on-private is given, and nothing is charged. Exit code 1 if the claim is refuted.
+    """
+    from fairpate.run.audit import audit_run
+    from fairpate.terminal import Reporter
+
+    found, page = audit_run(folder, reporter=Reporter(), num_canaries=canaries, on_private=on_private)
+    lines = []
+    for each in found.releases:
+        kinds = {"this run": each.found, f"control with {each.noise_words}": each.control}
+        lines += [f"{each.title}, {name}: epsilon >= {of.words(found.delta)}" for name, of in kinds.items()]
+    return Output(
+        facts={**found.to_json(), "page": page},
+        words="\n".join([*lines, found.headline, found.power_words, str(page)]),
+        code=int(found.refuted),
+    )
+
+
 def bundle(
     folder: RunFolder,
     out: Annotated[

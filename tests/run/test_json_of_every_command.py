@@ -43,6 +43,7 @@ SUCCEEDS = {
     "site plan": None,
     "site serve": None,
     "site join": None,
+    "audit": None,
     "bundle": None,
     "verify": None,
     "serve": None,
