@@ -1,4 +1,4 @@
-"""Models over sites beside their rivals; seconds, bytes and memory of a secure sum; what faults end in.
+"""Models over sites and their rivals; seconds, bytes and memory of a secure sum; what faults end in.
 
     python benchmarks/sites.py --sites 500 --numbers 400       one sum: seconds and bytes of a site and the coordinator
     python benchmarks/sites.py --processes 50 --numbers 400    one sum over HTTP, every site a process: memory too
@@ -472,7 +472,7 @@ def models(
 
 
 def _shared(exact_RW: Any, stddev: float, sites: int, t: int, seed: int) -> Any:
-    """The table with the noise of all sites' shares, of which all but t have the variance that is priced."""
+    """Add the noise of all sites' shares to a table; all shares but t have the priced variance together."""
     share = stddev / math.sqrt(sites - t)
     for place in range(sites):
         source = SeededSource(1000 * seed + place)
