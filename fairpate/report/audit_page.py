@@ -16,8 +16,8 @@ from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gau
 from fairpate.report.records import upper
 
 FORMAT = "fairpate.audit/1"
-SURE = 0.999
-"""The confidence at which a claim counts as refuted."""
+SURE = 0.99
+"""The confidence at which a claim counts as refuted. Much more is out of reach: delta may explain a few guesses."""
 _bound = lru_cache(epsilon_lower_bound)
 
 
@@ -112,7 +112,7 @@ class Audit:
 
     @property
     def refuted(self) -> bool:
-        """True if a lower bound exceeds the claim beyond chance, at a confidence of 99.9 %.
+        """True if a lower bound exceeds the claim at a confidence of 99 %.
 
         Where an attack is nearly ideal, one in twenty of correct releases exceeds it at 95 %.
         """
@@ -132,7 +132,7 @@ class Audit:
         if proved > self.epsilon:
             return (
                 f"Not decided: ε ≥ {proved:.2f} at 95 % confidence is more than the {claimed} that is claimed, and at "
-                "99.9 % it is not; repeat the audit with more canaries."
+                "99 % it is not; repeat the audit with more canaries."
             )
         return f"No attack exceeds the claim: ε ≥ {proved:.2f} is proved, and {claimed} is claimed."
 
