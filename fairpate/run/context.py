@@ -169,6 +169,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """Write strict JSON atomically: a NaN must have become null before."""
+    # NaN is no JSON: browsers and other languages would refuse the whole file.
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", private=private)
 
 
@@ -214,6 +215,7 @@ def read_votes(path: Path) -> VoteBatch:
     """The votes that :func:`write_votes` wrote. RunDirectoryError for a damaged file."""
     table = _read(path)
     metadata = table.schema.metadata or {}
+    # Votes of unnamed teachers must not be charged as those of the present ones.
     if _ENSEMBLE not in metadata:
         raise RunDirectoryError(f"{path}: does not say which teachers voted; delete it and run again.")
     return VoteBatch(

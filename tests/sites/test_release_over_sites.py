@@ -291,7 +291,10 @@ def test_a_site_that_does_not_agree_is_charged_nothing_and_sends_nothing(
         assert isinstance(found[name], site.PlanEndedError), found
         # The end is clean: the charge is known, and the secrets are gone.
         assert read_receipt(group.run(name)) is not None
-        content = group.run(name).journal.read_bytes()
+        # Nor are they in what SQLite keeps of earlier pages.
+        files = list(group.run(name).private.glob("sites.sqlite*"))
+        assert len(files) == 2
+        content = b"".join(path.read_bytes() for path in files)
         assert not [secret for secret in drawn if secret in content]
     assert len([secret for secret in drawn if len(secret) == 16]) == 4
     assert [total.releases for total in Odometer().totals(delta=1e-5)] == [2]
