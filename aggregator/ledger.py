@@ -519,6 +519,7 @@ class Ledger(LedgerState):
     def close(self) -> None:
         """Close the store, then the anchor; safe to call twice."""
         self._is_open = False
+        # The mark above comes first: no thread begins a write into a store that is being closed.
         self._opened.close()
 
     def check(self) -> None:
@@ -560,6 +561,7 @@ class Ledger(LedgerState):
         # Open reservations do not count: a query that a crash left without an outcome is asked, and charged, again.
         if not self.outcome_of.keys().isdisjoint(keys):
             raise ValueError("One of these queries has an outcome already; return that one.")
+        # Neighbours of one asker are one item: a request of a thousand queries does not repeat its caller.
         asked = [(*asker, len(list(equal))) for asker, equal in groupby(askers or [NOBODY] * len(keys))]
         # Milliseconds, as the audit log shows; more digits would only lengthen every entry.
         at_s = round(time.time(), 3)
@@ -600,6 +602,7 @@ class Ledger(LedgerState):
                 f"{self.name}: cannot be written ({error}); what was committed stays. {self.store.remedy}"
             ) from error
         self.check()  # again: a write may succeed into a file that was removed
+        # Last: the next entry must not follow one that may be lost.
         self.head = head
 
 
@@ -621,6 +624,7 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
     be the one that this process wrote. LedgerError where an entry was changed or removed, UnreachableError where they
     cannot be read now. Exhaust it in one thread, at any pace.
     """
+    # Up to the present end: what is appended meanwhile is verified in the next round.
     written, name = ledger.head, ledger.name
     with closing(open_reader(ledger.place)) as reader:
         header = reader.header()
@@ -643,6 +647,7 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
 def require_entry(ledger: Ledger, head: Head) -> None:
     """Raise LedgerError unless a ledger stores the entry ``head``; errors as :func:`verified_slices`."""
     with closing(open_reader(ledger.place)) as reader:
+        # The start of the chain is not among the rows.
         if head.number == 0:
             header = reader.header()
             found = [header.start]

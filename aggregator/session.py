@@ -623,11 +623,6 @@ class AggregatorSession:
     def _write(self, requests: Sequence[_Waiting]) -> None:
         """Reserve, draw and commit these requests in blocks, and mark each as done."""
         ledger = self._ledger
-
-        def quota(caller: str) -> float:
-            # Requests that share a block may state different quotas; no caller is charged beyond the smallest.
-            return min(request.quota(caller) for request in requests)
-
         # Stays if an interrupt, which is no Exception, ends this thread: those that wait must not see success.
         error: Exception | None = RuntimeError("The thread that wrote for this request was interrupted; ask again.")
         try:
@@ -641,7 +636,10 @@ class AggregatorSession:
             for start in range(0, len(new), MAX_BLOCK):
                 block = new[start : start + MAX_BLOCK]
                 # Admitted under the ledger's lock, right before it is reserved: no other thread can take the same room.
-                payers = self._payers([queries[row] for row in block], quota)
+                # Requests that share a block may state different quotas; no caller is charged beyond the smallest.
+                payers = self._payers(
+                    [queries[row] for row in block], lambda caller: min(request.quota(caller) for request in requests)
+                )
                 charged = [(row, payer) for row, payer in zip(block, payers, strict=True) if payer is not None]
                 charged = charged[: self._filter.admit(votes_QC[[row for row, _ in charged]])]
                 if not charged:

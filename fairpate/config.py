@@ -647,16 +647,12 @@ class AggregatorConfig(QueriesConfig):
     )
 
     @model_validator(mode="after")
-    def _counts_have_one_price(self) -> AggregatorConfig:
+    def _has_a_price(self) -> AggregatorConfig:
         if self.release == "counts" and self.budget is not None and self.budget.kind == "data_dependent":
             raise ValueError(
                 "Expected another budget.kind with release: counts, got data_dependent: the data-dependent cost "
                 "covers the label alone; leave it out, or set release: label."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _noise_is_positive(self) -> AggregatorConfig:
         # The record allows 0, for tests; a run without noise would have no price.
         for field in ("threshold_stddev_votes", "noise_stddev_votes"):
             value = getattr(self.mechanism, field)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
@@ -316,12 +315,6 @@ def values_digest(values: dict[str, Any]) -> str:
     """Return the digest of :func:`determining_values`."""
     # 48 bits: of ten thousand configurations two share a digest with a probability below 1e-6.
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def default_folder(config: Configuration) -> Path:
-    """Return the folder of a run without `--out`: ``runs/METHOD-DATA-DIGEST``."""
-    words = (re.sub("[^A-Za-z0-9_.-]+", "-", word) for word in (config.method, config.data.name))
-    return Path("runs") / f"{'-'.join(words)}-{config_digest(config)}"
 
 
 def flattened(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -578,12 +578,16 @@ class Batcher:
             voted = True
             return self._count_votes([by_key[query.key] for query in queries])
 
-        def quota(name: str) -> float:
-            return self._quotas.room(ledger, name, now_s=time.time()) if name in with_quota else math.inf
-
         try:
             queries = [replace(question.query, askers=askers[key]) for key, question in by_key.items()]
-            replies = dict(zip(by_key, session.ask(queries, vote, quota=quota), strict=True))
+            found = session.ask(
+                queries,
+                vote,
+                quota=lambda name: (
+                    self._quotas.room(ledger, name, now_s=time.time()) if name in with_quota else math.inf
+                ),
+            )
+            replies = dict(zip(by_key, found, strict=True))
         except (LedgerError, sqlite3.Error):  # not a failure of the teachers
             raise
         except Exception:

@@ -166,3 +166,48 @@ def join_plan(
     if run is None:
         return Output(facts={"run": None}, words="Nothing was sent, and nothing was charged.", code=1)
     return Output(facts={"run": run.root}, words=str(run.root))
+
+
+@site_app.command("simulate")
+def simulate_plan(
+    out: Annotated[Path, typer.Option(help="New folder, in which every party gets one.")],
+    sites: Annotated[int, typer.Option(min=2, help="Number of sites.")] = 3,
+    data: Annotated[str, typer.Option(help="A data set, or a declaration (.yaml), whose records are dealt.")] = "adult",
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN[:N]", help="Deal by the (first N characters of the) column; without it at random."
+        ),
+    ] = None,
+    may_vanish: Annotated[int, typer.Option(min=0, help="Sites that may be lost on the way.")] = 0,
+    may_collude: Annotated[int, typer.Option(min=1, help="Sites that may collude with the coordinator.")] = 1,
+    method: Annotated[
+        str, typer.Option(help="weighted_votes, record_votes, residual_votes or teacher_votes.")
+    ] = "weighted_votes",
+    epsilon: Epsilon = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--option", help="NAME=VALUE: an option of the data set.")
+    ] = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+) -> Output:
+    """Deal public records to sites on this machine, and let them share a release with the real protocol."""
+    from fairpate.cli.base import data_config
+    from fairpate.run.context import read_json
+    from fairpate.sites.simulate import simulate
+
+    given = {"--method": method, "--epsilon": epsilon, "--may-vanish": may_vanish, "--may-collude": may_collude}
+    planning = [str(word) for option, value in given.items() if value is not None for word in (option, value)]
+    planning += [word for value in overrides or [] for word in ("--set", value)]
+    with waiting("sites"):
+        found = simulate(data_config(data, options, data_dir), out, sites=sites, by=by, planning=planning)
+    statement, metrics = read_json(found.run.statement), read_json(found.run.metrics)
+    facts = {
+        "run": found.run.root,
+        "records": list(found.records),
+        "epsilon": statement["epsilon"],
+        "accuracy": metrics["accuracy"],
+        "seconds": round(found.seconds, 1),
+        "largest_process_mb": round(found.largest_process_mb),
+    }
+    return Output(facts=facts)

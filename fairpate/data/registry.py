@@ -217,6 +217,10 @@ def dataset_of(
     check_persons(splits)
     # Persons may be named under some options only; where they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
+    public_persons = None
+    if records.person_ids is not None:
+        is_public_N = np.isin(names.codes(), as_names(splits["public"].record_id).codes())
+        public_persons = as_names(records.person_ids).take(np.flatnonzero(is_public_N)).num_distinct
     dataset = Dataset(
         name=entry.name,
         kind=records.kind,
@@ -230,6 +234,7 @@ def dataset_of(
         parts=parts,
         keeps_names=records.keeps_names,
         shared_unit=shared_unit,
+        public_persons=public_persons,
         **splits,
     )
     # Few public records may lack a group, which only some methods read.

@@ -880,6 +880,7 @@ _MOST_QUERIES = 1000
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
 _SMALL_SHARE, _LARGE_SHARE = 0.05, 0.1  # of a sample that votes
 _FEWEST_NEIGHBOURS, _CLUSTERS = 20, 30
+_RECORDS_PER_COMPONENT, _FEWEST_COMPONENTS, _MOST_COMPONENTS = 100, 10, 200
 _FOLLOW_FROM_COUNT = frozenset({"teachers", "private_knn", "record_votes", "dp_sgd"})
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
@@ -904,9 +905,10 @@ def start_values(overrides: Sequence[Override], method: str | None = None) -> Va
 def fitted(data: DataConfig, method: str | None = None) -> Values:
     """Settings of ``method`` that suit ``data``; None: the method that is used if none is named."""
     name = FITTED if method is None else method
-    # A declaration need not say how many records there are, unless a setting is computed from it.
-    follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()
-    return fitted_to(name, count=count_protected(data) if follows else 1, num_public=pool_size(data))
+    # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
+    needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry_for(data).rows is not None
+    count = count_protected(data) if needed else _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
+    return fitted_to(name, count=count, num_public=pool_size(data))
 
 
 def fitted_to(name: str, *, count: int, num_public: int) -> Values:
@@ -951,7 +953,9 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         asked = num_queries if many else max(1, min(_CLUSTERS, num_public))
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
-        values["data"] = {"embedding": {}}
+        # Every number of a record gets the same noise, and few records stand out against it in few numbers only.
+        components = min(max(_FEWEST_COMPONENTS, count // _RECORDS_PER_COMPONENT), _MOST_COMPONENTS)
+        values["data"] = {"embedding": {"num_components": components}}
     # What the class sets itself counts as set in its sections; defaults of a section do not.
     own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}
     return read_of(type(method), merge(values, own_values))

@@ -19,7 +19,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,12 @@ from fairpate.files import check_output_file, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
+from fairpate.report.audit_page import Audit, audit_page
 from fairpate.report.records import Guarantee
 from fairpate.report.run_page import CardData, IntendedUse, card_page
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
 from fairpate.run.folder import environment
-from fairpate.run.private_metrics import evaluation_of
+from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
@@ -44,6 +45,7 @@ FORMAT = "fairpate.bundle/1"
 HEAD, README, EVENTS, VERSIONS = "head.json", "README.txt", "events.json", "versions.json"
 REQUIRED = ("card.html", "card.json", "metrics.json", "record.json", "statement.json", "student.safetensors")
 OPTIONAL = (
+    *("audit.html", "audit.json"),
     *(
         "choice.safetensors",
         "embedding.safetensors",
@@ -78,8 +80,8 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     run = run_at(root)
     out = root / "bundle.zip" if out is None else out
     check_output_file(out, "--out", suffixes=(".zip",))
-    statement = _published_statement(run)
-    _require_card(run, statement)
+    statement = published_statement(run)
+    require_card(run, statement)
     missing = [name for name in REQUIRED if not (run.public / name).is_file()]
     if missing:
         raise RunDirectoryError(f"{run.public}: {', '.join(missing)} missing; give the command of the run again.")
@@ -154,7 +156,7 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _published_statement(run: RunDirectory) -> PrivacyStatement:
+def published_statement(run: RunDirectory) -> PrivacyStatement:
     """The statement of a run that may be published; else RunDirectoryError, which says why not."""
     if not run.statement.is_file():
         raise RunDirectoryError(
@@ -174,7 +176,7 @@ def _published_statement(run: RunDirectory) -> PrivacyStatement:
     return statement
 
 
-def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
+def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
     """Write the card unless both of its files belong to this statement and student. A stated use is preserved."""
     use: Mapping[str, Any] = {}
     if run.card.is_file():
@@ -247,7 +249,7 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
         found = _Check(bundle)
         checks = (
             *(found.files, found.claim, found.epsilon, found.queries, found.student, found.release),
-            *(found.metrics, found.choice, found.card),
+            *(found.metrics, found.choice, found.audit, found.card),
         )
         for number, check in enumerate(checks, start=1):
             found.run(check)
@@ -439,9 +441,15 @@ class _Check:
         self.require(same, "metrics.safetensors: its event is not that of the statement")
         same = origin.settings["student"] == sha256_of(self.bundle.student)
         self.require(same, "metrics.safetensors: a table of another model's predictions")
-        expected = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
-        expected = replace(expected, fair_at=measured.fair_at)
-        self.require(_alike(expected.to_json(), measured.to_json()), "metrics.json: not what metrics.safetensors gives")
+        # With what a reject option does in other orders, which is simulated from the table by the run's public seed.
+        expected = assessment_of(
+            released, card, seed=_json(self.bundle, "record.json")["seed"], fair_at=measured.fair_at
+        ).to_json()
+        given = _json(self.bundle, "metrics.json")
+        wrong = sorted(
+            name for name in expected.keys() | given.keys() if not _alike(expected.get(name), given.get(name))
+        )
+        self.require(not wrong, f"metrics.json: not what metrics.safetensors gives ({', '.join(wrong)})")
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
 
     def choice(self) -> str | None:
@@ -469,6 +477,29 @@ class _Check:
         chosen = candidates[int(released.arrays["chosen"][0])]
         self.require(values_digest(settings) == chosen, "record.json: not the settings that were chosen")
         return f"the settings are those that were chosen among {len(candidates)}"
+
+    def audit(self) -> str | None:
+        """Check that an audit is of these settings, and that its bounds follow from its counts and stay below the
+        claim."""
+        if not self.bundle.audit.is_file():
+            self.require(not self.bundle.audit_page.is_file(), "audit.html: a page without audit.json")
+            return None
+        values = _json(self.bundle, "audit.json")
+        audit = Audit.from_json(values)
+        self.require(audit.records == "made", f"audit.json: of {audit.records} records, which may not be published")
+        self.require(_alike(strict(audit.to_json()), values), "audit.json: its bounds are not those of its counts")
+        for name in ("method", "unit", "relation", "delta", "epsilon"):
+            claimed, stated = getattr(audit, name), getattr(self.said, name)
+            self.require(claimed == stated, f"audit.json: {name} is {claimed!r}, the statement says {stated!r}")
+        settings = dict(_json(self.bundle, "record.json")["config"])
+        settings.pop("evaluation", None)
+        self.require(audit.settings == values_digest(settings), "audit.json: of other settings than record.json")
+        self.require(not audit.refuted, f"audit.json: {audit.headline}")
+        if not audit.has_power:
+            self.not_checked.append("audit.json: its control did not find half the noise, so it shows nothing")
+        if self.bundle.audit_page.read_bytes() != audit_page(audit).encode():
+            self.not_checked.append("audit.html: another version wrote it, or it is not the page of audit.json")
+        return f"an audit of these settings by made records: {audit.proved():.2f} is proved of the stated epsilon"
 
     def card(self) -> str:
         """Check that card and page equal those computed here from statement, metrics and student."""
