@@ -75,6 +75,18 @@ IN_PARALLEL = (
 )
 """Remark of a statement that covers metrics of test records."""
 
+KEEPS_KEY = (
+    "ε covers a record or person that is replaced by another one with the same key: a keyed hash of it decides whether "
+    "records are training, validation or test records."
+)
+"""Remark of a statement whose parts are disjoint under the relation `replace one`."""
+
+TABLES_LOST = (
+    "The table of test records was drawn more than once, because an earlier one was deleted or was not finished; ε "
+    "covers all of them."
+)
+"""Remark of a statement that prices earlier tables of metrics too."""
+
 CHOSEN = (
     "The settings were chosen among several that were fixed beforehand, by the exponential mechanism on validation "
     "records, which nothing else read; ε covers this choice. It does not cover how the list was made, nor the defaults "

@@ -308,7 +308,8 @@ def limit_releases(
             f"{data}, unit {unit}: earlier releases count as {spent:.4g} where later ones may depend on them, which is "
             f"above {epsilon:g}: every new release is refused"
         )
-    counted = "; includes releases by person" if unit == "record" else ""
+    includes = {"record": "; includes releases by person", "sensitive attribute": "; includes releases of all units"}
+    counted = includes.get(unit, "")
     return Output(
         facts={"data": data, "unit": unit, "epsilon_limit": epsilon, "delta": delta, "is_known": data in known},
         words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta_text(delta)}{counted}",

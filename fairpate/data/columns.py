@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fairpate.config import LARGEST, Count, Fraction, Section
@@ -129,7 +131,7 @@ class Feature(Section):
         if self.vector is not None and self.may_be_missing:
             raise ValueError("Expected no missing value of a vector; leave such rows out of the file")
         if self.bounds is not None:
-            (low, high), number = self.bounds, _number_in(self.missing)
+            (low, high), number = self.bounds, number_in(self.missing)
             # On its scale too: logarithms of two large bounds may be one float.
             if not np.less(*stretched(np.array(self.bounds), self.scale)):
                 raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]")
@@ -290,13 +292,16 @@ class Group(Coding):
         return self.values
 
 
-def _number_in(value: float | str | None) -> float | None:
-    """The finite number that ``value`` is, or that its text spells; otherwise None."""
+def number_in(value: float | str | None) -> float | None:
+    """The finite number that ``value`` is, or that Arrow reads in its text; otherwise None."""
     try:
-        number = math.nan if value is None else float(value)
-    except ValueError:
+        # Not `float`, which also reads 1_000: a value must mean the same where its whole column is cast at once.
+        number: float | None = (
+            pc.cast(pa.scalar(value.strip()), pa.float64()).as_py() if isinstance(value, str) else value
+        )
+    except pa.ArrowInvalid:
         return None
-    return number if math.isfinite(number) else None
+    return float(number) if number is not None and math.isfinite(number) else None
 
 
 def _require_distinct(values: Sequence[str]) -> None:
@@ -458,8 +463,8 @@ class RecordForm:
                 # `other` holds the values of all other features of the column: it is 1 where the text is none of them.
                 features += [(text in (code.values or ())) != (code.kind == "other") for code in codes]
                 continue
-            number, unknown = _number_in(value), first.unknown or ()
-            if value in unknown or (number is not None and number in map(_number_in, unknown)):
+            number, unknown = number_in(value), first.unknown or ()
+            if value in unknown or (number is not None and number in map(number_in, unknown)):
                 number = None
             elif value is not None and number is None:
                 raise ValueError(f"{column}: expected a number, got {value!r}")

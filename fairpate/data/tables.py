@@ -15,7 +15,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import math
 import re
 import zlib
 from collections import Counter
@@ -33,7 +32,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from fairpate.config import nearest
-from fairpate.data.columns import OTHER, Coding, Feature, Floats, Mask, stretched
+from fairpate.data.columns import OTHER, Coding, Feature, Floats, Mask, number_in, stretched
 from fairpate.data.dataset import DataError
 from fairpate.later import arrow_dataset, torch
 from fairpate.types import tell
@@ -445,7 +444,7 @@ def codes(table: pa.Table, column: str, meanings: Mapping[str, int], file: str) 
 
 def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
     """The column as finite numbers, NaN for a missing value. Any other text is a fault and becomes NaN."""
-    meant_N = [number for value in unknown if (number := _number(value)) is not None]
+    meant_N = [number for value in unknown if (number := number_in(value)) is not None]
     if not pa.types.is_string(found.values.type):
         values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
         found.require(~np.isinf(values_N), expected="a number", remedy=_NO_NUMBER)
@@ -455,7 +454,7 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
     try:
         values = pc.cast(text, pa.float64())
     except pa.ArrowInvalid:
-        values = pa.array([_number(value) for value in text.to_pylist()], pa.float64())
+        values = pa.array([number_in(value) for value in text.to_pylist()], pa.float64())
     values_N = np.array(values.to_numpy(zero_copy_only=False), dtype=np.float64)
     right_N = np.isfinite(values_N) | _mask(text.is_null())
     if not right_N.all():
@@ -472,7 +471,7 @@ def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, 
     text = found.text
     if not pa.types.is_string(found.values.type):  # a file with types does not distinguish 1.0 from 1
         # The text that a number in the declaration has in such a file.
-        typed = {text: number for text in published if (number := _number(text)) is not None}
+        typed = {text: number for text in published if (number := number_in(text)) is not None}
         published = {
             str(pa.scalar(typed[text]).cast(pa.string()).as_py()) if text in typed else text: code
             for text, code in published.items()
@@ -555,13 +554,3 @@ def _is_empty(found: ColumnCells) -> Mask:
 
 def _mask(flags: pa.Array) -> Mask:
     return np.array(flags.to_numpy(zero_copy_only=False), dtype=bool)
-
-
-def _number(text: str | None) -> float | None:
-    """The finite number that Arrow reads in ``text``, else None."""
-    try:
-        # Not `float`, which also reads 1_000: a value must mean the same where its whole column is cast at once.
-        number: float = pc.cast(pa.scalar(text), pa.float64()).as_py()
-    except pa.ArrowInvalid:
-        return None
-    return number if number is not None and math.isfinite(number) else None

@@ -68,7 +68,7 @@ from fairpate.run.learn import (
     with_given_data,
 )
 from fairpate.run.plan import cautions, spending
-from fairpate.run.private_metrics import assess_privately, check_metrics, stated_table
+from fairpate.run.private_metrics import assess_privately, check_metrics, stated_tables, table_event
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import (
     Odometer,
@@ -84,8 +84,10 @@ from fairpate.terminal import Reporter
 from fairpate.types import (
     CHOSEN,
     IN_PARALLEL,
+    KEEPS_KEY,
     READING_TELLS,
     RECORDS_ALONE,
+    TABLES_LOST,
     TELLS_SIZE,
     IntArray,
     PrivacyStatement,
@@ -327,7 +329,7 @@ def state_release(
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
         # The table is drawn after this statement, which prices it before anything of it is visible.
-        parts["test"] = (stated_table(run, config.price(trained)),)
+        parts["test"] = stated_tables(run, lambda: table_event(config.price(trained)))
     if run.choice.exists():
         parts["validation"] = read_release(run.choice)[0].events
     and_of = [log.of_part(part).release(events, noise=trained.noise) for part, events in parts.items()]
@@ -339,6 +341,29 @@ def state_release(
         config, trained, standing=standing, records_alone=alone, shared=shared, remarks=remarks, parts=parts
     )
     write_json(run.statement, strict(statement.to_json()))
+
+
+def _with_lost_tables(statement: PrivacyStatement, run: RunDirectory, log: ReleaseLog) -> PrivacyStatement:
+    """The statement, which also prices tables of private metrics whose files are gone, and is written if it did not.
+
+    A model that is there is not stated again, and its table may be drawn once more.
+    """
+    tables = stated_tables(run, lambda: event_from(statement.part_events["test"][-1]))
+    if list(map(event_json, tables)) == list(statement.part_events["test"]):
+        return statement
+    cost = price(tables, delta=statement.delta).epsilon
+    standing = log.standing(delta=statement.delta, and_of=[log.of_part("test").release(tables, noise=statement.noise)])
+    is_named = statement.earlier_releases is not None and standing is not None
+    found = replace(
+        statement,
+        epsilon=None if statement.epsilon is None else max(statement.epsilon, cost),
+        part_events={**statement.part_events, "test": tuple(map(event_json, tables))},
+        epsilon_with_earlier=max(standing.epsilon, cost) if is_named and standing else None,
+        epsilon_adaptive_with_earlier=max(standing.epsilon_adaptive, cost) if is_named and standing else None,
+        remarks=(*(remark for remark in statement.remarks if remark != TABLES_LOST), TABLES_LOST),
+    )
+    write_json(run.statement, strict(found.to_json()))
+    return found
 
 
 _NOT_PROTECTED: dict[Unit, str] = {
@@ -397,6 +422,8 @@ def statement_of(
             *shared,
             *((IN_PARALLEL,) if "test" in parts else ()),
             *((CHOSEN,) if "validation" in parts else ()),
+            *((TABLES_LOST,) if len(parts.get("test", ())) > 1 else ()),
+            *((KEEPS_KEY,) if parts and cost.relation == "replace one" and cost.unit != "sensitive attribute" else ()),
             *size_remarks(config, trained.events, cost.unit),
             *((RECORDS_ALONE,) if config.is_private and records_alone and cost.unit == "record" else ()),
             *((READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
@@ -668,6 +695,7 @@ def _report(
     """Write metrics, records and pages of a released model."""
     statement = read_statement(run)
     if config.evaluation.metrics == "private":
+        statement = _with_lost_tables(statement, run, log)
         with reporter.stage("metrics"):
             assessment = assess_privately(config, dataset, student, statement, run, log)
     else:
