@@ -294,6 +294,9 @@ Epsilon = Annotated[
     Sets("target.epsilon"),
 ]
 Delta = Annotated[float | None, typer.Option(help="Delta at which epsilon is stated."), Sets("target.delta")]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Spend without being asked, also where the sum of all releases is above a limit.")
+]
 Weights = Annotated[
     str | None,
     typer.Option(help="File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision)."),

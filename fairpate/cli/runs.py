@@ -29,6 +29,7 @@ from fairpate.cli.base import (
     RunFolder,
     Sets,
     Weights,
+    Yes,
     as_overrides,
     checked_arguments,
     data_named,
@@ -97,6 +98,7 @@ def run(
             "--dry-run", help="Only show the privacy cost of the run and how much signal its noise would leave."
         ),
     ] = False,
+    yes: Yes = False,
 ) -> Output:
     """Train one method, and publish its model, metrics and report with the privacy guarantee.
 
@@ -111,7 +113,7 @@ def run(
 
     if out is not None:  # checked first, because choosing settings may have to count public records
         check_output_folder(out, "--out")
-    if config is not None and {"files", "label", "features"} <= read_yaml(config).keys():
+    if config is not None and {"files", "label"} <= read_yaml(config).keys():
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     options: list[Override] = [*(overrides or []), *as_overrides(given)]
@@ -141,7 +143,7 @@ def run(
         is_named = method is not None or any(each.startswith("method=") for each in overrides or [])
         options += as_overrides({"data.data_dir": data_dir})
         return _dry_run(placed, release_of, None if path is not None or is_named else options)
-    return outcome(run_method(placed, Reporter(), release_of=release_of, with_graph=True))
+    return outcome(run_method(placed, Reporter(asks=not yes), release_of=release_of, with_graph=True))
 
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
@@ -211,15 +213,20 @@ def _compare(
     overrides: Overrides = None,
     out: SweepFolder = None,
     data_dir: DataDir = None,
+    yes: Yes = False,
 ) -> Output:
     from fairpate.run.compare import compare_methods, comparison_outcome
     from fairpate.run.sweep import load_sweep
+    from fairpate.terminal import Reporter
 
     config = _sweep_file(config, example)
     sweep = load_sweep(config, overrides or [], data_dir=data_dir)
     # Now rather than after hours of training.
     check_output_folder(out or sweep.out or Path("runs"), "--out")
-    comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
+    reporter = Reporter(asks=not yes)
+    comparison = compare_methods(
+        sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem, reporter=reporter
+    )
     return comparison_outcome(comparison)
 
 
@@ -247,6 +254,7 @@ def _compare_and_draw(
     overrides: Overrides = None,
     out: SweepFolder = None,
     data_dir: DataDir = None,
+    yes: Yes = False,
 ) -> Output:
     from fairpate.fairness.rates import DEFAULT, notion_named
     from fairpate.report.figures import FigureStyle
@@ -270,12 +278,12 @@ def _compare_and_draw(
         chosen = None if notion is None else notion_named(notion)
     # Finished results are drawn, and nothing runs.
     if config.is_dir() or config.suffix == ".parquet":
-        unread = {"--set": overrides, "--out": out, "--data-dir": data_dir}
+        unread = {"--set": overrides, "--out": out, "--data-dir": data_dir, "--yes": yes}
         for option in (option for option, value in unread.items() if value):
             raise UsageError(f"{option}: not read where finished results are drawn and nothing runs; leave it out.")
         files = write_figures(config, style=style, notion=chosen or DEFAULT, out=figures)
         return Output(facts={"figures": files}, words="\n".join(map(str, files)))
-    compared = _compare(given, example, overrides, out, data_dir)
+    compared = _compare(given, example, overrides, out, data_dir, yes)
     if compared.code:  # some cells failed: figures would miss them
         return compared
     results = compared.facts["files"]["results"]

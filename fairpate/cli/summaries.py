@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,10 +35,12 @@ from fairpate.data import REGISTRY, DatasetDescription, DatasetListing
 from fairpate.data.registry import Check
 from fairpate.files import PlaceError, check_output_folder
 from fairpate.methods.base import find_method, method_names
-from fairpate.pages import counted
+from fairpate.pages import counted, epsilon_text
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
-from fairpate.run.release_log import OdometerError, state_folder
+from fairpate.run.plan import spent
+from fairpate.run.release_log import Odometer, OdometerError, state_folder
 from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import READING_TELLS, UsageError
 from student.card import read_card
@@ -130,7 +133,16 @@ def summarise(run: RunDirectory) -> Group:
     # The numbers of statement and metrics are above; without queries the operator's page has little to add.
     unnamed = {"statement", "metrics", *(["operator_only"] if queries is None else [])}
     places = ((name.replace("_", " "), str(path)) for name, path in _files(run).items() if name not in unnamed)
-    return Group(Text(), facts([*rows, *places]))
+    return Group(Text(), facts([*rows, *places, *spending_rows(run)]))
+
+
+def spending_rows(run: RunDirectory) -> list[tuple[str, str]]:
+    """Return what a private run spent, and what all releases on its data set cost so far; no row for another run."""
+    statement, data = read_statement(run), read_json(run.record)["data"]
+    if statement.epsilon is None or statement.noise != OS_ENTROPY:
+        return []
+    own = f"ε = {epsilon_text(statement.epsilon)} of each {statement.unit}"
+    return [("spent", f"{own}; so far {spent(data, Odometer(), delta=statement.delta)}")]
 
 
 def _files(run: RunDirectory) -> dict[str, Path]:
@@ -146,8 +158,8 @@ def _files(run: RunDirectory) -> dict[str, Path]:
     return {name: path for name, path in files.items() if path.exists()}
 
 
-def check_table(check: Check) -> Group:
-    """Return a table of what the check reveals, rows by file, counts by column, and faults."""
+def check_table(check: Check, declaration: str) -> Group:
+    """Return a table of what the check reveals, rows by file, counts by column, and faults or the next command."""
     table = listing("file", "column", "rows", "clipped", "missing", "other")
     for file, rows in check.rows.items():
         table.add_row(file, "", f"{rows:,}", "", "", "")
@@ -155,7 +167,10 @@ def check_table(check: Check) -> Group:
             if each.file == file:
                 counts = (f"{count:,}" if count else "" for count in (each.clipped, each.missing, each.other))
                 table.add_row("", each.column, "", *counts)
-    verdict = f"refused: {counted(len(check.refused), 'fault')}" if check.refused else "nothing is refused"
+    following = f"fairpate run --data {shlex.quote(declaration)} --epsilon 1 --dry-run"
+    verdict = (
+        f"refused: {counted(len(check.refused), 'fault')}" if check.refused else f"nothing is refused; {following}"
+    )
     said = Text("\n".join([*check.refused, verdict]))
     return Group(Text(READING_TELLS), *([table] if check.rows else []), said)
 

@@ -8,6 +8,7 @@ person for one record.
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ Floats = npt.NDArray[np.float64]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 When = dict[str, str]
 OTHER = "other"
+ISO_DATE = "%Y-%m-%d"
 
 
 def stretched(values: Floats, scale: str | None) -> Floats:
@@ -88,6 +90,11 @@ class Feature(Section):
         "error, or with `unknown` the lower bound or no category.",
     )
     unknown: Texts = Field((), description="Further values in the file that mean a missing one, like an empty cell.")
+    date: Literal["year", "age"] | None = Field(
+        None, description="Number: the column holds dates, which count as their year, or as whole years up to `age_on`."
+    )
+    date_format: str = Field(ISO_DATE, description="Date: how it is written, as in %d.%m.%Y or %m/%d/%Y.")
+    age_on: datetime.date | None = Field(None, description="Date: the public day on which an age is taken.")
     when: When = Field({}, description="Options and the value at which this declaration holds.")
 
     @property
@@ -140,8 +147,12 @@ class Feature(Section):
                     "missing: expected a number within the bounds, which a missing value counts as, got "
                     f"{self.missing!r}; what means a missing value in the file is `unknown`"
                 )
-        elif self.scale != "linear":
-            raise ValueError("Expected `scale` only together with `bounds`")
+        elif self.scale != "linear" or self.date is not None:
+            raise ValueError("Expected `scale` and `date` only together with `bounds`")
+        if (self.date == "age") != (self.age_on is not None):
+            raise ValueError("Expected `age_on`, a public day such as 2025-12-31, with date: age and only there")
+        if self.date_format != ISO_DATE and self.date is None:
+            raise ValueError("Expected `date_format` only together with `date`")
         if not self.categories and (self.aliases or self.other):
             raise ValueError("Expected `aliases` and `other` only together with `categories`")
         if self.bands and (self.may_be_missing or any(not a < b for a, b in itertools.pairwise(self.bands.values()))):

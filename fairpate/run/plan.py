@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -37,8 +37,9 @@ from fairpate.data.dataset import DatasetEntry, DataSettingsError
 from fairpate.methods.base import ExpectedVotes, Method, Price, PrivateMethod, count_protected, price, resolved
 from fairpate.methods.pate import VotingMethod
 from fairpate.pages import counted, epsilon_text, percent
+from fairpate.privacy.mechanism_events import beyond
 from fairpate.run.context import RunDirectory
-from fairpate.run.release_log import Odometer
+from fairpate.run.release_log import Odometer, Release, composed_epsilon
 from fairpate.terminal import listing
 from fairpate.types import Relation, stepwise
 from fairpate.words import delta_text
@@ -146,6 +147,46 @@ def spent(data: str, odometer: Odometer, *, delta: float) -> str:
         if total.releases
     ]
     return "; ".join(totals) or "nothing"
+
+
+def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
+    """Say what was released on ``data`` since the odometer held ``before``, and what all releases cost; empty if
+    nothing private was."""
+    of_kind: dict[tuple[str, str], list[Release]] = {}
+    for run, release in odometer.released(data).items():
+        events = beyond(release.events, before[run].events if run in before else ())
+        if events and release.is_private:
+            new = replace(release, events=events, plan=(), rdp_A=np.zeros(0))
+            of_kind.setdefault((release.unit, release.relation), []).append(new)
+    now = [
+        f"ε = {epsilon_text(composed_epsilon(found, delta=delta))} of each {unit}"
+        for (unit, _), found in of_kind.items()
+    ]
+    return f"{' and '.join(now)} of {data}; so far {spent(data, odometer, delta=delta)}" if now else ""
+
+
+ASK_ABOVE = 10.0
+"""Epsilon of all releases on records of the user's own above which a command asks first, where no limit is set: such a
+sum bounds an improved guess by a factor of 22,000."""
+
+
+def question_above(data: str, *, planned: float, odometer: Odometer, delta: float, is_own: bool) -> str | None:
+    """Return what to ask before releases on ``data`` that cost ``planned`` in sum; None if nothing needs to be asked.
+
+    Asked is above the operator's limit, which will refuse a part of them, and where there is none above
+    :data:`ASK_ABOVE`, if the records are the user's own and not a published data set.
+    """
+    before = max((total.epsilon for total in odometer.totals(delta=delta, data=data) if total.releases), default=0.0)
+    limit, after = min(odometer.limits(data).values(), default=None), before + planned
+    if after <= (ASK_ABOVE if limit is None else limit) or (limit is None and not is_own):
+        return None
+    bound = (
+        f"{ASK_ABOVE:g}, and no limit is set" if limit is None else f"the limit of {limit:g}, which refuses the rest"
+    )
+    return (
+        f"The releases on {data} may come to ε = {epsilon_text(after)} in sum ({epsilon_text(before)} so far), above "
+        f"{bound}."
+    )
 
 
 def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:

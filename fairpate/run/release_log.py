@@ -366,6 +366,11 @@ class Odometer:
         with self._transaction() as database:
             return next(iter(_rows(database, run=run)), None)
 
+    def released(self, data: str) -> dict[str, Release]:
+        """The stored releases on ``data``, by run."""
+        with self._transaction() as database:
+            return {row.run: row for row in _rows(database, data=data)}
+
     def standing(self, run: str, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
         """The earlier releases of the same data set, unit and relation, and their cost with this one; None if it is not
         private. ``and_of``: releases of the same run from other parts, counted or not."""
@@ -425,6 +430,11 @@ class Odometer:
                 )
             )
         return totals
+
+    def limits(self, data: str) -> dict[Unit, float]:
+        """The limits on releases of ``data``, by unit."""
+        with self._transaction() as database:
+            return dict(database.execute("SELECT unit, epsilon FROM limits WHERE data = ? ORDER BY unit", (data,)))
 
     def set_limit(self, data: str, unit: Unit, *, epsilon: float, delta: float) -> float:
         """Set a limit on the cost of all releases on ``data``, each chosen in view of the earlier ones.

@@ -67,7 +67,7 @@ from fairpate.run.learn import (
     record_data,
     with_given_data,
 )
-from fairpate.run.plan import cautions, spending
+from fairpate.run.plan import cautions, planned_cost, question_above, spending
 from fairpate.run.private_metrics import assess_privately, check_metrics, stated_tables, table_event
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import (
@@ -596,29 +596,50 @@ def _opened(
             take_choice(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         log = ReleaseLog(run, odometer := Odometer(), data=dataset.name, method=config.method, part=dataset.part)
-        is_first = log.stored() is None and release_of is None and not reporter.console.quiet
+        is_first = log.stored() is None and release_of is None and (reporter.asks or not reporter.console.quiet)
         if is_first and (words := spending(config, dataset, odometer)):
             reporter.note("spends", words)
+            cost = planned_cost(config, dataset)
+            question = cost and question_above(
+                dataset.name,
+                planned=cost.epsilon,
+                odometer=odometer,
+                delta=cost.delta,
+                is_own=config.data.declaration is not None,
+            )
+            if question:
+                reporter.consent(question)
         yield config, as_trained(run, config, dataset), run, log
 
 
-def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path) -> tuple[Trained, Student]:
+def train_model(
+    config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path, odometer: str | None = None
+) -> tuple[Trained, Student]:
     """Train on a data set from Python, then post-process on its public records: what was released, and the student.
 
-    As :func:`run_method`, but no release is counted in the operator's odometer. ``folder`` only holds the ledger of a
-    method that asks teachers, with its files, and the key of the order of records.
+    ``folder`` holds the ledger of a method that asks teachers, with its files, and the key of the order of records.
+    ``odometer``: the name under which the operator's odometer counts what is released; None: it is not counted.
+    LimitReachedError where that name's limit has no room.
     """
     config.check()
     config = with_pinned_weights(with_given_data(config, dataset).model_copy(update={"out": folder}))
     check_data(config, dataset)
     run = RunDirectory(root=folder)
-    if config.asks_teachers:
+    if config.asks_teachers or odometer is not None:
         run = create_run_directory(config)
         record_data(run, dataset, given_from_python=True)
+    log = None
+    if odometer is not None and config.is_private:
+        log = ReleaseLog(run, Odometer(), data=odometer, method=config.method)
+        reporter.note("spends", spending(config, replace(dataset, name=odometer), Odometer()))
     check_model_files(config, dataset, reporter)
     dataset = as_trained(run, config, dataset)
-    training = replace(_training(config, dataset, run, reporter, None), model=initial_model(config, dataset))
-    trained = config.train(training)
+    training = replace(_training(config, dataset, run, reporter, log), model=initial_model(config, dataset))
+    # Labels are counted query by query, as their ledger charges them.
+    if log is None or isinstance(config, VotingMethod):
+        trained = config.train(training)
+    else:
+        trained = log.model(lambda: config.train(training), is_release=config.releases_model)
     processed = post_process(trained, config, training)
     card = student_card(config, dataset, processed)
     return trained, Student(card=card, network=processed.model, embedding=dataset.embedding)

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from fairpate.config_reader import parse_config
 from fairpate.methods.base import Method
 from fairpate.run.compare import planned_spending
 from fairpate.run.context import read_statement
-from fairpate.run.plan import VOTERS, forecast, planned_cost
+from fairpate.run.plan import VOTERS, forecast, planned_cost, question_above
 from fairpate.run.release_log import Odometer
 from fairpate.run.sweep import cells_of
+from fairpate.terminal import Reporter
+from fairpate.types import UsageError
 
 
 def test_the_right_class_wins_as_often_as_in_a_simulation() -> None:
@@ -137,3 +140,52 @@ def test_a_comparison_counts_a_shared_release_once_and_leaves_out_what_is_not_pr
     ]
     seeded = [replace(cell, config=cell.config.model_copy(update={"noise": "seeded"})) for cell in cells]
     assert list(planned_spending(seeded, Odometer(tmp_path))) == []
+
+
+def test_a_comparison_above_a_limit_asks_and_without_a_terminal_names_yes(fairpate, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(
+        "methods: [weighted_votes]\ndata_sets: [color_digits]\ngrid: {target.epsilon: [6, 7]}\n"
+        "settings: {student.fit.epochs: 1}\nray: {num_cpus: 1}\n",
+        encoding="utf-8",
+    )
+    Odometer().set_limit("color_digits", "record", epsilon=9, delta=1e-5)
+    code, _, errors = fairpate("compare", sweep, "--out", "sweep")
+    assert (code, "ε = 13.00 in sum (0.00 so far), above the limit of 9" in errors) == (2, True), errors
+    assert "give --yes" in errors
+    assert Odometer().totals(delta=1e-5) == []
+
+
+@pytest.mark.parametrize(("is_own", "limit", "asks"), [(True, None, True), (False, None, False), (False, 11, True)])
+def test_own_records_are_asked_for_above_ten_and_published_ones_above_their_limit(
+    tmp_path: Path, is_own: bool, limit: float | None, asks: bool
+) -> None:
+    odometer = Odometer(tmp_path)
+    if limit is not None:
+        odometer.set_limit("clinic", "record", epsilon=limit, delta=1e-5)
+    words = question_above("clinic", planned=12, odometer=odometer, delta=1e-5, is_own=is_own)
+    assert (words is not None) == asks
+    assert question_above("clinic", planned=9, odometer=odometer, delta=1e-5, is_own=is_own) is None
+
+
+def test_a_terminal_is_asked_and_a_no_spends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    answers = iter([False, True])
+    monkeypatch.setattr("fairpate.terminal.Confirm.ask", lambda *_, **__: next(answers))
+    reporter = Reporter(quiet=True, asks=True)
+    with pytest.raises(UsageError, match="not agreed; nothing was"):
+        reporter.consent("Above 10.")
+    reporter.consent("Above 10.")
+    Reporter(quiet=True).consent("Above 10.")  # from Python nobody is asked
+
+
+def test_a_finished_run_ends_with_what_it_spent(fairpate, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    fast = ("--set", "student.fit.epochs=1", "--data", "color_digits", "--method", "weighted_votes")
+    assert fairpate("run", *fast, "--epsilon", "1", "--out", "first")[0] == 0
+    code, output, _ = fairpate("run", *fast, "--epsilon", "2", "--out", "second")
+    assert code == 0
+    last = " ".join(output.splitlines()[-1].split())
+    assert last.startswith("spent ε = 2.00 of each record; so far 2 releases at ε = 2.")
+    assert last.endswith("per record, no limit")
