@@ -7,7 +7,9 @@ Every seed is kept in docs/results/posthoc.json, beside the bounds of the paper'
 ``communities``: DP-postprocessing of a logistic regression, and DP-oracle-learner with the printed releases, with those
 that need less noise, and with rules that read the group, over the gap asked for; equalized odds to group 0, and equal
 false positives alone, delta 1e-7, every epsilon the accountant's. ``response``: randomised response in both forms on
-Bank (by age) and COMPAS (by race) at epsilon 1, beside the same learner on true groups and without a constraint. The
+Bank (by age) and COMPAS (by race) at epsilon 1, beside the same learner on true groups and without a constraint.
+``bound``: the oracle learner over the bound of its multipliers, and on ten copies of the records at a tenth of epsilon.
+``separation``: Theorem 4.6 by brute force. The
 seed is that of the split, of the noise and of training. Numbers are of the test records, by expectation; groups with
 fewer than 30 records of a label are left out of the discrepancy. ``degenerate`` counts what makes a model worth
 nothing, as every run does.
@@ -18,8 +20,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import measured
@@ -390,7 +392,88 @@ def respond(dataset: Dataset, config: RandomisedResponseConfig, epsilon: float, 
     )
 
 
-PARTS: dict[str, Callable[[int], None]] = {"communities": communities, "response": response}
+def bound(seeds: int) -> None:
+    """The oracle learner over the multipliers' bound B (Remark 4.1), and at a tenth of the epsilon on ten copies."""
+    datasets = [load_data(DataConfig(name="communities", seed=seed)) for seed in range(seeds)]
+    form = {"constraint": "equalized_odds", "max_gap": 0.0} | ORACLES["once"]
+    columns = (*COLUMNS, "epsilon")
+    for epsilon, dual_bound in itertools.product((10.0, math.inf), (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)):
+        rows = [learned(datasets[seed], epsilon, seed, form | {"dual_bound": dual_bound}) for seed in range(seeds)]
+        keep(f"oracle_once/epsilon={epsilon:g},bound={dual_bound:g}", rows, columns)
+    copies = [replace(each, private=each.private.take(list(range(len(each.private))) * 10)) for each in datasets]
+    for epsilon in EPSILONS[:-1]:
+        rows = [learned(copies[seed], epsilon / 10, seed, form) for seed in range(seeds)]
+        keep(f"oracle_once/copies=10,epsilon={epsilon / 10:g}", rows, columns)
+
+
+def separation(_: int) -> None:
+    """Theorem 4.6 by brute force: how far one changed attribute moves the least error of a fair classifier.
+
+    Over all data sets of m records with two features U and V and two groups R and B, where the records of each group
+    with label 0 are at least a quarter of all. *blind* may predict 0, or 1 for U; *aware* also 1 for R, or 1 for B.
+    Both may mix.
+    """
+    for num_records in (8, 12, 16, 20):
+        tables = np.array(list(compositions(num_records, 8)), dtype=np.int64).reshape(-1, 2, 2, 2)
+        tables = tables[(tables[..., 0].sum(axis=1) >= num_records / 4).all(axis=1)]
+        for gap in sorted({2 / num_records, 0.25, 0.5}):
+            moved = dict.fromkeys(("blind", "aware"), 0.0)
+            for feature, label in itertools.product((0, 1), repeat=2):
+                others = tables[tables[:, feature, 0, label] > 0].copy()
+                before = {name: least_errors(others, gap, name) for name in moved}
+                others[:, feature, 0, label] -= 1
+                others[:, feature, 1, label] += 1
+                kept = (others[..., 0].sum(axis=1) >= num_records / 4).all(axis=1)
+                for name in moved:
+                    change = np.abs(least_errors(others, gap, name) - before[name])[kept]
+                    moved[name] = max(moved[name], float(change.max()) * num_records)
+            found = {name: [value] for name, value in moved.items()}
+            print(f"separation, m = {num_records}, gap {gap:g}: m times the sensitivity {found}", flush=True)
+            cells = measured.read("posthoc") | {f"separation/records={num_records},gap={gap:g}": {"seeds": [0]} | found}
+            measured.write("posthoc", command="python benchmarks/posthoc.py --only communities", cells=cells)
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write ``total`` as a sum of ``parts`` numbers from 0 on, in order."""
+    for bars in itertools.combinations(range(total + parts - 1), parts - 1):
+        ends = (-1, *bars, total + parts - 1)
+        yield tuple(after - before - 1 for before, after in itertools.pairwise(ends))
+
+
+def least_errors(tables: npt.NDArray[Any], gap: float, kind: str) -> npt.NDArray[Any]:
+    """The least error of a mixture whose false positive rates differ by at most ``gap``, for each table of counts by
+    feature, group and label.
+
+    A linear program in the weights, whose optimum mixes at most two classifiers: either one that keeps the gap, or two
+    whose mixture has exactly that gap.
+    """
+    negatives, positives, size = tables[..., 0], tables[..., 1], tables[0].sum()
+    by_group = negatives.sum(axis=1)
+    zero, ones = np.zeros(len(tables)), np.ones(len(tables))
+    rates = negatives[:, 0] / by_group
+    errors = [positives.sum(axis=(1, 2)), negatives[:, 0].sum(axis=1) + positives[:, 1].sum(axis=1)]
+    gaps = [zero, rates[:, 0] - rates[:, 1]]
+    if kind == "aware":
+        errors += [by_group[:, group] + positives[:, :, 1 - group].sum(axis=1) for group in (0, 1)]
+        gaps += [ones, -ones]
+    least = np.full(len(tables), np.inf)
+    for error, difference in zip(errors, gaps, strict=True):
+        least = np.where(np.abs(difference) <= gap, np.minimum(least, error), least)
+    for (i, j), limit in itertools.product(itertools.permutations(range(len(gaps)), 2), (-gap, gap)):
+        between = gaps[i] - gaps[j]
+        weight = np.where(between != 0, (limit - gaps[j]) / np.where(between != 0, between, 1), -1)
+        mixed_error = weight * errors[i] + (1 - weight) * errors[j]
+        least = np.where((weight >= 0) & (weight <= 1), np.fmin(least, mixed_error), least)
+    shares: npt.NDArray[Any] = least / size
+    return shares
+
+
+PARTS: dict[str, Callable[[int], None]] = {
+    "communities": communities,
+    "response": response,
+    "bound": bound,
+    "separation": separation,
+}
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ PACKAGES = ("fairpate", "aggregator", "teachers", "student")
 Kind = Literal["first", "later", "types"]
 """When an import runs: with the module, inside a function, or for type checkers alone."""
 Functions = ast.FunctionDef | ast.AsyncFunctionDef
+STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,24 @@ class Module:
         """The parsed source."""
         return ast.parse(self.text)
 
-    def imports(self) -> Iterator[tuple[Kind, str, str]]:
+    @cached_property
+    def imports(self) -> list[tuple[Kind, str, str]]:
         """Each import as (kind, module, name); the name is empty for ``import module``."""
+        found: list[tuple[Kind, str, str]] = []
         stack: list[tuple[ast.AST, Kind]] = [(self.tree, "first")]
         while stack:
             node, kind = stack.pop()
             if isinstance(node, ast.Import):
-                yield from ((kind, alias.name, "") for alias in node.names)
+                found += [(kind, alias.name, "") for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                yield from ((kind, node.module or "", alias.name) for alias in node.names)
+                found += [(kind, node.module or "", alias.name) for alias in node.names]
             elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
                 stack += [(child, "types") for child in node.body] + [(child, kind) for child in node.orelse]
             else:
-                inside = isinstance(node, (*Functions.__args__, ast.Lambda)) and kind == "first"
-                stack += [(child, "later" if inside else kind) for child in ast.iter_child_nodes(node)]
+                inside = isinstance(node, Functions) and kind == "first"
+                statements = [child for child in ast.iter_child_nodes(node) if isinstance(child, STATEMENTS)]
+                stack += [(child, "later" if inside else kind) for child in statements]
+        return found
 
     def header(self) -> int:
         """Lines up to the first statement that is neither docstring nor import."""
@@ -119,7 +124,7 @@ def edges(modules: dict[str, Module]) -> dict[str, dict[str, set[Kind]]]:
     for module in modules.values():
         reached: dict[str, set[Kind]] = defaultdict(set)
         found[module.name] = reached
-        for kind, name, part in module.imports():
+        for kind, name, part in module.imports:
             target = f"{name}.{part}" if f"{name}.{part}" in modules else name
             if target in modules and target != module.name:
                 reached[target].add(kind)

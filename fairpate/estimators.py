@@ -1,4 +1,5 @@
-"""scikit-learn's interface: :class:`FairClassifier` fits any method on arrays and frames, inside pipelines too.
+"""scikit-learn's interface: :class:`FairClassifier` fits any method on arrays and frames, inside pipelines too, and
+:class:`FairSearchCV` searches its settings inside the guarantee.
 
 Its parameters are the sections of the method's configuration, so that they cannot differ from those of the command
 line, and the same seed on the same records gives the same weights. What is given stands; what is left out is chosen
@@ -40,8 +41,9 @@ import numpy.typing as npt
 import torch
 import yaml
 from pydantic import BaseModel
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.metrics import accuracy_score
+from sklearn.model_selection import ParameterGrid
 from sklearn.pipeline import Pipeline
 from sklearn.utils import Tags, _safe_indexing, assert_all_finite, check_array, check_random_state, check_X_y, get_tags
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
@@ -51,7 +53,7 @@ from torch import Tensor
 from fairpate.config import ConfigError, Section, nearest
 from fairpate.config_reader import merge, parse_config, placeless_values
 from fairpate.data import Dataset, Split
-from fairpate.data.dataset import SEPARATORS, counted, sha256_of
+from fairpate.data.dataset import SEPARATORS, counted, keyed_uniform, sha256_of
 from fairpate.data.embedding import embedded, save_embedding
 from fairpate.data.large_arrays import Names
 from fairpate.methods.base import (
@@ -63,17 +65,22 @@ from fairpate.methods.base import (
     configured_exactly,
     find_method,
     fitted_to,
+    price,
     stream_seed,
 )
 from fairpate.pages import epsilon_text
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy
+from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import event_from
+from fairpate.run.choice import TrialsError, group_weights, plan_trials, require_planned, score_of
 from fairpate.run.context import write_json
 from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import Assessment, assess, record_data
+from fairpate.run.private_metrics import WEIGHT
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.run import statement_of, train_model
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, Unit, strict
+from fairpate.types import PrivacyStatement, Unit, heard_by, strict
 from student.card import StudentFileError
 from student.student import Student, load_student, save_student
 
@@ -650,30 +657,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 ``X`` did; a method that protects the group alone and gets it, or an encoding of it, as a column of
                 ``X``.
         """
-        seed = _seed_of(self.random_state)
-        private, labels = private_records(self, X, y, sensitive_features)
-        public = self._public(public_X, public_sensitive_features, seed)
-        names = person_names(persons, len(private.x))
-        if self.num_records is not None and self.num_records < 1:
-            raise ValueError(f"num_records: expected a positive number or None, got {self.num_records}.")
-        count = names.num_distinct if names else len(private.x)
-        sizes = Sizes(
-            num_records=count if self.num_records is None else int(self.num_records),
-            num_public=0 if public is None else len(public.x),
+        config, dataset, sizes, classes, group_names = self._prepared(
+            X, y, sensitive_features, public_X, public_sensitive_features, persons
         )
-        config = self._configuration(sizes, seed=seed)
-        # All refusals before training, because what it releases stays spent when something fails afterwards.
-        _require_inputs(config, private, labels, public, has_persons=bool(names))
-        dataset, classes, group_names = dataset_of(
-            private.x,
-            labels,
-            # Groups that the method does not read are not handed over, so that nothing can depend on them.
-            private.groups if config.reads_groups else None,
-            persons=names,
-            public_X=None if public is None else public.x,
-            public_sensitive_features=None if public is None else public.groups,
-        )
-        dataset = embedded(dataset, config.data.embedding)
         folder = getattr(self, "folder", None)
         with tempfile.TemporaryDirectory(prefix="fairpate-") if folder is None else nullcontext(folder) as root:
             trained, student = train_model(
@@ -968,6 +954,36 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             tags.classifier_tags.multi_class = True
         return tags
 
+    def _prepared(
+        self, X: Any, y: Any, sensitive_features: Any, public_X: Any, public_sensitive_features: Any, persons: Any
+    ) -> tuple[Method, Dataset, Sizes, Values, Values]:
+        """Check what ``fit`` is given; return the configuration, the data set, its sizes, and the names of classes and
+        groups."""
+        seed = _seed_of(self.random_state)
+        private, labels = private_records(self, X, y, sensitive_features)
+        public = self._public(public_X, public_sensitive_features, seed)
+        names = person_names(persons, len(private.x))
+        if self.num_records is not None and self.num_records < 1:
+            raise ValueError(f"num_records: expected a positive number or None, got {self.num_records}.")
+        count = names.num_distinct if names else len(private.x)
+        sizes = Sizes(
+            num_records=count if self.num_records is None else int(self.num_records),
+            num_public=0 if public is None else len(public.x),
+        )
+        config = self._configuration(sizes, seed=seed)
+        # All refusals before training, because what it releases stays spent when something fails afterwards.
+        _require_inputs(config, private, labels, public, has_persons=bool(names))
+        dataset, classes, group_names = dataset_of(
+            private.x,
+            labels,
+            # Groups that the method does not read are not handed over, so that nothing can depend on them.
+            private.groups if config.reads_groups else None,
+            persons=names,
+            public_X=None if public is None else public.x,
+            public_sensitive_features=None if public is None else public.groups,
+        )
+        return config, embedded(dataset, config.data.embedding), sizes, classes, group_names
+
     def _configuration(self, sizes: Sizes = _NO_SIZES, *, seed: int | None = None) -> Method:
         """Return what the parameters set for these sizes. ConfigError, a ValueError, lists every fault."""
         given = self.get_params(deep=False)
@@ -1015,6 +1031,179 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not np.isin(groups, names).all():
             raise ValueError(f"Expected sensitive_features among {names.tolist()}, got {np.unique(groups).tolist()}.")
         return np.searchsorted(names, groups)
+
+
+class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A search over settings inside the guarantee: the best of a secret random number of trials is kept.
+
+    ``fit`` draws K, then K times one of the settings in ``param_grid`` at random, trains a copy of ``estimator`` with
+    it, and keeps the model with the best score; the other models and K are forgotten
+    (:mod:`fairpate.privacy.secret_trials`). Scores have noise, and count what a model predicts rightly among validation
+    records: a share of the records, or of the persons, that a keyed hash of their content or name sets apart, and that
+    no training reads. So training and scores compose in parallel, and all of it costs ``epsilon`` at ``delta``.
+
+    - ``estimator``: a :class:`FairClassifier` of a method whose events are known before it trains: ``dp_sgd``,
+      ``fair_dp_sgd``, ``weighted_votes``, ``record_votes``, ``ada_ssp``, or ``residual_votes`` with a curvature. Its
+      own epsilon and delta are not read: a trial gets what all of them leave to one.
+    - ``param_grid``: parameters with their values, as for ``GridSearchCV``; fixed beforehand, without looking at ``X``.
+    - ``expected_trials``: how many trials are expected; settings are drawn with replacement.
+    - ``validation_share``: the share of records that only scores read.
+    - ``group_shares``: a public share for each group, by which the score counts all groups alike; None: all records.
+    - ``random_state``: the key of the hash; it seeds neither K nor which settings are drawn.
+
+    After ``fit``: ``best_estimator_``, ``best_params_`` and ``best_score_`` (the noisy number of right predictions),
+    ``classes_``, and as :class:`FairClassifier` ``events_``, ``privacy_`` and ``statement_``, which says
+    ``tuning_accounted``. There is no ``cv_results_``: results of other trials are not covered. How long ``fit`` takes
+    depends on K; nothing else does.
+
+    >>> search = FairSearchCV(FairClassifier("dp_sgd"), {"dp_sgd__learning_rate": [0.1, 0.5]}, epsilon=2.0)
+    """
+
+    def __init__(
+        self,
+        estimator: FairClassifier,
+        param_grid: Any,
+        *,
+        epsilon: float = 3.0,
+        delta: float = 1e-5,
+        expected_trials: float = 10.0,
+        validation_share: float = 0.2,
+        group_shares: Mapping[Any, float] | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.estimator, self.param_grid = estimator, param_grid
+        self.epsilon, self.delta, self.expected_trials = epsilon, delta, expected_trials
+        self.validation_share, self.group_shares, self.random_state = validation_share, group_shares, random_state
+
+    def fit(
+        self,
+        X: npt.ArrayLike,
+        y: npt.ArrayLike,
+        *,
+        sensitive_features: npt.ArrayLike | None = None,
+        public_X: npt.ArrayLike | int | None = None,
+        public_sensitive_features: npt.ArrayLike | None = None,
+        persons: npt.ArrayLike | None = None,
+    ) -> Self:
+        """Train and choose; arguments and errors as :meth:`FairClassifier.fit`.
+
+        ValueError also for fewer than two settings, for settings that change the price, and for methods whose events
+        are not known beforehand; TrialsError if every trial failed, which costs the same.
+        """
+        settings = list(ParameterGrid(self.param_grid))
+        priced = sorted({name for each in settings for name in each} & {"epsilon", "delta", "target", "noise"})
+        if len(settings) < 2 or priced:
+            got = f"{', '.join(priced)}, which all trials share" if priced else f"{len(settings)} of them"
+            raise ValueError(f"param_grid: expected two settings or more that leave the price as it is, got {got}.")
+        if not 0 < self.validation_share < 1:
+            raise ValueError(f"validation_share: expected a number between 0 and 1, got {self.validation_share}.")
+        base = clone(self.estimator).set_params(delta=self.delta)
+        seed = _seed_of(self.random_state)
+        checked, labels = private_records(base, X, y, sensitive_features)
+        names = person_names(persons, len(labels))
+        whole, *_ = dataset_of(checked.x, labels, checked.groups, persons=names)
+        # By person, or by content: a unit that is added goes to its part and moves no other.
+        units = names or whole.private.unit_id
+        is_training_N = keyed_uniform(units, seed=seed, purpose="parts") >= self.validation_share
+        rows, kept_apart = np.flatnonzero(is_training_N), np.flatnonzero(~is_training_N)
+        pool = {"public_X": public_X, "public_sensitive_features": public_sensitive_features}
+
+        def part(rows: Values, given: Any) -> Any:
+            return None if given is None else np.asarray(given)[rows]
+
+        given = {"sensitive_features": part(rows, sensitive_features), "persons": part(rows, persons)} | pool
+        # Frames keep the names of their columns.
+        x, known = _safe_indexing(X if hasattr(X, "columns") else np.asarray(X), rows), labels[rows]
+        candidates = [clone(base).set_params(**each) for each in settings]
+        prepared = [each.set_params(epsilon=self.epsilon)._prepared(x, known, **given) for each in candidates]
+
+        def events_at(of_one: float) -> list[tuple[Event, ...]]:
+            found = []
+            for config, dataset, *_ in prepared:
+                target = config.target.model_copy(update={"epsilon": of_one})
+                events = config.model_copy(update={"target": target}).planned_events(dataset)
+                if events is None or getattr(config, "noise", "seeded") != OS_ENTROPY:
+                    raise ValueError(
+                        f"estimator: {config.method} with noise {getattr(config, 'noise', 'none')} cannot be a trial, "
+                        "whose events are known before it and whose noise is from the operating system."
+                    )
+                found.append(events)
+            return found
+
+        plan = plan_trials(events_at, epsilon=self.epsilon, delta=self.delta, expected_trials=self.expected_trials)
+        weights = group_weights(
+            whole,
+            None if self.group_shares is None else {str(name): share for name, share in self.group_shares.items()},
+        )
+        validation = whole.private.take(kept_apart.tolist())
+        source, best = OsEntropy(), None
+        with heard_by(lambda *_: None):
+            for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:
+                model = clone(candidates[number]).set_params(epsilon=plan.epsilon, progress=False)
+                try:
+                    model.fit(x, known, **given)
+                except ValueError:  # which noise may cause: the worst outcome of a trial
+                    continue
+                require_planned(model.events_, plan.trainings)
+                score = plan.with_noise(_right_predictions(model, validation, whole, weights, source), source)
+                if best is None or score > best[0]:
+                    best = score, number, model
+        if best is None:
+            raise TrialsError("FairSearchCV: no trial gave a model, and the price was spent; look at the settings.")
+        score, number, model = best
+        self.best_estimator_, self.best_params_, self.best_score_ = model, settings[number], score / WEIGHT
+        self.classes_, self.n_features_in_ = model.classes_, model.n_features_in_
+        if hasattr(model, "feature_names_in_"):
+            self.feature_names_in_ = model.feature_names_in_
+        self.events_ = (plan.trainings,)
+        trained = replace(model.trained_, events=self.events_)
+        self.privacy_ = price(self.events_, delta=self.delta)
+        parts = {"validation": (plan.scores,)}
+        own = statement_of(model.config_, trained, parts=parts).remarks
+        others = tuple(remark for remark in model.statement_.remarks if remark not in own)
+        self.statement_ = statement_of(model.config_, trained, parts=parts, remarks=others)
+        return self
+
+    def predict(self, X: npt.ArrayLike, **given: Any) -> Labels:
+        """Return the labels of the best model, as :meth:`FairClassifier.predict`."""
+        check_is_fitted(self, "best_estimator_")
+        return self.best_estimator_.predict(X, **given)  # type: ignore[no-any-return]
+
+    def predict_proba(self, X: npt.ArrayLike, **given: Any) -> npt.NDArray[np.float32]:
+        """Return the probabilities of the best model, as :meth:`FairClassifier.predict_proba`."""
+        check_is_fitted(self, "best_estimator_")
+        return self.best_estimator_.predict_proba(X, **given)  # type: ignore[no-any-return]
+
+    def score(
+        self, X: npt.ArrayLike, y: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None, **given: Any
+    ) -> float:
+        """Return the accuracy of the best model, as :meth:`FairClassifier.score`."""
+        check_is_fitted(self, "best_estimator_")
+        return float(self.best_estimator_.score(X, y, sample_weight, **given))
+
+    def statement(self) -> PrivacyStatement:
+        """Return the privacy statement of the best model and its choice. NotFittedError before ``fit``."""
+        check_is_fitted(self, "best_estimator_")
+        return self.statement_
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        inner = get_tags(self.estimator)
+        tags.input_tags, tags.classifier_tags = inner.input_tags, inner.classifier_tags
+        # On the few records of scikit-learn's checks, noise may decide.
+        tags.non_deterministic = tags.classifier_tags.poor_score = True
+        return tags
+
+
+def _right_predictions(
+    model: FairClassifier, validation: Split, whole: Dataset, weights_G: Any, source: NoiseSource
+) -> int:
+    """Return the exact score of ``model`` on validation records, whose codes are those of the ``whole`` data set."""
+    # A class that training records lack is never predicted: no prediction has its code.
+    known = {str(name): code for code, name in enumerate(model.classes_)}
+    codes = np.array([known.get(name, -1) for name in whole.label_names])
+    y = torch.from_numpy(codes[validation.y.numpy()])
+    return score_of(model.student_, replace(validation, y=y), weights_G, source)
 
 
 _ORDER, _SUBSET = "check_methods_sample_order_invariance", "check_methods_subset_invariance"

@@ -88,12 +88,28 @@ TABLES_LOST = (
 )
 """Remark of a statement that prices earlier tables of metrics too."""
 
+_NOT_COVERED = (
+    "It does not cover how the list was made, nor the defaults of this package, which were compared on the test "
+    "records of data sets that it knows."
+)
 CHOSEN = (
     "The settings were chosen among several that were fixed beforehand, by the exponential mechanism on validation "
-    "records, which nothing else read; ε covers this choice. It does not cover how the list was made, nor the defaults "
-    "of this package, which were compared on the test records of data sets that it knows."
+    f"records, which nothing else read; ε covers this choice. {_NOT_COVERED}"
 )
-"""Remark of a statement that covers a choice of settings."""
+"""Remark of a statement that covers a choice of settings among models of one release."""
+
+TRIED = (
+    "The settings are those of the best of a secret random number of trials. Each trial drew its settings from a list "
+    "that was fixed beforehand, and was private together with its score on validation records, which nothing else "
+    f"read; ε covers all trials and the choice. {_NOT_COVERED}"
+)
+"""Remark of a statement that covers a choice of settings among trainings."""
+
+TESTED_DEFAULTS = (
+    "The defaults of this package were compared on the test records of {}, so on them no choice of settings is "
+    "accounted for."
+)
+"""Remark of a statement that covers a choice of settings on a data set that this package knows."""
 
 READING_TELLS = (
     "Whether the records could be read is not covered: a value that was not declared, a class or group without a "

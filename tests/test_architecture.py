@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,12 @@ WITHOUT_HEAVY = (
     *("fairpate.privacy", "fairpate.fairness", "fairpate.sites"),
 )
 MODULES = structure.read_modules(ROOT)
-EDGES = structure.edges(MODULES)
+
+
+@cache
+def edges():
+    """Read when a test asks: every worker collects this file, and parsing all modules takes seconds."""
+    return structure.edges(MODULES)
 
 
 def is_within(module, package):
@@ -51,17 +57,17 @@ def place_of(module):
 @pytest.mark.parametrize("module", sorted(set(MODULES) - {"fairpate"}))
 def test_a_module_imports_only_what_stands_below_it(module):
     floor, package = place_of(module)
-    for other in set(EDGES[module]) - {"fairpate"}:
+    for other in set(edges()[module]) - {"fairpate"}:
         other_floor, other_package = place_of(other)
         assert other_floor < floor or other_package == package, f"{module} imports {other}"
 
 
 def test_no_import_runs_in_a_circle():
-    assert structure.circles(EDGES, kinds={"first"}) == []
+    assert structure.circles(edges(), kinds={"first"}) == []
 
 
 def test_imports_of_functions_make_no_circle_but_the_known():
-    for circle in structure.circles(EDGES, kinds={"first", "later"}):
+    for circle in structure.circles(edges(), kinds={"first", "later"}):
         assert any(set(circle) <= tied for tied in TIED), " -> ".join(circle)
 
 
@@ -69,13 +75,13 @@ def test_imports_of_functions_make_no_circle_but_the_known():
 def test_the_mathematics_needs_neither_torch_nor_ray(package):
     for name, module in MODULES.items():
         if is_within(name, package):
-            imported = {top.split(".")[0] for _, top, _ in module.imports()}
-            put_off = {part for _, top, part in module.imports() if top == "fairpate.later"}
+            imported = {top.split(".")[0] for _, top, _ in module.imports}
+            put_off = {part for _, top, part in module.imports if top == "fairpate.later"}
             assert not (imported | put_off) & HEAVY, name
 
 
 def test_ray_is_imported_by_the_shell_only():
-    shells = {name for name, module in MODULES.items() if any(is_within(top, "ray") for _, top, _ in module.imports())}
+    shells = {name for name, module in MODULES.items() if any(is_within(top, "ray") for _, top, _ in module.imports)}
     assert shells <= {
         "aggregator.service.server",
         "fairpate.run.compare",
@@ -87,5 +93,5 @@ def test_ray_is_imported_by_the_shell_only():
 
 def test_nothing_of_ours_uses_pickle_or_relative_imports():
     for name, module in MODULES.items():
-        assert not {"pickle", "cloudpickle", "joblib"} & {top for _, top, _ in module.imports()}, name
+        assert not {"pickle", "cloudpickle", "joblib"} & {top for _, top, _ in module.imports}, name
         assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(module.tree)), name

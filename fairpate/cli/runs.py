@@ -304,12 +304,24 @@ compare = in_modes(
 
 def select(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="YAML file of a comparison whose settings share one release.")
+        Path, typer.Argument(metavar="CONFIG", help="YAML file of a comparison: the settings to choose from.")
     ],
     epsilon: Annotated[
-        float, typer.Option(min=1e-6, help="Epsilon of the choice, which validation records pay and no others.")
+        float,
+        typer.Option(
+            min=1e-6,
+            help="Epsilon of the choice, which validation records pay and no others; with --trials, that of all trials "
+            "and of the choice.",
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the release and for the run of the chosen settings.")],
+    out: Annotated[Path, typer.Option(help="Folder for the choice, and for the run of the chosen settings.")],
+    trials: Annotated[
+        float | None,
+        typer.Option(
+            help="Train settings drawn at random, a secret number of times that is expected to be this, and publish "
+            "the best; without it, settings must share one release.",
+        ),
+    ] = None,
     shares: Annotated[
         list[str] | None,
         typer.Option(
@@ -321,13 +333,15 @@ def select(
     overrides: Overrides = None,
     data_dir: DataDir = None,
 ) -> Output:
-    """Choose among settings by private validation records, inside the guarantee, and run the chosen one.
+    """Choose among settings by private validation records, inside the guarantee, and publish the chosen one.
 
-    All candidates learn from one release, at no cost; the choice is drawn by the exponential mechanism, once. The
-    statement of the run then says that tuning is accounted for.
+    Settings that learn from one release train at no cost, and one is drawn by the exponential mechanism. With --trials
+    each training touches private records, and the best of a secret number of them is published. The statement then
+    says that tuning is accounted for.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.run.choice import select_settings
+    from fairpate.privacy.secret_trials import MOST_TRIALS
+    from fairpate.run.choice import select_by_trials, select_settings
     from fairpate.run.sweep import cells_of, load_sweep
     from fairpate.terminal import Reporter
 
@@ -342,7 +356,12 @@ def select(
         except ValueError:
             raise UsageError(f"--share {each}: expected GROUP=SHARE with a number, such as F=0.5.") from None
     configs = [cell.config for cell in cells]
-    return outcome(select_settings(configs, epsilon=epsilon, out=out, reporter=Reporter(), group_shares=given or None))
+    common: dict[str, Any] = {"epsilon": epsilon, "out": out, "reporter": Reporter(), "group_shares": given or None}
+    if trials is None:
+        return outcome(select_settings(configs, **common))
+    if not 1 < trials <= MOST_TRIALS:
+        raise UsageError(f"--trials: expected a number above 1 and at most {MOST_TRIALS:g}, got {trials:g}.")
+    return outcome(select_by_trials(configs, expected_trials=trials, **common))
 
 
 def report(folder: RunFolder) -> Output:

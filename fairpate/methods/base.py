@@ -495,6 +495,13 @@ class Method(Section):
         for a method without votes."""
         return None
 
+    def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:  # noqa: ARG002
+        """Return all events of a training on ``dataset``, if they are known before it, or None.
+
+        Of private records their number alone is read.
+        """
+        return None
+
     def own_dataset(self) -> Dataset | None:
         """The data set that comes with the configuration itself; None: the one that ``data`` names."""
         return None
@@ -650,6 +657,12 @@ class ReleasingMethod(PrivateMethod):
             noisy_sum=noisy_sum,
         )
         return self.measure(training)
+
+    def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
+        """Return the events of the release, rehearsed without a private record."""
+        events = self.rehearse(dataset, lambda exact_RW, **_: np.zeros_like(exact_RW)).events
+        # Without records, persons are not known either.
+        return tuple(of_unit(event, dataset.unit) for event in events)
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Train the model from the release and from public records."""

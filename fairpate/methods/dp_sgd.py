@@ -61,12 +61,13 @@ from fairpate.methods.base import (
     arguments,
 )
 from fairpate.privacy.accountant import noise_multiplier_for
-from fairpate.privacy.events import PoissonGaussians
-from fairpate.types import Relation
+from fairpate.privacy.events import Event, PoissonGaussians
+from fairpate.types import Relation, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from fairpate.data import Dataset
     from fairpate.nn.per_example import DenseChain
     from fairpate.nn.private_fit import PrivateRandomness, PrivateSteps, PublicGradient
 
@@ -204,15 +205,7 @@ def train_dp_sgd(
         # Shifted by a public vector a gradient has another norm, so each has to be formed before it is clipped.
         clipper=partial(ShiftedClipper, public_gradient=public_gradient) if shifted else GradientClipper,
         # The multiplier is all that counts: clip norm and denominator scale the sum and its noise alike.
-        events=(
-            PoissonGaussians(
-                count=steps.num_steps,
-                noise_multiplier=steps.noise_multiplier,
-                sampling_rate=steps.sampling_rate,
-                unit="record" if person_N is None else "person",
-                relation=relation,
-            ),
-        ),
+        events=(event_of(steps, unit="record" if person_N is None else "person", relation=relation),),
     )
     training = PrivateTraining(
         model,
@@ -230,6 +223,17 @@ def train_dp_sgd(
     return Trained(model=model, events=events, noise=randomness.label)
 
 
+def event_of(steps: PrivateSteps, *, unit: Unit, relation: Relation) -> PoissonGaussians:
+    """Return the event of all steps."""
+    return PoissonGaussians(
+        count=steps.num_steps,
+        noise_multiplier=steps.noise_multiplier,
+        sampling_rate=steps.sampling_rate,
+        unit=unit,
+        relation=relation,
+    )
+
+
 class DpSgdFamily(PrivateMethod):
     """Methods whose steps are DP-SGD's."""
 
@@ -240,11 +244,14 @@ class DpSgdFamily(PrivateMethod):
         # Batch size over sampling rate is the number of records, and both are published.
         return self.dp_sgd.num_records is None
 
+    def sgd_steps(self, dataset: Dataset) -> PrivateSteps:
+        """Return the steps of DP-SGD within the target."""
+        # Persons where these are protected: the rate is that of what is sampled.
+        return calibrated_steps(self.dp_sgd, self.target, num_records=dataset.private.num_protected)
+
     def sgd_arguments(self, training: Training) -> dict[str, Any]:
         """Return the arguments of :func:`train_dp_sgd`, except progress."""
-        private = training.dataset.private
-        # Persons where these are protected: the rate is that of what is sampled.
-        steps = calibrated_steps(self.dp_sgd, self.target, num_records=private.num_protected)
+        private, steps = training.dataset.private, self.sgd_steps(training.dataset)
         records = {"model": training.model, "x": private.x, "y": private.y, "person_N": private.person_N}
         return records | {"steps": steps, "randomness": self.randomness(), "relation": self.target.record_relation}
 
@@ -258,6 +265,10 @@ class DpSgd(DpSgdFamily):
     reads_groups: ClassVar[bool] = False
 
     method: str = "dp_sgd"
+
+    def planned_events(self, dataset: Dataset) -> tuple[Event, ...]:
+        """Return the event of all steps."""
+        return (event_of(self.sgd_steps(dataset), unit=dataset.unit, relation=self.target.record_relation),)
 
     def train(self, training: Training) -> Trained:
         with training.reporter.stage(self.method) as advance:
@@ -313,14 +324,12 @@ def regulariser_gradient(
     return gradient
 
 
-class FairDpSgd(DpSgdFamily):
+class FairDpSgd(DpSgd):
     """Noise is calibrated to the target for one record or person; a regulariser on public records enforces parity."""
 
-    protects_persons: ClassVar[bool] = True
     title: ClassVar[str] = "FairDP-SGD"
     paper: ClassVar[str] = "Yaghini et al. 2023 (FairPATE), Algorithm 6"
 
-    reads_groups: ClassVar[bool] = False
     reads_public: ClassVar[bool] = True
 
     method: str = "fair_dp_sgd"

@@ -62,7 +62,7 @@ from fairpate.methods.record_votes import (
     with_noise,
 )
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
-from fairpate.privacy.events import of_unit
+from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
 from fairpate.types import IntArray
@@ -387,6 +387,10 @@ class ResidualVotes(RulesOfRecords):
         # Both plans have the same total of squared sensitivity over variance: the prices differ by rounding.
         # The larger noise serves both, because the sums are released before the curvature is chosen.
         return of_plan(chosen) if chosen else max(of_plan("public"), of_plan("private"))
+
+    def planned_events(self, dataset: Dataset) -> tuple[Event, ...] | None:
+        """Return None where released sums decide how many more releases there are."""
+        return None if self.residual_votes.curvature is None else super().planned_events(dataset)
 
     def measure(self, training: Training) -> Released:
         """Release sums, second moments if the curvature is private, and residuals; each release may depend on earlier

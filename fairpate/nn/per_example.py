@@ -38,7 +38,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -104,17 +104,24 @@ WeightedSums = list[tuple[Tensor, Tensor]]
 Gradients = Callable[[nn.Module, Tensor, Tensor], list[Tensor]]
 
 
-class LayerGradient(Protocol):
-    """The gradients of B records with respect to one layer's parameters."""
+class PerRecordGradients(Protocol):
+    """The gradients of B records with respect to some parameters, of which clipping needs norms and weighted sums."""
 
     def squared_norms(self) -> Tensor:
-        """Squared L2 norm per record over the layer's trainable parameters, ``float64`` of shape (B,)."""
+        """Squared L2 norm per record over the trainable parameters, ``float64`` of shape (B,)."""
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
         """For each trainable parameter, the sum over records of weight times gradient."""
 
+
+class LayerGradient(PerRecordGradients, Protocol):
+    """The gradients of B records with respect to one layer's parameters."""
+
     def per_record(self) -> WeightedSums:
         """For each trainable parameter, the gradient of every record, shape (B, P)."""
+
+    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
+        """Inner product of every record's gradient with ``shift``, which has a tensor for each parameter's id: (B,)."""
 
 
 def layer_gradient(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
@@ -149,6 +156,15 @@ class _Dense:
         weight_BOI = self._gradient_BO[:, :, None] * self._input_BI[:, None, :]
         return _trainable((self._layer.weight, weight_BOI.flatten(1)), (self._layer.bias, self._gradient_BO))
 
+    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
+        total_B = self._gradient_BO.new_zeros(len(self._gradient_BO))
+        if self._layer.weight.requires_grad:
+            # <g a', R> = g' R a
+            total_B += ((self._gradient_BO @ shift[id(self._layer.weight)]) * self._input_BI).sum(dim=1)
+        if self._trains_bias:
+            total_B += self._gradient_BO @ shift[id(self._layer.bias)]
+        return total_B
+
 
 def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     linear = cast("nn.Linear", layer)
@@ -174,6 +190,9 @@ class _Formed:
 
     def per_record(self) -> WeightedSums:
         return self._gradients
+
+    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
+        return sum((values @ shift[id(p)].flatten() for p, values in self._gradients), start=torch.zeros(()))
 
 
 class _Convolution:
@@ -233,6 +252,9 @@ class _Convolution:
         outputs, inputs, height, width = self._layer.weight.shape
         weight = self._weight.reshape(-1, outputs, height, width, inputs).permute(0, 1, 4, 2, 3).flatten(1)
         return [*_trainable((self._layer.weight, weight)), *self._bias.per_record()]
+
+    def products(self, shift: Mapping[int, Tensor]) -> Tensor:
+        return _Formed(*self.per_record()).products(shift)
 
 
 def squared_norms(values_BP: Tensor) -> Tensor:
@@ -688,7 +710,7 @@ class GradientClipper:
         return self._clipped(lambda kept: [_Formed(*zip(self._trained, kept(*rows), strict=True))])
 
     @torch.no_grad()
-    def _clipped(self, formed: Callable[[Callable[..., list[Tensor]]], list[LayerGradient]]) -> ClippedSum:
+    def _clipped(self, formed: Callable[[Callable[..., list[Tensor]]], Sequence[PerRecordGradients]]) -> ClippedSum:
         """The clipped sum of the gradients that ``formed(kept)`` gives, ``kept`` applied to what they are made of."""
         layers = formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())

@@ -35,7 +35,15 @@ from torch import Tensor, nn
 from fairpate.config import ConfigError
 from fairpate.nn.fit import exact_convolutions, uses_dropout
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
-from fairpate.nn.per_example import ClippedSum, GradientClipper, PerExampleLoss
+from fairpate.nn.per_example import (
+    ClippedSum,
+    GradientClipper,
+    LayerCall,
+    LayerGradient,
+    PerExampleLoss,
+    WeightedSums,
+    layer_gradient,
+)
 from fairpate.privacy.events import spent
 
 if TYPE_CHECKING:
@@ -392,6 +400,9 @@ def _log_uniform(words: Tensor) -> Tensor:
 
 
 _VALUES_AT_ONCE = 2**24
+# Where a record's gradient cancels the shift to less than a hundredth, its shifted gradient is formed. Elsewhere the
+# closed form in float64 loses less of a norm than the share by which the clipping bound is lowered.
+_LEAST_LEFT, _LOST_AT_MOST = 1e-4, 1e-6
 
 
 class ShiftedClipper(GradientClipper):
@@ -400,11 +411,11 @@ class ShiftedClipper(GradientClipper):
     ``public_gradient``, where given, sets the shift anew before each sum, from the current model. Of a person,
     the average gradient is shifted once: the average of shifted ones is the same.
 
-    FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. Where the shift r is long, a record may have a
-    gradient near -r, and closed forms fail: ``|g_i|^2 + 2 <g_i, r> + |r|^2`` loses in ``float32`` what is left of the
-    norm, and so does a sum that is put together from multiples of g_i and of r. Every shifted gradient is therefore
-    formed, in ``float64``, its norm taken and itself scaled and added; noise joins before anything is rounded to
-    ``float32``. ``norms_B`` are those of the shifted gradients. Otherwise as :class:`GradientClipper`.
+    FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. Norms follow from
+    ``|g_i|^2 + 2 <g_i, r> + |r|^2``, in ``float64``. Where the shift r is long, a record may have a gradient near -r,
+    and what is left of its norm is lost in that sum: such records' shifted gradients are formed. Noise joins before
+    anything is rounded to ``float32``. ``norms_B`` are those of the shifted gradients. Otherwise as
+    :class:`GradientClipper`.
     """
 
     shift: Sequence[Tensor] | None = None
@@ -442,7 +453,56 @@ class ShiftedClipper(GradientClipper):
         return super().sum(x.double() if x.is_floating_point() else x, targets, owner_B)
 
     def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        rows = self._rows(x, targets, owner_B)
-        if self.shift is not None:
-            rows = [values + part.double().flatten() for values, part in zip(rows, self.shift, strict=True)]
-        return self._clipped_rows(rows)
+        if self.shift is None:
+            return super()._part(x, targets, owner_B)
+        shift = [(p, part.double()) for p, part in zip(self._trained, self.shift, strict=True)]
+        if owner_B is not None or self.engine == "functional":
+            return self._shifted_rows(self._rows(x, targets, owner_B), shift)
+        calls = self._layer_calls(x, targets)
+        with torch.no_grad():
+            shifted = _Shifted([layer_gradient(*call) for call in calls], shift)
+            # False for NaN: what is not finite is left to the sum of the others, which leaves it out.
+            is_near_B = shifted.squared_norms() < _LEAST_LEFT * shifted.squares_B
+            if not bool(is_near_B.any()):
+                return self._closed(calls, shift)
+            near = [(layer, values[is_near_B], slope[is_near_B]) for layer, values, slope in calls]
+            rows = {id(p): values for call in near for p, values in layer_gradient(*call).per_record()}
+            nothing = x.new_zeros(int(is_near_B.sum()), 1, dtype=torch.float64)
+            formed = self._shifted_rows([rows.get(id(p), nothing) for p in self._trained], shift)
+            if bool(is_near_B.all()):
+                return formed
+        others = self._closed([(layer, v[~is_near_B], slope[~is_near_B]) for layer, v, slope in calls], shift)
+        norms_B = torch.empty_like(is_near_B, dtype=torch.float64)
+        norms_B[is_near_B], norms_B[~is_near_B] = formed.squared_norms_B, others.squared_norms_B
+        gradients = [a + b for a, b in zip(formed.gradients, others.gradients, strict=True)]
+        return ClippedSum(gradients=gradients, squared_norms_B=norms_B)
+
+    def _closed(self, calls: Sequence[LayerCall], shift: WeightedSums) -> ClippedSum:
+        return self._clipped(
+            lambda kept: [_Shifted([layer_gradient(layer, *kept(*values)) for layer, *values in calls], shift)]
+        )
+
+    def _shifted_rows(self, rows: list[Tensor], shift: WeightedSums) -> ClippedSum:
+        return self._clipped_rows([values + part.flatten() for values, (_, part) in zip(rows, shift, strict=True)])
+
+    def _clip_factors(self, squared_norms_B: Tensor, is_counted_B: Tensor | None) -> Tensor:
+        return super()._clip_factors(squared_norms_B, is_counted_B) * (1 - _LOST_AT_MOST)
+
+
+class _Shifted:
+    """Each record's gradient over all layers with ``shift`` added: one tensor per trainable parameter."""
+
+    def __init__(self, layers: list[LayerGradient], shift: WeightedSums) -> None:
+        self._layers, self._shift = layers, shift
+        self._by_id = {id(p): part for p, part in shift}
+        length = sum(float(part.square().sum()) for _, part in shift)
+        self.squares_B: Tensor = torch.stack([layer.squared_norms() for layer in layers]).sum(dim=0) + length
+
+    def squared_norms(self) -> Tensor:
+        products_B = torch.stack([layer.products(self._by_id) for layer in self._layers]).sum(dim=0)
+        return (self.squares_B + 2 * products_B).clamp_(min=0)
+
+    def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
+        sums = {id(p): value for layer in self._layers for p, value in layer.weighted_sums(weights_B)}
+        total = weights_B.sum()
+        return [(p, sums.get(id(p), 0) + total * part) for p, part in self._shift]

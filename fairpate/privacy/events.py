@@ -165,4 +165,7 @@ def of_unit(event: Any, unit: Unit) -> Any:
     # A unit that is no field belongs to the definition of the event: its price holds for no other unit.
     if "unit" not in {column.name for column in fields(event)}:
         raise TypeError(f"{type(event).__name__} is priced per {event.unit} alone, not per {unit}.")
+    if hasattr(event, "trials"):  # of events, each of the same unit
+        trials = tuple(tuple(of_unit(each, unit) for each in events) for events in event.trials)
+        return replace(event, unit=unit, trials=trials)
     return replace(event, unit=unit)

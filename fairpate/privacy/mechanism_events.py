@@ -47,6 +47,7 @@ from fairpate.privacy.loss_distributions import (
     poisson_gaussians,
     repeated,
 )
+from fairpate.privacy.secret_trials import SecretTrials
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Relation, Unit, worded
 
@@ -457,7 +458,10 @@ def event_json(event: Event) -> dict[str, Any]:
     # What is stored ends in statements and the odometer, where votes must never get.
     if event.data_dependent:
         raise ValueError(f"{type(event).__name__} depends on private votes and is not to be stored.")
-    return worded({"kind": type(event).__name__, "noun": event.noun, **asdict(event)})  # type: ignore[call-overload]
+    values = {"kind": type(event).__name__, "noun": event.noun, **asdict(event)}  # type: ignore[call-overload]
+    if isinstance(event, SecretTrials):
+        values["trials"] = [list(map(event_json, events)) for events in event.trials]
+    return worded(values)
 
 
 def event_from(values: Mapping[str, Any]) -> Event:
@@ -465,14 +469,15 @@ def event_from(values: Mapping[str, Any]) -> Event:
     kinds = accountant.event_kinds()
     if values.get("kind") not in kinds:
         raise ValueError(f"unknown event {values.get('kind')}; use the version that wrote it.")
-    event: Event = kinds[values["kind"]](
-        **{
-            # JSON has no infinite numbers: they are stored as text.
-            name: float(value) if value in ("inf", "-inf") else value
-            for name, value in values.items()
-            if name not in ("kind", "noun")
-        }
-    )
+    # JSON has no infinite numbers: they are stored as text.
+    fields: dict[str, Any] = {
+        name: float(value) if value in ("inf", "-inf") else value
+        for name, value in values.items()
+        if name not in ("kind", "noun")
+    }
+    if "trials" in fields:
+        fields["trials"] = tuple(tuple(map(event_from, events)) for events in fields["trials"])
+    event: Event = kinds[values["kind"]](**fields)
     return event
 
 

@@ -6,11 +6,12 @@ ln(with / without) are put on a grid so that the masses of both distributions ar
 distinguish, never harder. Releases are composed by multiplying Fourier transforms of their losses, and epsilon is read
 off. Adding and removing a unit are two directions; the larger epsilon counts.
 
-Votes of teachers and of records have discrete Gaussian noise, which is taken as it is. Only a release of smooth
-sensitivity has no single worst pair: with one of them, Renyi divergences are maximised over all pairs that smoothness
-allows, and the rest counts as Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5 and 12). Sums of weighted
-votes use the rounding argument of :mod:`fairpate.privacy.mechanism_events`: that theorem is shared, the numbers are
-not.
+Votes of teachers and of records have discrete Gaussian noise, which is taken as it is. A release of smooth sensitivity
+has no single worst pair: with one of them, Renyi divergences are maximised over all pairs that smoothness allows, and
+teachers' votes count as Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5 and 12). The best of a secret number
+of trials is known by a theorem about Renyi divergences alone; those of a trial are sums over the points of its pairs.
+That theorem is shared with :mod:`fairpate.privacy.secret_trials`, and sums of weighted votes share the rounding
+argument of :mod:`fairpate.privacy.mechanism_events`; the numbers are not shared.
 
 Shapes: K points of a pair, M points of the grid, A orders.
 """
@@ -29,7 +30,10 @@ import scipy
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-_DEVIATIONS, _POINTS_PER_DEVIATION = 10.0, 200  # of a Gaussian: 1e-23 lies beyond
+_DEVIATIONS, _POINTS_PER_DEVIATION = 20.0, 200  # of a Gaussian: Renyi divergences of high orders need far tails
+_LOG_FAR, _LOG_END, _LOG_NOTHING = -56.0, -150.0, 14.0  # of masses
+# Sampled Gaussians have a kink at some order: a grid that is finer there misses less of it.
+_TRIAL_ORDERS: FloatArray = np.union1d(1 + np.geomspace(1e-2, 1e6, 301), np.arange(3, 257) / 2)
 _LAPLACE_POINTS, _FACTOR_POINTS = 512, 2**10
 _LEAST_NOISE, _MOST_NOISE = 1e-3, 1e6  # less is taken for none; more would need too many points
 
@@ -176,6 +180,9 @@ def spread(pair: Pair, step: float) -> tuple[IntArray, FloatArray]:
 
 def _coarse(pair: Pair) -> Pair:
     """A pair of few points that is at least as easy to distinguish."""
+    # Without far tails, across which the steps of the grid would be too wide.
+    kept = np.maximum(pair.with_K, pair.without_K) > _LOG_FAR
+    pair = Pair(pair.with_K[kept], pair.without_K[kept])
     losses = pair.with_K - pair.without_K
     if len(losses) <= _FACTOR_POINTS:
         return pair
@@ -223,16 +230,8 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
     if not LEAST_DELTA <= delta < 1:
         raise NotRecomputedError(f"delta {delta:g} is below {LEAST_DELTA:g}, where floats no longer decide")
     for event in events:
-        _kind(event)  # for its error
-        numbers = {name: event[name] for name in event if name not in ("kind", "noun", "unit", "relation", "threshold")}
-        for name, value in numbers.items():
-            if value is None and name == "threshold_stddev_votes":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | float | str) or not float(value) >= 0:
-                raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
-        if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
-            raise ValueError(f"{event['kind']}: expected a whole count and 0 < sampling_rate <= 1")
-    if any(event["kind"] == "SmoothRelease" for event in events):
+        _require_valid(event)
+    if any(event["kind"] in ("SmoothRelease", "SecretTrials") for event in events):
         return _renyi_epsilon(events, delta)
     parts = [part for event in events for part in _kind(event).pairs(event) if part[1]]
     pairs = [(pair, count) for pair, count in parts if pair is not None]
@@ -244,6 +243,27 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
         return composed
     # Guarantees of pure differential privacy may also just add up. The grid and its lost masses may come to more.
     return min(composed, math.fsum(event["count"] * float(event["epsilon"]) for event in events if event["count"]))
+
+
+def _require_valid(event: Mapping[str, Any]) -> None:
+    _kind(event)  # for its error
+    if event["kind"] == "SecretTrials":
+        if not 1 < event["expected_trials"] < math.inf or not -1 < event["eta"] < math.inf or not all(event["trials"]):
+            raise ValueError("SecretTrials: expected expected_trials > 1, eta > -1, and events of every trial")
+        for inner in (each for events in event["trials"] for each in events):
+            if inner.get("kind") in ("SecretTrials", "PoissonGaussianLaplaces", "NeighbourVotes"):
+                # Pairs of several noises lack their far tails.
+                raise NotRecomputedError(f"{inner['kind']} inside of SecretTrials: no independent Renyi curve")
+            _require_valid(inner)
+        return
+    not_numbers = ("kind", "noun", "unit", "relation", "threshold")
+    for name, value in ((name, event[name]) for name in event if name not in not_numbers):
+        if value is None and name == "threshold_stddev_votes":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float | str) or not float(value) >= 0:
+            raise ValueError(f"{event['kind']}.{name}: expected a number of at least 0, got {value!r}")
+    if not 0 < float(event.get("sampling_rate", 1)) <= 1 or not isinstance(event.get("count", 1), int):
+        raise ValueError(f"{event['kind']}: expected a whole count and 0 < sampling_rate <= 1")
 
 
 def _kind(event: Mapping[str, Any]) -> Kind:
@@ -316,17 +336,66 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
 
 
 def _renyi_epsilon(events: Events, delta: float) -> float:
-    """The epsilon of events with a release of smooth sensitivity: Renyi curves on a fine grid of orders, converted."""
-    others = [event for event in events if event["kind"] != "SmoothRelease"]
-    if unknown := {event["kind"] for event in others} - set(_TEACHERS):
-        raise NotRecomputedError(f"{', '.join(sorted(unknown))} with SmoothRelease: no independent Renyi curve")
+    """The epsilon of events with a release of smooth sensitivity or with secret trials: Renyi curves, converted."""
     orders = 1 + np.geomspace(1e-3, 1e5, 4001)
+    if any(event["kind"] == "SecretTrials" for event in events):
+        orders = _TRIAL_ORDERS
     # ``0 * orders`` as the start: a sum without terms still has the shape of the orders.
-    costs = sum((_smooth_curve(event, orders) for event in events if event["kind"] == "SmoothRelease"), 0 * orders)
-    for count, stddev in (part for event in others for part in _noises(event) if part[0]):
-        costs = costs + (count * orders / (2 * stddev**2) if stddev > 0 else math.inf)
+    costs = sum((_renyi_curve(event, orders) for event in events), 0 * orders)
     found = costs + np.log1p(-1 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1)
     return float(max(np.min(found), 0.0))
+
+
+def _renyi_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
+    kind = event["kind"]
+    if kind == "SmoothRelease":
+        return _smooth_curve(event, orders)
+    if kind == "SecretTrials":
+        return _trials_curve(event, orders)
+    total = 0 * orders
+    if kind in _TEACHERS:
+        for count, stddev in (part for part in _noises(event) if part[0]):
+            total = total + (count * orders / (2 * stddev**2) if stddev > 0 else math.inf)
+        return total
+    for pair, count in _kind(event).pairs(event):
+        total = total + (0 if not count else math.inf if pair is None else count * _divergences(pair, orders))
+    return total
+
+
+def _divergences(pair: Pair, orders: FloatArray) -> FloatArray:
+    """The larger Renyi divergence of the two directions at each order, ``inf`` where the points do not reach far
+    enough to tell."""
+    found = []
+    for first, second in ((pair.with_K, pair.without_K), (pair.without_K, pair.with_K)):
+        # Points with so little mass lie at the cut ends of a noise that goes on beyond them.
+        ends = np.maximum(first, second) < _LOG_END
+        for order in orders:
+            terms = order * first + (1 - order) * second
+            largest = terms.max()
+            total = largest + math.log(np.exp(terms - largest).sum())
+            is_cut = ends.any() and terms[ends].max() > largest - _LOG_NOTHING
+            found.append(math.inf if is_cut else max(total, 0.0) / (order - 1))
+    return np.asarray(np.max(np.reshape(found, (2, len(orders))), axis=0))
+
+
+def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
+    """Papernot and Steinke 2022 (arXiv 2110.03620), Theorem 2: another reading of the formula, with orders of its own
+    for the trial inside."""
+    mean, eta = float(event["expected_trials"]), float(event["eta"])
+    # E[K] of the law, as a function of ln gamma < 0; it falls as gamma rises.
+    log_gammas = -np.geomspace(1e-9, 60, 20_001)
+    inverse = np.exp(-log_gammas)
+    means = (inverse - 1) / -log_gammas if eta == 0 else eta * (inverse - 1) / (1 - np.exp(eta * log_gammas))
+    log_gamma = float(np.interp(mean, means, log_gammas))
+    if not means[0] < mean < means[-1]:
+        raise NotRecomputedError(f"SecretTrials of {mean:g} trials at eta {eta:g}")
+
+    def largest(at: FloatArray) -> FloatArray:
+        curves = [np.sum([_renyi_curve(each, at) for each in events], axis=0) for events in event["trials"]]
+        return np.asarray(np.maximum.reduce(curves))
+
+    inside = (largest(_TRIAL_ORDERS) * (_TRIAL_ORDERS - 1) - log_gamma) / _TRIAL_ORDERS
+    return np.asarray(largest(orders) + (1 + eta) * float(inside.min()) + math.log(mean) / (orders - 1))
 
 
 def _smooth_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
@@ -409,6 +478,7 @@ KINDS: Mapping[str, Kind] = {
     "ConfidentGnmaxQueries": Kind(_teachers),
     "AttributeQueries": Kind(_teachers, relation="replace one"),
     "SmoothRelease": Kind(lambda event: []),  # noqa: ARG005 - by Renyi divergences alone
+    "SecretTrials": Kind(lambda event: [], relation=None),  # noqa: ARG005 - likewise
     "PoissonGaussians": Kind(_gaussian_sums, relation=None),
     "PoissonGaussianLaplaces": Kind(_sampled(_gaussian_and_laplace)),
     "AttributeGaussians": Kind(_attribute_gaussians, "sensitive attribute", "replace one"),

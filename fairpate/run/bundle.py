@@ -17,7 +17,7 @@ import json
 import math
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -453,6 +453,14 @@ class _Check:
         released, origin = read_release(made)
         same = [event_json(event) for event in released.events] == events_of(self.said, "validation")
         self.require(same, "choice.safetensors: its event is not that of the statement")
+
+        def laws(events: Iterable[Mapping[str, Any]]) -> list[tuple[Any, Any]]:
+            trials = (event for event in events if event["kind"] == "SecretTrials")
+            return [(event["expected_trials"], event["eta"]) for event in trials]
+
+        # The trainings that the scores are of: both are priced for one number of trials.
+        same = laws(map(event_json, released.events)) == laws(self.said.events)
+        self.require(same, "statement.json: trainings and their scores are not of the same secret number of trials")
         config = _json(self.bundle, "record.json")["config"]
         # Settings of the evaluation do not change the model, and are not in the digests of candidates.
         settings = {name: each for name, each in config.items() if name != "evaluation"}

@@ -1,43 +1,92 @@
-"""A choice of settings inside the guarantee: among models that learn from one release, by private validation records.
+"""A choice of settings inside the guarantee, by private validation records: among models of one release, or trainings.
 
-Training several models from one release costs nothing. Their scores do: one validation record moves the score of every
-candidate, so that noise for the two counts that one vote moves would be too little. The exponential mechanism (McSherry
-and Talwar 2007) needs no more for many candidates than for two. A unit adds to each score a whole number from 0 to
-``WEIGHT``, and the probability of a candidate is in proportion to exp(epsilon score / WEIGHT): a unit that is added
-lowers no score, so that numerator and normaliser move in the same direction, each by a factor of exp(epsilon) at most.
-Where a unit is replaced, scores may move in both directions, and the exponent is half of that.
+**Among models that learn from one release** (:func:`select_settings`) training costs nothing. The scores do: one
+validation record moves the score of every candidate, so that noise for the two counts that one vote moves would be too
+little. The exponential mechanism (McSherry and Talwar 2007) needs no more for many candidates than for two. A unit adds
+to each score a whole number from 0 to ``WEIGHT``, and the probability of a candidate is in proportion to
+exp(epsilon score / WEIGHT): a unit that is added lowers no score, so that numerator and normaliser move in the same
+direction, each by a factor of exp(epsilon) at most. Where a unit is replaced, scores may move in both directions, and
+the exponent is half of that. The choice is kept, and a repeated command makes no second one.
+
+**Among trainings that each touch private records** (:func:`select_by_trials`) the best of a secret random number K of
+trials is published (:mod:`fairpate.privacy.secret_trials`). A trial draws its settings at random from the list, trains
+at a price of its own, and gets a score with noise. All of it is charged before the first trial. K and each trial's
+settings are drawn once, by the operating system, and stored before anything is trained: a command that is repeated
+after a crash does the missing trials and no others. A trial that fails counts as the worst. What would reveal K or the
+losers stays out of everything that is shown or published, and is erased in the end: trials report no progress and no
+row in the odometer, and the published folder is made after the last of them, with the day of the first. How long the
+command takes does depend on K.
 
 Validation records are a part of the data set that nothing else reads (``data.split: hashed`` with
-``data.validation_share``), so the choice composes in parallel with the release and with private metrics: epsilon is the
-largest of the three costs. The choice is kept, and a repeated command makes no second one.
-
-Not here: a choice among several releases, which needs a secret number of trials.
+``data.validation_share``), so the choice composes in parallel with training and private metrics: epsilon is the
+largest of the three costs.
 
 Shapes: N validation records, M candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fairpate.config import ConfigError
 from fairpate.config_reader import flat_values, values_digest
-from fairpate.data import Dataset
+from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import Split
-from fairpate.methods.base import Method, ReleasingMethod, Stream, stream_seed
-from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
+from fairpate.files import PathIn, private_folder, write_atomically
+from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream, stream_seed
+from fairpate.privacy import accountant
+from fairpate.privacy.discrete_gaussian import (
+    OS_ENTROPY,
+    NoiseSource,
+    OsEntropy,
+    SeededSource,
+    sample_discrete_gaussian,
+)
+from fairpate.privacy.events import Event
 from fairpate.privacy.laplace import PureReleases, choose_cheap
-from fairpate.run.context import RunDirectory, RunDirectoryError, changed_fields
-from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names
-from fairpate.run.release_log import Released, arrays_digest
-from fairpate.run.run import one_release, run_method, with_pinned_weights
+from fairpate.privacy.mechanism_events import PredictionTables, covering
+from fairpate.privacy.secret_trials import SecretTrials
+from fairpate.run.context import (
+    RunDirectory,
+    RunDirectoryError,
+    RunFolderError,
+    changed_fields,
+    read_json,
+    sole_worker,
+    write_json,
+)
+from fairpate.run.folder import environment
+from fairpate.run.private_metrics import WEIGHT, lone_predictions, records_of_unit, require_kept_names, table_event
+from fairpate.run.release_log import (
+    Odometer,
+    Origin,
+    Released,
+    ReleaseLog,
+    arrays_digest,
+    read_receipt,
+    read_release,
+)
+from fairpate.run.run import (
+    check_data,
+    check_model_files,
+    one_release,
+    publish_trained,
+    run_method,
+    train_uncounted,
+    with_pinned_weights,
+)
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, Relation, Unit
-from student.student import Student
+from fairpate.types import IntArray, Relation, Unit, UserError, heard_by
+from student.student import Student, load_student, save_student
 
 
 def select_settings(
@@ -151,3 +200,287 @@ def choice_among(
     place = choose_cheap(costs, sensitivity=sensitivity, epsilon=epsilon, source=source)
     event = PureReleases(count=1, epsilon=epsilon, unit=unit, relation=relation)
     return Released(arrays={"chosen": np.array([place], np.int64)}, events=(event,))
+
+
+class TrialsError(UserError):
+    """No trial gave a model; the price was charged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trials:
+    """The plan of a choice among trainings: the ``epsilon`` of one training, all trainings as one event, and all scores
+    as another. Both events cost what was asked for."""
+
+    epsilon: float
+    trainings: SecretTrials
+    scores: SecretTrials
+
+    @property
+    def score(self) -> PredictionTables:
+        """The event of one score."""
+        ((event,),) = self.scores.trials
+        assert isinstance(event, PredictionTables)
+        return event
+
+    def with_noise(self, exact: int, source: NoiseSource) -> int:
+        """Return a score with the noise that it is priced for."""
+        return exact + sample_discrete_gaussian(self.score.noise_stddev_records * WEIGHT, source)
+
+
+def plan_trials(
+    events_at: Callable[[float], Sequence[tuple[Event, ...]]], *, epsilon: float, delta: float, expected_trials: float
+) -> Trials:
+    """The trials of the largest price with which all of them stay within ``epsilon`` at ``delta``, to half a percent.
+
+    ``events_at``: the events of one training for each settings, all planned for this epsilon. ConfigError for events
+    without Renyi curves, and for a target that trials of any price exceed.
+    """
+
+    def cost(event: SecretTrials) -> float:
+        return accountant.epsilon([event], target_delta=delta).epsilon
+
+    of_one = epsilon
+    while True:
+        trials = tuple(dict.fromkeys(events_at(of_one)))
+        unit, relation = trials[0][0].unit, trials[0][0].relation
+        try:
+            trainings = SecretTrials(expected_trials=expected_trials, trials=trials, unit=unit, relation=relation)
+            spent = cost(trainings)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"methods: their trials have no price together ({error}); choose others.") from error
+        if 0.995 * epsilon <= spent <= epsilon:
+            break
+        # The price of all grows nearly in proportion to that of one; a little less, so that the last step fits.
+        of_one *= 0.998 * epsilon / spent
+        if not of_one > epsilon / 1000:
+            raise ConfigError(
+                f"--trials {expected_trials:g}: leave no room within epsilon {epsilon:g} at delta {delta:g}; raise "
+                "epsilon, or lower --trials."
+            )
+
+    def of_scores(noise: float) -> tuple[SecretTrials]:
+        score = PredictionTables(count=1, noise_stddev_records=noise, weight=WEIGHT, unit=unit, relation=relation)
+        return (SecretTrials(expected_trials=expected_trials, trials=((score,),), unit=unit, relation=relation),)
+
+    noise = accountant.least_noise(of_scores, target_epsilon=epsilon, target_delta=delta)
+    return Trials(epsilon=of_one, trainings=trainings, scores=of_scores(noise)[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrialsFolder(RunDirectory):
+    """The log's view of trials that were charged: ``root`` will be the run's folder, and is not made before the end."""
+
+    receipt = PathIn("workplace", "release.json")
+
+    @property
+    def workplace(self) -> Path:
+        """The folder of the trials, for the operator alone; erased in the end."""
+        return self.root.parent / "trials"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ScoresFolder(_TrialsFolder):
+    receipt = PathIn("workplace", "choice_release.json")
+
+
+def select_by_trials(
+    configs: Sequence[Method],
+    *,
+    epsilon: float,
+    expected_trials: float,
+    out: Path,
+    reporter: Reporter,
+    group_shares: Mapping[str, float] | None = None,
+    load: Callable[[Any], Dataset] = load_data,
+) -> RunDirectory:
+    """Run the settings of the best of a secret number of trials in ``out / "model"``; resumable.
+
+    ``configs``: the list that trials draw from; their own ``target.epsilon`` is not read. ``epsilon``: the price of all
+    trials and of the choice, at their ``target.delta``. ``group_shares`` as for :func:`select_settings`. ConfigError
+    for settings whose events are not known beforehand or that read other records, TrialsError if every trial failed;
+    other errors as :func:`fairpate.run.run.run_method`.
+    """
+    run = RunDirectory(root=out / "model")
+    configs = [with_pinned_weights(config) for config in configs]
+    candidates = _trial_settings(configs)
+    datasets: dict[str, Dataset] = {}
+
+    def data_of(config: Method) -> Dataset:
+        key = config.data.model_dump_json()
+        if key not in datasets:
+            datasets[key] = load(config.data)
+        return datasets[key]
+
+    with reporter.stage("data"):
+        for config in candidates:
+            check_data(config, data_of(config))
+            require_kept_names(config, data_of(config))
+            check_model_files(config, data_of(config), Reporter(quiet=True))
+    first, dataset = candidates[0], data_of(candidates[0])
+    weights = group_weights(dataset, group_shares)
+
+    def placed(config: PrivateMethod, of_one: float) -> PrivateMethod:
+        target = config.target.model_copy(update={"epsilon": of_one})
+        return config.model_copy(update={"target": target, "out": run.root})
+
+    def events_at(of_one: float) -> list[tuple[Event, ...]]:
+        found = []
+        for config in candidates:
+            events = placed(config, of_one).planned_events(data_of(config))
+            if events is None:
+                raise ConfigError(
+                    f"method: {config.method} does not know all its events before it trains, by which trials are "
+                    "charged; choose dp_sgd, fair_dp_sgd, weighted_votes, record_votes, ada_ssp, or residual_votes "
+                    "with a curvature."
+                )
+            found.append(events)
+        return found
+
+    with reporter.stage("plan"):
+        plan = plan_trials(events_at, epsilon=epsilon, delta=first.target.delta, expected_trials=expected_trials)
+    planned = [placed(config, plan.epsilon) for config in candidates]
+    settings = {
+        "candidates": [values_digest(config.settings_without()) for config in planned],
+        "group_weights": weights.tolist(),
+        "epsilon": epsilon,
+        "expected_trials": expected_trials,
+        "parts": dataset.parts,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    with sole_worker(out, "fairpate select"):
+        folder, of_scores = _TrialsFolder(root=run.root), _ScoresFolder(root=run.root)
+        state_file = folder.workplace / "state.json"
+        if run.student.exists():
+            kept, origin = read_release(run.choice)
+            if changed_fields(flat_values(origin.settings), flat_values(settings)):
+                raise RunFolderError(
+                    f"{run.root}: holds a choice under other settings; give another folder with --out."
+                )
+            shutil.rmtree(folder.workplace, ignore_errors=True)
+            return run_method(planned[int(kept.arrays["chosen"][0])], reporter)
+        private_folder(folder.workplace)
+        part = dataset.parts
+        logs = [
+            ReleaseLog(each, Odometer(), data=dataset.name, method="secret trials", part=name and f"{part}/{name}")
+            for each, name in ((folder, dataset.part and "private"), (of_scores, dataset.part and "validation"))
+        ]
+        if not state_file.exists():
+            # All limits before the first charge: a refusal later would leave charges without a model.
+            logs[0].check([plan.trainings], noise=OS_ENTROPY)
+            logs[1].check([plan.scores], noise=OS_ENTROPY)
+            if first.evaluation.metrics == "private":
+                unit, relation = plan.trainings.unit, plan.trainings.relation
+                cost = Price(epsilon=epsilon, delta=first.target.delta, unit=unit, relation=relation, accounting="rdp")
+                logs[0].of_part("test").check([table_event(cost)], noise=OS_ENTROPY)
+            logs[0].record([plan.trainings], noise=OS_ENTROPY)
+            logs[1].record([plan.scores], noise=OS_ENTROPY)
+            # Charged, then drawn, then stored, then tried: a crash before this line has drawn nothing that was used.
+            source = OsEntropy()
+            drawn = [source.randbelow(len(planned)) for _ in range(plan.trainings.draw(source))]
+            begun = {"settings": settings, "drawn": drawn, "environment": environment()}
+            write_json(state_file, begun, private=True)
+        state = read_json(state_file)
+        changes = changed_fields(flat_values(state["settings"]), flat_values(settings))
+        if changes:
+            raise RunFolderError(
+                f"{out}: trials were charged under other settings ({'; '.join(changes.values())}); set them back, or "
+                "give another folder with --out."
+            )
+        reporter.note("trials", f"a secret number of them, {expected_trials:g} expected; nothing is shown of them")
+        best, outcome = _best_trial(state["drawn"], planned, data_of, plan, weights, folder.workplace)
+        receipt = read_receipt(folder)
+        assert receipt is not None
+        chosen = planned[state["drawn"][best]]
+        dataset = data_of(chosen)
+        student = replace(load_student(folder.workplace / f"{best}.safetensors"), embedding=dataset.embedding)
+        made = Released(arrays={"chosen": np.array([state["drawn"][best]], np.int64)}, events=(plan.scores,))
+        done = publish_trained(
+            chosen,
+            student,
+            counted_by=receipt,
+            choice=(made, Origin(id=logs[1].id, settings=settings, pool="")),
+            remarks=outcome["remarks"],
+            environment=state["environment"],
+            reporter=reporter,
+        )
+        shutil.rmtree(folder.workplace)
+    return done
+
+
+def _trial_settings(configs: Sequence[Method]) -> list[PrivateMethod]:
+    """The configurations that trials may draw from. ConfigError for those that cannot be charged together."""
+    found = [config for config in configs if isinstance(config, PrivateMethod)]
+    if len(found) < 2 or len(found) < len(configs):
+        others = sorted({config.method for config in configs} - {config.method for config in found})
+        said = f"{', '.join(others)}" if others else f"{len(configs)} of them"
+        raise ConfigError(f"methods: expected two settings or more of methods with a target, got {said}.")
+    first = found[0]
+
+    def common(config: PrivateMethod) -> dict[str, Any]:
+        data = flat_values(config.data.model_dump(mode="json", exclude={"embedding"}))
+        return {f"data.{name}": value for name, value in data.items()} | {
+            "target.delta": config.target.delta,
+            "target.relation": config.target.relation,
+            "noise": config.noise,
+            "evaluation": config.evaluation.model_dump(mode="json"),
+        }
+
+    for config in found[1:]:
+        if changes := changed_fields(common(first), common(config)):
+            raise ConfigError(f"{'; '.join(changes.values())}: trials are charged together; give one value.")
+    if first.noise != OS_ENTROPY:
+        raise ConfigError(f"noise: a secret number of trials needs {OS_ENTROPY}, got {first.noise}; set it.")
+    if first.data.split != "hashed" or not first.data.validation_share:
+        raise ConfigError(
+            "data.validation_share: a choice needs validation records apart from all others; set data.split=hashed and "
+            "a share above 0."
+        )
+    return found
+
+
+def _best_trial(
+    drawn: Sequence[int],
+    planned: Sequence[PrivateMethod],
+    data_of: Callable[[Method], Dataset],
+    plan: Trials,
+    weights_G: IntArray,
+    folder: Path,
+) -> tuple[int, dict[str, Any]]:
+    """Run the trials that have no outcome in ``folder`` yet; return the place and the outcome of the best of all."""
+    source, outcomes = OsEntropy(), []
+    # Nobody hears of steps: their number would reveal K.
+    with heard_by(lambda *_: None):
+        for place, number in enumerate(drawn):
+            path, model = folder / f"{place}.json", folder / f"{place}.safetensors"
+            if not path.exists():
+                config = planned[number]
+                outcome: dict[str, Any] = {"score": None, "remarks": []}
+                try:
+                    work = RunDirectory(root=folder / f"{place}")
+                    trained, student = train_uncounted(config, data_of(config), work, Reporter(quiet=True))
+                except (UserError, ValueError):  # which noise may cause: the worst outcome of a trial
+                    pass
+                else:
+                    require_planned(trained.events, plan.trainings)
+                    bare = replace(student, embedding=None)  # the records are embedded already
+                    exact = score_of(bare, data_of(config).validation, weights_G, source)
+                    outcome = {"score": plan.with_noise(exact, source), "remarks": list(trained.remarks)}
+                    write_atomically(model, partial(save_student, bare), private=True)
+                # Last: a trial counts as done when its model is there.
+                write_json(path, outcome, private=True)
+            outcomes.append(read_json(path))
+    # Of equal scores the first: trials are exchangeable, so that this is a fair draw among them.
+    best = max(range(len(outcomes)), key=lambda place: _order(outcomes[place]))
+    if outcomes[best]["score"] is None:
+        raise TrialsError("select: no trial gave a model, and the price was charged; look at the settings.")
+    return best, outcomes[best]
+
+
+def _order(outcome: Mapping[str, Any]) -> float:
+    return -math.inf if outcome["score"] is None else outcome["score"]
+
+
+def require_planned(events: Sequence[Event], trainings: SecretTrials) -> None:
+    """Raise RuntimeError for a trial whose events were not charged."""
+    if not any(covering(each, events) == each for each in trainings.trials):
+        raise RuntimeError(f"A trial performed events that were not charged: {events}.")

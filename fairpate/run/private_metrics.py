@@ -431,8 +431,8 @@ def gap_of(
             value, low, high = np.abs(value) * others_EG, near * others_EG, far * others_EG
         return _Shares(value, low, high)
 
-    found = metric.events(table_GYC)
-    value = ends(_deviations(1)).value_EG
+    found, alone = metric.events(table_GYC), ends(_deviations(1))
+    value = alone.value_EG
     known = ~np.isnan(value)
     if not known.any():
         return replace(NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
@@ -441,9 +441,10 @@ def gap_of(
     shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations(1))
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
-    low = np.nan_to_num(ends(_deviations(comparisons)).low_EG, nan=0.0).max()
+    together = ends(_deviations(comparisons)) if comparisons > 1 else alone
+    low = np.nan_to_num(together.low_EG, nan=0.0).max()
     # The largest high end lies above the true largest difference as soon as that one interval holds it.
-    high = np.nanmax(ends(_deviations(1)).high_EG)
+    high = np.nanmax(alone.high_EG)
     largest = max(0.0, float(np.nanmax(value)))
     return GapResult(
         value=largest,

@@ -56,6 +56,7 @@ from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_
 from fairpate.nn.models import build_model, pin_weights
 from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import event_from, event_json
+from fairpate.privacy.secret_trials import SecretTrials, flat
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, sole_worker, write_json
 from fairpate.run.folder import check_run_directory, create_run_directory
@@ -72,10 +73,14 @@ from fairpate.run.private_metrics import assess_privately, check_metrics, stated
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import (
     Odometer,
+    Origin,
+    Release,
     Released,
     ReleaseLog,
     Standing,
     read_release,
+    release_values,
+    save_release,
     standing_remarks,
     take_choice,
     take_release,
@@ -89,6 +94,8 @@ from fairpate.types import (
     RECORDS_ALONE,
     TABLES_LOST,
     TELLS_SIZE,
+    TESTED_DEFAULTS,
+    TRIED,
     IntArray,
     PrivacyStatement,
     RunRecord,
@@ -421,16 +428,24 @@ def statement_of(
             *trained.remarks,
             *shared,
             *((IN_PARALLEL,) if "test" in parts else ()),
-            *((CHOSEN,) if "validation" in parts else ()),
+            *chosen_remarks(config, parts.get("validation", ())),
             *((TABLES_LOST,) if len(parts.get("test", ())) > 1 else ()),
             *((KEEPS_KEY,) if parts and cost.relation == "replace one" and cost.unit != "sensitive attribute" else ()),
-            *size_remarks(config, trained.events, cost.unit),
+            *size_remarks(config, flat(trained.events), cost.unit),
             *((RECORDS_ALONE,) if config.is_private and records_alone and cost.unit == "record" else ()),
             *((READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
             *standing_remarks(standing, delta=cost.delta),
             *remarks,
         ),
     )
+
+
+def chosen_remarks(config: Method, events: Sequence[Event]) -> tuple[str, ...]:
+    """The remarks on a choice of settings that ``events`` made; none without one."""
+    if not events:
+        return ()
+    how = TRIED if any(isinstance(event, SecretTrials) for event in events) else CHOSEN
+    return (how, TESTED_DEFAULTS.format(config.data.name)) if config.data.name in REGISTRY else (how,)
 
 
 def size_remarks(config: Method, events: tuple[Event, ...], unit: Unit) -> tuple[str, ...]:
@@ -634,6 +649,17 @@ def train_model(
         reporter.note("spends", spending(config, replace(dataset, name=odometer), Odometer()))
     check_model_files(config, dataset, reporter)
     dataset = as_trained(run, config, dataset)
+    return _trained(config, dataset, run, reporter, log)
+
+
+def train_uncounted(config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter) -> tuple[Trained, Student]:
+    """Train, then post-process on public records; no release is counted or kept."""
+    return _trained(config, dataset, run, reporter, None)
+
+
+def _trained(
+    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None
+) -> tuple[Trained, Student]:
     training = replace(_training(config, dataset, run, reporter, log), model=initial_model(config, dataset))
     # Labels are counted query by query, as their ledger charges them.
     if log is None or isinstance(config, VotingMethod):
@@ -643,6 +669,39 @@ def train_model(
     processed = post_process(trained, config, training)
     card = student_card(config, dataset, processed)
     return trained, Student(card=card, network=processed.model, embedding=dataset.embedding)
+
+
+def publish_trained(
+    config: Method,
+    student: Student,
+    *,
+    counted_by: Release,
+    choice: tuple[Released, Origin],
+    remarks: Sequence[str],
+    environment: Mapping[str, Any],
+    reporter: Reporter,
+) -> RunDirectory:
+    """Publish in ``config.out`` a student that was trained and counted before, with the ``choice`` of its settings.
+
+    ``counted_by``: the row of the odometer with the events that price the training; ``environment``: that in which it
+    began. Resumable; errors as :func:`run_method`.
+    """
+    run = create_run_directory(config)
+    write_json(run.environment, environment)
+    if student.embedding is not None and not run.embedding.exists():
+        save_embedding(student.embedding, run.embedding)
+    write_json(run.receipt, release_values(counted_by))
+    save_release(run.choice, *choice)
+    with _opened(config, reporter, None) as (opened, dataset, run, log):
+        if not run.student.exists():
+            trained = Trained(
+                model=student.network, events=counted_by.events, noise=counted_by.noise, remarks=tuple(remarks)
+            )
+            state_release(opened, run, dataset, trained, log, reporter)
+            embedding = None if student.embedding is None else sha256_of(run.embedding)
+            placed = replace(student, card=replace(student.card, embedding=embedding))
+            write_atomically(run.student, lambda path: save_student(placed, path))
+    return run_method(config, reporter)
 
 
 def _training(

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from parity_data import records
-from posthoc import distance, game_bounds
+from posthoc import compositions, distance, game_bounds, least_errors
+from scipy.optimize import linprog
 
 from fairpate.config import PrivacyTarget
 from fairpate.methods import dp_oracle_learner
@@ -135,3 +136,20 @@ def test_what_is_no_game_is_refused(bad: dict[str, Any]) -> None:
     words: dict[str, Any] = {"nu": 0.1, "dual_bound": 2.0, "num_groups": 2} | bad
     with pytest.raises(ValueError, match="Expected nu >= 0, dual_bound > 0 and num_groups > 1"):
         game_bounds(words.pop("nu"), **words)
+
+
+@pytest.mark.parametrize("kind", ["blind", "aware"])
+@pytest.mark.parametrize("gap", [0.05, 0.25, 0.7])
+def test_least_errors_solve_the_linear_program_over_mixtures(kind: str, gap: float) -> None:
+    """Against scipy: weights of the classifiers 0, 1 for U, and 1 for R or for B where the group may be read."""
+    assert sorted(compositions(2, 2)) == [(0, 2), (1, 1), (2, 0)]
+    tables = np.random.default_rng(0).integers(1, 6, size=(40, 2, 2, 2))
+    for table in tables:
+        negatives, positives = table[..., 0], table[..., 1]
+        said = [np.zeros((2, 2)), np.array([[1, 1], [0, 0]]), np.array([[1, 0], [1, 0]]), np.array([[0, 1], [0, 1]])]
+        said = said[: 2 if kind == "blind" else 4]
+        errors = [((negatives * s).sum() + (positives * (1 - s)).sum()) / table.sum() for s in said]
+        rates = [(negatives * s).sum(axis=0) / negatives.sum(axis=0) for s in said]
+        gaps = [float(r[0] - r[1]) for r in rates]
+        solved = linprog(errors, A_ub=[gaps, [-g for g in gaps]], b_ub=[gap, gap], A_eq=[[1.0] * len(said)], b_eq=[1.0])
+        assert least_errors(table[None], gap, kind)[0] == pytest.approx(solved.fun, abs=1e-9)

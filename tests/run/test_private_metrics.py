@@ -9,6 +9,7 @@ import math
 import zipfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -443,9 +444,11 @@ def population(
     return cells * np.asarray(shares_G)[:, None, None]
 
 
-TWO = population([0.35, 0.65], [0.2, 0.35], [0.6, 0.65], [0.06, 0.1])
-EQUAL = population([0.4, 0.6], [0.3, 0.3], [0.7, 0.7], [0.1, 0.1])
-FOUR = population([0.1, 0.15, 0.25, 0.5], [0.3, 0.4, 0.3, 0.2], [0.6, 0.7, 0.8, 0.6], [0.1, 0.1, 0.05, 0.1])
+POPULATIONS = {
+    "two": population([0.35, 0.65], [0.2, 0.35], [0.6, 0.65], [0.06, 0.1]),
+    "equal": population([0.4, 0.6], [0.3, 0.3], [0.7, 0.7], [0.1, 0.1]),
+    "four": population([0.1, 0.15, 0.25, 0.5], [0.3, 0.4, 0.3, 0.2], [0.6, 0.7, 0.8, 0.6], [0.1, 0.1, 0.05, 0.1]),
+}
 
 
 def truths(joint_GYC: Any) -> dict[str, float]:
@@ -461,38 +464,42 @@ def truths(joint_GYC: Any) -> dict[str, float]:
     return found
 
 
+@cache
+def replicated(name: str, size: int, noise: float) -> list[Evaluation]:
+    """Evaluations of 400 samples of a population, each with its own noise."""
+    draws, joint_GYC = np.random.default_rng(100), POPULATIONS[name]
+    found = []
+    for _ in range(400):
+        counts_GYC = draws.multinomial(size, joint_GYC.ravel()).reshape(joint_GYC.shape)
+        found.append(evaluated(released(counts_GYC, noise, draws)))
+    return found
+
+
 @pytest.mark.parametrize(
-    ("joint_GYC", "size", "noise"),
-    [(TWO, 3000, 3.73), (TWO, 3000, 11.24), (EQUAL, 800, 1.39), (EQUAL, 800, 3.73), (FOUR, 1600, 3.73)],
+    ("name", "size", "noise"),
+    [("two", 3000, 3.73), ("two", 3000, 11.24), ("equal", 800, 1.39), ("equal", 800, 3.73), ("four", 1600, 3.73)],
     ids=["two groups, 1", "two groups, .3", "no gap, 3", "no gap, 1", "four groups, 1"],
 )
-def test_intervals_hold_the_population_that_test_records_were_drawn_from(
-    joint_GYC: Any, size: int, noise: float
-) -> None:
+def test_intervals_hold_the_population_that_test_records_were_drawn_from(name: str, size: int, noise: float) -> None:
     """Of 400 replications each interval holds 95 % within chance; those of largest differences may hold more."""
-    draws, expected, count = np.random.default_rng(100), truths(joint_GYC), 400
-    held: dict[str, list[bool]] = {name: [] for name in expected}
-    for _ in range(count):
-        counts_GYC = draws.multinomial(size, joint_GYC.ravel()).reshape(joint_GYC.shape)
-        found = evaluated(released(counts_GYC, noise, draws))
-        for name, each in {**found.gaps, **{each.name: each for each in found.estimates}}.items():
-            if name in expected and not math.isnan(each.low):
-                held[name].append(each.low - 1e-9 <= expected[name] <= each.high + 1e-9)
+    expected, count = truths(POPULATIONS[name]), 400
+    held: dict[str, list[bool]] = {metric: [] for metric in expected}
+    for found in replicated(name, size, noise):
+        for metric, each in {**found.gaps, **{each.name: each for each in found.estimates}}.items():
+            if metric in expected and not math.isnan(each.low):
+                held[metric].append(each.low - 1e-9 <= expected[metric] <= each.high + 1e-9)
     chance = 3.5 * math.sqrt(0.05 * 0.95 / count)
-    for name, each in held.items():
+    for metric, each in held.items():
         # At most a twentieth is undefined, of groups of 100 records and more.
-        assert len(each) >= 0.95 * count, name
-        assert np.mean(each) >= 0.95 - chance, name
-        if name in ("accuracy", "false_negative_rate", "false_positive_rate") or name.startswith("accuracy for"):
-            assert np.mean(each) <= 0.95 + chance, name
+        assert len(each) >= 0.95 * count, metric
+        assert np.mean(each) >= 0.95 - chance, metric
+        if metric in ("accuracy", "false_negative_rate", "false_positive_rate") or metric.startswith("accuracy for"):
+            assert np.mean(each) <= 0.95 + chance, metric
 
 
 def test_intervals_are_as_wide_as_the_errors_of_the_estimates() -> None:
     """At most a quarter wider than 2 * 1.96 standard deviations of the estimates over replications."""
-    draws, found = np.random.default_rng(100), []
-    for _ in range(300):
-        counts_GYC = draws.multinomial(3000, TWO.ravel()).reshape(TWO.shape)
-        found.append(evaluated(released(counts_GYC, 3.73, draws)))
+    found = replicated("two", 3000, 3.73)
     for name in ("dp_one_vs_rest", "accuracy_parity", "false_negative_rate"):
         each = [one.gaps[name] for one in found]
         ideal = 2 * 1.96 * np.std([one.value for one in each])
@@ -503,7 +510,7 @@ def test_intervals_are_as_wide_as_the_errors_of_the_estimates() -> None:
 
 def test_without_noise_estimates_are_the_metrics_of_the_counts() -> None:
     draws = np.random.default_rng(0)
-    counts_GYC = draws.multinomial(5000, FOUR.ravel()).reshape(FOUR.shape).astype(float)
+    counts_GYC = draws.multinomial(5000, POPULATIONS["four"].ravel()).reshape(4, 2, 2).astype(float)
     found = evaluated(released(counts_GYC, 1e-9, draws))
     for name, metric in GAPS.items():
         assert found.gaps[name].value == pytest.approx(metric(counts_GYC).value, abs=1e-6), name

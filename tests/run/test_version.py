@@ -60,17 +60,21 @@ def test_an_extra_that_is_not_installed_says_how_to_install_it(fairpate, monkeyp
 )
 def test_an_extra_whose_packages_are_missing_is_not_installed(extra, package, module):
     """Ray brings `ray.serve` without what it needs: a module that is found says nothing of one that works."""
-    told = findings_without(package)
-    assert "pip install" in told.pop(f"extra {extra}")[1]
+    told = faults_without(package)
+    assert "pip install" in told.pop(extra)
     # Ray Serve traces with the same packages.
-    told.pop("extra serve" if extra == "traces" else "", None)
-    assert {value for name, (_, value) in told.items() if name.startswith("extra ")} == {"installed"}
+    told.pop("serve" if extra == "traces" else "", None)
+    assert set(told.values()) == {None}
 
 
-def test_an_extra_that_is_installed_and_broken_has_to_be_fixed():
-    level, value = findings_without("psycopg", raising="ImportError('no pq wrapper available')")["extra postgresql"]
-    assert level == "fix"
-    assert "no pq wrapper available" in value
+def test_an_extra_that_is_installed_and_broken_has_to_be_fixed(fairpate, monkeypatch, tmp_path):
+    (tmp_path / "broken_package.py").write_text("raise ImportError('no pq wrapper available')", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(MODULES, "postgresql", ("broken_package",))
+    code, out, _ = fairpate("version", "--json")
+    told = {finding["name"]: finding for finding in json.loads(out)["findings"]}["extra postgresql"]
+    assert (code, told["level"]) == (1, "fix")
+    assert "no pq wrapper available" in told["value"]
 
 
 def test_every_extra_that_a_user_installs_is_looked_at():
@@ -84,19 +88,18 @@ import json, sys
 class Missing:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] == "{package}":
-            raise {raising}
+            raise ModuleNotFoundError("No module named {package}", name="{package}")
 
 sys.meta_path.insert(0, Missing())
-from fairpate.cli.summaries import findings
-print(json.dumps({{each.name: [each.level, each.value] for each in findings()}}))
+from fairpate.terminal import MODULES, extra_fault
+print(json.dumps({{extra: (fault := extra_fault(extra)) and fault.words for extra in MODULES}}))
 """
 
 
-def findings_without(package, raising=None):
-    """What a process finds that cannot import ``package``."""
-    error = raising or f"ModuleNotFoundError('No module named {package}', name='{package}')"
+def faults_without(package):
+    """What keeps each extra from use in a process that cannot import ``package``."""
     ended = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", WITHOUT.format(package=package, raising=error)],
+        [sys.executable, "-c", WITHOUT.format(package=package)],
         cwd=ROOT,
         capture_output=True,
         text=True,
