@@ -171,6 +171,7 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
     if overrides is not None:
         with waiting("voters"):
             found += plan.other_voters(overrides, config.method)
+    found = plan.measured_before(folder.root.parent, found, config.data.name)
     return Output(
         facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found},
         words=plan.describe(dataset.name, cost, spent, found),

@@ -22,7 +22,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from rich.console import Group
@@ -62,7 +64,8 @@ class RunForecast:
     ``epsilon`` is what the run would publish; None: no guarantee. ``votes`` decide a label, ``noise_stddev_votes`` is
     the standard deviation of the noise on each count, ``labels`` public records get a label, and noise leaves a label
     unchanged 19 times in 20 where the winning class leads by ``lead_needed`` of the votes (above 1: never). These are
-    None for a method that releases no labels. ``caution``: why the model cannot beat the most common class.
+    None for a method that releases no labels. ``measured``: the accuracy of earlier runs of the method on the data set
+    at about this epsilon, no forecast. ``caution``: why the model cannot beat the most common class.
     ``refused``: why this method cannot run; then there are no numbers.
     """
 
@@ -72,6 +75,7 @@ class RunForecast:
     noise_stddev_votes: float | None = None
     labels: int | None = None
     lead_needed: float | None = None
+    measured: tuple[float, ...] = ()
     caution: str | None = None
     refused: str | None = None
 
@@ -210,9 +214,39 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast
     return sorted(found, key=lambda each: math.inf if each.lead_needed is None else each.lead_needed)
 
 
+_NEAR = 1.25  # factor between epsilons that count as about the same
+
+
+def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> list[RunForecast]:
+    """Return ``found`` with the accuracy of finished runs in ``folder`` of the same methods on ``data``, at about the
+    same epsilon."""
+    accuracies: dict[str, list[tuple[float, float]]] = {}
+    for record in _records_in(folder).values():
+        epsilon, accuracy = record.get("epsilon"), record.get("accuracy")
+        if record.get("data") == data and epsilon is not None and accuracy is not None:
+            accuracies.setdefault(record.get("method", ""), []).append((epsilon, accuracy))
+    return [
+        replace(
+            each,
+            measured=tuple(
+                sorted(
+                    accuracy
+                    for epsilon, accuracy in accuracies.get(each.method, ())
+                    if each.epsilon is not None and max(epsilon, each.epsilon) <= _NEAR * min(epsilon, each.epsilon)
+                )
+            ),
+        )
+        for each in found
+    ]
+
+
 def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast]) -> Group:
     """Return one sentence and one table of forecasts, the run's own first. ``spent`` explains why nothing more is
-    spent."""
+    spent.
+
+    Accuracy is not forecast: how often a label survives its noise says little about how often voters are right. The
+    table holds what earlier runs measured instead, where there are some.
+    """
     run = found[0]
     if spent is not None:
         sentence = f"{run.method} on {data} would spend nothing more: {spent}."
@@ -221,9 +255,12 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
     else:
         sentence = (
             f"{run.method} on {data} would spend epsilon {epsilon_text(cost.epsilon)} at delta "
-            f"{delta_text(cost.delta)} ({cost.relation} {cost.unit})."
+            f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): all that it publishes improves a guess about one "
+            f"{cost.unit} by a factor of {math.exp(min(cost.epsilon, 700)):.3g} at most."
         )
-    right = [Column(name, justify="right") for name in ("epsilon", "votes a label", "noise", "lead needed", "labels")]
+    headings = ("epsilon", "votes a label", "noise", "lead needed", "labels")
+    has_runs = any(each.measured for each in found)
+    right = [Column(name, justify="right") for name in (*headings, *(["accuracy of earlier runs"] * has_runs))]
     table = listing("method", "who votes", *right)
     for each in found:
         voters = VOTERS.get(each.method, "nobody" if each.votes is None and not each.refused else "teachers")
@@ -233,9 +270,12 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
         if each.votes is not None and each.lead_needed is not None:
             lead = percent(each.lead_needed) if each.lead_needed <= 1 else "never"
             numbers[1:] = [f"{each.votes:,}", f"{each.noise_stddev_votes:.3g}", lead, f"{each.labels:,}"]
+        if has_runs:
+            ends = dict.fromkeys(map(percent, (each.measured[0], each.measured[-1]) if each.measured else ()))
+            numbers.append(f"{' to '.join(ends)} ({counted(len(each.measured), 'run')})" if ends else "")
         table.add_row(each.method, voters, *numbers)
     notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
-    notes.append("Nothing was trained, charged or written.")
+    notes.append("Nothing was trained, charged or written; accuracy is not forecast.")
     if any(each.votes is not None for each in found):
         notes.append(
             "lead needed: by this share of votes the first class must lead for noise to leave it first 19 times in 20."
@@ -260,12 +300,8 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
     majority, found = known_majority(config.data, dataset), []
     epsilon = getattr(config.target, "epsilon", None)
     # Runs in the folder of this one: others are not searched for.
-    for path in sorted(run.root.parent.glob("*/public/record.json")):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # damaged, or of another program
-            continue
-        if path == run.record or not isinstance(record, dict) or record.get("data") != config.data.name:
+    for path, record in _records_in(run.root.parent).items():
+        if path == run.record or record.get("data") != config.data.name:
             continue
         name, share, accuracy = path.parent.parent.name, record.get("majority_accuracy"), record.get("accuracy")
         if share is None or accuracy is None:
@@ -284,6 +320,19 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
     if voting is not None and (words := too_little_to_learn(voting, dataset.num_classes, majority)):
         found.append(words)
     return tuple(found)
+
+
+def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return the readable records of the finished runs in ``folder``, by path."""
+    found = {}
+    for path in sorted(folder.glob("*/public/record.json")):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # damaged, or of another program
+            continue
+        if isinstance(record, dict):
+            found[path] = record
+    return found
 
 
 def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:

@@ -1,5 +1,6 @@
 """`fairpate run --dry-run`: what it says a run would spend is what the run publishes, and it touches nothing."""
 
+import io
 import json
 import math
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from each_method import METHODS, config_of, load_two_labels
+from rich.console import Console
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import SweepConfig
@@ -15,7 +17,15 @@ from fairpate.config_reader import parse_config
 from fairpate.methods.base import Method
 from fairpate.run.compare import planned_spending
 from fairpate.run.context import read_statement
-from fairpate.run.plan import VOTERS, forecast, planned_cost, question_above
+from fairpate.run.plan import (
+    VOTERS,
+    RunForecast,
+    describe,
+    forecast,
+    measured_before,
+    planned_cost,
+    question_above,
+)
 from fairpate.run.release_log import Odometer
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
@@ -189,3 +199,40 @@ def test_a_finished_run_ends_with_what_it_spent(fairpate, tmp_path, monkeypatch)
     last = " ".join(output.splitlines()[-1].split())
     assert last.startswith("spent ε = 2.00 of each record; so far 2 releases at ε = 2.")
     assert last.endswith("per record, no limit")
+
+
+def test_accuracy_is_what_earlier_runs_measured_and_no_forecast(fairpate, tmp_path) -> None:
+    for number, (epsilon, accuracy, data) in enumerate([(1, 0.81, "adult"), (1.1, 0.83, "adult"), (3, 0.9, "adult")]):
+        place = tmp_path / f"runs/{number}/public/record.json"
+        place.parent.mkdir(parents=True)
+        record = {"method": "weighted_votes", "data": data, "epsilon": epsilon, "accuracy": accuracy}
+        place.write_text(json.dumps(record), encoding="utf-8")
+    found = [RunForecast(method="weighted_votes", epsilon=1.0), RunForecast(method="pate", epsilon=1.0)]
+    near, other = measured_before(tmp_path / "runs", found, "adult")
+    assert (near.measured, other.measured) == ((0.81, 0.83), ())
+    assert measured_before(tmp_path / "runs", found, "bank")[0].measured == ()
+    terminal = Console(width=200, file=io.StringIO())
+    terminal.print(describe("adult", None, None, [near, other]))
+    text = terminal.file.getvalue()
+    assert "81.0 % to 83.0 % (2 runs)" in text.replace("\N{NO-BREAK SPACE}", " "), text
+    assert "accuracy is not forecast" in text
+
+
+def test_a_dry_run_says_what_is_guaranteed(fairpate) -> None:
+    code, output, _ = fairpate("run", "--method", "weighted_votes", "--epsilon", "2", "--dry-run")
+    assert code == 0
+    assert "improves a guess about one record by a factor of 7.39 at most" in " ".join(output.split())
+
+
+def test_methods_say_their_family_what_they_need_and_when_to_take_them(fairpate) -> None:
+    code, output, _ = fairpate("methods", "--json")
+    assert code == 0
+    about = {each["name"]: each for each in json.loads(output)["methods"]}
+    assert (about["fairpate"]["family"], about["fairpate"]["needs"]) == ("PATE family", "teachers, pool, groups")
+    assert (about["residual_votes"]["needs"], about["dp_sgd"]["needs"]) == ("nothing", "nothing")
+    assert "two classes" in about["randomised_response"]["needs"]
+    assert "never to publish" in about["sgd"]["take_for"]
+    assert all(each["take_for"] for each in about.values())
+    words = fairpate("methods", "fairpate")[1]
+    assert "needs     teachers, pool, groups" in words
+    assert "take for  records for hundreds of teachers" in words
