@@ -98,6 +98,15 @@ def run(
             "--dry-run", help="Only show the privacy cost of the run and how much signal its noise would leave."
         ),
     ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the target's queries that is kept for later ones, as of `fairpate serve`, such as 30%; the "
+            "noise is larger for it.",
+        ),
+        Sets("aggregator.keep"),
+    ] = None,
     yes: Yes = False,
 ) -> Output:
     """Train one method, and publish its model, metrics and report with the privacy guarantee.
@@ -116,6 +125,7 @@ def run(
     if config is not None and {"files", "label"} <= read_yaml(config).keys():
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
+    given |= {"aggregator.keep": None if keep is None else _share_of(keep)}
     options: list[Override] = [*(overrides or []), *as_overrides(given)]
     # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:
@@ -144,6 +154,14 @@ def run(
         options += as_overrides({"data.data_dir": data_dir})
         return _dry_run(placed, release_of, None if path is not None or is_named else options)
     return outcome(run_method(placed, Reporter(asks=not yes), release_of=release_of, with_graph=True))
+
+
+def _share_of(text: str) -> float:
+    """Return the share that ``text`` says, such as 30% or 0.3."""
+    try:
+        return float(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(f"--keep: expected a share such as 30% or 0.3, got {text!r}.") from None
 
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:

@@ -143,7 +143,7 @@ def run_at(root: Path) -> RunDirectory:
     """The run in ``root``. RunFolderError if there is no run."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
-        reason = "no config.yaml" if root.is_dir() else "no such folder"
+        reason = "no config.yaml" if root.is_dir() else "a file" if root.is_file() else "no such folder"
         raise RunFolderError(f"{root}: holds no run ({reason}); give the folder that `fairpate run` printed.")
     return run
 

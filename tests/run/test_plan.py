@@ -11,10 +11,12 @@ import pytest
 from each_method import METHODS, config_of, load_two_labels
 from rich.console import Console
 
+from aggregator.budgets import queries_that_fit
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import SweepConfig
 from fairpate.config_reader import parse_config
-from fairpate.methods.base import Method
+from fairpate.methods.base import Method, price
+from fairpate.methods.label_queries import ledger_terms
 from fairpate.run.compare import planned_spending
 from fairpate.run.context import read_statement
 from fairpate.run.plan import (
@@ -236,3 +238,37 @@ def test_methods_say_their_family_what_they_need_and_when_to_take_them(fairpate)
     words = fairpate("methods", "fairpate")[1]
     assert "needs     teachers, pool, groups" in words
     assert "take for  records for hundreds of teachers" in words
+
+
+@pytest.mark.parametrize("method", ["pate", "private_knn"])
+def test_a_share_that_is_kept_leaves_room_for_later_queries_within_the_target(tmp_path: Path, method: str) -> None:
+    own = ("noise=os_entropy", "aggregator.num_queries=70")
+    alone = config_of(method, tmp_path, *own)
+    kept = config_of(method, tmp_path, *own, "aggregator.keep=0.3")
+    dataset = load_two_labels(alone.data)
+    room, noise = [], []
+    for config in (alone, kept):
+        plan = config.plan(dataset)
+        terms = ledger_terms(plan, dataset, ensemble="0" * 16)
+        # The run itself asks its own 70; what is left is for a service.
+        assert config.num_fitting(dataset) == 70
+        room.append(queries_that_fit(terms, 10**6))
+        noise.append(float(plan.mechanism.parameters["noise_stddev_votes"]))
+        assert price([plan.worst_case(room[-1])], delta=1e-4).epsilon <= 2 * (1 + 1e-3)
+    assert 70 <= room[0] < 72
+    assert 100 <= room[1] < 102
+    assert noise[1] == pytest.approx(noise[0] * math.sqrt(100 / 70), rel=0.05)
+    assert (alone.leaves_room, kept.leaves_room) == (False, True)
+
+
+def test_a_share_is_kept_of_a_target_only(fairpate) -> None:
+    for words, message in (
+        (
+            ("--keep", "30%", "--set", "target.epsilon=null"),
+            "aggregator.keep: a share of target.epsilon, and there is none",
+        ),
+        (("--keep", "lots", "--epsilon", "1"), "--keep: expected a share such as 30% or 0.3, got 'lots'"),
+        (("--keep", "120%", "--epsilon", "1"), "aggregator.keep: expected <= 0.9, got 1.2"),
+    ):
+        code, _, errors = fairpate("run", "--method", "pate", *words)
+        assert (code, message in errors) == (2, True), errors
