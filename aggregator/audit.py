@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from aggregator.budgets import epsilon_data_independent
-from aggregator.chain import Head, LedgerError, Place, entry_payload, shown, verified_entries
 from aggregator.ledger import Charge, LedgerState, LedgerTerms, read_ledger, reading
+from aggregator.session import epsilon_data_independent
+from aggregator.store import Head, LedgerError, Place, entry_payload, shown, verified_entries
 from fairpate.files import sync, write_atomically
 from fairpate.types import UserError, strict
 from fairpate.words import delta_text

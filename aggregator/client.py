@@ -31,15 +31,7 @@ from rich.console import Console, RenderableType
 from rich.json import JSON
 from rich.table import Table
 
-from aggregator.service.wire import (
-    MAX_QUERIES_PER_REQUEST,
-    Budget,
-    Estimate,
-    LedgerPage,
-    Replies,
-    Reply,
-    Statement,
-)
+from aggregator.service.api import MAX_QUERIES_PER_REQUEST, Budget, Estimate, LedgerPage, Replies, Reply, Statement
 from fairpate.config import nearest
 from fairpate.files import check_output_file, write_atomically
 from fairpate.terminal import Output, Reporter, is_for_program, say, show, terminal

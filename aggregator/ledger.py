@@ -4,7 +4,7 @@ Every query is reserved at its full cost before any noise is drawn, and its outc
 leaves. A crash in between wastes the reservation and never charges too little; a query asked again gets the stored
 outcome. An entry holds the reservations or the outcomes of one transaction, or the limit of one caller. A reservation
 names the caller, the request and the time; a run's own queries have no caller. Entries are only ever appended, each
-with a keyed digest over its predecessor's (:mod:`aggregator.chain`).
+with a keyed digest over its predecessor's (:mod:`aggregator.store`).
 
 The terms of a ledger (mechanism, gate, budget, teachers) are written when it is made and cannot change. The ledger
 computes no privacy cost: it lists what happened, and the accountant prices that.
@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from aggregator import sqlite
-from aggregator.chain import (
+from aggregator import store
+from aggregator.mechanism import Mechanism, Outcome, mechanism_named, outcome
+from aggregator.store import (
     EntryKind,
     Head,
     Header,
@@ -49,15 +50,14 @@ from aggregator.chain import (
     shown,
     verified_entries,
 )
-from aggregator.mechanism import Mechanism, Outcome, mechanism_named, outcome
 from fairpate.types import Budget, GateRule, IntArray, Relation, Unit, tell
 
 if TYPE_CHECKING:
     from aggregator.postgres import DatabaseAnchor, DatabaseReader, PostgresStore
 
-Store: TypeAlias = "sqlite.SqliteStore | PostgresStore"
-Reader: TypeAlias = "sqlite.SqliteReader | DatabaseReader"
-Anchor: TypeAlias = "sqlite.FileAnchor | DatabaseAnchor"
+Store: TypeAlias = "store.SqliteStore | PostgresStore"
+Reader: TypeAlias = "store.SqliteReader | DatabaseReader"
+Anchor: TypeAlias = "store.FileAnchor | DatabaseAnchor"
 _TOLD_EVERY = 1024  # entries between two reports of progress
 _SLICE_S = 5e-4  # a request may have to wait for a slice
 # Of one slice: after short entries a long one may come, and the clock is read only after the slice.
@@ -287,7 +287,9 @@ class LedgerState:
                     outcomes.append(Outcome(verdict="answer", label=word[0], counts=tuple(word[1:])))
                 else:
                     outcomes.append(outcome("answer", word) if isinstance(word, int) else outcome(word))
-            self._add_outcomes(payload["first"], outcomes)
+            numbers = slice(payload["first"], payload["first"] + len(outcomes))
+            self.outcomes[numbers] = outcomes
+            self.outcome_of.update(zip(self.keys[numbers], outcomes, strict=True))
 
     def _add_reservations(
         self,
@@ -308,11 +310,6 @@ class LedgerState:
         self.outcomes += [None] * len(keys)
         # Last: other threads count reservations by their keys, and may see complete ones only.
         self.keys += keys
-
-    def _add_outcomes(self, first: int, outcomes: Sequence[Outcome]) -> None:
-        last = first + len(outcomes)
-        self.outcomes[first:last] = outcomes
-        self.outcome_of.update(zip(self.keys[first:last], outcomes, strict=True))
 
     def outcome(self, key: str) -> Outcome | None:
         """Return the committed outcome of a query, or None."""
@@ -404,7 +401,7 @@ def open_store(place: Place, terms: str, *, create: bool, take_over: bool) -> St
         from aggregator import postgres  # here and below: psycopg is an extra
 
         return postgres.PostgresStore(str(place), terms, create=create, take_over=take_over)
-    return sqlite.SqliteStore(Path(place), terms, create=create)
+    return store.SqliteStore(Path(place), terms, create=create)
 
 
 def open_reader(place: Place) -> Reader:
@@ -413,7 +410,7 @@ def open_reader(place: Place) -> Reader:
         from aggregator import postgres
 
         return postgres.DatabaseReader(str(place))
-    return sqlite.SqliteReader(Path(place))
+    return store.SqliteReader(Path(place))
 
 
 def reading(place: Place, *, after: int = 0) -> AbstractContextManager[Stored]:
@@ -425,7 +422,7 @@ def reading(place: Place, *, after: int = 0) -> AbstractContextManager[Stored]:
         from aggregator import postgres
 
         return postgres.read_database(str(place), after=after)
-    return sqlite.read_file(Path(place), after=after)
+    return store.read_file(Path(place), after=after)
 
 
 def write_store(place: Place, header: Header, rows: Sequence[Row]) -> None:
@@ -436,7 +433,7 @@ def write_store(place: Place, header: Header, rows: Sequence[Row]) -> None:
 
         postgres.write_database(str(place), header, rows, last)
     else:
-        sqlite.write_file(Path(place), header, rows, last)
+        store.write_file(Path(place), header, rows, last)
 
 
 def open_anchor(place: Place) -> Anchor:
@@ -445,12 +442,12 @@ def open_anchor(place: Place) -> Anchor:
         from aggregator import postgres
 
         return postgres.DatabaseAnchor(str(place))
-    return sqlite.FileAnchor(Path(place))
+    return store.FileAnchor(Path(place))
 
 
 def noted_at(place: Place | None) -> tuple[Head, ...]:
     """Return the entry that an anchor notes; none without an anchor. LedgerError as
-    :meth:`aggregator.sqlite.FileAnchor.noted`."""
+    :meth:`aggregator.store.FileAnchor.noted`."""
     if place is None:
         return ()
     with closing(open_anchor(place)) as anchor:
@@ -481,7 +478,7 @@ class Ledger(LedgerState):
         """Open the ledger at ``place``; every entry is verified and replayed before anything is written.
 
         With ``create``, a ledger under ``terms`` is made where none exists. ``anchor``: where else the last entry is
-        noted (:mod:`aggregator.chain`). ``take_over`` ends another writer, where the store can.
+        noted (:mod:`aggregator.store`). ``take_over`` ends another writer, where the store can.
 
         LedgerError if no ledger exists and it must not be made, if a part of it is missing or belongs to another
         ledger, if another process writes it, if it cannot be written, if its chain is broken, if it lacks the entry
@@ -522,6 +519,7 @@ class Ledger(LedgerState):
     def close(self) -> None:
         """Close the store, then the anchor; safe to call twice."""
         self._is_open = False
+        # The mark above comes first: no thread begins a write into a store that is being closed.
         self._opened.close()
 
     def check(self) -> None:
@@ -563,6 +561,7 @@ class Ledger(LedgerState):
         # Open reservations do not count: a query that a crash left without an outcome is asked, and charged, again.
         if not self.outcome_of.keys().isdisjoint(keys):
             raise ValueError("One of these queries has an outcome already; return that one.")
+        # Neighbours of one asker are one item: a request of a thousand queries does not repeat its caller.
         asked = [(*asker, len(list(equal))) for asker, equal in groupby(askers or [NOBODY] * len(keys))]
         # Milliseconds, as the audit log shows; more digits would only lengthen every entry.
         at_s = round(time.time(), 3)
@@ -585,7 +584,8 @@ class Ledger(LedgerState):
                 "are committed already."
             )
         self._append("commit", commit_entry(reserved.start, outcomes))
-        self._add_outcomes(reserved.start, outcomes)
+        self.outcomes[reserved.start : reserved.stop] = outcomes
+        self.outcome_of.update(zip(self.keys[reserved.start : reserved.stop], outcomes, strict=True))
 
     def _append(self, kind: EntryKind, payload: dict[str, Any]) -> None:
         self.check()
@@ -602,6 +602,7 @@ class Ledger(LedgerState):
                 f"{self.name}: cannot be written ({error}); what was committed stays. {self.store.remedy}"
             ) from error
         self.check()  # again: a write may succeed into a file that was removed
+        # Last: the next entry must not follow one that may be lost.
         self.head = head
 
 
@@ -623,6 +624,7 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
     be the one that this process wrote. LedgerError where an entry was changed or removed, UnreachableError where they
     cannot be read now. Exhaust it in one thread, at any pace.
     """
+    # Up to the present end: what is appended meanwhile is verified in the next round.
     written, name = ledger.head, ledger.name
     with closing(open_reader(ledger.place)) as reader:
         header = reader.header()
@@ -645,6 +647,7 @@ def verified_slices(ledger: Ledger) -> Iterator[int]:
 def require_entry(ledger: Ledger, head: Head) -> None:
     """Raise LedgerError unless a ledger stores the entry ``head``; errors as :func:`verified_slices`."""
     with closing(open_reader(ledger.place)) as reader:
+        # The start of the chain is not among the rows.
         if head.number == 0:
             header = reader.header()
             found = [header.start]

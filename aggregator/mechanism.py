@@ -38,8 +38,8 @@ import scipy
 
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussian, discrete_gaussians
-from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event
 from fairpate.privacy.mechanism_events import NeighbourVotes, as_in_paper_rdp
 from fairpate.types import IntArray, MechanismParameters, ReleaseKind
 
@@ -135,8 +135,10 @@ class Mechanism(ABC):
     def realised_rdp(self, votes_QC: IntArray, orders_A: FloatArray) -> FloatArray:
         """Return the Renyi curve of each of these queries, shape (Q, A), for the operator alone."""
         event = self.realised(votes_QC)
-        if accountant.prices_each(event):
-            return accountant.rdp_of_each_data_dependent(event, orders_A)
+        price_each = accountant.rdp_of_each_data_dependent
+        # A price is registered for this type of event: the function that refuses all others is not its own.
+        if price_each.dispatch(type(event)) is not price_each.dispatch(object):
+            return price_each(event, orders_A)
         # One by one; where votes do not matter, all queries have the curve of one.
         rows = votes_QC[:, None] if event.data_dependent else votes_QC[:1, None]
         curves = [accountant.rdp_data_dependent([self.realised(row_1C)], orders_A) for row_1C in rows]
@@ -245,7 +247,8 @@ class ConfidentVotes(MechanismParameters, Mechanism):
             stddev = self.noise_stddev_votes
             noisy_C = [n + discrete_gaussian(stddev, word, source) for n, word in zip(votes_C, words[1:], strict=True)]
             most = max(noisy_C)
-            labels.append(_any_of([label for label, votes in enumerate(noisy_C) if votes == most], key, source))
+            leaders = [label for label, votes in enumerate(noisy_C) if votes == most]
+            labels.append(leaders[0] if len(leaders) == 1 else _any_of(leaders, key, source))
         return labels
 
     def _labels_and_counts(
@@ -308,7 +311,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
 def _any_of(leaders: Sequence[int], key: str, source: NoiseSource) -> int:
     """Return one of the tied labels, uniformly."""
     # A stream of its own: the same winner in any order and any block.
-    return leaders[source.derive(key, "tie").randbelow(len(leaders))] if len(leaders) > 1 else leaders[0]
+    return leaders[source.derive(key, "tie").randbelow(len(leaders))]
 
 
 @dataclass(frozen=True, kw_only=True)

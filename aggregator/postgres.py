@@ -24,7 +24,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import Connection
 
-from aggregator.chain import (
+from aggregator.store import (
     EntryKind,
     Head,
     Header,
@@ -199,7 +199,7 @@ _LAST_EPOCHS: dict[tuple[str, str], int] = {}
 
 
 class PostgresStore:
-    """One ledger of a database, open for its one writer; methods as of :class:`aggregator.sqlite.SqliteStore`."""
+    """One ledger of a database, open for its one writer; methods as of :class:`aggregator.store.SqliteStore`."""
 
     remedy = "Bring the database back, or stop the other writer; writing then resumes."
 
@@ -319,7 +319,7 @@ def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
 
 
 class DatabaseReader:
-    """Reads a ledger that another connection writes; methods as of :class:`aggregator.sqlite.SqliteReader`."""
+    """Reads a ledger that another connection writes; methods as of :class:`aggregator.store.SqliteReader`."""
 
     def __init__(self, place: str) -> None:
         self._place, (url, self._name) = shown(place), split_place(place)
@@ -422,7 +422,7 @@ def _end_holder(connection: Connection[Any], name: str) -> None:
 
 class DatabaseAnchor:
     """An anchor in one row of the table ``fairpate_anchors``, with the methods of
-    :class:`aggregator.sqlite.FileAnchor`."""
+    :class:`aggregator.store.FileAnchor`."""
 
     def __init__(self, place: str) -> None:
         self._place, (self._url, self._name) = shown(place), split_place(place)

@@ -46,14 +46,13 @@ import psycopg
 from local_postgres import Server
 
 from aggregator import audit, postgres
-from aggregator.chain import Head, Header, LedgerError, Place, Row, Stored
 from aggregator.client import AggregatorClient, QueryError, RetryRule
 from aggregator.ledger import Charge, Ledger, LedgerTerms, reading, write_store
 from aggregator.mechanism import ConfidentGnmax
+from aggregator.service.api import Reply
 from aggregator.service.server import Backend, ServiceSettings
-from aggregator.service.wire import PublicPool, Question, Reply
-from aggregator.session import AggregatorSession
-from aggregator.sqlite import FileAnchor, ledger_files
+from aggregator.session import AggregatorSession, PublicPool, Question
+from aggregator.store import FileAnchor, Head, Header, LedgerError, Place, Row, Stored, ledger_files
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import Budget, GateRule, IntArray

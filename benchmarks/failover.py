@@ -22,9 +22,9 @@ import psycopg
 from ledger import NUM_CLASSES, NUM_TEACHERS, TERMS
 from local_postgres import Server
 
-from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
+from aggregator.store import LedgerError
 
 
 def main() -> None:

@@ -21,10 +21,10 @@ import numpy as np
 from ledger import NUM_CLASSES, NUM_TEACHERS, TERMS
 from local_postgres import Server
 
-from aggregator.chain import SCHEMA_VERSION, Chain, Head, Header, Place, Row, canonical
 from aggregator.ledger import Ledger, commit_entry, reserve_entry, write_store
 from aggregator.mechanism import outcome
 from aggregator.session import AggregatorSession
+from aggregator.store import SCHEMA_VERSION, Chain, Head, Header, Place, Row, canonical
 from fairpate.privacy.discrete_gaussian import OsEntropy
 
 

@@ -56,7 +56,8 @@ def main() -> None:
     found = measured.read(options.config.stem)
     for seed in options.seeds if options.seeds is not None else sweep.seeds:
         for cell in cells:
-            chosen = options.methods is None or cell.method in options.methods
+            methods, data = options.methods or sweep.methods, options.data or sweep.data_sets
+            chosen = cell.method in methods and cell.data in data
             if cell.config.seed != seed or not chosen or seed in found.get(names[cell.digest], {}).get("seeds", ()):
                 continue
             numbers = run_one(cell, options.state / options.config.stem)
@@ -73,6 +74,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("config", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--methods", nargs="+")
+    parser.add_argument("--data", nargs="+")
     parser.add_argument("--set", dest="overrides", action="append", default=[])
     parser.add_argument("--state", type=Path, default=Path("runs"), help="folder that is kept between commands")
     return parser.parse_args()

@@ -44,13 +44,12 @@ import numpy as np
 from ledger import NUM_CLASSES, NUM_TEACHERS, TERMS
 from local_postgres import Server
 
-from aggregator.chain import Place
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import read_tokens
 from aggregator.service.server import Backend, ServiceSettings
-from aggregator.service.wire import PublicPool, Question
-from aggregator.session import AggregatorSession
+from aggregator.session import AggregatorSession, PublicPool, Question
+from aggregator.store import Place
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.types import IntArray
@@ -147,7 +146,7 @@ def serve_bare(folder: Path, port: int) -> None:
     import uvicorn
     from fastapi import FastAPI
 
-    from aggregator.service.wire import Replies, Reply, bodies_for
+    from aggregator.service.api import Replies, Reply, bodies_for
 
     app = FastAPI()
 

@@ -1,7 +1,23 @@
-"""Seconds and bytes of a secure sum over many sites, and what faults at random messages end in.
+"""Models over sites beside their rivals; seconds, bytes and memory of a secure sum; what faults end in.
 
     python benchmarks/sites.py --sites 500 --numbers 400       one sum: seconds and bytes of a site and the coordinator
+    python benchmarks/sites.py --processes 50 --numbers 400    one sum over HTTP, every site a process: memory too
     python benchmarks/sites.py --faults 500                    500 sums of 5 to 9 sites, each with random faults
+    python benchmarks/sites.py --models acs --by PUMA:2 --sites 12     accuracy over sites, and of the rivals
+
+Models are those of `weighted_votes` on records that are dealt as by `fairpate site simulate`, and learn from the exact
+sums of all sites with the noise of as many shares; that the protocol gives this sum bit for bit is asserted for every
+row, under seeded noise. The rivals have the same public pool, embedding and epsilon per record:
+
+    clear votes      sites train teachers (100 in all) and send votes on 1,000 queries to an operator whom all trust
+                     (`fairpate aggregate`, noisy counts)
+    alone            each site by itself; the mean over at most six sites
+    federated        DP-SGD by logistic regression on the embedding: clipping per record, Poisson samples at the sites,
+                     a secure sum of gradients in every round, with the shares of noise that the plan above has
+
+Nothing was tuned: the federated rival has the settings that `dp_sgd` has by default for these records, and one message
+of the model's size in every round where a plan has one message in all. Clipping what a whole site sends (DP-FedAvg)
+protects sites instead of records; its epsilon is of another unit and stands in no row.
 
 A fault stops a site for good or for a moment, loses or changes a message, repeats an old one, or stops the coordinator;
 a party that comes back is made anew from its store. A sum may be exact or not come about: anything else is an error.
@@ -11,13 +27,24 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
+import math
+import os
 import random
+import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import yaml
 
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians
 from fairpate.sites.secure_sum import STEPS, Coordinator, Draw, Site, SiteKey, Step, SumError
@@ -27,7 +54,16 @@ from fairpate.types import IntArray
 class Parties:
     """A coordinator and sites in one process, made anew from their stores at every message."""
 
-    def __init__(self, num_sites: int, num_numbers: int, *, may_vanish: int, may_collude: int) -> None:
+    def __init__(
+        self,
+        num_sites: int,
+        num_numbers: int,
+        *,
+        may_vanish: int,
+        may_collude: int,
+        noise_stddev: float = 2.0**20,
+        exact_KD: IntArray | None = None,
+    ) -> None:
         self.keys = [SiteKey(hashlib.sha256(str(place).encode()).digest()) for place in range(num_sites)]
         self.draw = Draw(
             plan=bytes(32),
@@ -36,10 +72,10 @@ class Parties:
             may_vanish=may_vanish,
             may_collude=may_collude,
             size=num_numbers,
-            noise_stddev=2.0**20,
+            noise_stddev=noise_stddev,
         )
-        numbers = np.random.default_rng(0)
-        self.exact_KD = numbers.integers(-(2**40), 2**40, (num_sites, num_numbers))
+        made_KD = np.random.default_rng(0).integers(-(2**40), 2**40, (num_sites, num_numbers))
+        self.exact_KD = made_KD if exact_KD is None else exact_KD
         self.stores: list[dict[str, bytes]] = [{} for _ in range(num_sites)]
         self.kept: dict[str, bytes] = {}
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -77,25 +113,31 @@ class Parties:
             total_D = total_D + self.exact_KD[place] + discrete_gaussians(self.draw.share_stddev, words_D, source)
         return total_D
 
+    def summed(self, vanish: int = 0) -> IntArray:
+        """The sum by the protocol, after whose first message the last ``vanish`` sites vanish."""
+        coordinator = Coordinator(self.draw, self.kept)
+        num_sites = len(self.keys)
+        for step in STEPS:
+            for place in range(num_sites if step == "hello" else num_sites - vanish):
+                with self.timed("site"):
+                    message = self.message(step, place, coordinator)
+                assert message is not None
+                self.bytes["from a site"] += len(message)
+                with self.timed("coordinator"):
+                    coordinator.receive(step, place, message)
+            with self.timed("coordinator"):
+                coordinator.advance(time_is_up=True)
+        total_D = coordinator.total_D
+        assert total_D is not None
+        assert np.array_equal(total_D, self.expected(list(range(num_sites - vanish))))
+        return total_D
+
 
 def measure(num_sites: int, num_numbers: int) -> None:
     """Print the seconds of processor time and the bytes of one sum in which a fiftieth of the sites vanish."""
     vanish, collude = num_sites // 50, max(1, num_sites // 50)
     parties = Parties(num_sites, num_numbers, may_vanish=vanish, may_collude=collude)
-    coordinator = Coordinator(parties.draw, parties.kept)
-    for step in STEPS:
-        for place in range(num_sites if step == "hello" else num_sites - vanish):
-            with parties.timed("site"):
-                message = parties.message(step, place, coordinator)
-            assert message is not None
-            parties.bytes["from a site"] += len(message)
-            with parties.timed("coordinator"):
-                coordinator.receive(step, place, message)
-        with parties.timed("coordinator"):
-            coordinator.advance(time_is_up=True)
-    total_D = coordinator.total_D
-    assert total_D is not None
-    assert np.array_equal(total_D, parties.expected(list(range(num_sites - vanish))))
+    parties.summed(vanish)
     print(f"{num_sites} sites, {num_numbers} numbers, {vanish} vanish, {collude} may collude: the sum is exact")
     print(f"a site: {parties.seconds['site'] / num_sites:.2f} s", end="")
     for name in ("from a site", "to a site"):
@@ -154,14 +196,331 @@ def faulty(draws: random.Random) -> str:
     return "exact, all sites" if len(survivors) == num_sites else "exact, some sites lost"
 
 
+_SITE = """
+import json, re, sys, time
+from pathlib import Path
+import numpy as np
+from fairpate.sites.plan import Journal, read_key, read_plan
+from fairpate.sites.site import CoordinatorClient, SiteSums
+
+class Counted(CoordinatorClient):
+    sent = received = 0
+
+    def request(self, path, content=None, **others):
+        found = super().request(path, content, **others)
+        self.sent, self.received = self.sent + len(content or b""), self.received + len(found or b"")
+        return found
+
+folder, url = Path(sys.argv[1]), sys.argv[2]
+client = Counted(url, wait_s=300)
+plan = read_plan(client.request("/v1/plan"), url)
+with Journal.opened(folder / "journal.sqlite", plan) as journal:
+    began_s, client.sent, client.received = time.process_time(), 0, 0
+    sums = SiteSums(
+        plan, read_key(folder / "own.key"), journal, client, charge=lambda: None, begun=folder / "begun"
+    )
+    (planned,) = plan.sums
+    exact = np.load(folder / "exact.npy")
+    total = sums(exact, stddev=planned.noise_stddev, name=planned.name)
+    seconds = time.process_time() - began_s
+    sums.take_leave()
+status = open("/proc/self/status").read()
+print(json.dumps({
+    "mb": int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) / 1024,
+    "sent": client.sent, "received": client.received, "seconds": seconds, "total": int(total[0, 0]),
+    "heavy": sorted({"torch", "ray"} & set(sys.modules)),
+}))
+"""
+
+
+def processes(num_sites: int, num_numbers: int) -> None:
+    """Print memory, bytes and seconds of ``num_sites`` processes that share one sum of two rows over HTTP."""
+    from fairpate.http_server import HttpServer, HttpSettings
+    from fairpate.sites.coordinator import CoordinatorSums
+    from fairpate.sites.plan import FORMAT, Journal, key_text, new_key, read_plan
+
+    shape, began_s = (2, num_numbers // 2), time.monotonic()
+    with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as free:
+        folders = [Path(name) / f"site{place}" for place in range(num_sites)]
+        numbers, exact = np.random.default_rng(0), np.zeros(shape, dtype=np.int64)
+        keys = {}
+        for folder in folders:
+            folder.mkdir()
+            keys[folder.name] = key_text(new_key(folder / "own.key").public)
+            own = numbers.integers(-(2**40), 2**40, shape)
+            np.save(folder / "exact.npy", own)
+            exact += own
+        values: dict[str, Any] = {
+            "format": FORMAT,
+            "id": "0",
+            "settings": {},
+            "unit": "record",
+            "events": [{}],
+            "sums": [{"name": "table", "rows": shape[0], "columns": shape[1], "noise_stddev": 2.0**10}],
+            "public_arrays": "",
+            "embedding": None,
+            "sites": keys,
+            "may_vanish": 0,
+            "may_collude": max(1, num_sites // 50),
+            "test_events": [],
+        }
+        plan, port = read_plan(json.dumps(values).encode(), "plan"), int(free.getsockname()[1])
+        free.close()
+        with Journal.opened(Path(name) / "coordinator.sqlite", plan) as journal:
+            sums = CoordinatorSums(plan, journal, wait_s=300)
+            server = HttpServer(sums, HttpSettings(port=port))
+            command = [sys.executable, "-c", _SITE]
+            started = [
+                subprocess.Popen([*command, str(folder), f"http://127.0.0.1:{port}"], stdout=subprocess.PIPE)  # noqa: S603
+                for folder in folders
+            ]
+            total = sums(np.zeros(shape, dtype=np.int64), stddev=2.0**10, name="table")
+            found = [json.loads(process.communicate()[0]) for process in started]
+            server.stop()
+    # The noise is that of the operating system: within eight standard deviations of a site's share each.
+    assert np.abs(total - exact).max() < 8 * 2.0**10 * math.sqrt(num_sites)
+    assert {each["total"] for each in found} == {int(total[0, 0])}
+    assert not any(each["heavy"] for each in found)
+    most = {name: max(each[name] for each in found) for name in ("mb", "seconds", "sent", "received")}
+    print(
+        f"{num_sites} processes, {num_numbers} numbers: at most {most['mb']:.0f} MB, {most['seconds']:.2f} s of "
+        f"processor time, {most['sent'] / 1000:.1f} kB sent and {most['received'] / 1000:.1f} kB received by a site; "
+        f"{time.monotonic() - began_s:.0f} s in all"
+    )
+
+
+class Hospitals:
+    """Records dealt to sites, all parties' data sets in one process, and models of their sums."""
+
+    def __init__(self, data: str, folder: Path, *, sites: int, by: str | None, options: dict[str, Any]) -> None:
+        from fairpate.config import DataConfig
+        from fairpate.data.embedding import placed
+        from fairpate.data.registry import load_at_site
+        from fairpate.sites.simulate import deal, site_folders
+
+        source = DataConfig(name=data, options=options, data_dir=Path(os.environ["FAIRPATE_DATA"]))
+        self.records = deal(source, folder, sites=sites, by=by)
+        self.folder, self.epsilon = folder, 1.0
+        config = self.config("weighted_votes")
+        self.together = load_at_site(config.data, has_private=False)
+        embedding = self.together.embedding
+        assert embedding is not None
+        self.sites = []
+        for own in site_folders(folder, sites):
+            at_site = self.config("weighted_votes", own).data.model_copy(update={"embedding": None})
+            self.sites.append(placed(load_at_site(at_site, has_private=True), embedding))
+
+    def config(self, method: str, party: Path | None = None, *options: str) -> Any:
+        from fairpate.methods.base import resolved
+
+        declared = (party or self.folder / "coordinator") / "data.yaml"
+        name = yaml.safe_load(declared.read_text(encoding="utf-8"))["name"]
+        given = [f"data.declaration={declared}", f"data.name={name}", f"target.epsilon={self.epsilon}", *options]
+        return resolved(given, method)
+
+    def training(self, dataset: Any, noisy_sum: Any) -> Any:
+        from torch import nn
+
+        from fairpate.methods.base import Training
+        from fairpate.run.context import RunDirectory
+        from fairpate.terminal import Reporter
+
+        run = RunDirectory(root=self.folder / "run")
+        return Training(
+            dataset=dataset, model=nn.Identity(), run=run, reporter=Reporter(quiet=True), seed=0, noisy_sum=noisy_sum
+        )
+
+    def exact(self, config: Any) -> list[IntArray]:
+        """The table of every site, without noise."""
+        found: list[IntArray] = []
+
+        def keep(exact_RW: IntArray, **_: Any) -> IntArray:
+            found.append(exact_RW)
+            return exact_RW
+
+        for dataset in self.sites:
+            config.measure(self.training(dataset, keep))
+        return found
+
+    def accuracy(self, config: Any, total_RW: IntArray) -> float:
+        """The accuracy of the model that is learned from this sum."""
+        from fairpate.nn.fit import predict_logits
+        from fairpate.run.run import initial_model
+
+        training = self.training(self.together, lambda exact_RW, **_: total_RW.reshape(exact_RW.shape))
+        released = config.measure(training)
+        trained = config.learn(replace(training, model=initial_model(config, self.together)), released)
+        labels_N = predict_logits(trained.model, self.together.test.x).argmax(dim=1)
+        return float((labels_N == self.together.test.y).double().mean())
+
+    def federated(self, num_colluding: int, seed: int) -> float:
+        """The accuracy of federated DP-SGD whose rounds are secure sums."""
+        from fairpate.config import PrivacyTarget
+        from fairpate.methods.base import noise_within
+        from fairpate.privacy.accountant import PoissonGaussians
+
+        settings = self.config("dp_sgd").dp_sgd
+        num_records = sum(self.records)
+        rate = settings.batch_size / num_records
+        rounds = round(settings.epochs / rate)
+        target = PrivacyTarget(epsilon=self.epsilon)
+        multiplier = noise_within(
+            target, lambda m: [PoissonGaussians(count=rounds, noise_multiplier=m, sampling_rate=rate)]
+        )
+        # Shares of noise as in a plan: some sites may give theirs away.
+        stddev = multiplier * settings.clip_norm * math.sqrt(len(self.sites) / (len(self.sites) - num_colluding))
+        draws = np.random.default_rng(seed)
+        xs = [np.hstack([s.private.x.double().numpy(), np.ones((len(s.private), 1))]) for s in self.sites]
+        ys = [np.eye(self.together.num_classes)[s.private.y.numpy()] for s in self.sites]
+        rule = np.zeros((self.together.num_classes, xs[0].shape[1]))
+        for _ in range(rounds):
+            total = draws.normal(0, stddev, rule.shape)
+            for x_NF, y_NC in zip(xs, ys, strict=True):  # each site's part of one secure sum
+                chosen = draws.random(len(x_NF)) < rate
+                x, scores = x_NF[chosen], x_NF[chosen] @ rule.T
+                chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+                left = chances / chances.sum(axis=1, keepdims=True) - y_NC[chosen]
+                norms = np.linalg.norm(left, axis=1) * np.linalg.norm(x, axis=1)
+                total += (left * np.minimum(1, settings.clip_norm / np.maximum(norms, 1e-12))[:, None]).T @ x
+            rule -= settings.learning_rate * total / settings.batch_size
+        test = self.together.test
+        scores = test.x.double().numpy() @ rule[:, :-1].T + rule[:, -1]
+        return float((scores.argmax(axis=1) == test.y.numpy()).mean())
+
+    def clear_votes(self) -> float:
+        """The accuracy of the student of `fairpate aggregate` on votes that sites sent in clear."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from fairpate.run.context import read_json
+        from fairpate.run.run import aggregate
+        from fairpate.terminal import Reporter
+
+        teachers = max(2, 100 // len(self.sites))
+        config = self.config(
+            *("teacher_votes", None, f"teachers.num_teachers={teachers}", "ray.num_actors=0"),
+            f"teacher_votes.num_queries={min(1000, len(self.together.public))}",
+        )
+        votes_QC = sum(self.exact(config))
+        folder = Path(tempfile.mkdtemp(dir=self.folder))
+        together, queries = self.together, config.queries(self.together)
+        classes = [f"class {k}" for k in range(together.num_classes)]
+        names = [f"f{k}" for k in range(queries.x.shape[1])]
+
+        def write(split: Any, path: Path, columns: dict[str, Any]) -> None:
+            features = dict(zip(names, split.x.double().numpy().T, strict=True))
+            groups = [together.group_names[code] for code in split.z.tolist()]
+            pq.write_table(pa.table({"record_id": list(split.record_id), "group": groups} | features | columns), path)
+
+        write(queries, folder / "votes.parquet", dict(zip(classes, np.asarray(votes_QC).T, strict=True)))
+        labels = [classes[code] for code in together.test.y.tolist()]
+        write(together.test, folder / "test.parquet", {"label": labels})
+        values: dict[str, Any] = {
+            "votes": {
+                "path": folder / "votes.parquet",
+                "test": folder / "test.parquet",
+                "unit": "patient",
+                "classes": classes,
+                "are_counts": True,
+                "num_voters": teachers * len(self.sites),
+                "features": names,
+            },
+            "target": {"epsilon": self.epsilon},
+            "aggregator": {"release": "counts", "mechanism": {"threshold": -math.inf, "noise_stddev_votes": 10.0}},
+            "student": config.student.model_dump(),
+            "out": folder / "run",
+        }
+        return float(read_json(aggregate(values, [], Reporter(quiet=True)).metrics)["accuracy"])
+
+
+def models(
+    data: str, *, sites: int, by: str | None, options: dict[str, Any], epsilons: list[float], draws: int
+) -> None:
+    """Print a row for every epsilon: accuracies in percent, means over draws of the noise with standard errors."""
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["FAIRPATE_STATE"] = f"{name}/state"
+        hospitals = Hospitals(data, Path(name) / "parties", sites=sites, by=by, options=options)
+        most = int(np.bincount(hospitals.together.test.y.numpy()).max())
+        print(
+            f"{data} by {by or 'chance'}: {sites} sites of {min(hospitals.records):,} to {max(hospitals.records):,} "
+            f"records; the most common class has {most / len(hospitals.together.test):.1%} of "
+            f"{len(hospitals.together.test):,} test records"
+        )
+        for epsilon in epsilons:
+            hospitals.epsilon = epsilon
+            config = hospitals.config("weighted_votes")
+            tables = hospitals.exact(config)
+            (event,) = config.measure(hospitals.training(hospitals.together, lambda exact_RW, **_: exact_RW)).events
+            rows: dict[str, list[float]] = defaultdict(list)
+            for draw in range(draws):
+                for title, t in (("one curator", 0), ("t = 1", 1), ("t = K/2", sites // 2)):
+                    noisy = _shared(sum(tables), event.noise_stddev_votes, sites, t, draw)
+                    rows[title].append(hospitals.accuracy(config, noisy))
+                for own in tables[: 6 if draw == 0 else 0]:
+                    alone = _shared(own, event.noise_stddev_votes, 1, 0, draw)
+                    rows["alone"].append(hospitals.accuracy(config, alone))
+                for t in (1, sites // 2):
+                    rows[f"federated, t = {'1' if t == 1 else 'K/2'}"].append(hospitals.federated(t, draw))
+            rows["clear votes"] = [hospitals.clear_votes()]
+            _assert_exact(hospitals, config, tables, event.noise_stddev_votes)
+            words = [
+                f"{title} {100 * np.mean(found):.1f}"
+                + f" ± {100 * np.std(found) / math.sqrt(len(found)):.1f}" * (len(found) > 1)
+                for title, found in rows.items()
+            ]
+            print(f"epsilon {epsilon:g}: " + ", ".join(words), flush=True)
+
+
+def _shared(exact_RW: Any, stddev: float, sites: int, t: int, seed: int) -> Any:
+    """The table with the noise of all sites' shares, of which all but t have the variance that is priced."""
+    share = stddev / math.sqrt(sites - t)
+    for place in range(sites):
+        source = SeededSource(1000 * seed + place)
+        words = source.words(["sum"], exact_RW.size)[0]
+        exact_RW = exact_RW + discrete_gaussians(share, words, source).reshape(exact_RW.shape)
+    return exact_RW
+
+
+def _assert_exact(hospitals: Hospitals, config: Any, tables: list[IntArray], stddev: float) -> None:
+    """Run the protocol on the sites' tables, and compare its model with that of one curator with the same noise."""
+    exact_KD = np.stack([each.ravel() for each in tables])
+    parties = Parties(
+        len(tables), exact_KD.shape[1], may_vanish=0, may_collude=1, noise_stddev=stddev, exact_KD=exact_KD
+    )
+    total_D = parties.summed()
+    by_curator = parties.expected(list(range(len(tables))))
+    assert np.array_equal(total_D, by_curator)
+    assert hospitals.accuracy(config, total_D) == hospitals.accuracy(config, by_curator)
+
+
 def main() -> None:
-    """Print one of the two measurements."""
+    """Print one of the measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sites", type=int, default=500)
     parser.add_argument("--numbers", type=int, default=400)
     parser.add_argument("--faults", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=0)
+    parser.add_argument("--models", default=None, metavar="DATA")
+    parser.add_argument("--by", default=None)
+    parser.add_argument("--option", action="append", default=[])
+    parser.add_argument("--epsilon", type=float, nargs="+", default=[0.1, 0.3, 1.0])
+    parser.add_argument("--draws", type=int, default=5)
     given = parser.parse_args()
+    if given.processes:
+        processes(given.processes, given.numbers)
+        return
+    if given.models:
+        options = dict(each.split("=", 1) for each in given.option)
+        models(
+            given.models,
+            sites=given.sites,
+            by=given.by,
+            options=options,
+            epsilons=given.epsilon,
+            draws=given.draws,
+        )
+        return
     if not given.faults:
         measure(given.sites, given.numbers)
         return

@@ -27,13 +27,13 @@ _LINK = re.compile(r"^- \[[^\]]*\]\(([\w./-]+)\.(?:md|ipynb)\)", re.MULTILINE)
 MODULES = {
     "python": "fairpate fairpate.estimators",
     "methods": "fairpate.types fairpate.methods.base",
-    "privacy": "fairpate.privacy.events fairpate.privacy.accountant fairpate.privacy.gnmax "
+    "privacy": "fairpate.privacy.accountant fairpate.privacy.gnmax "
     "fairpate.privacy.mechanism_events fairpate.privacy.laplace fairpate.privacy.discrete_gaussian "
     "fairpate.privacy.second_accountant fairpate.privacy.audit",
-    "fairness": "fairpate.fairness.rates fairpate.fairness.gate fairpate.fairness.constraints "
+    "fairness": "fairpate.fairness.rates fairpate.fairness.gate fairpate.methods.raco_dp "
     "fairpate.fairness.private_population",
     "learning": "fairpate.nn.models fairpate.nn.fit fairpate.nn.private_fit student.student student.card",
-    "aggregator": "aggregator.mechanism aggregator.session aggregator.ledger aggregator.budgets aggregator.client",
+    "aggregator": "aggregator.mechanism aggregator.session aggregator.ledger aggregator.client",
 }
 """Page of the Python reference, and the modules on it."""
 

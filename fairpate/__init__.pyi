@@ -16,6 +16,7 @@ from fairpate.report.frontier import by_panel as by_panel
 from fairpate.report.frontier import frontier as frontier
 from fairpate.report.frontier import points_of as points_of
 from fairpate.report.frontier import select as select
+from fairpate.run.assess import assess_predictions as assess_predictions
 from fairpate.run.compare import compare_methods as compare_methods
 from fairpate.run.context import RunDirectory as RunDirectory
 from fairpate.run.context import read_statement as read_statement

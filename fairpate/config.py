@@ -22,19 +22,21 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from fairpate.types import (
     DEFAULT_NOTION,
+    FOUR_FIFTHS,
     MAX_THRESHOLD_VOTES,
     Budget,
     BudgetKind,
+    FairRule,
     GateRule,
     MechanismParameters,
     MetricsKind,
@@ -277,11 +279,6 @@ class WeightsConfig(PinnedFile):
     )
     sha256: Sha256 = None
 
-    @property
-    def is_imagenet(self) -> bool:
-        """True if torchvision's published file is named, and was not looked for yet."""
-        return self.path == Path(IMAGENET)
-
 
 class ModelConfig(Section):
     """The architecture and its initial weights; YAML may give its name alone."""
@@ -318,11 +315,6 @@ class ModelConfig(Section):
     @classmethod
     def _is_named(cls, values: Any) -> Any:
         return {"name": values} if isinstance(values, str) else values
-
-    @property
-    def keeps_batch_statistics(self) -> bool:
-        """True if BatchNorm keeps the statistics of the weights file."""
-        return self.weights is not None and self.norm != "group"
 
     @model_validator(mode="after")
     def _has_weights_where_needed(self) -> ModelConfig:
@@ -501,6 +493,31 @@ def _ascending(edges: tuple[float, ...]) -> tuple[float, ...]:
     return edges
 
 
+def fair_rule(said: Any) -> FairRule:
+    """Return the rule that ``said`` names: a gap of demographic parity, ``four-fifths``, or ``NOTION=LIMIT``.
+
+    ValueError for another form, an unknown notion, or a limit that is not above 0 and at most 1.
+    """
+    if isinstance(said, FairRule):
+        return said
+    if isinstance(said, Mapping):
+        notion, limit = said.get("notion", DEFAULT_NOTION), said.get("limit", FairRule().limit)
+    elif str(said).replace("_", "-") == "four-fifths":
+        return FOUR_FIFTHS
+    else:
+        notion, has_notion, limit = str(said).rpartition("=")
+        notion = notion.strip() if has_notion else DEFAULT_NOTION
+    names = get_args(NotionName)
+    if notion not in names:
+        raise ValueError(f"Expected a notion of fairness before =, got {notion!r}{nearest(str(notion), names)}.")
+    try:
+        return FairRule(notion=notion, limit=float(limit))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"Expected a limit above 0 and at most 1, four-fifths, or NOTION=LIMIT, got {said!r}."
+        ) from None
+
+
 class EvaluationConfig(Section):
     """The metrics of test records: how they are published, and which are left out."""
 
@@ -520,6 +537,11 @@ class EvaluationConfig(Section):
         10,
         description="Fewest test records of a group, or of a group and class, that a public number may rest on; no "
         "total shows a smaller cell. Persons count where the data set names them; 1 shows all.",
+    )
+    fair_at: Annotated[FairRule, BeforeValidator(fair_rule)] = Field(
+        FairRule(),
+        description="What you call fair, on report, card and verdict: the largest demographic-parity gap, such as 0.1; "
+        "`four-fifths`; or the largest value of another notion, as in equalized_odds=0.1. It changes no number.",
     )
 
 
@@ -632,16 +654,12 @@ class AggregatorConfig(QueriesConfig):
     )
 
     @model_validator(mode="after")
-    def _counts_have_one_price(self) -> AggregatorConfig:
+    def _has_a_price(self) -> AggregatorConfig:
         if self.release == "counts" and self.budget is not None and self.budget.kind == "data_dependent":
             raise ValueError(
                 "Expected another budget.kind with release: counts, got data_dependent: the data-dependent cost "
                 "covers the label alone; leave it out, or set release: label."
             )
-        return self
-
-    @model_validator(mode="after")
-    def _noise_is_positive(self) -> AggregatorConfig:
         # The record allows 0, for tests; a run without noise would have no price.
         for field in ("threshold_stddev_votes", "noise_stddev_votes"):
             value = getattr(self.mechanism, field)

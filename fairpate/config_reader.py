@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
@@ -238,8 +237,8 @@ def apply_override(values: dict[str, Any], override: Override) -> None:
     section[field] = value
 
 
-# Where a run happens, and what its pages name, does not change what it computes; a file of weights is identified by its
-# checksum.
+# Where a run happens, and what its pages name or call fair, does not change what it computes; a file of weights is
+# identified by its checksum.
 _PLACES = (
     "out",
     "names_earlier",
@@ -250,6 +249,7 @@ _PLACES = (
     "teachers.engine",
     "teachers.block_size",
     "teachers.model.weights.path",
+    "evaluation.fair_at",
     "votes.path",
     "votes.test",
     "votes.label",
@@ -284,7 +284,7 @@ def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]
     """Return ``values`` without the settings that do not affect what ``config`` computes."""
     kept = _without(values, (*_PLACES, *config.unread))
     # Left out at their defaults, so that runs from before they could be set keep their digests.
-    if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json"):
+    if kept.get("evaluation") == EvaluationConfig().model_dump(mode="json", exclude={"fair_at"}):
         del kept["evaluation"]
     elif kept.get("evaluation", {}).get("metrics") == "outside":
         kept = _without(kept, ("evaluation.metrics", "evaluation.score_edges"))
@@ -315,12 +315,6 @@ def values_digest(values: dict[str, Any]) -> str:
     """Return the digest of :func:`determining_values`."""
     # 48 bits: of ten thousand configurations two share a digest with a probability below 1e-6.
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def default_folder(config: Configuration) -> Path:
-    """Return the folder of a run without `--out`: ``runs/METHOD-DATA-DIGEST``."""
-    words = (re.sub("[^A-Za-z0-9_.-]+", "-", word) for word in (config.method, config.data.name))
-    return Path("runs") / f"{'-'.join(words)}-{config_digest(config)}"
 
 
 def flattened(values: Any, prefix: str = "") -> dict[str, Any]:

@@ -69,8 +69,8 @@ from fairpate.methods.base import (
     stream_seed,
 )
 from fairpate.pages import epsilon_text
+from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.choice import TrialsError, group_weights, plan_trials, require_planned, score_of
 from fairpate.run.context import write_json
@@ -908,6 +908,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 seed=config.seed,
                 least_cell=config.evaluation.least_cell,
                 metrics=config.evaluation.metrics,
+                fair_at=config.evaluation.fair_at,
             ),
         )
 

@@ -47,12 +47,32 @@ NotionName = Literal[
     "equalized_odds",
     "equal_opportunity",
     "accuracy_parity",
+    "impact_ratio",
     "false_negative_rate",
     "false_positive_rate",
     "false_discovery_rate",
 ]
 """Notions of fairness; `fairpate.fairness.rates` says what they are."""
 DEFAULT_NOTION: NotionName = "demographic_parity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FairRule:
+    """The user's threshold: a model is called fair while the value of ``notion`` is at most ``limit``.
+
+    ``limit`` is above 0 and at most 1. ValueError for another limit.
+    """
+
+    notion: NotionName = DEFAULT_NOTION
+    limit: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.limit <= 1:
+            raise ValueError(f"fair_at: expected a limit above 0 and at most 1, got {self.limit}.")
+
+
+FOUR_FIFTHS = FairRule(notion="impact_ratio", limit=0.2)
+"""Every group is selected at a rate of at least four fifths of the highest group's (29 CFR 1607.4 D)."""
 MetricsKind = Literal["outside", "public", "private"]
 """Whether metrics are outside every guarantee, of public test records, or estimated from a private release."""
 Relation = Literal["add or remove one", "replace one"]

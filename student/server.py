@@ -19,8 +19,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.http_requests import Body, FaultError, NoTokens, RequestRate, Tokens, largest_body_bytes
-from fairpate.http_server import new_app
+from fairpate.http_server import Body, FaultError, NoTokens, RequestRate, Tokens, largest_body_bytes, new_app
 from fairpate.later import torch
 from fairpate.types import GateRule
 from student.card import read_card

@@ -51,7 +51,6 @@ from fairpate.nn.fit import (
     Optimizer,
     Penalty,
     augment,
-    draw_labels,
     epoch_learning_rate,
     fit,
     precision_of,
@@ -107,7 +106,9 @@ class Student:
         labels = probabilities.argmax(axis=1)
         if self.card.is_randomised:
             draws = generator or np.random.default_rng()
-            labels = draw_labels(probabilities, draws.random(len(probabilities)))
+            # One number per record; the last class takes what rounding leaves of the mass.
+            passed_NC = draws.random(len(probabilities))[:, None] >= probabilities.cumsum(axis=1)[:, :-1]
+            labels = passed_NC.sum(axis=1)
         answered = np.ones(len(labels), dtype=np.bool_)
         if self.card.idp3 is not None:
             assert sensitive_features is not None

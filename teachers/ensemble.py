@@ -156,10 +156,11 @@ def trim_shards(rows_T: Sequence[IntArray], record_ids: Sequence[str], max_size:
     def rank(row: int) -> bytes:
         return hashlib.blake2b(record_ids[row].encode(), key=key, person=_TRIM, digest_size=16).digest()
 
-    def trim(rows: IntArray) -> IntArray:
-        return rows if len(rows) <= max_size else np.sort(np.array(sorted(rows.tolist(), key=rank)[:max_size]))
-
-    return [trim(rows) for rows in rows_T]
+    # Sorted back: the hash decides which rows stay, and nothing else.
+    return [
+        rows if len(rows) <= max_size else np.sort(np.array(sorted(rows.tolist(), key=rank)[:max_size]))
+        for rows in rows_T
+    ]
 
 
 def shard_rows(teacher_N: IntArray, num_teachers: int) -> list[IntArray]:
@@ -184,9 +185,11 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
         "seed": spec.seed,
         "standardize": spec.standardize,
         "max_shard_size": spec.max_shard_size,
+        # A teacher's number seeds its weights and its batches.
         "teachers": list(teacher_indices),
         "definition": _DEFINITION,
         "engine": engine,
+        # Another library may round otherwise, and so train other teachers.
         "versions": [__version__, torch.__version__],
     }
     digest = hashlib.blake2b(json.dumps(determined_by, sort_keys=True).encode(), digest_size=16)
@@ -533,11 +536,9 @@ def train_ensemble(
     rows = rows_of_teachers(private, config, seed)
 
     def shards(teachers: tuple[int, ...]) -> list[Shard]:
+        # Cut anew for each use: all shards together would be a second copy of the private records.
         chosen = (torch.from_numpy(rows[teacher]) for teacher in teachers)
         return [Shard(x=private.x[row], y=private.y[row]) for row in chosen]
-
-    def content_of(teachers: tuple[int, ...]) -> str:
-        return block_name(shards(teachers), spec, teachers, engine)
 
     def given(teachers: tuple[int, ...]) -> Given:
         if read is not None:
@@ -545,7 +546,12 @@ def train_ensemble(
         return [(shard.x.numpy(), shard.y.numpy()) for shard in shards(teachers)]
 
     size = config.block_size or _block_size(spec, engine, workers.device, tuple(private.x.shape[1:]))
-    blocks, storage = blocks_in(checkpoint_dir, config.num_teachers, size, content_of)
+    blocks, storage = blocks_in(
+        checkpoint_dir,
+        config.num_teachers,
+        size,
+        lambda teachers: block_name(shards(teachers), spec, teachers, engine),
+    )
     lessons = _Lessons(spec=spec, engine=engine, storage=storage, read=read)
     num_diverged = 0
     for block, (weights, diverged) in computed(_train_block, lessons, blocks, storage, given, workers, on_progress):

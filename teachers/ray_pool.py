@@ -292,6 +292,7 @@ class RayPool(BlockPool):
             ray.get(reference, timeout=self._stall_timeout_s)
         except ray.exceptions.RayError as error:
             self._failed_starts += 1
+            # Of all actors since the last success: one that a single bad node refuses again and again ends no run.
             if self._failed_starts > self._config.max_restarts * self._num_actors:
                 raise PoolError(f"Workers do not start: {error}") from error
             ray.kill(actor)
@@ -304,6 +305,7 @@ class RayPool(BlockPool):
         import ray
 
         if actor in self._ready:  # its other task may have reported the loss already
+            # It may be alive and only out of reach: ended, so that nothing it still computes is counted.
             self._ready.remove(actor)
             ray.kill(actor)
             self._start_actor()
@@ -339,6 +341,7 @@ def room_for(*, num_cpus: float, num_gpus: float) -> tuple[int, str]:
 
 
 _PACKAGES = ("fairpate", "teachers", "aggregator", "student")
+# Two in a row, because one connection may be lost on a busy network.
 _WATCH_INTERVAL_S, _ANSWER_LIMIT_S, _MOST_MISSED = 5.0, 5.0, 2
 
 
@@ -594,6 +597,7 @@ class ServingTeachers(_ServingActors):
         """Return ``votes_QC`` of all teachers on features (Q, ...). PoolError unless all of them voted in time."""
         import ray
 
+        # Put once: as an argument the queries would travel to each actor by themselves.
         reference = ray.put(queries)
         try:
             counts = ray.get([actor.counts.remote(reference) for actor in self.actors], timeout=_VOTE_TIMEOUT_S)

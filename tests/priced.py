@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fairpate.config import PrivacyTarget
 from fairpate.methods.base import Price, price
-from fairpate.privacy.events import Event
+from fairpate.privacy.accountant import Event
 
 
 def priced(events: Sequence[Event], target: PrivacyTarget) -> Price:

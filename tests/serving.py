@@ -11,8 +11,7 @@ from aggregator.ledger import Ledger
 from aggregator.mechanism import ConfidentGnmax
 from aggregator.service.auth import read_tokens
 from aggregator.service.server import Backend, ServiceSettings
-from aggregator.service.wire import PublicPool
-from aggregator.session import AggregatorSession
+from aggregator.session import AggregatorSession, PublicPool
 from fairpate.http_server import HttpServer
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.types import Budget

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import subprocess
@@ -8,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from student.student import load_student
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"aggregator", "fairpate", "student", "teachers"}
@@ -40,7 +43,7 @@ def installed(wheel, tmp_path_factory):
 
     def run(*words, cwd=folder):
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment |= {"FAIRPATE_STATE": str(folder / "state"), "FAIRPATE_DATA": ""}
+        environment |= {"FAIRPATE_STATE": str(cwd / "state"), "FAIRPATE_DATA": ""}
         command = [folder / "bin" / words[0], *words[1:]]
         return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
 
@@ -52,19 +55,69 @@ def installed(wheel, tmp_path_factory):
     return run
 
 
+@pytest.fixture(scope="session")
+def demonstrated(installed, tmp_path_factory):
+    """The folder of a demo, what it reports as JSON, and the words of a second one in the same folder."""
+    folder = tmp_path_factory.mktemp("demo")
+    first = installed("fairpate", "demo", "--json", cwd=folder)
+    assert first.returncode == 0, first.stderr
+    counted = odometer(folder)
+    again = installed("fairpate", "demo", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert odometer(folder) == counted, "a second demo releases nothing"
+    return folder, json.loads(first.stdout), again.stdout
+
+
+def odometer(folder):
+    return sorted((path, path.read_bytes()) for path in (folder / "state").rglob("*") if path.is_file())
+
+
+def worded(text, names):
+    """The words of a text: which method is best, and by how much, differs between runs."""
+    return re.sub("|".join((r"\d[\d.,]*", *names)), "N", " ".join(text.split()))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_the_readme_shows_works_from_the_wheel(installed, tmp_path):
+def test_the_demo_shows_what_the_runs_published(demonstrated, installed):
+    folder, shown, words = demonstrated
+    names = [*shown["models"]]
+    assert names[:4] == ["fairpate", "weighted_votes", "dp_sgd", "sgd, not private"]
+    assert names[4] == f"{shown['chosen']}, may reject"
+    assert all(0.9 < shown["models"][name]["epsilon"] <= 1 for name in (*names[:3], names[4]))
+    assert shown["models"]["sgd, not private"]["epsilon"] is None
+    assert shown["models"]["sgd, not private"]["disparity"] > 0.1
+    found = (folder / "runs" / "demo" / "runs").glob("*-loans-*")
+    answering = [path for path in found if "idp3: null" in (path / "config.yaml").read_text(encoding="utf-8")]
+    runs = {path.name.split("-")[0]: path for path in answering}
+    for name in names[:3]:
+        metrics = json.loads((runs[name] / "public" / "metrics.json").read_text(encoding="utf-8"))
+        statement = json.loads((runs[name] / "public" / "statement.json").read_text(encoding="utf-8"))
+        assert shown["models"][name]["accuracy"] == metrics["accuracy"]
+        assert (statement["unit"], statement["epsilon"]) == ("person", shown["models"][name]["epsilon"])
+    readme = worded((ROOT / "README.md").read_text(encoding="utf-8"), names)
+    for sentence in shown["sentences"]:
+        assert sentence in words
+        assert worded(sentence, names) in readme, "README shows another sentence"
+    totals = installed("fairpate", "ledger", "total", "--json", cwd=folder).stdout
+    assert '"releases": 3' in totals, "each private method releases once, with or without a reject option"
+    (report,) = (folder / "runs" / "demo" / "chosen" / "public").glob("report.html")
+    assert shown["files"]["this model"] == str(report.relative_to(folder))
+    assert load_student(report.with_name("student.safetensors")).card.idp3 is not None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_the_readme_shows_works_from_the_wheel(installed, demonstrated, tmp_path):
     where = installed("python", "-c", "import fairpate, student; print(fairpate.__file__, student.__file__)").stdout
     assert str(ROOT) not in where
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = installed("fairpate", "demo", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
+    folder, _, shown = demonstrated
     for line in re.search(r"```text\n(.*?)```", text, re.DOTALL)[1].splitlines():
         name = line.strip().split("  ")[0]
         if not name.endswith("may reject"):  # which method is best differs between runs
-            assert name in shown.stdout, f"README shows another demo: {line}"
-    (run,) = tmp_path.glob("runs/demo/runs/fairpate-*")
+            assert name in shown, f"README shows another demo: {line}"
+    (run,) = folder.glob("runs/demo/runs/fairpate-*")
     program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     made = "import numpy as np; X = np.random.default_rng(0).normal(size=(300, 3)); y = (X[:, 0] > 0).astype(int)\n"
     made += "pool = X_test = X; groups = np.arange(300) % 2\n"

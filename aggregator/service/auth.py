@@ -29,10 +29,10 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from aggregator.ledger import NO_LIMIT, OwnLimit
-from aggregator.sqlite import folder_held
+from aggregator.store import folder_held
 from fairpate.config_reader import expected
 from fairpate.files import file_version, write_atomically
-from fairpate.http_requests import LOCAL_ANALYST, KnownCaller, Role
+from fairpate.http_server import LOCAL_ANALYST, KnownCaller, Role
 from fairpate.types import UsageError
 
 # 96 bits if the characters are hexadecimal digits: too many to guess.

@@ -1,4 +1,4 @@
-"""Views of a service: the page at ``/``, live states, the operator's overview, and metrics for Prometheus.
+"""Views of a service: the page at ``/``, live states, and the operator's overview.
 
 The page is one file with its style and script inside. Its policy names both by digest, so that a browser runs no other
 script, and allows it to fetch this service's own routes only. The page is sent to every caller and contains no value of
@@ -9,12 +9,6 @@ Live states are server-sent events (:class:`Streams`). A state is computed at mo
 that the time of an event reveals nothing within that second. The number of streams is limited, because each holds a
 connection; a stream ends with the service, with its caller's token, and after ten minutes.
 
-The analyst's metrics would be the same with other votes: requests by route and status, the number of queries received
-and of groups they were asked in, readiness, and the public side of the budget. They contain no label, no kind of reply
-and no duration, because those depend on votes. A data-dependent budget ends where the votes say so, and then the
-budget's numbers are left out too. The operator's metrics contain all of that, the durations of requests, and the
-outcomes of queries.
-
 Shapes: G groups, C classes.
 """
 
@@ -24,127 +18,30 @@ import asyncio
 import base64
 import hashlib
 import json
-import math
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import prometheus_client as prometheus
 from fastapi import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from aggregator.budgets import BudgetStatus
 from aggregator.ledger import NOBODY, Ledger
-from aggregator.service.wire import Advice, PublicPool, budget_json
 from aggregator.service.writer import Books, Readiness, Verification, Writer
+from aggregator.session import PublicPool
 from fairpate import __version__
-from fairpate.http_requests import FaultError
+from fairpate.http_server import Body, FaultError
 from fairpate.pages import render
 from fairpate.privacy import accountant
 from fairpate.types import strict
 from fairpate.words import cost_words, dearest, shares_of_worst, votes_matter
-
-_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
-
-
-class ServiceMetrics:
-    """The metrics of one service, in two registries of their own."""
-
-    def __init__(self) -> None:
-        # Not the library's global one, which holds facts of the process and allows one service per process.
-        self._registry, self._private = prometheus.CollectorRegistry(), prometheus.CollectorRegistry()
-        # By route, not by path: each key in a path would be another time series.
-        self._requests = prometheus.Counter(
-            "fairpate_http_requests", "Requests answered.", ["method", "route", "status"], registry=self._registry
-        )
-        self._queries = prometheus.Counter("fairpate_queries_received", "Queries in requests.", registry=self._registry)
-        self.groups = prometheus.Counter(
-            "fairpate_groups", "Groups of requests asked together.", registry=self._registry
-        )
-        self._started = prometheus.Gauge(
-            "fairpate_started_seconds", "When the process started.", registry=self._registry
-        )
-        self._started.set_to_current_time()
-        self._latency = prometheus.Histogram(
-            "fairpate_request_seconds", "From request to reply.", ["route"], buckets=_BUCKETS_S, registry=self._private
-        )
-        self._last_s: deque[float] = deque(maxlen=1000)
-        self._gauges: dict[str, prometheus.Gauge] = {}
-
-    def count_request(self, facts: Mapping[str, Any], seconds: float) -> None:
-        """Count one request (:data:`fairpate.http_server.OnResponse`)."""
-        route = facts["route"]
-        self._requests.labels(facts["method"], route, str(facts["status"])).inc()
-        self._latency.labels(route).observe(seconds)
-        if route == "/v1/queries":
-            self._last_s.append(seconds)
-        self._queries.inc(facts["queries"] or 0)
-
-    def latency(self) -> dict[str, float | int | None]:
-        """Return a :class:`aggregator.service.wire.Latency` of the last requests that asked queries; private."""
-        ordered = sorted(self._last_s)
-        found = {f"p{p}_ms": 1000 * ordered[(len(ordered) - 1) * p // 100] if ordered else None for p in (50, 90, 99)}
-        return {"count": len(ordered), **found}
-
-    def render(self, status: BudgetStatus, reasons: Sequence[str]) -> bytes:
-        """Return the analyst's metrics, with budget and readiness as they are now."""
-        self._set(self._registry, "fairpate_ready", "Whether new queries are answered.", float(not reasons))
-        if status.kind != "data_dependent":
-            for name, (text, value) in _budget(status).items():
-                self._set(self._registry, f"fairpate_{name}", text, value)
-        return prometheus.generate_latest(self._registry)
-
-    def render_for_operator(self, status: BudgetStatus, overview: Mapping[str, Any]) -> bytes:
-        """Return the analyst's metrics and, from a :class:`aggregator.service.wire.Overview`, the private ones."""
-        chain = overview["chain"]
-        found: dict[str, tuple[str, float | None]] = _budget(status) | {
-            "queries_left": ("Queries that the budget has room for.", overview["queries_left"]),
-            "epsilon_data_dependent": ("Not to be published.", overview["epsilon_data_dependent"]),
-            "open_reservations": ("Charged and never answered.", overview["open_reservations"]),
-            "chain_ok": ("Whether the last verification held.", float(not chain["fault"])),
-            "chain_verified_seconds": ("When the chain was last verified.", chain["at_s"]),
-            "last_backup_seconds": ("When the ledger was last copied; 0: never.", overview["last_backup_s"] or 0.0),
-        }
-        # A ledger in a database has no disk here: a number for it would be an alert that never ends.
-        if overview["disk_free_bytes"] is not None:
-            found["disk_free_bytes"] = ("On the disk of the ledger.", overview["disk_free_bytes"])
-        for name, (text, value) in found.items():
-            self._set(self._private, f"fairpate_operator_{name}", text, value)
-        for group in overview["groups"]:
-            for verdict in ("answer", "confidence", "fairness", "free"):
-                labels = {"group": group["group"], "outcome": verdict}
-                text = "Charges by group and outcome."
-                self._set(self._private, "fairpate_operator_outcomes", text, group[verdict], **labels)
-        return self.render(status, overview["health"]["reasons"]) + prometheus.generate_latest(self._private)
-
-    def _set(
-        self, registry: prometheus.CollectorRegistry, name: str, text: str, value: float | None, **labels: str
-    ) -> None:
-        # A registry refuses a second gauge of the same name, so each one is kept.
-        if name not in self._gauges:
-            self._gauges[name] = prometheus.Gauge(name, text, list(labels), registry=registry)
-        gauge = self._gauges[name].labels(**labels) if labels else self._gauges[name]
-        gauge.set(math.inf if value is None else value)
-
-
-def _budget(status: BudgetStatus) -> dict[str, tuple[str, float | None]]:
-    """Return description and value of the budget's metrics; None means no limit and is exported as infinity."""
-    return {
-        "queries_submitted": ("Queries charged.", status.queries_submitted),
-        "queries_limit": ("Queries that may be charged.", status.max_queries),
-        "epsilon_submitted": ("Spent.", strict(status.epsilon_submitted)),
-        "epsilon_limit": ("What may be spent.", status.epsilon_limit),
-        "budget_closed": ("Whether there is no room for a new query.", float(status.closed)),
-    }
-
 
 # Points of the history, and the time between two at first; it doubles whenever they are thinned out.
 _MOST_POINTS = 512
@@ -245,6 +142,13 @@ _REMEDIES = {
 }
 
 
+class Advice(Body):
+    """One piece of advice: `ok` needs no action, `soon` can wait for a day, `now` cannot."""
+
+    level: Literal["ok", "soon", "now"]
+    words: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class BudgetForecast:
     """``per_hour``: the present rate of new queries; ``lasts_s``: how long the budget lasts at it, None: no end."""
@@ -333,7 +237,7 @@ _MOST_CALLERS = 20
 
 
 def costs_of(books: Books, num_charges: int, pool: PublicPool) -> dict[str, Any]:
-    """Return a :class:`aggregator.service.wire.Costs` of the first charges, which the running price has priced."""
+    """Return a :class:`aggregator.service.api.Costs` of the first charges, which the running price has priced."""
     ledger, cost_Q = books.ledger, books.price.costs(num_charges)
     # At one order, at which the costs of queries add up and compare.
     worst = float(accountant.rdp([ledger.terms.mechanism.worst_case(1)], [books.price.order])[0])
@@ -371,11 +275,11 @@ class States:
         health: Readiness,
         verification: Verification,
         pool: PublicPool,
-        counters: ServiceMetrics,
+        latency: Callable[[], Mapping[str, float | int | None]],
         *,
         last_backup: Callable[[], float | None],
     ) -> None:
-        self._writer, self._health, self._pool, self._counters = writer, health, pool, counters
+        self._writer, self._health, self._pool, self._latency = writer, health, pool, latency
         self._verification, self._last_backup = verification, last_backup
         self._started_s = time.time()
         snapshot = writer.snapshot
@@ -389,15 +293,15 @@ class States:
             self._note()
 
     async def for_analyst(self) -> dict[str, Any]:
-        """Return a :class:`aggregator.service.wire.State`."""
+        """Return a :class:`aggregator.service.api.State`."""
         snapshot = self._writer.snapshot
         status = snapshot.budget_status()
         # The room of a budget that ends by votes reveals how they voted.
         left = None if status.kind == "data_dependent" else snapshot.room
-        return {"budget": budget_json(status), "queries_left": left, "health": self._health.to_json()}
+        return {"budget": status.to_json(), "queries_left": left, "health": self._health.to_json()}
 
     async def for_operator(self) -> dict[str, Any]:
-        """Return a :class:`aggregator.service.wire.Overview`."""
+        """Return a :class:`aggregator.service.api.Overview`."""
         self._note()
         now_s, snapshot, history = time.time(), self._writer.snapshot, self._history
         ledger, num_charges, status = snapshot.books.ledger, snapshot.num_charges, snapshot.budget_status()
@@ -431,7 +335,7 @@ class States:
             "advice": [each.model_dump() for each in advised],
             "forecast": ahead.words,
             "lasts_s": ahead.lasts_s,
-            "budget": budget_json(status),
+            "budget": status.to_json(),
             "queries_left": snapshot.room if is_exact else None,
             "epsilon_data_dependent": strict(price),
             "costs": costs,
@@ -442,7 +346,7 @@ class States:
             "groups": [{"group": name, **counts, "answers": answers} for name, counts, answers in groups],
             "callers": [{"name": name or "the run itself", "queries": queries} for name, queries in spenders],
             "open_reservations": history.num_open,
-            "latency": self._counters.latency(),
+            "latency": self._latency(),
             "disk_free_bytes": disk_free_bytes,
             "chain": chain,
             "last_backup_s": self._last_backup(),

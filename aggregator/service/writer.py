@@ -40,13 +40,21 @@ import numpy as np
 import numpy.typing as npt
 
 from aggregator import audit
-from aggregator.budgets import BudgetStatus, QuotaExceededError, Quotas, budget_status, queries_that_fit
-from aggregator.chain import LedgerError, UnreachableError
 from aggregator.ledger import Asker, Ledger, LedgerTerms, OwnLimit, require_entry, verified_slices
-from aggregator.mechanism import Outcome
-from aggregator.service.wire import CountVotes, Question
-from aggregator.session import AggregatorSession, OverBudget, Query
-from fairpate.http_requests import KnownCaller
+from aggregator.session import (
+    AggregatorSession,
+    BudgetStatus,
+    CountVotes,
+    Query,
+    Question,
+    QuotaExceededError,
+    Quotas,
+    Reply,
+    budget_status,
+    queries_that_fit,
+)
+from aggregator.store import LedgerError, UnreachableError
+from fairpate.http_server import KnownCaller
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import epsilon_of_curve
 from fairpate.types import IntArray, UserError
@@ -248,7 +256,7 @@ class Verification:
 
     @property
     def chain(self) -> dict[str, Any]:
-        """The last result; a :class:`aggregator.service.wire.Chain`."""
+        """The last result; a :class:`aggregator.service.api.Chain`."""
         books = self._writer.books
         if books is not self._books:  # opened again, which verifies every entry
             self._note(books, books.ledger.head.number)
@@ -397,7 +405,7 @@ class Readiness:
         return [reason for reason, holds in facts.items() if holds]
 
     def to_json(self) -> dict[str, Any]:
-        """Return a :class:`fairpate.http_requests.Health` as JSON."""
+        """Return a :class:`fairpate.http_server.Health` as JSON."""
         reasons = self.reasons()
         return {"status": "failing" if reasons else "ok", "reasons": reasons}
 
@@ -446,7 +454,6 @@ def _check_ray() -> None:
         ray.nodes()
 
 
-Reply = Outcome | OverBudget
 # One full request (`MAX_QUERIES_PER_REQUEST`), and one block of the session (`MAX_BLOCK`).
 _MAX_QUERIES_TOGETHER = 1024
 
@@ -571,12 +578,16 @@ class Batcher:
             voted = True
             return self._count_votes([by_key[query.key] for query in queries])
 
-        def quota(name: str) -> float:
-            return self._quotas.room(ledger, name, now_s=time.time()) if name in with_quota else math.inf
-
         try:
             queries = [replace(question.query, askers=askers[key]) for key, question in by_key.items()]
-            replies = dict(zip(by_key, session.ask(queries, vote, quota=quota), strict=True))
+            found = session.ask(
+                queries,
+                vote,
+                quota=lambda name: (
+                    self._quotas.room(ledger, name, now_s=time.time()) if name in with_quota else math.inf
+                ),
+            )
+            replies = dict(zip(by_key, found, strict=True))
         except (LedgerError, sqlite3.Error):  # not a failure of the teachers
             raise
         except Exception:

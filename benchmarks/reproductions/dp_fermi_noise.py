@@ -14,7 +14,7 @@ from fairpate.config import PrivacyTarget
 from fairpate.methods.base import price
 from fairpate.methods.dp_sgd import DpSgdConfig, plan_steps
 from fairpate.nn.private_fit import PrivateSteps
-from fairpate.privacy.events import PoissonGaussians
+from fairpate.privacy.accountant import PoissonGaussians
 
 ADULT_RECORDS, BATCH, STEPS = 36631, 1024, 7200
 

@@ -39,8 +39,7 @@ from fairpate.methods.f_ld import Ascent, Descent, PfLdConfig, PfLdNoise, measur
 from fairpate.methods.parity import MeanParity, ValueAlong
 from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness
-from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve, event_rdp
-from fairpate.privacy.events import PoissonGaussians
+from fairpate.privacy.accountant import DEFAULT_ORDERS, PoissonGaussians, epsilon_of_curve, event_rdp
 from fairpate.privacy.mechanism_events import AttributeGaussians
 
 _VIOLATION_TO_GRADIENT = 10.0  # the two noise multipliers of the published code: 50 and 5

@@ -299,6 +299,14 @@ Delta = Annotated[float | None, typer.Option(help="Delta at which epsilon is sta
 Yes = Annotated[
     bool, typer.Option("--yes", help="Spend without being asked, also where the sum of all releases is above a limit.")
 ]
+FairAt = Annotated[
+    str | None,
+    typer.Option(
+        "--fair-at",
+        help="What you call fair: the largest demographic-parity gap (default: 0.1), four-fifths, or NOTION=LIMIT.",
+    ),
+    Sets("evaluation.fair_at", "settings.evaluation.fair_at"),
+]
 Weights = Annotated[
     str | None,
     typer.Option(help="File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision)."),

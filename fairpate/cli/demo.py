@@ -25,7 +25,7 @@ from fairpate.fairness.rates import DEFAULT
 from fairpate.files import write_atomically
 from fairpate.methods.base import Method
 from fairpate.pages import counted, decimal, epsilon_text, interval, percent
-from fairpate.report.records import FAIR_GAP, RunStatement
+from fairpate.report.records import RunStatement
 from fairpate.run.compare import compare_methods, comparison_outcome
 from fairpate.run.context import RunDirectory, read_statement, write_json
 from fairpate.run.folder import finished_run
@@ -33,12 +33,12 @@ from fairpate.run.learn import Assessment, assess, load_for, read_student
 from fairpate.run.publication import read_claims, write_reports
 from fairpate.run.sweep import load_sweep
 from fairpate.terminal import Output, facts, say, waiting
-from fairpate.types import GateRule
+from fairpate.types import FairRule, GateRule
 from fairpate.words import delta_text
 from student.student import Student, save_student
 
 # Some way below what pages call fair, so that the whole interval of the gap may lie below it.
-_REJECT = GateRule(max_disparity=0.8 * FAIR_GAP, min_count=25)
+_REJECT = GateRule(max_disparity=0.8 * FairRule().limit, min_count=25)
 _BEGIN = """\
 Who gets a loan without a guarantor? 20,000 invented customers applied 35,188 times. Three methods learn from them who
 pays on time, each with a privacy budget of ε = 1 for everything about one customer; then a model learns the same
@@ -59,7 +59,11 @@ class _Model:
         placed = load_for(self.run, self.config.data, lambda _: records)
         student = read_student(self.run, is_free=False)
         student = replace(student, card=replace(student.card, idp3=rule))
-        return student, assess(student, placed, seed=self.config.seed, least_cell=self.config.evaluation.least_cell)
+        settings = self.config.evaluation
+        assessment = assess(
+            student, placed, seed=self.config.seed, least_cell=settings.least_cell, fair_at=settings.fair_at
+        )
+        return student, assessment
 
     def with_reject_option(self, records: Dataset, root: Path) -> tuple[RunStatement, Path]:
         """Write the model with its reject option and its report below ``root``; return its claims and the report."""
@@ -120,7 +124,7 @@ def demo(out: Path) -> Output:
         facts={
             "models": {name: _numbers(claims) for name, claims in rows.items()},
             "chosen": chosen.config.method,
-            "fair_at": FAIR_GAP,
+            "fair_at": chosen.claims.measured.fair_at.limit,
             "sentences": sentences,
             "files": files,
         },
@@ -183,8 +187,8 @@ def fairness_sentence(claims: RunStatement, rejecting: RunStatement) -> str:
     return (
         f"It says “{answer}” to {percent(rates_G[place])} of the group “{group}” and to "
         f"{percent(rates_G @ others_G / others_G.sum())} of all others, a gap of {decimal(gap.value)}; a gap up to "
-        f"{FAIR_GAP:.2f}, with its whole 95 % interval, counts as fair here, so it is {claims.fairness}. With a reject "
-        f"option that leaves {percent(1 - rejecting.measured.coverage)} of the records to a person, the gap is "
-        f"{decimal(less.value)} (interval {interval(less)}): {rejecting.fairness}, and "
+        f"{measured.fair_at.limit:g}, with its whole 95 % interval, counts as fair here, so it is {claims.fairness}. "
+        f"With a reject option that leaves {percent(1 - rejecting.measured.coverage)} of the records to a person, the "
+        f"gap is {decimal(less.value)} (interval {interval(less)}): {rejecting.fairness}, and "
         f"{percent(rejecting.measured.accuracy)} of its answers are right."
     )

@@ -23,6 +23,7 @@ from fairpate.cli.base import (
     DataDir,
     Delta,
     Epsilon,
+    FairAt,
     Mode,
     Out,
     Overrides,
@@ -37,11 +38,11 @@ from fairpate.cli.base import (
     in_modes,
     with_data_dir,
 )
-from fairpate.config import BACKBONES, ConfigError
+from fairpate.config import BACKBONES, ConfigError, fair_rule
 from fairpate.config_reader import Override, read_yaml
 from fairpate.files import check_output_folder
 from fairpate.terminal import Output, facts, waiting
-from fairpate.types import UsageError
+from fairpate.types import DEFAULT_NOTION, UsageError
 
 if TYPE_CHECKING:
     from fairpate.methods.base import Method
@@ -82,6 +83,7 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="Seed of the model and its training; private noise never uses it."), Sets("seed")
     ] = None,
+    fair_at: FairAt = None,
     overrides: Overrides = None,
     weights: Weights = None,
     out: Out = None,
@@ -126,6 +128,7 @@ def run(
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     given |= {"aggregator.keep": None if keep is None else _share_of(keep)}
+    given |= {"evaluation.fair_at": fair_at}
     options: list[Override] = [*(overrides or []), *as_overrides(given)]
     # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:
@@ -167,7 +170,7 @@ def _share_of(text: str) -> float:
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
     """Print what a run of ``config`` would spend; with ``overrides``, also what other voters would do under them."""
     from fairpate.methods.base import check_release_of
-    from fairpate.run import plan
+    from fairpate.run import run
     from fairpate.run.context import RunDirectory
     from fairpate.run.folder import check_run_directory, own_folder
     from fairpate.run.learn import load_for
@@ -184,15 +187,15 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
     with waiting("data"):
         dataset = load_for(source, config.data)
         check_data(config, dataset)
-        cost = plan.planned_cost(config, dataset)
-        found = [plan.forecast(config, dataset, cost)]
+        cost = run.planned_cost(config, dataset)
+        found = [run.forecast(config, dataset, cost)]
     if overrides is not None:
         with waiting("voters"):
-            found += plan.other_voters(overrides, config.method)
-    found = plan.measured_before(folder.root.parent, found, config.data.name)
+            found += run.other_voters(overrides, config.method)
+    found = run.measured_before(folder.root.parent, found, config.data.name)
     return Output(
         facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found},
-        words=plan.describe(dataset.name, cost, spent, found),
+        words=run.describe(dataset.name, cost, spent, found),
     )
 
 
@@ -229,6 +232,7 @@ def _sweep_file(config: Path | None, example: str | None) -> Path:
 def _compare(
     config: Sweep = None,
     example: Example = None,
+    fair_at: FairAt = None,
     overrides: Overrides = None,
     out: SweepFolder = None,
     data_dir: DataDir = None,
@@ -239,7 +243,8 @@ def _compare(
     from fairpate.terminal import Reporter
 
     config = _sweep_file(config, example)
-    sweep = load_sweep(config, overrides or [], data_dir=data_dir)
+    asked = [] if fair_at is None else [f"settings.evaluation.fair_at={fair_at}"]
+    sweep = load_sweep(config, [*(overrides or []), *asked], data_dir=data_dir)
     # Now rather than after hours of training.
     check_output_folder(out or sweep.out or Path("runs"), "--out")
     reporter = Reporter(asks=not yes)
@@ -270,6 +275,7 @@ def _compare_and_draw(
     notion: Annotated[
         str | None, typer.Option(help="Notion of fairness that figures show; default: that of the comparison.")
     ] = None,
+    fair_at: FairAt = None,
     overrides: Overrides = None,
     out: SweepFolder = None,
     data_dir: DataDir = None,
@@ -297,12 +303,12 @@ def _compare_and_draw(
         chosen = None if notion is None else notion_named(notion)
     # Finished results are drawn, and nothing runs.
     if config.is_dir() or config.suffix == ".parquet":
-        unread = {"--set": overrides, "--out": out, "--data-dir": data_dir, "--yes": yes}
+        unread = {"--fair-at": fair_at, "--set": overrides, "--out": out, "--data-dir": data_dir, "--yes": yes}
         for option in (option for option, value in unread.items() if value):
             raise UsageError(f"{option}: not read where finished results are drawn and nothing runs; leave it out.")
         files = write_figures(config, style=style, notion=chosen or DEFAULT, out=figures)
         return Output(facts={"figures": files}, words="\n".join(map(str, files)))
-    compared = _compare(given, example, overrides, out, data_dir, yes)
+    compared = _compare(given, example, fair_at, overrides, out, data_dir, yes)
     if compared.code:  # some cells failed: figures would miss them
         return compared
     results = compared.facts["files"]["results"]
@@ -383,8 +389,11 @@ def select(
     return outcome(select_by_trials(configs, expected_trials=trials, **common))
 
 
-def report(folder: RunFolder) -> Output:
-    """Write the reports and model.onnx of a finished run again; nothing is trained or charged."""
+def report(folder: RunFolder, fair_at: FairAt = None) -> Output:
+    """Write the reports and model.onnx of a finished run again; nothing is trained or charged.
+
+    With --fair-at they judge the model by another rule, which the run then keeps.
+    """
     from fairpate.cli.summaries import outcome
     from fairpate.run.folder import finished_run
     from fairpate.run.run import run_method
@@ -393,6 +402,10 @@ def report(folder: RunFolder) -> Output:
     # The folder may have been moved: it is the output folder now, not the one in its configuration.
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
+    if fair_at is not None:
+        with checked_arguments():
+            rule = fair_rule(fair_at)
+        placed = placed.model_copy(update={"evaluation": config.evaluation.model_copy(update={"fair_at": rule})})
     with waiting("report"):
         return outcome(run_method(placed, Reporter(quiet=True), with_graph=True))
 
@@ -409,6 +422,58 @@ def card(
     with waiting("card"):
         files = write_card(folder, intended_use=intended_use, out_of_scope=out_of_scope, contact=contact)
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
+
+
+def assess(
+    predictions: Annotated[
+        Path, typer.Argument(help="CSV, Parquet or Feather file: a row per record, with its prediction and its groups.")
+    ],
+    group: Annotated[
+        list[str], typer.Option(help="Column of groups; repeat it for several, whose intersections are compared too.")
+    ],
+    prediction: Annotated[
+        str, typer.Option(help="Column of predicted classes; an empty one is a refusal.")
+    ] = "prediction",
+    label: Annotated[str | None, typer.Option(help="Column of true classes: adds accuracy and all gaps.")] = None,
+    score: Annotated[
+        str | None, typer.Option(help="Column of scores instead of classes: selected is a score above the median.")
+    ] = None,
+    selected: Annotated[
+        str | None, typer.Option(help="The class that is the selection; default: of two the last by name.")
+    ] = None,
+    person: Annotated[
+        str | None, typer.Option(help="Column of persons, who may have several records: intervals are over persons.")
+    ] = None,
+    fair_at: FairAt = None,
+    least_cell: Annotated[
+        int, typer.Option(help="Groups of fewer records, or persons, are not shown; 1 shows all.")
+    ] = 10,
+    out: Annotated[Path | None, typer.Option(help="The page to write; default: FILE-fairness.html here.")] = None,
+) -> Output:
+    """Report how predictions made elsewhere treat groups: rates, impact ratios, gaps, intervals. No guarantee."""
+    from datetime import UTC, datetime
+
+    from fairpate.run.assess import assess_predictions
+    from fairpate.run.context import write_text
+
+    with checked_arguments():
+        rule = None if fair_at is None else fair_rule(fair_at)
+    with waiting("assess"):
+        found = assess_predictions(
+            predictions,
+            groups=group,
+            prediction=prediction,
+            label=label,
+            score=score,
+            selected=selected,
+            person=person,
+            least_cell=least_cell,
+            fair_at=rule,
+        )
+        page = out or Path(f"{predictions.name.split('.')[0]}-fairness.html")
+        write_text(page, found.html(made_on=datetime.now(UTC).date().isoformat()), private=True)
+    words = Group(found, Text(""), facts([("page", str(page))]))
+    return Output(facts=found.to_json() | {"file": page}, words=words)
 
 
 def aggregate(
@@ -528,6 +593,7 @@ def specify(
         list[str] | None,
         typer.Option(help="Largest gap of another notion, as in equalized_odds=0.1; repeat it for several."),
     ] = None,
+    fair_at: FairAt = None,
     coverage: Annotated[float | None, typer.Option(help="Smallest share of records that are answered.")] = None,
     accuracy: Annotated[float | None, typer.Option(help="Smallest accuracy on answered records.")] = None,
     frontier: Annotated[Path | None, typer.Option(help="A results.parquet; default: the newest in runs/.")] = None,
@@ -542,10 +608,46 @@ def specify(
 
     with checked_arguments():
         limits = fairness_limits(fairness or [])
+        if fair_at is not None:
+            rule = fair_rule(fair_at)
+            if rule.notion in limits or (rule.notion == DEFAULT_NOTION and disparity is not None):
+                raise UsageError(f"--fair-at: {rule.notion} is limited twice; leave one out.")
+            limits |= {rule.notion: rule.limit}
         demand = Demand(epsilon=epsilon, disparity=disparity, coverage=coverage, accuracy=accuracy, fairness=limits)
     with waiting("specify"):
         answer = specify_guarantees(demand, frontier, data=data, transfer_to=transfer)
     return Output(facts=answer.to_json(), words=describe_answer(answer))
+
+
+def audit(
+    folder: RunFolder,
+    canaries: Annotated[
+        int, typer.Option(min=2, help="Number of canaries, of whose presence an attacker guesses.")
+    ] = 20_000,
+    on_private: Annotated[
+        bool,
+        typer.Option(
+            "--on-private", help="Add canaries to the private records themselves; the result stays in private/."
+        ),
+    ] = False,
+) -> Output:
+    """Attack shadow releases of a finished run, and compare what is proved with the epsilon that it claims.
+
+    The records are made up unless --on-private is given, and nothing is charged. Exit code 1 if the claim is refuted.
+    """
+    from fairpate.run.audit import audit_run
+    from fairpate.terminal import Reporter
+
+    found, page = audit_run(folder, reporter=Reporter(), num_canaries=canaries, on_private=on_private)
+    lines = []
+    for each in found.releases:
+        kinds = {"this run": each.found, f"control with {each.noise_words}": each.control}
+        lines += [f"{each.title}, {name}: epsilon >= {of.words(found.delta)}" for name, of in kinds.items()]
+    return Output(
+        facts={**found.to_json(), "page": page},
+        words="\n".join([*lines, found.headline, found.power_words, str(page)]),
+        code=int(found.refuted),
+    )
 
 
 def bundle(

@@ -33,6 +33,9 @@ site_app = Commands(
     help="Release one result of several sites' private records, which no site shows to anybody.", no_args_is_help=True
 )
 _Declaration = Annotated[Path, typer.Option("--data", help="The declaration of the plan, with your own files.")]
+_Workers = Annotated[
+    list[str] | None, typer.Option("--set", help="ray.FIELD=VALUE: workers of your own; all else is the plan's.")
+]
 _Wait = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for others at each step.")]
 
 
@@ -55,7 +58,9 @@ def make_plan(
     may_collude: Annotated[
         int, typer.Option(min=1, help="Sites that may collude with the coordinator without exposing the others.")
     ] = 1,
-    method: Annotated[str, typer.Option(help="weighted_votes, record_votes or residual_votes.")] = "weighted_votes",
+    method: Annotated[
+        str, typer.Option(help="weighted_votes, record_votes, residual_votes or teacher_votes.")
+    ] = "weighted_votes",
     epsilon: Epsilon = None,
     delta: Delta = None,
     overrides: Overrides = None,
@@ -91,6 +96,7 @@ def serve_plan(
     tls_key: TlsKey = None,
     wait_s: _Wait = 3600.0,
     log_file: LogFile = None,
+    workers: _Workers = None,
 ) -> Output:
     """Coordinate a plan: add up what the sites send, learn from the sum, and leave a run folder."""
     if not plan.is_file():
@@ -103,7 +109,16 @@ def serve_plan(
     with checked_arguments():
         tls = None if tls_cert is None or tls_key is None else TlsFiles(cert=tls_cert, key=tls_key)
         settings = HttpSettings(host=host, port=port, tls=tls, log_file=log_file)
-    run = serve(plan, settings, declaration=data, reporter=Reporter(), data_dir=data_dir, out=out, wait_s=wait_s)
+    run = serve(
+        plan,
+        settings,
+        declaration=data,
+        reporter=Reporter(),
+        data_dir=data_dir,
+        out=out,
+        wait_s=wait_s,
+        own=workers or (),
+    )
     return Output(facts={"run": run.root}, words=str(run.root))
 
 
@@ -118,6 +133,7 @@ def join_plan(
     ca: Annotated[Path | None, typer.Option(help="Certificate authority (PEM) of the coordinator's HTTPS.")] = None,
     plan: Annotated[str | None, typer.Option(metavar="DIGEST", help="The only plan to take part in.")] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Agree to --plan without being asked, as in a script.")] = False,
+    workers: _Workers = None,
 ) -> Output:
     """Take part in a plan with your own private records, which stay here."""
     if yes and plan is None:
@@ -145,7 +161,53 @@ def join_plan(
         out=out,
         wait_s=wait_s,
         ca=None if ca is None else str(ca),
+        own=workers or (),
     )
     if run is None:
         return Output(facts={"run": None}, words="Nothing was sent, and nothing was charged.", code=1)
     return Output(facts={"run": run.root}, words=str(run.root))
+
+
+@site_app.command("simulate")
+def simulate_plan(
+    out: Annotated[Path, typer.Option(help="New folder, in which every party gets one.")],
+    sites: Annotated[int, typer.Option(min=2, help="Number of sites.")] = 3,
+    data: Annotated[str, typer.Option(help="A data set, or a declaration (.yaml), whose records are dealt.")] = "adult",
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN[:N]", help="Deal by the (first N characters of the) column; without it at random."
+        ),
+    ] = None,
+    may_vanish: Annotated[int, typer.Option(min=0, help="Sites that may be lost on the way.")] = 0,
+    may_collude: Annotated[int, typer.Option(min=1, help="Sites that may collude with the coordinator.")] = 1,
+    method: Annotated[
+        str, typer.Option(help="weighted_votes, record_votes, residual_votes or teacher_votes.")
+    ] = "weighted_votes",
+    epsilon: Epsilon = None,
+    options: Annotated[
+        list[str] | None, typer.Option("--option", help="NAME=VALUE: an option of the data set.")
+    ] = None,
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+) -> Output:
+    """Deal public records to sites on this machine, and let them share a release with the real protocol."""
+    from fairpate.cli.base import data_config
+    from fairpate.run.context import read_json
+    from fairpate.sites.simulate import simulate
+
+    given = {"--method": method, "--epsilon": epsilon, "--may-vanish": may_vanish, "--may-collude": may_collude}
+    planning = [str(word) for option, value in given.items() if value is not None for word in (option, value)]
+    planning += [word for value in overrides or [] for word in ("--set", value)]
+    with waiting("sites"):
+        found = simulate(data_config(data, options, data_dir), out, sites=sites, by=by, planning=planning)
+    statement, metrics = read_json(found.run.statement), read_json(found.run.metrics)
+    facts = {
+        "run": found.run.root,
+        "records": list(found.records),
+        "epsilon": statement["epsilon"],
+        "accuracy": metrics["accuracy"],
+        "seconds": round(found.seconds, 1),
+        "largest_process_mb": round(found.largest_process_mb),
+    }
+    return Output(facts=facts)

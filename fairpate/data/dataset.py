@@ -143,7 +143,9 @@ class Dataset:
     rule of a hashed split (:func:`divide_by_hash`), by which a unit that is added or removed changes one split alone;
     empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name, and so its
     split. ``shared_unit``: the protected unit where private records are at several sites, of which this one may
-    have none.
+    have none. ``is_elsewhere``: no site is here, only their coordinator or a rehearsal of what they compute.
+    ``public_persons``: the number of persons behind the public records, also where each record is protected by itself;
+    None where the source names none.
     """
 
     name: str
@@ -165,6 +167,8 @@ class Dataset:
     parts: str = ""
     keeps_names: bool = False
     shared_unit: Unit | None = None
+    is_elsewhere: bool = False
+    public_persons: int | None = None
 
     @property
     def unit(self) -> Unit:
@@ -684,6 +688,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
             # Shares follow each other on [0, 1): the hash of a unit falls into one of them, for any other records.
             own_N, low = free_N & (low <= uniform_N) & (uniform_N < low + share), low + share
         indices[name] = np.flatnonzero(own_N)
+    # All above the shares: a private unit stays private, whatever other units there are.
     indices["private"] = np.flatnonzero(free_N & (uniform_N >= low))
     return _taken(records, indices)
 
@@ -703,6 +708,7 @@ def with_persons(records: LoadedRecords) -> LoadedRecords:
     person."""
     if records.person_ids is None:
         return records
+    # One without a person would be protected by itself alone, against what the statement says.
     if missing := as_names(records.person_ids).num_empty:
         raise DataError(
             f"Expected a person for every record, got {missing:,} without; complete the column that names them, or set "
@@ -715,6 +721,7 @@ def check_persons(splits: Mapping[str, Split]) -> None:
     """Raise :class:`DataError` where a person of the private split has records in another one."""
     private = as_names(splits["private"].person_id)
     for name, split in splits.items():
+        # Other splits are read without noise: a person in both would not be protected.
         if name != "private" and (parted := as_names(split.person_id).num_shared(private)):
             raise DataError(
                 f"Expected a person's records in one split, got {parted:,} with some in the private and some in the "

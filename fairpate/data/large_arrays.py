@@ -141,6 +141,7 @@ def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
             digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, stored.nbytes - position)))
         if digest.hexdigest() != metadata.get(_SHA256, b"").decode():
             raise ValueError("pixels do not match their checksum")
+    # A view of the mapping itself: arrays of Arrow are read-only, and a tensor may be written to.
     return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=stored.nbytes, offset=start).reshape(shape))
 
 
@@ -187,6 +188,7 @@ class Gathered:
                 last = self._blocks[-1]
                 content = mmap.mmap(self._file.fileno(), 0, flags=FLAGS, prot=PROTECTION)
                 self._values = np.frombuffer(content, dtype=last.dtype).reshape(-1, *last.shape[1:])
+            # Joined by now: kept as well, the blocks would hold everything twice.
             self._blocks.clear()
         return self._values
 
@@ -286,6 +288,7 @@ class Names(Sequence[str]):
         return NotImplemented
 
     def __hash__(self) -> int:
+        # As that of a tuple, because a tuple of the same names is equal to these.
         return hash(tuple(self))
 
     def __repr__(self) -> str:
@@ -353,6 +356,7 @@ class GatheredNames:
     def __init__(self) -> None:
         self._text, self._ends, self._size = Gathered(), Gathered(), 0
         self._text.append(np.zeros(0, dtype=np.uint8))
+        # Arrow's layout of text: where each name ends, with a 0 in front.
         self._ends.append(np.zeros(1, dtype=np.int64))
 
     def append(self, block: Iterable[str] | pa.Array) -> None:

@@ -1,33 +1,67 @@
-"""Read and decode pictures, from a publisher's archive or from the user's own files.
+"""Pictures: read and decode them, and load the data sets of pictures in their publishers' own layouts.
 
-The centre square of each picture is resized to one size and kept as uint8. Decoded pixels are kept under FAIRPATE_CACHE
-(default ~/.cache/fairpate) in a file named by a hash of the archive, the names and the size, and mapped into memory
-from there; a damaged file is noticed by its checksum and decoded again. It holds records, so its folder is readable by
-its owner only. Pictures of a declared data set are listed in a column of paths, or are a folder of folders, which is
-read as a table of its pictures.
+**Reading**, from a publisher's archive or from the user's own files. The centre square of each picture is resized to
+one size and kept as uint8. Decoded pixels are kept under FAIRPATE_CACHE (default ~/.cache/fairpate) in a file named by
+a hash of the archive, the names and the size, and mapped into memory from there; a damaged file is noticed by its
+checksum and decoded again. It holds records, so its folder is readable by its owner only. Pictures of a declared data
+set are listed in a column of paths, or are a folder of folders, which is read as a table of its pictures.
+
+**Data sets**, with the embedded digits in colour: one loader each. Publisher, licence, files with checksums and sizes
+are in ``pictures.yaml``. Records that are left out, for malformed names, missing pictures or unknown groups, are
+counted in the notes of the data set. Pictures of people are for research only: never redistribute a face, never show
+one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import re
+import struct
 import zipfile
-from collections.abc import Callable, Sequence
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from PIL import Image, UnidentifiedImageError
 from pydantic import BeforeValidator, Field
 
 from fairpate.config import PLACE, Section
-from fairpate.data.dataset import DataError, Option, SourceFile, check_archive, locate
+from fairpate.config_reader import read_yaml
+from fairpate.data.dataset import (
+    DataError,
+    DatasetEntry,
+    DataSettingsError,
+    LoadedRecords,
+    Option,
+    Request,
+    SourceFile,
+    Split,
+    check_archive,
+    counted,
+    keyed_uniform,
+    locate,
+    origins,
+    read_any,
+    read_bytes,
+    resolve_data_dir,
+)
+from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import Append, PixelArray, Pixels, kept_pixels
-from fairpate.data.tables import TableFaults
+from fairpate.data.tables import TableFaults, codes, column_of, read_table, require_columns
 from fairpate.files import cache_dir
 from fairpate.later import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CACHE_VERSION = 2  # raise it with any change that decodes the same archive to other pixels
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -170,3 +204,431 @@ def check_paths(paths: Sequence[str], folder: Path, file: str, column: str, faul
 def read_pictures(paths: Sequence[str], folder: Path, config: PicturesConfig) -> Pixels:
     """Pixels (N, channels, size, size) of the pictures at ``paths``."""
     return decode(_of_files(paths, folder), paths, size=config.size, mode="RGB" if config.channels == 3 else "L")
+
+
+LABEL_FLIP = 0.25
+FIRST_HIGH_DIGIT = 5
+GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
+SENSITIVE = Option(
+    default="colour",
+    allowed=("colour", "label"),
+    description="The group z: the drawn colour, or the noisy binary label behind it.",
+)
+COLOUR_AS_FEATURE = Option(
+    default=True,
+    allowed=(True, False),
+    description="Whether the image shows its colour; else it has one channel, and a model cannot learn from colour.",
+    shows_attribute=True,  # the noisy label too: the colour is that label under public flips
+)
+Codes = npt.NDArray[np.int64]
+
+
+def paint(grey: npt.NDArray[np.uint8], colour: Codes, *, visible: bool = True) -> npt.NDArray[np.uint8]:
+    """Colour the ink (N, height, width): it goes to channel 0 (red) or 1 (green) of (N, 2, height, width).
+
+    Where colour is not ``visible`` the ink has one channel: (N, 1, height, width).
+    """
+    if not visible:
+        # A copy, because the published pictures are cached or read-only.
+        return grey[:, None].copy()
+    painted = np.zeros((len(grey), 2, *grey.shape[1:]), dtype=np.uint8)
+    painted[np.arange(len(grey)), colour] = grey
+    return painted
+
+
+def _coloured(
+    request: Request, grey: npt.NDArray[np.uint8], digits: Codes, names: Sequence[str], flips: npt.NDArray[np.float64]
+) -> dict[str, Any]:
+    """The coloured digits. The colour is the noisy binary label, flipped with the record's probability in ``flips``."""
+    # Flips are hashes of names and no stream: another record must not change the label of this one.
+    high = np.asarray(digits) >= FIRST_HIGH_DIGIT
+    binary = (high ^ (keyed_uniform(names, seed=request.seed, purpose="label flip") < LABEL_FLIP)).astype(np.int64)
+    # The colour differs from that label in each record with the record's own probability.
+    colour = binary ^ (keyed_uniform(names, seed=request.seed, purpose="colour flip") < flips).astype(np.int64)
+    sensitive = request.options["sensitive"]
+    return {
+        "kind": "image",
+        "records": Split(
+            x=torch.from_numpy(paint(grey, colour, visible=request.options["colour_as_feature"])),
+            y=torch.from_numpy(digits),
+            z=torch.from_numpy(colour if sensitive == "colour" else binary),
+            record_id=names,
+        ),
+        "label_names": tuple(str(digit) for digit in range(10)),
+        "group_names": GROUPS[sensitive],
+        "sensitive_attribute": sensitive,
+    }
+
+
+COLOUR_FLIP = 0.1
+# Of scikit-learn's digits: 16 is full ink.
+INK_LEVELS = 16
+
+
+def load_color_digits(request: Request) -> LoadedRecords:
+    """All 1,797 of scikit-learn's handwritten digits, in red or green, as (2, 8, 8) images; needs no file.
+
+    The construction is ColorMNIST's (Arjovsky et al. 2019, arXiv:1907.02893, section 5): a binary label says whether
+    the digit is 5 or more, flipped with probability 0.25; the colour is that label flipped with probability 0.1. Green
+    is then 0.7 likely for a high digit and 0.3 for a low one, so even a perfect classifier of the digit shows a
+    demographic-parity gap of about 0.08. Every flip is a keyed hash of the record's name: a record has the same colour
+    in any file.
+    """
+    grey, digits = _published()
+    names = tuple(f"digit-{index:04d}" for index in range(len(digits)))
+    return LoadedRecords(**_coloured(request, grey, digits.copy(), names, np.full(len(names), COLOUR_FLIP)))
+
+
+@cache
+def _published() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """The ink (1797, 8, 8) and the digits, read once per process. Callers must copy before they write."""
+    from sklearn.datasets import load_digits  # costs a second, and no other loader needs it
+
+    published = load_digits()
+    return np.rint(published.images * (255 / INK_LEVELS)).astype(np.uint8), published.target.astype(np.int64)
+
+
+COLOUR_FLIPS = ((20_000, 0.2), (20_000, 0.1), (30_000, 0.9))
+NUM_PRIVATE = 39_500
+NUM_HELD_OUT = 30_000
+PIXELS = 28
+IMAGE_MAGIC = 2051
+LABEL_MAGIC = 2049
+
+
+def load_color_mnist(request: Request) -> LoadedRecords:
+    """69,500 images of MNIST as (2, 28, 28), coloured as FairPATE's authors did it (arXiv:2302.09183).
+
+    MNIST's training and test files are joined to 70,000 images, and records are named by their place there. A binary
+    label (5 or more) is flipped with probability 0.25; the colour is that label flipped with probability 0.2 (first
+    20,000 images), 0.1 (next 20,000) and 0.9 (last 30,000). The task is the digit. Teachers see the first 39,500
+    images; public, validation and test come from the last 30,000, where colour and label are related the other way
+    round. Deviations: flips are keyed hashes of the record's name and the public seed, not an unseeded stream; the 500
+    images between 39,500 and 40,000 are left out, as they are by the authors' teachers.
+    """
+    files = files_of("color_mnist")
+    grey = np.concatenate([read_images(files[f"{part}_images"], request.data_dir) for part in ("train", "test")])
+    digits = np.concatenate([read_labels(files[f"{part}_labels"], request.data_dir) for part in ("train", "test")])
+    flips = np.repeat([p for _, p in COLOUR_FLIPS], [count for count, _ in COLOUR_FLIPS])
+    used = np.r_[0:NUM_PRIVATE, len(digits) - NUM_HELD_OUT : len(digits)]
+    names = tuple(f"mnist-{index:05d}" for index in used)
+    coloured = _coloured(request, grey[used], digits[used], names, flips[used])
+    return LoadedRecords(**coloured, origins=origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT))
+
+
+def read_images(file: SourceFile, data_dir: Path | None) -> npt.NDArray[np.uint8]:
+    """Read the images (N, 28, 28) of an idx3 file."""
+    content = _idx_content(file, data_dir, IMAGE_MAGIC)
+    # Behind the magic number; the pixels follow at byte 16.
+    count, height, width = struct.unpack_from(">III", content, 4)
+    if (height, width) != (PIXELS, PIXELS):
+        raise DataError(f"{file.path}: expected images of {PIXELS} x {PIXELS}, got {height} x {width}.")
+    return np.frombuffer(content, np.uint8, offset=16).reshape(count, height, width)
+
+
+def read_labels(file: SourceFile, data_dir: Path | None) -> Codes:
+    """Read the digits (N,) of an idx1 file."""
+    return np.frombuffer(_idx_content(file, data_dir, LABEL_MAGIC), np.uint8, offset=8).astype(np.int64)
+
+
+def _idx_content(file: SourceFile, data_dir: Path | None, magic: int) -> bytes:
+    # The pinned bytes are the gzipped ones; 16 says that they begin with a header of gzip.
+    content = zlib.decompress(read_bytes(file, data_dir), wbits=zlib.MAX_WBITS | 16)
+    (found,) = struct.unpack_from(">I", content)
+    if found != magic:
+        raise DataError(f"{file.path}: expected an idx file with magic number {magic}, got {found}.")
+    return content
+
+
+# Codes as the publisher numbers them; the index is the code.
+UTKFACE_GENDERS = ("male", "female")
+UTKFACE_RACES = ("White", "Black", "Asian", "Indian", "Others")
+AGES = ("0 to 9", *(f"{first} to {first + 9}" for first in range(10, 80, 10)), "80 or older")
+BOTH = tuple(f"{race} & {gender}" for race in UTKFACE_RACES for gender in UTKFACE_GENDERS)
+UTKFACE_GROUPS = {"race": UTKFACE_RACES, "gender": UTKFACE_GENDERS, "race_and_gender": BOTH}
+LABEL = Option(default="gender", allowed=("gender", "age"), description="The class y: gender, or age by decades.")
+UTKFACE_SENSITIVE = Option(default="race", allowed=tuple(UTKFACE_GROUPS), description="The group z.")
+WELL_FORMED = re.compile(r"(?P<age>\d{1,3})_(?P<gender>[01])_(?P<race>[0-4])_(?P<date>\d+)\.jpg(\.chip\.jpg)?")
+
+
+def load_utkface(request: Request) -> LoadedRecords:
+    """Gender or age by race, gender or both, read from names `age_gender_race_date.jpg.chip.jpg`; (3, size, size).
+
+    The publisher's labels are estimates of a model, checked by a person. Age has nine classes, as in Lowy et al.
+    (DP-FERMI, section 4.2), who do not print their bounds: these are decades. A file name contains the race, so records
+    are named and ordered without it: by age, gender and date, and pictures that have these in common by their content.
+    Where the gender is in the group, names leave it out too, which gives another division.
+    """
+    label, sensitive = (str(request.options[name]) for name in ("label", "sensitive"))
+    if label in sensitive.split("_and_"):
+        raise DataSettingsError(
+            f"data.options.sensitive: expected race with label: {label}, got {sensitive}, which reveals the label; "
+            "set data.options.label to age, or leave sensitive out."
+        )
+    pictures = open_pictures(files_of("utkface")["archive"], request.data_dir)
+    found = {name: WELL_FORMED.fullmatch(base_name(name)) for name in pictures.names}
+    fields = {name: match for name, match in found.items() if match}
+    if not fields:
+        raise DataError(f"{pictures.origin}: no file name of the form age_gender_race_date.jpg.chip.jpg.")
+    public = ("age", "gender", "date") if sensitive == "race" else ("age", "date")
+    unit_of = {name: "utkface-" + "_".join(match.group(*public)) for name, match in fields.items()}
+    # By unit, and within one by content. Only pictures with a unit in common are read for that, because it is slow.
+    sizes, content_of = Counter(unit_of.values()), dict.fromkeys(unit_of, "")
+    shared = [name for name in unit_of if sizes[unit_of[name]] > 1]
+    pictures.read(shared, lambda name, content: content_of.update({name: hashlib.sha256(content).hexdigest()}))
+    place_of = {name: (unit_of[name], content_of[name]) for name in unit_of}
+    for place, count in Counter(place_of.values()).items():
+        if count > 1:
+            copies = ", ".join(name for name in unit_of if place_of[name] == place)
+            raise DataError(f"{pictures.origin}: one picture {count} times: {copies}; remove the copies.")
+    names = sorted(unit_of, key=place_of.__getitem__)
+
+    codes_of: dict[str, list[int]] = {"age": [], "gender": [], "race": [], "race_and_gender": []}
+    for name in names:
+        age, gender, race = (int(fields[name][part]) for part in ("age", "gender", "race"))
+        both = race * len(UTKFACE_GENDERS) + gender
+        for what, code in zip(codes_of, (min(age // 10, len(AGES) - 1), gender, race, both), strict=True):
+            codes_of[what].append(code)
+    unit_ids = tuple(unit_of[name] for name in names)
+    malformed = len(pictures.names) - len(names)
+    return _of_pictures(
+        request,
+        pictures,
+        names,
+        record_id=counted(unit_ids),
+        unit_id=unit_ids,
+        y=torch.tensor(codes_of[label]),
+        z=torch.tensor(codes_of[sensitive]),
+        label_names=AGES if label == "age" else UTKFACE_GENDERS,
+        group_names=UTKFACE_GROUPS[sensitive],
+        sensitive_attribute=sensitive.replace("_and_", " and "),
+        notes=(f"pictures left out for their malformed names: {malformed:,}",) if malformed else (),
+    )
+
+
+def _of_pictures(
+    request: Request,
+    pictures: Pictures,
+    names: Sequence[str],
+    *,
+    record_id: Sequence[str],
+    y: Tensor,
+    z: Tensor,
+    unit_id: Sequence[str] = (),
+    mode: Mode = "RGB",
+    **facts: Any,
+) -> LoadedRecords:
+    """The records of the pictures ``names`` in their archive, decoded at the requested size."""
+    pixels = decode(pictures, names, size=request.options["image_size"], mode=mode)
+    records = Split(x=pixels.x, y=y, z=z, record_id=record_id, unit_id=unit_id)
+    return LoadedRecords(kind="image", records=records, pixels=pixels, **facts)
+
+
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    return {name: code for code, name in enumerate(names)}
+
+
+FAIRFACE_GENDERS = ("Male", "Female")
+FAIRFACE_RACES = ("White", "Black", "Latino_Hispanic", "East Asian", "Southeast Asian", "Indian", "Middle Eastern")
+
+
+def load_fairface(request: Request) -> LoadedRecords:
+    """Gender by race (7) of the labelled faces, as (3, size, size), named by their path.
+
+    A subset of the pictures works with the full label files. The publisher's validation part is the test split.
+    """
+    files = files_of("fairface")
+    pictures = open_pictures(files["archive"], request.data_dir)
+    tables, absent = [], 0
+    for file in (files["train"], files["val"]):
+        labels = read_table(read_bytes(file, request.data_dir), file.path)
+        require_columns(labels, ("file", "gender", "race"), file.path)
+        paths = pc.replace_substring_regex(labels["file"], "^fairface/", "")
+        labels = labels.set_column(labels.column_names.index("file"), "file", paths)
+        tables.append(labels.filter(pc.is_in(paths, value_set=pa.array(pictures.names, pa.string()))))
+        # Counted for a note: a subset of the pictures is allowed.
+        absent += len(labels) - len(tables[-1])
+    table = pa.concat_tables(tables)
+    names = table["file"].to_pylist()
+    if not names:
+        raise DataError(f"{pictures.origin}: no picture that the label files name, such as train/1.jpg.")
+    return _of_pictures(
+        request,
+        pictures,
+        names,
+        record_id=tuple(names),
+        y=codes(table, "gender", _numbered(FAIRFACE_GENDERS), files["train"].path),
+        z=codes(table, "race", _numbered(FAIRFACE_RACES), files["train"].path),
+        label_names=FAIRFACE_GENDERS,
+        group_names=FAIRFACE_RACES,
+        sensitive_attribute="race",
+        origins=origins(training=len(tables[0]), test=len(tables[1])),
+        notes=(f"{absent} labelled pictures that are not present left out",),
+    )
+
+
+PRESENT = {"-1": 0, "1": 1}
+TEST_PARTITION = "2"
+PARTITIONS = ("0", "1", "2")
+
+
+def load_celeba(request: Request) -> LoadedRecords:
+    """Smiling by gender of all listed pictures, as (3, size, size), named by file name.
+
+    Both lists may be the publisher's text files or the CSV form of them. The publisher's partition 2 is the test split;
+    partitions 0 and 1 train.
+    """
+    files = files_of("celeba")
+    file, content = read_any(files["attributes"], request.data_dir)
+    if file.path.endswith(".csv"):
+        attributes = read_table(content, file.path)
+    else:
+        # A count, the 40 names, then rows aligned with runs of spaces.
+        _count, header, *rows = _lines(content, file.path)
+        attributes = read_table(_comma_separated(rows), file.path, columns=("image_id", *header.split()))
+    file, content = read_any(files["partition"], request.data_dir)
+    rows = _lines(content, file.path)[1 if file.path.endswith(".csv") else 0 :]
+    partition = read_table(_comma_separated(rows), file.path, columns=("image_id", "partition"))
+    # For its refusals alone: pictures of an unknown partition would count as training ones.
+    codes(partition, "partition", _numbered(PARTITIONS), file.path)
+    part = dict(zip(*(column.to_pylist() for column in partition.columns), strict=True))
+
+    names = column_of(attributes, "image_id", files["attributes"].path).to_pylist()
+    pictures = open_pictures(files["archive"], request.data_dir)
+    places = {base_name(name): name for name in pictures.names}
+    for name in names:
+        if name not in places or name not in part:
+            where = pictures.origin if name not in places else files["partition"].path
+            raise DataError(f"{where}: {name} of the attribute list is missing; restore the publisher's files.")
+    return _of_pictures(
+        request,
+        pictures,
+        [places[name] for name in names],
+        record_id=tuple(names),
+        y=codes(attributes, "Smiling", PRESENT, files["attributes"].path),
+        z=codes(attributes, "Male", PRESENT, files["attributes"].path),
+        label_names=("not smiling", "smiling"),
+        group_names=("female", "male"),
+        sensitive_attribute="gender",
+        origins=tuple("test" if part[name] == TEST_PARTITION else "training" for name in names),
+    )
+
+
+def _lines(content: bytes, path: str) -> list[str]:
+    # The publisher pins no checksum: a cut or different file is noticed here.
+    try:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not a readable table ({error}); restore the file, in UTF-8.") from error
+    if len(lines) < 2:
+        raise DataError(f"{path}: not a readable table (it has no row); restore the file.")
+    return lines
+
+
+def _comma_separated(rows: list[str]) -> bytes:
+    return "\n".join(",".join(row.replace(",", " ").split()) for row in rows).encode()
+
+
+ROOT = "CheXpert-v1.0-small"
+FINDINGS = (
+    "No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema",
+    "Consolidation", "Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture",
+    "Support Devices",
+)  # fmt: skip
+MARKS = {"1.0": 1, "0.0": 0, "-1.0": 0, "": 0, "1": 1, "0": 0, "-1": 0}
+CHEXPERT_RACES = ("White", "Black", "Asian")
+FINDING = Option(default="No Finding", allowed=FINDINGS, description="Which of the 14 observations is the label.")
+PATIENT = re.compile(r"/(patient\d+)/")
+
+
+def load_chexpert(request: Request) -> LoadedRecords:
+    """A finding by race (white, black, Asian) in frontal pictures, as (1, size, size), named by their path.
+
+    Reads `train.csv` and `valid.csv` of CheXpert-v1.0-small, and the separate demographics table, saved as CSV. A
+    finding marked uncertain or left blank counts as absent (the publisher's "U-Zeros"). All pictures of a patient go to
+    one split, and are protected together.
+    """
+    files = files_of("chexpert")
+    train, demographics = files["train"], files["demographics"]
+    spreadsheet = resolve_data_dir(request.data_dir) / demographics.path.replace(".csv", ".xlsx")
+    if spreadsheet.is_file() and not spreadsheet.with_suffix(".csv").is_file():
+        raise DataError(f"{spreadsheet}: save this spreadsheet as CSV next to it; only the CSV form is read.")
+    people = read_table(read_bytes(demographics, request.data_dir), demographics.path)
+    patients, races = (column_of(people, name, demographics.path).to_pylist() for name in ("PATIENT", "PRIMARY_RACE"))
+    race_of = {
+        patient: code
+        # No name begins with another one, so that a patient has one race at most.
+        for patient, race in zip(patients, races, strict=True)
+        for code, name in enumerate(CHEXPERT_RACES)
+        if race.startswith(name)  # the publisher adds remarks such as ", non-Hispanic"
+    }
+    tables = []
+    for file in (train, files["valid"]):
+        listed = read_table(read_bytes(file, request.data_dir), file.path)
+        require_columns(listed, ("Path", "Frontal/Lateral", *FINDINGS), file.path)
+        tables.append(listed.filter(pc.equal(listed["Frontal/Lateral"], "Frontal")).select(["Path", *FINDINGS]))
+    frontal = pa.concat_tables(tables)
+    matches = [(path, PATIENT.search(path)) for path in frontal["Path"].to_pylist()]
+    patient_of = {path: match[1] for path, match in matches if match}
+    for path, match in matches:
+        if match is None:
+            raise DataError(f"{train.path}: column Path: expected .../patient00001/..., got {path!r}.")
+    table = frontal.filter(pa.array([patient_of[path] in race_of for path, _ in matches], pa.bool_()))
+    paths = table["Path"].to_pylist()
+    if not paths:
+        raise DataError(f"{demographics.path}: no patient of {train.path} has a known race; check both files.")
+    pictures = open_pictures(files["archive"], request.data_dir)
+    name_of = {name.partition(f"{ROOT}/")[2] or name: name for name in pictures.names}
+    places = [path.partition(f"{ROOT}/")[2] for path in paths]
+    for place in places:
+        if place not in name_of:
+            raise DataError(f"{pictures.origin}: picture {place} is missing; restore the publisher's files.")
+    finding = request.options["finding"]
+    return _of_pictures(
+        request,
+        pictures,
+        [name_of[place] for place in places],
+        mode="L",
+        record_id=tuple(paths),
+        y=codes(table, finding, MARKS, train.path),
+        z=torch.tensor([race_of[patient_of[path]] for path in paths]),
+        label_names=(f"{finding}: absent", f"{finding}: present"),
+        group_names=CHEXPERT_RACES,
+        sensitive_attribute="race",
+        person_ids=tuple(patient_of[path] for path in paths),
+        notes=(f"{len(frontal) - len(table)} frontal pictures of patients of another or unknown race left out",),
+    )
+
+
+LOADERS: Mapping[str, tuple[Callable[[Request], LoadedRecords], Mapping[str, Option]]] = {
+    "color_digits": (load_color_digits, {"sensitive": SENSITIVE, "colour_as_feature": COLOUR_AS_FEATURE}),
+    "color_mnist": (load_color_mnist, {"sensitive": SENSITIVE, "colour_as_feature": COLOUR_AS_FEATURE}),
+    "utkface": (
+        load_utkface,
+        {"label": LABEL, "sensitive": UTKFACE_SENSITIVE, "features": FEATURES, "image_size": IMAGE_SIZE},
+    ),
+    "fairface": (load_fairface, {"features": FEATURES, "image_size": IMAGE_SIZE}),
+    "celeba": (load_celeba, {"features": FEATURES, "image_size": IMAGE_SIZE}),
+    "chexpert": (load_chexpert, {"finding": FINDING, "features": FEATURES, "image_size": IMAGE_SIZE}),
+}
+"""The loader and the options of each data set of pictures."""
+
+
+@cache
+def _facts(name: str) -> dict[str, Any]:
+    """Return the facts of a data set in ``pictures.yaml``, with its files by their keys."""
+    facts: dict[str, Any] = read_yaml(Path(__file__).with_name("pictures.yaml"))[name]
+    return facts | {"files": {key: SourceFile(**file) for key, file in facts.get("files", {}).items()}}
+
+
+def files_of(name: str) -> dict[str, SourceFile]:
+    """The files of a data set, by the keys that its loader uses."""
+    files: dict[str, SourceFile] = _facts(name)["files"]
+    return files
+
+
+def pictures_entry(name: str) -> DatasetEntry:
+    """The registry entry of a data set of pictures."""
+    load, options = LOADERS[name]
+    facts = _facts(name) | {"files": tuple(files_of(name).values())}
+    return DatasetEntry(name=name, kind="image", load=load, options=options, **facts)

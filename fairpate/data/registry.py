@@ -72,8 +72,7 @@ from fairpate.data.declaration import (
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import as_names
 from fairpate.data.loans import applications
-from fairpate.data.pictures import LEVEL, folder_table
-from fairpate.data.published_pictures import LOADERS, pictures_entry
+from fairpate.data.pictures import LEVEL, LOADERS, folder_table, pictures_entry
 from fairpate.data.tables import (
     COMMAS,
     DATES,
@@ -172,7 +171,8 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
     """The declared data set at one of several sites, whose private records may lack a class or a group.
 
     Without ``has_private``, at their coordinator: the declared file of private records is not read, and need not be
-    there; nor, at a site, those of validation and test records.
+    there. Nor, at a site, are those of validation and test records; with a hashed split nobody reads them, as each site
+    sets test records aside from its private ones.
     Errors as :func:`load_data`, and for a data set whose private records have no file of their own.
     """
     entry, declared = entry_for(config), config.declaration
@@ -182,12 +182,13 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
             f"data.declaration: sites need a declaration with files of their own for private and public records, got "
             f"{config.name}; declare `files: {{private: ..., public: ...}}`."
         )
-    absent = ("validation", "test") if has_private else ("private",)
+    absent = ("private",) * (not has_private) + ("validation", "test") * (has_private or config.split == "hashed")
     files = table.files.model_copy(update=dict.fromkeys(absent, ()))
     entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
     request = request_of(config, entry)
     is_person = config.unit is None and table.person is not None and holds(table.person.when, request.options)
-    return dataset_of(entry.load(request), config, entry, shared_unit="person" if is_person else "record")
+    found = dataset_of(entry.load(request), config, entry, shared_unit="person" if is_person else "record")
+    return replace(found, is_elsewhere=not has_private)
 
 
 def dataset_of(
@@ -227,6 +228,10 @@ def dataset_of(
     check_persons(splits)
     # Persons may be named under some options only; where they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
+    public_persons = None
+    if records.person_ids is not None:
+        is_public_N = np.isin(names.codes(), as_names(splits["public"].record_id).codes())
+        public_persons = as_names(records.person_ids).take(np.flatnonzero(is_public_N)).num_distinct
     dataset = Dataset(
         name=entry.name,
         kind=records.kind,
@@ -240,6 +245,7 @@ def dataset_of(
         parts=parts,
         keeps_names=records.keeps_names,
         shared_unit=shared_unit,
+        public_persons=public_persons,
         **splits,
     )
     # Few public records may lack a group, which only some methods read.

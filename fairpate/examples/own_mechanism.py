@@ -24,8 +24,8 @@ from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome, gated, register
 from aggregator.session import AggregatorSession, Query
 from fairpate.fairness.gate import DemographicParityGate
+from fairpate.privacy.accountant import NoisyArgmaxes
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, discrete_gaussians
-from fairpate.privacy.events import NoisyArgmaxes
 from fairpate.types import Budget, GateRule, IntArray
 
 

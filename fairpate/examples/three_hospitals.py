@@ -91,7 +91,7 @@ def main() -> None:
         write_visits(party / "pool.csv", 1_000_000, 500)
         write_visits(party / "test.csv", 2_000_000, 1000)
         if party != coordinator:
-            write_visits(party / "visits.csv", 10_000 * number, 600)
+            write_visits(party / "visits.csv", 10_000 * number, 400)
 
     keys = [result(start(party, "site", "key", "own.key"))["key"] for party in hospitals]
     roster = "".join(f"{party.name}: {key}\n" for party, key in zip(hospitals, keys, strict=True))
@@ -109,7 +109,7 @@ def main() -> None:
     processes += [start(party, "site", "join", *joining) for party in hospitals]
     for process in processes:
         result(process)
-    alone = ("--data", "visits.yaml", "--epsilon", epsilon, "--out", "alone")
+    alone = ("--data", "visits.yaml", "--method", "weighted_votes", "--epsilon", epsilon, "--out", "alone")
     result(start(hospitals[0], "run", *alone))
 
     accuracy = json.loads((hospitals[0] / "alone/public/metrics.json").read_text(encoding="utf-8"))["accuracy"]

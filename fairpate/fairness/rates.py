@@ -13,7 +13,7 @@ it together with its smallest cell. Intervals are bootstrap percentiles over the
 persons where these are named (:func:`bootstrap_interval`).
 
 **Notions.** A notion is a metric with a name and a description, in one table for metrics, columns, demands, cards,
-pages and figures. Four compare groups: their value is a gap, and 0 is equal treatment. Three bound how often a
+pages and figures. Five compare groups: their value is a gap, and 0 is equal treatment. Three bound how often a
 prediction is wrong over all groups: their value is that rate, and RaCO-DP (appendix A.2) calls them constraints of
 performance. Of two classes the second is the positive one, to which equal opportunity and the error rates refer; of
 more, each class is compared with all others, and the worst one counts. Among more than two groups demographic parity
@@ -164,6 +164,7 @@ def coverages(groups_N: npt.ArrayLike, answered_N: npt.ArrayLike, *, num_groups:
 def divide(numerator: npt.ArrayLike, denominator: npt.ArrayLike) -> FloatArray:
     """The quotient, NaN where the denominator is 0."""
     top, bottom = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
+    # Only where it is defined: a division by 0 would warn, and an infinite rate would be compared.
     quotient: FloatArray = np.divide(top, bottom, out=np.full(top.shape, np.nan), where=bottom != 0)
     return quotient
 
@@ -382,6 +383,16 @@ def pairwise(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
     return np.where(itself_GG, np.nan, rates_EG[..., :, None] - rates_EG[..., None, :])
 
 
+def below_other(hits_EG: FloatArray, sizes_EG: FloatArray) -> FloatArray:
+    """How far each group's rate lies below that of each other group, as a share of the other's: shape (..., E, G, G).
+
+    The largest is 1 less the impact ratio, because the other group then has the highest rate.
+    """
+    rates_EG = divide(hits_EG, sizes_EG)
+    itself_GG = np.eye(rates_EG.shape[-1], dtype=np.bool_)
+    return np.where(itself_GG, np.nan, 1 - divide(rates_EG[..., :, None], rates_EG[..., None, :]))
+
+
 level = divide
 """The rates themselves, without a comparison between groups."""
 
@@ -398,6 +409,12 @@ found_apart = Metric(
     events=lambda joint_GYC: _select(found_or_mistaken(joint_GYC), _positive_classes(joint_GYC)), compare=pairwise
 )
 """Equal opportunity: of two classes the gap of the second, of more the largest gap."""
+
+
+impact_shortfall = Metric(
+    events=lambda joint_GYC: _select(predicted(joint_GYC), _positive_classes(joint_GYC)), compare=below_other
+)
+"""The impact ratio of selection rates as a shortfall: 0.2 is four fifths of the highest group's rate."""
 
 
 def error_rate(kind: ErrorRate) -> Metric:
@@ -565,6 +582,16 @@ _ROWS = (
         source="PF-LD section 3 (the error itself, not the loss)",
     ),
     Notion(
+        name="impact_ratio",
+        title="Impact ratio",
+        measure="impact-ratio gap",
+        words="how far one group's rate of the positive class lies below the highest group's, as a share of that rate "
+        "(0.2: four fifths)",
+        formula="1 - min over g: P[p = k | g] / max over h: P[p = k | h], k positive",
+        metric=impact_shortfall,
+        source="29 CFR 1607.4 D (1978); New York City Local Law 144 of 2021 (6 RCNY 5-301)",
+    ),
+    Notion(
         name="false_negative_rate",
         title="False-negative rate",
         measure="false-negative rate",
@@ -589,7 +616,7 @@ _ROWS = (
         words="how often a prediction of the positive class is wrong",
         formula="P[y != k | p = k], k positive",
         metric=error_rate("fdr"),
-        source="1 - precision; of the form of RaCO-DP eq. 6 (fairpate.fairness.constraints)",
+        source="1 - precision; of the form of RaCO-DP eq. 6 (fairpate.methods.raco_dp)",
     ),
 )
 NOTIONS: Mapping[NotionName, Notion] = {notion.name: notion for notion in _ROWS}

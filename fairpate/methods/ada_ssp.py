@@ -51,7 +51,7 @@ from fairpate.methods.residual_votes import (
     symmetric_noise,
     votes_themselves,
 )
-from fairpate.privacy.events import of_unit
+from fairpate.privacy.accountant import of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
 from fairpate.types import IntArray
@@ -120,8 +120,8 @@ class AdaSsp(RulesOfRecords):
         with training.reporter.stage("votes"), open_pool(self.ray) as pool:
             ballot = WeightedBallot.of(dataset, self.ada_ssp.embedding)
             records = RecordSums.of(ballot, dataset.private, pool)
-            exact_CW = records.total(indicators(dataset.num_classes), norm=sums.norm)
-            exact_WW = records.total(votes_themselves, norm=moments.norm)
+            exact_CW = records.total(indicators(dataset.num_classes), norm=UNITS)
+            exact_WW = records.total(votes_themselves, norm=UNITS**2)
             released = tuple(of_unit(event, dataset.unit) for event in events)
             training.reserve(released, source.label)
             arrays: dict[str, npt.NDArray[Any]] = {

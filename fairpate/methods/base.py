@@ -77,9 +77,8 @@ from fairpate.config_reader import (
 from fairpate.data import Dataset, entry_for, option_showing_attribute, pool_size
 from fairpate.later import torch
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting
+from fairpate.privacy.accountant import Accounting, Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.run.context import RunDirectory, RunFolderError
 from fairpate.run.release_log import Released, ReleaseLog, pool_digest, read_release, require_same_settings
@@ -106,6 +105,7 @@ _OURS = {
     "weighted_votes": "record_votes:WeightedVotes",
     "residual_votes": "residual_votes:ResidualVotes",
     "ada_ssp": "ada_ssp:AdaSsp",
+    "teacher_votes": "teacher_votes:TeacherVotes",
     "sgd": "dp_sgd:Sgd",
     "dp_sgd": "dp_sgd:DpSgd",
     "fair_dp_sgd": "dp_sgd:FairDpSgd",
@@ -306,10 +306,11 @@ def private_randomness(noise: str, seed: int) -> PrivateRandomness:
 class NoisySum(Protocol):
     """Draws noisy sums of tables of whole numbers over several sites; this process holds the table of one site."""
 
-    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum of all sites' tables with noise N_Z(0, stddev^2) on every number, the same at every site.
 
-        ``exact_RW`` is this site's table; ``name`` says which sum of the release it is. All sites ask for the same
+        ``exact_RW`` is this site's table; ``name`` says which sum of the release it is; ``about`` is the file of the
+        model that the table describes, if any: tables of different models do not add up. All sites ask for the same
         sums in the same order.
         """
 
@@ -649,7 +650,7 @@ class ReleasingMethod(PrivateMethod):
     def rehearse(self, dataset: Dataset, noisy_sum: NoisySum) -> Released:
         """The release where ``noisy_sum`` answers for all private records: those of ``dataset`` are not read."""
         training = Training(
-            dataset=replace(dataset, private=dataset.private.take(range(0))),
+            dataset=replace(dataset, private=dataset.private.take(range(0)), is_elsewhere=True),
             model=torch.nn.Identity(),
             run=RunDirectory(root=Path()),
             reporter=Reporter(quiet=True),
@@ -888,6 +889,7 @@ _MOST_QUERIES = 1000
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
 _SMALL_SHARE, _LARGE_SHARE = 0.05, 0.1  # of a sample that votes
 _FEWEST_NEIGHBOURS, _CLUSTERS = 20, 30
+_RECORDS_PER_COMPONENT, _FEWEST_COMPONENTS, _MOST_COMPONENTS = 100, 10, 200
 _FOLLOW_FROM_COUNT = frozenset({"teachers", "private_knn", "record_votes", "dp_sgd"})
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
@@ -912,9 +914,10 @@ def start_values(overrides: Sequence[Override], method: str | None = None) -> Va
 def fitted(data: DataConfig, method: str | None = None) -> Values:
     """Settings of ``method`` that suit ``data``; None: the method that is used if none is named."""
     name = FITTED if method is None else method
-    # A declaration need not say how many records there are, unless a setting is computed from it.
-    follows = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys()
-    return fitted_to(name, count=count_protected(data) if follows else 1, num_public=pool_size(data))
+    # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
+    needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry_for(data).rows is not None
+    count = count_protected(data) if needed else _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
+    return fitted_to(name, count=count, num_public=pool_size(data))
 
 
 def fitted_to(name: str, *, count: int, num_public: int) -> Values:
@@ -959,7 +962,9 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         asked = num_queries if many else max(1, min(_CLUSTERS, num_public))
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
-        values["data"] = {"embedding": {}}
+        # Every number of a record gets the same noise, and few records stand out against it in few numbers only.
+        components = min(max(_FEWEST_COMPONENTS, count // _RECORDS_PER_COMPONENT), _MOST_COMPONENTS)
+        values["data"] = {"embedding": {"num_components": components}}
     # What the class sets itself counts as set in its sections; defaults of a section do not.
     own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}
     return read_of(type(method), merge(values, own_values))

@@ -58,7 +58,7 @@ from fairpate.methods import dp_sgd
 from fairpate.methods.base import Progress, Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import FloatArray, require_codes
-from fairpate.privacy.events import Event, PoissonGaussians, SpentError, of_unit
+from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.types import Relation, Unit
 

@@ -73,8 +73,8 @@ from fairpate.config import Count, ModelConfig, NotNegative, Positive, PrivacyTa
 from fairpate.later import sklearn
 from fairpate.methods.base import AttributeMethod, Progress, Trained, Training
 from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityConfig, require_shares
+from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.privacy.events import Event, spent
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, choose_cheap, release_epsilon_for
 
 if TYPE_CHECKING:

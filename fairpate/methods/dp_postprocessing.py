@@ -44,8 +44,8 @@ from fairpate.methods import dp_sgd
 from fairpate.methods.base import Progress, Trained, Training, arguments
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import FloatArray, ParityConfig, require_codes, require_shares
+from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
-from fairpate.privacy.events import Event, spent
 from fairpate.privacy.laplace import LaplaceReleases, add_laplace
 from fairpate.types import Relation
 

@@ -60,8 +60,7 @@ from fairpate.methods.base import (
     UnprotectedMethod,
     arguments,
 )
-from fairpate.privacy.accountant import noise_multiplier_for
-from fairpate.privacy.events import Event, PoissonGaussians
+from fairpate.privacy.accountant import Event, PoissonGaussians, noise_multiplier_for
 from fairpate.types import Relation, Unit
 
 if TYPE_CHECKING:

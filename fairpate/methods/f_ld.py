@@ -90,7 +90,7 @@ from fairpate.methods.base import (
     noise_within,
 )
 from fairpate.methods.parity import UNKNOWN, DualAscent, FloatArray, MeanParity, ValueAlong, require_codes
-from fairpate.privacy.events import Event, PoissonGaussians, spent
+from fairpate.privacy.accountant import Event, PoissonGaussians, spent
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.terminal import Reporter
 

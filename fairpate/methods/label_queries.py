@@ -28,20 +28,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from aggregator.budgets import epsilon_data_independent, epsilon_fixed_beforehand, queries_that_fit
-from aggregator.chain import Place, is_database
 from aggregator.ledger import Charge, Ledger, LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome
-from aggregator.service.wire import CountVotes, Question
 from aggregator.session import (
     AggregatorSession,
     Ballot,
+    CountVotes,
+    Question,
     SessionResult,
     VotesUnavailableError,
     admit_queries,
     answer_queries,
+    epsilon_data_independent,
+    epsilon_fixed_beforehand,
+    queries_that_fit,
     query_key,
 )
+from aggregator.store import Place, is_database
 from fairpate.config import (
     BudgetConfig,
     ConfigError,
@@ -56,9 +59,8 @@ from fairpate.later import torch
 from fairpate.methods.base import Stream, Trained, Training, torch_generator
 from fairpate.pages import epsilon_text
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve
+from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, epsilon_of_curve
 from fairpate.privacy.discrete_gaussian import NoiseSource, OsEntropy, SeededSource
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import of_teachers
 from fairpate.report import records
 from fairpate.run.context import (

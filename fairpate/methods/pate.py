@@ -41,9 +41,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_validator
 
-from aggregator.budgets import mechanism_within
 from aggregator.mechanism import Mechanism, mechanism_of
-from aggregator.session import Ballot
+from aggregator.session import Ballot, mechanism_within
 from fairpate.config import (
     AggregatorConfig,
     BudgetConfig,
@@ -59,6 +58,7 @@ from fairpate.config import (
 )
 from fairpate.data import Dataset, Split
 from fairpate.fairness.gate import filter_stream
+from fairpate.files import open_storage
 from fairpate.methods.base import ExpectedVotes, Method, Progress, Stream, Trained, Training
 from fairpate.methods.label_queries import (
     Labels,
@@ -72,7 +72,7 @@ from fairpate.methods.label_queries import (
     release_labels,
     shard_reader,
 )
-from fairpate.run.context import RunDirectory, RunDirectoryError, checkpoint_folder, read_votes, write_votes
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_votes, write_votes
 from fairpate.terminal import Reporter
 from fairpate.types import GateRule, LabelledSet, VoteBatch
 
@@ -389,7 +389,7 @@ class PateFamily(GnmaxMethod):
             self.teachers,
             num_classes=dataset.num_classes,
             seed=self.seed,
-            checkpoint_dir=checkpoint_folder(self.storage, folder),
+            checkpoint_dir=folder if self.storage is None else open_storage(self.storage),
             pool=pool,
             on_progress=on_progress,
             read=shard_reader(dataset, self.ray),

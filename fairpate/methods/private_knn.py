@@ -38,8 +38,7 @@ from pydantic import Field
 from torch import Tensor
 
 from aggregator.mechanism import Mechanism, NearestCounts, NearestRecords
-from aggregator.service.wire import Question
-from aggregator.session import Ballot, VotesUnavailableError
+from aggregator.session import Ballot, Question, VotesUnavailableError
 from fairpate.config import BudgetConfig, ConfigError, Count, EmbeddingConfig, GatedQueriesConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.embedding import Components, Embed, EmbeddingName, Graph

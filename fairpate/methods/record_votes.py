@@ -66,7 +66,7 @@ from fairpate.config import (
     Section,
     StudentConfig,
 )
-from fairpate.data import Dataset
+from fairpate.data import Dataset, Split
 from fairpate.data.dataset import shortened_by_person, whole_persons
 from fairpate.data.embedding import Embedding, EmbeddingName, Floats, Prototypes
 from fairpate.fairness.private_population import (
@@ -91,8 +91,8 @@ from fairpate.methods.base import (
 from fairpate.methods.label_queries import fit_student, passing
 from fairpate.nn.fit import public_penalty
 from fairpate.nn.models import build_architecture
+from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
 from fairpate.run.release_log import Released
@@ -240,18 +240,28 @@ class VotesOfRecords(ReleasingMethod):
         return noise_within(self.target, lambda noise: [event(noise)])
 
     def taught(
-        self, said: PoolLabels, settings: TaughtConfig, training: Training, *, events: tuple[Event, ...]
+        self,
+        said: PoolLabels,
+        settings: TaughtConfig,
+        training: Training,
+        *,
+        events: tuple[Event, ...],
+        records: Split | None = None,
     ) -> Trained:
         """Train a student on the most certain labels that pass the gate. ``events`` are those of the release behind the
-        labels."""
+        labels; ``records`` are the public records with labels, None: all of them."""
         dataset, public = training.dataset, training.dataset.public
+        asked = public if records is None else records
         num_records = len(said.labels_M)
         kept_M = np.zeros(num_records, dtype=np.bool_)
         num_taught = max(1, round(settings.taught_share * num_records))
         # Stable: of equally sure labels the first teach, on every machine.
         kept_M[np.argsort(-said.certainty_M, kind="stable")[:num_taught]] = True
         labelled = LabelledSet(
-            record_ids=tuple(public.record_id), labels=said.labels_M, groups=public.z.numpy(), chances=said.chances_MC
+            record_ids=tuple(asked.record_id),
+            labels=said.labels_M,
+            groups=asked.z.numpy(),
+            chances=said.chances_MC,
         ).take(kept_M)
         if settings.gate is not None:
             labelled = passing(labelled, settings.gate, dataset)

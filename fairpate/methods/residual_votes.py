@@ -31,7 +31,7 @@ Shapes: N private records, M public ones, C classes, W numbers per class.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -61,8 +61,8 @@ from fairpate.methods.record_votes import (
     rule_network,
     with_noise,
 )
+from fairpate.privacy.accountant import Event, of_unit
 from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
-from fairpate.privacy.events import Event, of_unit
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
 from fairpate.types import IntArray
@@ -74,15 +74,16 @@ Whole = npt.NDArray[np.integer]
 Curvature = Literal["public", "private"]
 _AT_ONCE = 8192
 _SHARES: dict[Curvature, dict[str, float]] = {
-    "public": {"sums": 0.25, "moments": 0.0},
-    "private": {"sums": 0.25, "moments": 0.3},
+    "public": {"sums": 0.2, "moments": 0.0},
+    "private": {"sums": 0.2, "moments": 0.2},
 }
 """Shares of the squared sensitivity over variance, whose total is 1; the rounds of residuals divide the rest equally.
 
 The sums have the same share under both, because the curvature may be chosen after they are released.
 """
 _START = 4.0  # a: the inverse of the Hessian of a rule that knows nothing, of two classes
-_FLOOR = 0.3  # of the typical spectral norm of the noise of moments
+_PUBLIC_FLOOR = 8.0  # in standard deviations of the noise of one release that costs as much as all
+_PRIVATE_FLOOR = 0.5  # of the typical spectral norm of the noise of moments
 _RULE_DIGITS, _SCORE_DIGITS = 12, 10
 """Binary digits after the point of a rule's numbers, and of the scores whose softmax is taken."""
 _LARGEST_RULE = 2.0**24
@@ -141,7 +142,9 @@ def product_sum(left_NA: Whole, right_NB: Whole, *, norm: int, person_N: IntArra
         total: IntArray = sum((part.astype(np.int64) for part in parts), np.zeros((), dtype=np.int64))
         return total
     total = np.zeros((left_NA.shape[1], right_NB.shape[1]), dtype=np.int64)
-    for rows in _rows_of_persons(person_N):
+    by_person = np.argsort(person_N, kind="stable")
+    # Without records numpy would still yield one part, and it would be empty.
+    for rows in np.split(by_person, np.flatnonzero(np.diff(person_N[by_person])) + 1) if len(by_person) else ():
         total += shortened(product_sum(left_NA[rows], right_NB[rows], norm=norm), norm=norm)
     return total
 
@@ -231,11 +234,6 @@ def _sum_of_part(how: tuple[Left, int], part: _Part, device: str) -> IntArray:  
     return product_sum(left(phi_NW, labels_N), phi_NW, norm=norm, person_N=person_N)
 
 
-def _rows_of_persons(person_N: IntArray) -> Iterator[IntArray]:
-    rows = np.argsort(person_N, kind="stable")
-    yield from np.split(rows, np.flatnonzero(np.diff(person_N[rows])) + 1) if len(rows) else ()
-
-
 class ResidualVotesConfig(VectorsConfig):
     """The linear rule, and the labels that a student learns from if one is asked for."""
 
@@ -243,16 +241,16 @@ class ResidualVotesConfig(VectorsConfig):
         None,
         description="Second moments: of the `public` pool, or a `private` release. null: decided by the released sums, "
         "which count the private records: `private` if public records are fewer than a vote's numbers, or the noise of "
-        "moments is below half the sampling error of the pool's.",
+        "moments is below the sampling error of the pool's, which counts persons where the source names them.",
     )
-    public_rounds: Count = Field(2, description="Number of releases of residuals with public curvature.")
-    private_rounds: Count = Field(3, description="Number of releases of residuals with private curvature.")
+    public_rounds: Count = Field(5, description="Number of releases of residuals with public curvature.")
+    private_rounds: Count = Field(8, description="Number of releases of residuals with private curvature.")
     clip: float = Field(0.5, gt=0, le=1, description="Bound on the L2 norm of a record's residual, at most 1.41.")
     step: float = Field(3.0, gt=0, lt=4, description="Length of a Newton step; below 4 none diverges without noise.")
     ridge: Positive = Field(
         2.0,
-        description="Ridge penalty of the first linear rule, as a multiple of the standard deviation of the noise "
-        "divided by the number of records.",
+        description="Ridge penalty of the first linear rule with public curvature, as a multiple of the standard "
+        "deviation of the noise divided by the number of records.",
     )
 
     def rounds(self, curvature: Curvature) -> int:
@@ -402,7 +400,7 @@ class ResidualVotes(RulesOfRecords):
             records = RecordSums.of(ballot, dataset.private, pool)
 
             def noisy_sum(left: Left, event: VoteSums, name: str) -> IntArray:
-                exact_AW = records.total(left, norm=event.norm)
+                exact_AW = records.total(left, norm=int(event.norm))
                 return with_noise(
                     exact_AW,
                     stddev=event.noise_stddev_votes,
@@ -420,26 +418,35 @@ class ResidualVotes(RulesOfRecords):
             # The constant's column counts records, under the same noise: the real number is never read.
             num_records = max(float(sums_CW[:, 0].sum()) / ONE_RECORD, 1.0)
             # From the noisy number of records and public facts alone: the choice is post-processing.
-            curvature = settings.curvature or _curvature_for(noise, num_records, pool_MW.shape)
+            curvature = settings.curvature
+            if curvature is None:
+                num_public, width = pool_MW.shape
+                # The noise: W^2 numbers of half the variance, of whose squares half are left once negative eigenvalues
+                # are cut.
+                error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / 2
+                # Features have norm one at most, so that moments of M independent draws, counted as n, err by about
+                # n / sqrt(M). Records of one person are one draw. The moments of fewer records than W are singular.
+                draws = dataset.public_persons or num_public
+                is_private = num_public < width or error < num_records / math.sqrt(draws)
+                curvature = "private" if is_private else "public"
             events = settings.events(noise, curvature)
             arrays: dict[str, npt.NDArray[Any]] = {"pool_MW": pool_MW, "sums_CW": sums_CW}
             found_CW, stddev = sums_CW / UNITS, sums.noise_stddev_votes / UNITS
-            # Directions in which H is smaller are dominated by the noise of the sums.
-            floor = settings.ridge * stddev
             if curvature == "public":
                 phi_MW, mean_CW = pool_MW / UNITS, found_CW / num_records
                 # The sum over C classes carries C independent noises.
                 tilt = stddev / num_records * math.sqrt(len(mean_CW))
                 weights_M = balancing_weights(phi_MW, mean_CW.sum(axis=0), ridge=tilt)
                 moments_WW = num_records * (phi_MW * weights_M[:, None]).T @ phi_MW
-                inverse_WW = curvature_inverse(moments_WW, floor=floor)
-                rule_CW = matched_rule(phi_MW, mean_CW, weights_M, ridge=floor / num_records)
+                # Noise dominates the steps in directions in which H is smaller.
+                inverse_WW = curvature_inverse(moments_WW, floor=_PUBLIC_FLOOR * noise)
+                rule_CW = matched_rule(phi_MW, mean_CW, weights_M, ridge=settings.ridge * stddev / num_records)
             else:
-                exact_WW = records.total(votes_themselves, norm=events[1].norm)
+                exact_WW = records.total(votes_themselves, norm=UNITS**2)
                 spread = events[1].noise_stddev_votes
                 arrays["moments_WW"] = noisy_moments(exact_WW, spread, source, training.noisy_sum)
                 # In proportion to the typical largest eigenvalue of the noise, a public number.
-                floor += _FLOOR * math.sqrt(2 * len(exact_WW)) * spread / UNITS**2
+                floor = _PRIVATE_FLOOR * math.sqrt(2 * len(exact_WW)) * spread / UNITS**2
                 inverse_WW = curvature_inverse(arrays["moments_WW"] / UNITS**2, floor=floor)
                 # No pool to fit: from the rule that knows nothing, one step by the sums.
                 # A shift common to all classes changes no softmax, so it is taken out.
@@ -470,19 +477,6 @@ class ResidualVotes(RulesOfRecords):
         )
         remark = f"{chosen} moments are {moments}, and that the model is {model}."
         return replace(trained, remarks=(remark,))
-
-
-def _curvature_for(noise: float, num_records: float, shape: tuple[int, ...]) -> Curvature:
-    """Choose the private curvature if public records are fewer than a vote's numbers, or if the Frobenius norm of its
-    noise is below half the sampling error of the pool's moments, else the public one."""
-    num_public, width = shape
-    # The moments of fewer records are singular.
-    if num_public < width:
-        return "private"
-    # The noise: W^2 numbers of half the variance. Features have norm one at most, so that the moments of M public
-    # records, counted as n, err by about n / sqrt(M).
-    error = width * noise / math.sqrt(_SHARES["private"]["moments"]) / math.sqrt(2)
-    return "private" if error < num_records / math.sqrt(num_public) / 2 else "public"
 
 
 def _noise(shape: tuple[int, ...], stddev: float, source: NoiseSource, name: str) -> IntArray:

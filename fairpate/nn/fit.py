@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -201,6 +200,7 @@ class Optimizer:
         """Update by the gradients that ``backward`` left, and clear them; a missing one counts as 0."""
         self.step([p.grad if p.grad is not None else torch.zeros_like(p) for p in self._parameters], learning_rate)
         for parameter in self._parameters:
+            # Not zeros: the next backward pass then writes the gradient instead of adding to it.
             parameter.grad = None
 
 
@@ -291,6 +291,7 @@ def epoch_batches(
 
 def draw_epoch(x: Tensor, config: FitConfig, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
     """All randomness of one epoch over ``x``: the order (N,), then the augmentation draws or None."""
+    # First, so that the order is the same with augmentation and without.
     order = torch.randperm(len(x), generator=generator)
     if config.augment.is_identity:
         return order, None
@@ -299,6 +300,7 @@ def draw_epoch(x: Tensor, config: FitConfig, generator: torch.Generator) -> tupl
 
 def batch_bounds(num_records: int, batch_size: int) -> list[int]:
     """Return the bounds of an epoch's batches: ``ceil(N / batch_size)`` batches of nearly equal size."""
+    # Nearly equal: the few records of a short last batch would weigh more than all others.
     num_batches = math.ceil(num_records / batch_size)
     return [num_records * batch // max(num_batches, 1) for batch in range(num_batches + 1)]
 
@@ -384,15 +386,6 @@ def said_labels(model: nn.Module, x: Tensor) -> npt.NDArray[np.float32]:
         return probabilities
     said: npt.NDArray[np.float32] = np.eye(probabilities.shape[1], dtype=np.float32)[probabilities.argmax(axis=1)]
     return said
-
-
-def draw_labels(
-    probabilities_NC: npt.NDArray[np.floating[Any]], uniforms_N: npt.NDArray[np.float64]
-) -> npt.NDArray[np.int64]:
-    """One label per record, from numbers uniform on [0, 1); the last class takes what rounding leaves of the mass."""
-    passed_NC = uniforms_N[:, None] >= probabilities_NC.cumsum(axis=1)[:, :-1]
-    drawn: npt.NDArray[np.int64] = passed_NC.sum(axis=1)
-    return drawn
 
 
 def linear_rules(coefficients_RD: npt.ArrayLike, *, input_shape: tuple[int, ...]) -> Mixture:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.config import BACKBONES, EMBEDDED_NORM, ModelConfig, WeightsConfig
+from fairpate.config import BACKBONES, EMBEDDED_NORM, IMAGENET, ModelConfig, WeightsConfig
 from fairpate.oriented_gradients import NUM_VALUES, gradient_histograms
 from fairpate.types import UserError
 
@@ -86,7 +86,7 @@ def pin_weights(config: ModelConfig) -> ModelConfig:
 
     WeightsError where that file has to be downloaded and cannot be.
     """
-    if config.weights is None or not config.weights.is_imagenet:
+    if config.weights is None or config.weights.path != Path(IMAGENET):
         return config
     path = imagenet_file(config.name)
     return config.model_copy(update={"weights": WeightsConfig(path=path, sha256=config.weights.sha256)})
@@ -434,7 +434,7 @@ def _replace_batch_norm(module: nn.Module, config: ModelConfig) -> None:
     for name, child in module.named_children():
         if not isinstance(child, nn.BatchNorm2d):
             _replace_batch_norm(child, config)
-        elif config.keeps_batch_statistics:
+        elif config.weights is not None and config.norm != "group":
             setattr(module, name, FrozenBatchNorm(child))
         else:
             group_norm = _group_norm(child.num_features)

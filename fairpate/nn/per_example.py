@@ -41,7 +41,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -315,18 +314,6 @@ def unknown_module(model: nn.Module) -> str | None:
         # A parameter that the model has twice has the sum of two gradients; the norm of either is not the sum's.
         seen.update(map(id, own))
     return None
-
-
-def refuse_statistics(model: nn.Module) -> None:
-    """Raise ValueError for a layer that computes with statistics of a batch, or keeps some of all records it has
-    seen."""
-    for name, module in model.named_modules():
-        keeps = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
-        if keeps or isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(
-                f"{_described(name, module)} mixes the records of a batch: it normalises by their statistics, or keeps "
-                "them, so no record has a gradient of its own; use GroupNorm or LayerNorm."
-            )
 
 
 def _is_known(module: nn.Module) -> bool:
@@ -647,7 +634,13 @@ class GradientClipper:
         if not clip_norm > 0:
             raise ValueError(f"Expected clip_norm > 0, got {clip_norm}.")
         # With any engine: running statistics would keep private records in the model, without noise.
-        refuse_statistics(model)
+        for name, module in model.named_modules():
+            keeps = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
+            if keeps or isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise ValueError(
+                    f"{_described(name, module)} mixes the records of a batch: it normalises by their statistics, or "
+                    "keeps them, so no record has a gradient of its own; use GroupNorm or LayerNorm."
+                )
         unknown = unknown_module(model)
         if engine == "book_keeping" and unknown is not None:
             raise ValueError(
@@ -717,7 +710,10 @@ class GradientClipper:
         is_counted_B = self._is_counted(squared_norms_B)
         if is_counted_B is not None:
             # Formed again from zeros: a weight of 0 would not remove what is not finite from a sum.
-            layers = formed(partial(_only, is_counted_B))
+            left_out_B = ~is_counted_B
+            layers = formed(
+                lambda *values: [each.masked_fill(left_out_B.view(-1, *[1] * (each.ndim - 1)), 0) for each in values]
+            )
         factors_B = self._clip_factors(squared_norms_B, is_counted_B)
         sums = {id(p): value for layer in layers for p, value in layer.weighted_sums(factors_B)}
         # A layer that the outputs do not depend on made no call: its gradient is 0.
@@ -830,11 +826,6 @@ class GradientClipper:
             # Not a product: 0 times what is not finite is NaN.
             factors_B = factors_B.where(is_counted_B, 0)
         return factors_B.to(self._trained[0].dtype)
-
-
-def _only(is_counted_B: Tensor, *values: Tensor) -> list[Tensor]:
-    """The tensors (B, ...) with zeros for all records outside of the mask, even if their values are NaN."""
-    return [each.masked_fill(~is_counted_B.view(-1, *[1] * (each.ndim - 1)), 0) for each in values]
 
 
 def _check_losses(losses_B: Tensor, num_records: int) -> None:

@@ -44,10 +44,10 @@ from fairpate.nn.per_example import (
     WeightedSums,
     layer_gradient,
 )
-from fairpate.privacy.events import spent
+from fairpate.privacy.accountant import spent
 
 if TYPE_CHECKING:
-    from fairpate.privacy.events import Event
+    from fairpate.privacy.accountant import Event
 
 
 NoiseLabel = Literal["os_entropy", "seeded: not private"]

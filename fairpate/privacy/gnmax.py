@@ -177,13 +177,6 @@ def _exp_of_lines(lines_2BL: FloatArray, powers_LA: FloatArray, runs: Sequence[s
     return exp_2AB.transpose(0, 2, 1)
 
 
-def even_runs(orders_A: FloatArray) -> tuple[slice, ...]:
-    """The longer runs of evenly spaced orders; the end of one may be the start of the next."""
-    steps = np.diff(orders_A)
-    bounds = np.flatnonzero(np.diff(steps, prepend=np.nan, append=np.nan) != 0)
-    return tuple(slice(i, j + 1) for i, j in pairwise(bounds.tolist()) if j - i > 2 * _RUN_START)
-
-
 @dataclass(frozen=True)
 class ThresholdBit:
     """The threshold check, per distinct largest count v: ln p(v) and ln(1 - p(v)), and their differences to those at v
@@ -500,6 +493,9 @@ class _ConfidentQuery:
             yes_SVA, no_SVA = bit.log_factors(orders)
             if not logs:
                 independent_A, yes_SVA, no_SVA = np.exp(independent_A), np.exp(yes_SVA), np.exp(no_SVA)
+            # Runs of evenly spaced orders: powers in one are products of earlier ones (see _exp_of_lines).
+            steps = np.diff(orders)
+            bounds = np.flatnonzero(np.diff(steps, prepend=np.nan, append=np.nan) != 0)
             yield (
                 columns,
                 JointPricing(
@@ -507,7 +503,7 @@ class _ConfidentQuery:
                     argmax=argmax,
                     orders_A=orders,
                     powers_LA=order_powers(orders),
-                    runs=even_runs(orders),
+                    runs=tuple(slice(i, j + 1) for i, j in pairwise(bounds.tolist()) if j - i > 2 * _RUN_START),
                     independent_A=independent_A,
                     yes_SVA=yes_SVA,
                     no_SVA=no_SVA,

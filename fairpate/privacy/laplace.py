@@ -32,9 +32,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting, FloatArray, event_pld, event_rdp
+from fairpate.privacy.accountant import Accounting, CountedEvent, FloatArray, event_pld, event_rdp
 from fairpate.privacy.discrete_gaussian import RandomSource, bernoulli_exp, sample_discrete_laplace
-from fairpate.privacy.events import CountedEvent
 from fairpate.privacy.loss_distributions import (
     DEFAULT_INTERVAL,
     Laplace,

@@ -26,16 +26,19 @@ import numpy as np
 import numpy.typing as npt
 
 from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import DEFAULT_ORDERS, FloatArray, event_pld, event_rdp
-from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
-from fairpate.privacy.events import (
+from fairpate.privacy.accountant import (
+    DEFAULT_ORDERS,
     ConfidentGnmaxQueries,
     ConfidentGnmaxVotes,
     CountedEvent,
     Event,
+    FloatArray,
     TeacherEvent,
+    event_pld,
+    event_rdp,
     of_unit,
 )
+from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
 from fairpate.privacy.loss_distributions import (
     UNIT,
     GaussianAndLaplace,
@@ -204,7 +207,8 @@ class VoteTables(_RecordsVote):
 
 @dataclass(frozen=True, kw_only=True)
 class VoteSums(_RecordsVote):
-    """``count`` tables of sums with noise on every cell; a unit adds whole numbers of L2 norm at most ``norm``.
+    """``count`` tables of sums with noise on every cell; a unit adds, or changes by, whole numbers of L2 norm at most
+    ``norm``.
 
     A vector's loss is a sum over as many lattices as it has lengths, and is bounded by that of a continuous Gaussian
     instead. Noise N_Z(0, s^2) is, up to a factor, the result of replacing every coordinate x of N(0, s^2 - t^2) by an
@@ -215,7 +219,7 @@ class VoteSums(_RecordsVote):
     """
 
     noun: ClassVar[str] = "noisy table of weighted votes"
-    norm: int = 1
+    norm: float = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,11 +269,16 @@ class PredictionTables(CountedEvent):
     relation: Relation = "add or remove one"
 
     @property
+    def noise_stddev_weights(self) -> float:
+        """The standard deviation of the noise on each whole number of the table."""
+        return self.noise_stddev_records * self.weight
+
+    @property
     def as_sums(self) -> VoteSums:
         """The event of weighted votes that has the same cost."""
         # Rounded up to the whole number that the field takes: a larger norm only costs more.
         norm = self.weight if self.relation == "add or remove one" else math.ceil(math.sqrt(2) * self.weight)
-        return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_records * self.weight, norm=norm)
+        return VoteSums(count=self.count, noise_stddev_votes=self.noise_stddev_weights, norm=norm)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

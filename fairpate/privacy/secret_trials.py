@@ -29,9 +29,8 @@ import numpy as np
 import scipy
 
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS, FloatArray, event_rdp
+from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, FloatArray, event_rdp
 from fairpate.privacy.discrete_gaussian import RandomSource
-from fairpate.privacy.events import Event
 from fairpate.types import Relation, Unit
 
 MOST_TRIALS = 1e4

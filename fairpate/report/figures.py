@@ -8,8 +8,9 @@ every kind of colour vision (least CIE76 distance above 25 under normal, protan,
 dark ground), and no family has more methods. A hollow mark has an epsilon that depends on private votes.
 
 A point has four drawn coordinates: its epsilon on a logarithmic axis, disparity, accuracy and coverage. The area of a
-mark shows coverage. Marks that would cover each other move apart along the horizontal axis, by at most ``MOST_SHIFT``
-thousandths of its length and always in the same way: a drawing uses no random numbers.
+mark shows coverage. Marks that would cover each other move apart along the horizontal axis, by at most
+``MOST_SHIFT`` thousandths of its length and always in the same way: a drawing uses no random numbers. Bars show one
+standard deviation over seeds, of the points on the frontier; lines show the accuracies to compare with.
 
 Shapes: N points, 4 drawn coordinates.
 """
@@ -39,6 +40,7 @@ from fairpate.report.frontier import (
     Point,
     PrivacyClass,
     attainment_surface,
+    baselines,
     by_panel,
     by_series,
     defined,
@@ -46,8 +48,9 @@ from fairpate.report.frontier import (
     rounded_up,
     sets_by_seed,
 )
+from fairpate.report.records import STRENGTHS, upper
 from fairpate.types import NotionName, strict
-from fairpate.words import delta_text
+from fairpate.words import delta_text, most_often_right, strength
 
 COLOURS = ("#2b4eff", "#b3181c", "#f28e2b", "#4fa37c", "#7b1fa2", "#b99ae0", "#18212b")
 """On light ground: pages by day, and paper."""
@@ -114,7 +117,14 @@ FAMILIES = (
     Family(
         title="Records vote",
         shape=_SHAPE_OF["diamond"],
-        methods={"weighted_votes": 3, "residual_votes": 0, "record_votes": 5, "private_knn": 1, "ada_ssp": 2},
+        methods={
+            "weighted_votes": 3,
+            "residual_votes": 0,
+            "record_votes": 5,
+            "private_knn": 1,
+            "ada_ssp": 2,
+            "teacher_votes": 4,
+        },
         take_when="the most accurate model at a small epsilon, of a table or of embedded pictures",
     ),
     Family(
@@ -197,8 +207,9 @@ PLANES = (
     (COVERAGE, ACCURACY),
 )
 """Pairs of drawn coordinates that a plane may show: across, up."""
-MOST_SHIFT = 20
-_STEP, _CELL = 14, 10  # thousandths of an axis
+MOST_SHIFT = 50
+_STEP = 2  # thousandths of an axis
+_ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which marks must not overlap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,40 +326,63 @@ def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
     return np.array(rows, dtype=np.float64).reshape(-1, 4)
 
 
-def extents(drawn_N4: FloatArray, axis: EpsilonAxis) -> list[tuple[float, float]]:
-    """The lower and the upper end of the axis of each drawn coordinate. The axis of disparity always begins at 0."""
+def extents(drawn_N4: FloatArray, axis: EpsilonAxis, accuracies: Sequence[float] = ()) -> list[tuple[float, float]]:
+    """The lower and the upper end of the axis of each drawn coordinate; the axis of accuracy also shows ``accuracies``.
+
+    The axis of disparity always begins at 0, and no share's axis leaves 0 % to 100 %.
+    """
     if not len(drawn_N4):
         return [axis.range, (0.0, 1.0), (0.0, 1.0), (0.0, 1.0)]
     low_4, high_4 = drawn_N4.min(axis=0).tolist(), drawn_N4.max(axis=0).tolist()
     # No gap is 0: an axis that began at the least gap would make it look like none.
     low_4[DISPARITY] = 0.0
+    low_4[ACCURACY] = min(low_4[ACCURACY], *accuracies, 1.0)
+    high_4[ACCURACY] = max(high_4[ACCURACY], *accuracies, 0.0)
     return [axis.range, *(_with_room(low_4[each], high_4[each]) for each in (DISPARITY, ACCURACY, COVERAGE))]
 
 
 def _with_room(low: float, high: float) -> tuple[float, float]:
-    """Return axis ends that lie a little beyond the outermost points."""
+    """Return axis ends that lie a little beyond the outermost points, and within 0 and 1."""
     room = 0.06 * max(high - low, 0.1)
-    return low - room, high + room
+    return max(low - room, 0.0), min(high + room, 1.0)
 
 
-def shifts(drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tuple[int, int]) -> list[int]:
-    """Horizontal shifts of overlapping marks in a plane, in thousandths of the axis's length.
+def shifts(
+    drawn_N4: FloatArray, ends: Sequence[tuple[float, float]], plane: tuple[int, int], diameters_N: Sequence[float]
+) -> list[int]:
+    """Horizontal shifts of marks in a plane, in thousandths of the axis's length, so that none lies under another.
 
-    Marks within one cell, of the size of a small mark, are drawn side by side in the order of the points.
+    In the order of the points, each takes the place nearest to its own that is free. Where none is, because more marks
+    meet than fit into twice ``MOST_SHIFT``, it takes the one that is farthest from the others.
     """
-    cells_N2 = [
-        np.round(1000 / _CELL * (drawn_N4[:, coordinate] - ends[coordinate][0]) / np.diff(ends[coordinate]))
-        for coordinate in plane
-    ]
-    members: dict[tuple[float, float], list[int]] = {}
-    for index, cell in enumerate(zip(*(column.tolist() for column in cells_N2), strict=True)):
-        members.setdefault(cell, []).append(index)
-    moved = [0] * len(drawn_N4)
-    for indices in members.values():
-        step = min(_STEP, 2 * MOST_SHIFT / max(len(indices) - 1, 1))
-        # Symmetric about their place, in the order of points: the same marks always move alike.
-        for rank, index in enumerate(indices):
-            moved[index] = round((rank - (len(indices) - 1) / 2) * step)
+    places_N2 = np.column_stack(
+        [
+            room * (drawn_N4[:, coordinate] - ends[coordinate][0]) / np.diff(ends[coordinate])
+            for coordinate, room in zip(plane, _ROOM, strict=True)
+        ]
+    )
+    # 0 first, then alternately to the right and to the left.
+    tried_T = np.array(sorted(range(-MOST_SHIFT, MOST_SHIFT + 1, _STEP), key=lambda shift: (abs(shift), -shift)))
+    across_T = tried_T * _ROOM[0] / 1000
+    # A mark can only meet those of its own cell and of the eight around it.
+    side = LARGEST + 2 * across_T.max()
+    by_cell: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
+    moved = []
+    for (x, y), diameter in zip(places_N2.tolist(), diameters_N, strict=True):
+        column, row = int(x // side), int(y // side)
+        near = [
+            mark
+            for cell in itertools.product(range(column - 1, column + 2), range(row - 1, row + 2))
+            for mark in by_cell.get(cell, [])
+        ]
+        best = 0
+        if near:
+            near_K3 = np.array(near)
+            distances_TK = np.hypot(x + across_T[:, None] - near_K3[:, 0], y - near_K3[:, 1])
+            spare_T = (distances_TK - (near_K3[:, 2] + diameter) / 2).min(axis=1)
+            best = int(np.argmax(spare_T >= 0)) if (spare_T >= 0).any() else int(spare_T.argmax())
+        moved.append(int(tried_T[best]))
+        by_cell.setdefault((column, row), []).append((x + float(across_T[best]), y, diameter))
     return moved
 
 
@@ -430,11 +464,12 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
                 "data": point.panel.data,
                 "privacy": class_label(point.panel.privacy),
                 # Five digits are finer than a pixel, and keep a page of thousands of points small.
-                "values": [round(value, 5) for value in (epsilon, disparity, 1 - error, 1 - refused)],
+                "values": [round(epsilon, 5), up_to_five(disparity), round(1 - error, 5), round(1 - refused, 5)],
                 "words": [
                     f"{epsilon_text(epsilon)}{' †' if point.epsilon_is_data_dependent else ''}",
                     *with_spread(point),
                 ],
+                "private": _private_words(point),
                 "undefined": point.num_undefined,
                 "seeds": point.seeds,
                 "remarks": point.remarks,
@@ -450,8 +485,8 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
     # Without a choice of notions, `seen` has the points of their own notion.
     for notion, found in zip(notions, seen, strict=False):
         front = on_frontier(found)
-        values = [[round(p.value("disparity"), 5), with_spread(p)[0], id(p) in front, p.num_undefined] for p in found]
-        plain_notions.append({"measure": NOTIONS[notion].measure, "points": values})
+        values = [[up_to_five(p.value("disparity")), with_spread(p)[0], id(p) in front, p.num_undefined] for p in found]
+        plain_notions.append({"name": notion, "measure": NOTIONS[notion].measure, "points": values})
 
     # For each panel one entry per notion: the rows to draw, and the specifications that name them.
     charts: dict[Panel, list[dict[str, Any]]] = {}
@@ -490,6 +525,23 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
     }
     plain: dict[str, Any] = strict(data)
     return plain
+
+
+def up_to_five(gap: float) -> float:
+    """Round a gap up to five digits: a gap that is above a limit stays above it, as `fairpate specify` has it."""
+    return gap if math.isnan(gap) else math.ceil(gap * 1e5 - 1e-4) / 1e5
+
+
+def _private_words(point: Point) -> str:
+    """Return how private the configuration is, in the words of a verdict."""
+    epsilon, privacy = point.value("epsilon"), point.panel.privacy
+    if math.isinf(epsilon):
+        return "Not private: there is no bound on what can be learned."
+    if point.is_seeded:
+        return "Not private: its noise is from a seed."
+    word, _ = STRENGTHS[strength(epsilon, privacy.delta)]
+    right = most_often_right(epsilon, privacy.delta)
+    return f"{upper(word)}: a guess about one {privacy.unit} is right at most {right} of the time; a coin is 50\u00a0%."
 
 
 def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -573,26 +625,38 @@ class PanelView:
         self.axis = epsilon_axis(points)
         self.complete, _ = defined(points, OBJECTIVES)
         self.drawn_N4 = coordinates(self.complete, self.axis)
-        self.ends = extents(self.drawn_N4, self.axis)
+        compared = baselines(points)
+        named = {"most common class": compared.majority, "best without privacy": compared.unprotected}
+        self.lines = {name: accuracy for name, accuracy in named.items() if not math.isnan(accuracy)}
+        self.ends = extents(self.drawn_N4, self.axis, tuple(self.lines.values()))
 
     def rows(self, index_of: Mapping[int, int] | None = None, *, scale: float = 1.0) -> list[dict[str, Any]]:
-        """A row for each complete point, those on the frontier last, so that they lie above the others.
+        """A row for each complete point, those on the frontier last, and small marks behind large ones, so that none
+        lies under another.
 
         ``i`` index of the point, ``s`` series, ``x0`` and so on its place across in each plane, ``e``, ``d``, ``a`` and
         ``c`` its coordinates, ``l`` level of epsilon, ``z`` area (``scale`` multiplies diameters), ``f`` on the
-        frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined by a line.
+        frontier, ``g`` degenerate, ``h`` hollow, ``j`` joined by a line; ``a0`` and ``a1``, and so for ``d`` and ``c``,
+        are the ends of the bar over seeds of a point on the frontier.
         """
         levels = epsilon_levels(self.points)
         lines = {id(point) for line in joined(self.complete).values() for point in line}
-        moved = [shifts(self.drawn_N4, self.ends, plane) for plane in PLANES]
-        lengths = [high - low for low, high in self.ends]
         members, sizes = on_frontier(self.points), coverage_range(self.points)
+        diameters = [size_of(1 - point.value("refused"), sizes) for point in self.complete]
+        moved = [shifts(self.drawn_N4, self.ends, plane, diameters) for plane in PLANES]
+        lengths = [high - low for low, high in self.ends]
         rows = []
         for rank, (point, drawn_4) in enumerate(zip(self.complete, self.drawn_N4.tolist(), strict=True)):
             across = {
                 f"x{number}": round(drawn_4[across] + moved[number][rank] / 1000 * lengths[across], 5)
                 for number, (across, _) in enumerate(PLANES)
             }
+            bars: dict[str, float] = {}
+            if id(point) in members and len(point.seeds) > 1:
+                # The spread of a share is that of its complement.
+                for name, value, spread in zip(_FIELDS[1:], drawn_4[1:], point.spread_O.tolist()[1:], strict=True):
+                    ends = (value - spread, value + spread)
+                    bars |= {f"{name}{end}": round(min(max(at, 0), 1), 5) for end, at in enumerate(ends)}
             rows.append(
                 {
                     "i": (index_of or {}).get(id(point), rank),
@@ -600,15 +664,16 @@ class PanelView:
                     **across,
                     **{name: round(value, 5) for name, value in zip(_FIELDS, drawn_4, strict=True)},
                     "l": level_of(point, levels),
-                    "z": round((scale * size_of(1 - point.value("refused"), sizes)) ** 2, 1),
+                    "z": round((scale * diameters[rank]) ** 2, 1),
                     "f": id(point) in members,
                     "g": bool(point.degenerate),
                     "h": point.epsilon_is_data_dependent,
                     "j": id(point) in lines,
+                    **bars,
                 }
             )
         # Marks are drawn in the order of rows: the last ones lie on top.
-        return sorted(rows, key=lambda row: row["f"])
+        return sorted(rows, key=lambda row: (row["f"], -row["z"]))
 
     def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:
         """Corners of the pairs that the seeds of each series attain: ``k`` best, median or worst, ``o`` the order."""
@@ -630,6 +695,7 @@ class _Medium:
     line: str
     ground: str
     scale: float
+    letters: float
     font: str
 
 
@@ -640,6 +706,7 @@ _PAGE = _Medium(
     line="var(--line)",
     ground="var(--paper)",
     scale=1.0,
+    letters=11,
     font="system-ui, sans-serif",
 )
 _PAPER = _Medium(
@@ -649,6 +716,7 @@ _PAPER = _Medium(
     line="#e4e7ea",
     ground="white",
     scale=0.42,  # a mark on paper is smaller than on a screen
+    letters=6,
     font="Liberation Sans, Arial, Helvetica, sans-serif",
 )
 # The letters of epsilon, disparity, accuracy and coverage in a row, in the order of drawn coordinates.
@@ -690,8 +758,40 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
         "mark": {"type": "point", "shape": _CROSS, "stroke": medium.ink, "strokeWidth": width, "aria": False},
         "encoding": {**place, "size": area},
     }
+    bars: list[dict[str, Any]] = [
+        {
+            "transform": [{"filter": f"isValid(datum.{_FIELDS[coordinate]}0)"}],
+            "mark": {"type": "rule", "strokeWidth": width, "opacity": 0.5, "clip": True, "aria": False},
+            "encoding": place
+            | {
+                channel: {**place[channel], "field": f"{_FIELDS[coordinate]}0"},
+                f"{channel}2": {"field": f"{_FIELDS[coordinate]}1"},
+                "stroke": series["stroke"],
+            },
+        }
+        for channel, coordinate in (("x", across), ("y", up))
+        if coordinate != EPSILON
+    ]
+    # Labels at both ends, so that those of two lines that are close do not meet.
+    compared: list[dict[str, Any]] = []
+    for side, (name, accuracy) in enumerate(view.lines.items() if up == ACCURACY else ()):
+        label = {"text": f"{name} {percent(accuracy)}", "fill": medium.muted, "dy": -5, "fontSize": medium.letters}
+        compared.append(
+            {
+                "data": {"values": [{"y": round(accuracy, 5)}]},
+                "mark": {"type": "rule", "stroke": medium.muted, "strokeDash": [2, 3], "strokeWidth": width},
+                "encoding": {"y": {**place["y"], "field": "y"}},
+            }
+        )
+        compared.append(
+            {
+                "data": {"values": [{"y": round(accuracy, 5)}]},
+                "mark": {"type": "text", **label, "align": ("left", "right")[side], "aria": False},
+                "encoding": {"x": {"value": 3} if side == 0 else {"value": "width"}, "y": {**place["y"], "field": "y"}},
+            }
+        )
     shown = "datum.l <= level && (!only || datum.f) && indexof(hidden, datum.s) < 0"
-    layers: list[dict[str, Any]] = [*([line] if across == EPSILON else []), marks, crossed]
+    layers: list[dict[str, Any]] = [*compared, *([line] if across == EPSILON else []), *bars, marks, crossed]
     return _specification("points", shown, layers, level=level)
 
 
@@ -790,8 +890,7 @@ def _axis(
         places, words = zip(*((round(at, 4), label) for at, label in view.axis.ticks), strict=True)
         axis = {"values": places, "labelExpr": f"{json.dumps(words)}[indexof({json.dumps(places)}, datum.value)]"}
     elif coordinate != DISPARITY:
-        # The room beyond the outermost points may reach above 100 %, which no share does.
-        axis = {"labelExpr": "datum.value > 1 ? '' : format(datum.value, '.3~%')", "tickCount": 5}
+        axis = {"format": ".3~%", "tickCount": 5}
     domain = [round(end, 5) for end in ends or view.ends[coordinate]]
     # The extents have room already: neither 0 nor round numbers are added to them.
     scale = {"domain": domain, "zero": False, "nice": False}
@@ -881,8 +980,9 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
         each["transform"] = [{"filter": f"datum.l <= {values['level']}"}]
         # Vega-Lite fits single charts only, not parts of a picture.
         del each["autosize"]
+    bars = "; bars: standard deviation over seeds" if any(len(point.seeds) > 1 for point in view.points) else ""
     crossed = "; crossed out: degenerate" if any(point.degenerate for point in view.points) else ""
-    words = f"size: coverage; pale: dominated{crossed}; lines: the most accurate at each ε"
+    words = f"size: coverage; pale: dominated{crossed}{bars}; lines: the most accurate at each ε"
     return {
         "title": _caption(view, style, style.width, words),
         "datasets": {"points": view.rows(scale=_PAPER.scale)},

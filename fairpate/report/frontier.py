@@ -467,6 +467,33 @@ def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Baselines:
+    """The accuracies that a panel's points are compared with; NaN if unknown.
+
+    ``majority``: accuracy of the most common class, mean over seeds. ``unprotected``: the best accuracy of a run
+    without privacy among the points that may be shown, and ``unprotected_method`` its method.
+    """
+
+    majority: float
+    unprotected: float
+    unprotected_method: str
+
+
+def baselines(points: Sequence[Point]) -> Baselines:
+    """The baselines of one panel. The majority accuracy is that of the point with the highest coverage."""
+    # With a reject option the majority is that of the answered records, so the point that answers most counts.
+    known = [point for point in points if not math.isnan(point.majority_accuracy)]
+    widest = min(known, key=lambda point: point.value("refused"), default=None)
+    free = [p for p in points if math.isinf(p.value("epsilon")) and not math.isnan(p.value("error"))]
+    best = min(free, key=lambda point: point.value("error"), default=None)
+    return Baselines(
+        majority=math.nan if widest is None else widest.majority_accuracy,
+        unprotected=math.nan if best is None else 1 - best.value("error"),
+        unprotected_method="" if best is None else best.method,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dominance:
     """The number of points of ``loser`` that some point of ``winner`` dominates, and their epsilons."""
 

@@ -1,4 +1,5 @@
-"""The page of a comparison: the best within a budget, charts, choices, who dominates whom, and what failed.
+"""The page of a comparison: a choice within two limits, the best within a budget, charts, choices by the paper's rule,
+who dominates whom, and what failed.
 
 One panel (data set, unit, relation, delta) at a time, because guarantees of different kinds do not compare. A budget is
 a level of epsilon; every configuration that costs no more is within it. Degenerate predictors, undefined values,
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
@@ -49,6 +50,7 @@ from fairpate.report.frontier import (
     FIRST,
     OBJECTIVES,
     THEN,
+    Baselines,
     Objective,
     Panel,
     Point,
@@ -57,6 +59,7 @@ from fairpate.report.frontier import (
     SelectionRule,
     Setting,
     Threshold,
+    baselines,
     best_error,
     by_panel,
     by_series,
@@ -69,8 +72,8 @@ from fairpate.report.frontier import (
     points_of,
     select,
 )
-from fairpate.report.records import FAIR_GAP, listed
-from fairpate.types import MetricsKind, NotionName
+from fairpate.report.records import fair_words, listed
+from fairpate.types import FairRule, MetricsKind, NotionName
 
 _LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4
@@ -254,33 +257,6 @@ def choices(rule: SelectionRule, points: Sequence[Point]) -> dict[Setting, list[
     return chosen
 
 
-@dataclass(frozen=True, kw_only=True)
-class Baselines:
-    """The accuracies that a panel's points are compared with; NaN if unknown.
-
-    ``majority``: accuracy of the most common class, mean over seeds. ``unprotected``: the best accuracy of a run
-    without privacy among the points that may be shown, and ``unprotected_method`` its method.
-    """
-
-    majority: float
-    unprotected: float
-    unprotected_method: str
-
-
-def baselines(points: Sequence[Point]) -> Baselines:
-    """The baselines of one panel. The majority accuracy is that of the point with the highest coverage."""
-    # With a reject option the majority is that of the answered records, so the point that answers most counts.
-    known = [point for point in points if not math.isnan(point.majority_accuracy)]
-    widest = min(known, key=lambda point: point.value("refused"), default=None)
-    free = [p for p in points if math.isinf(p.value("epsilon")) and not math.isnan(p.value("error"))]
-    best = min(free, key=lambda point: point.value("error"), default=None)
-    return Baselines(
-        majority=math.nan if widest is None else widest.majority_accuracy,
-        unprotected=math.nan if best is None else 1 - best.value("error"),
-        unprotected_method="" if best is None else best.method,
-    )
-
-
 def baseline_words(found: Baselines) -> str:
     """The baselines of a panel in a sentence; empty where nothing is known."""
     words = [] if math.isnan(found.majority) else [f"always the most common class: {percent(found.majority)}"]
@@ -327,7 +303,8 @@ class FrontierReport:
 
     With ``for_operator`` rows whose epsilon depends on private votes are shown and marked; otherwise they are left out
     and counted, and so are rows without privacy unless ``publish_unprotected``. Only the operator sees why a run
-    failed. The page opens with ``notion``; the reader may choose any other that was recorded.
+    failed. The page opens with ``notion``; the reader may choose any other that was recorded. ``fair_at`` is what the
+    user calls fair, where the sliders begin.
     """
 
     title: str
@@ -335,6 +312,7 @@ class FrontierReport:
     for_operator: bool = False
     publish_unprotected: bool = False
     notion: NotionName = DEFAULT
+    fair_at: FairRule = field(default_factory=FairRule)
     rule: SelectionRule = field(default_factory=SelectionRule)
 
     @property
@@ -423,7 +401,11 @@ def frontier_report(report: FrontierReport) -> str:
         # Two planes are fixed. The third plane of a data set is chosen by its number among all planes.
         planes=((2, "coverage over ε"), (3, "disparity over ε"), (4, "accuracy over coverage")),
         colours=list(enumerate(zip(COLOURS, DARK_COLOURS, strict=True))),
-        fair_gap=FAIR_GAP,
+        fair_words=fair_words(report.fair_at),
+        # The slider begins at the user's limit where the page opens with the notion that it limits.
+        gap=report.fair_at.limit if report.fair_at.notion == notions[0] else FairRule().limit,
+        # Steps of a thousandth only for a limit that hundredths do not hold.
+        gap_step=0.01 if math.isclose(100 * report.fair_at.limit, round(100 * report.fair_at.limit)) else 0.001,
         most_shift=MOST_SHIFT / 1000,
         pairs=list(enumerate(f"{names[first]} and {names[second]}" for first, second in PAIRS)),
         dots=[round(size_of(end, (0.0, 1.0))) for end in (0, 1)],
@@ -432,7 +414,7 @@ def frontier_report(report: FrontierReport) -> str:
         class_label=class_label,
         epsilons_words=epsilons_words,
         failed_words=FAILED,
-        model=script_data(points, notions=notions),
+        model=script_data(points, notions=notions) | {"fair": asdict(report.fair_at)},
         library=_library(),
     )
 

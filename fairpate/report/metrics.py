@@ -44,7 +44,7 @@ import numpy.typing as npt
 from fairpate.fairness import rates
 from fairpate.fairness.gate import filter_stream, filter_streams
 from fairpate.fairness.rates import NOTIONS
-from fairpate.types import GateRule, MetricsKind, NotionName, restored, strict
+from fairpate.types import FairRule, GateRule, MetricsKind, NotionName, restored, strict
 
 if TYPE_CHECKING:
     from fairpate.types import RunRecord
@@ -151,7 +151,8 @@ class Evaluation:
 
     ``metrics`` says whether a guarantee covers the numbers. Private ones are estimates from a table with noise of
     standard deviation ``noise_stddev``, in records, on every count, and ``estimates`` are those with intervals that no
-    other field holds. ``per_person``: every person counts as one, divided among the person's records.
+    other field holds. ``per_person``: every person counts as one, divided among the person's records. ``fair_at`` is
+    what the user calls fair.
     """
 
     num_records: int
@@ -177,6 +178,7 @@ class Evaluation:
     noise_stddev: float = 0.0
     per_person: bool = False
     estimates: tuple[Estimate, ...] = ()
+    fair_at: FairRule = field(default_factory=FairRule)
 
     @property
     def noun(self) -> str:
@@ -213,8 +215,13 @@ class Evaluation:
         return self.measured("demographic_parity").value
 
     def measured(self, notion: NotionName) -> GapResult:
-        """The gap or rate of a notion."""
-        return self.gaps[NOTIONS[notion].reading]
+        """The gap or rate of a notion; not measured where an earlier version did not know the notion."""
+        return self.gaps.get(NOTIONS[notion].reading, NOT_MEASURED)
+
+    @property
+    def judged(self) -> GapResult:
+        """The gap or rate that the user's rule of fairness limits."""
+        return self.measured(self.fair_at.notion)
 
     @property
     def between_groups(self) -> dict[str, GapResult]:

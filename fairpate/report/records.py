@@ -4,11 +4,12 @@ A :class:`RunStatement` joins the privacy guarantee of a run with the evaluation
 operator's page, terminal and notebook are views of its sentences, figures and rows: a verdict is decided here alone.
 
 A guarantee is called private by how often an attacker may guess rightly (:mod:`fairpate.words`). A model is called fair
-where the whole interval of its demographic-parity gap lies at or below ``FAIR_GAP``, a convention that is printed with
-the gap. A model that refuses more than it answers, or was measured on fewer than ``FEW`` records of a group, is called
-perhaps fair at best: if none of n records shows an event, its rate may still be 3/n (95 %), which is above ``FAIR_GAP``
-then. Groups with too few answered records are named and left out of the verdict. Accuracy stands with that of the most
-common class and, for the operator, with that of a model without privacy.
+where the whole interval of a gap lies at or below the limit that the user set (``evaluation.fair_at``; a
+demographic-parity gap of .1 unless set), which is printed with the gap. A model that refuses more than it answers, or
+was measured on too few records of a group, is called perhaps fair at best: if none of n records shows an event, its
+rate may still be 3/n (95 %), so a limit needs 3/limit records. Groups with too few answered records are named and left
+out of the verdict. Accuracy stands with that of the most common class and, for the operator, with that of a model
+without privacy.
 """
 
 from __future__ import annotations
@@ -25,16 +26,25 @@ from fairpate.fairness import rates
 from fairpate.fairness.private_population import Population, PopulationEstimate, estimated_gap, estimated_rates
 from fairpate.pages import count, counted, decimal, epsilon_text, interval, percent
 from fairpate.report.metrics import GAPS, Evaluation, GapResult, RejectOptionSpread, WithoutPrivacy, describe_cell
-from fairpate.types import IN_PARALLEL, UNITS, GateRule, PrivacyStatement, Relation, Unit, restored, strict
+from fairpate.types import (
+    FOUR_FIFTHS,
+    IN_PARALLEL,
+    UNITS,
+    FairRule,
+    GateRule,
+    PrivacyStatement,
+    Relation,
+    Unit,
+    restored,
+    strict,
+)
 from fairpate.words import delta_text, meaning, most_often_right, strength
 
-FAIR_GAP = 0.1
-FEW = round(3 / FAIR_GAP)
 Fairness = Literal["fair", "fair among some", "perhaps fair", "not fair", "unknown", "degenerate"]
 Mood = Literal["good", "doubtful", "bad", "none"]
 Rows = list[tuple[str, str]]
 
-_STRENGTHS: Mapping[str, tuple[str, Mood]] = {
+STRENGTHS: Mapping[str, tuple[str, Mood]] = {
     "bounded": ("private", "good"),
     "weak": ("weakly private", "doubtful"),
     "void": ("private in name only", "bad"),
@@ -133,7 +143,7 @@ class Guarantee:
     @property
     def strength(self) -> tuple[str, Mood]:
         """A word for the strength of the guarantee, and its mood."""
-        return _STRENGTHS[strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
+        return STRENGTHS[strength(self.epsilon, self.delta)] if self.protects else ("not private", "bad")
 
     @property
     def epsilon_words(self) -> str:
@@ -252,17 +262,17 @@ class RunStatement:
 
     @property
     def fairness(self) -> Fairness:
-        """The verdict of the demographic-parity gap on test records."""
-        gap = self.measured.measured("demographic_parity")
+        """The verdict of the user's rule on test records."""
+        gap, limit = self.measured.judged, self.measured.fair_at.limit
         # First, because the gap of a degenerate model is small for that reason alone.
         if self.measured.degenerate:
             return "degenerate"
         if math.isnan(gap.value) or math.isnan(gap.high):
             return "unknown"
         # The whole interval decides: a value below the limit may be chance.
-        if gap.low > FAIR_GAP:
+        if gap.low > limit:
             return "not fair"
-        if gap.high > FAIR_GAP or self._too_few:
+        if gap.high > limit or self._too_few:
             return "perhaps fair"
         return "fair among some" if self.measured.not_measured else "fair"
 
@@ -271,12 +281,15 @@ class RunStatement:
         """The reason why a small gap does not make the model fair yet; empty if there is no such reason."""
         if self.measured.coverage < 0.5:
             return f"It is of the {percent(self.measured.coverage)} of the test records that the model answers."
-        if self.measured.measured("demographic_parity").min_cell_size < FEW:
-            return f"Fewer than {FEW} records of a group cannot show so small a gap."
+        # Rounded, as 3 / 0.1 is a little below 30 in floating point.
+        needed = math.ceil(round(3 / self.measured.fair_at.limit, 9))
+        if self.measured.judged.min_cell_size < needed:
+            kind = "rate" if self._judged.bounds_rate else "gap"
+            return f"Fewer than {needed} records of a group cannot show so small a {kind}."
         return ""
 
     @property
-    def _fair_words(self) -> str:
+    def fairness_words(self) -> str:
         """The verdict on fairness, with the groups it covers if not all groups are measured."""
         unknown = listed(self.measured.not_measured)
         if self.fairness == "unknown":
@@ -287,7 +300,7 @@ class RunStatement:
         return f"{word} among {listed(self.measured.known_groups)}; not known for {unknown}"
 
     @property
-    def _accuracy_words(self) -> str:
+    def accuracy_words(self) -> str:
         """The distance of the accuracy from the best baseline."""
         measured, baseline = self.measured, self.without_privacy
         if math.isnan(measured.accuracy):
@@ -320,15 +333,15 @@ class RunStatement:
             return f"{begin}, but degenerate: on the test records it {'; it '.join(measured.degenerate)}."
         # A model that refuses most may seem fair and right.
         answered = "" if measured.coverage == 1 else f", on the {percent(measured.coverage)} that it answers"
-        accuracy = f"at {self._accuracy_words}{answered}"
+        accuracy = f"at {self.accuracy_words}{answered}"
         if measured.not_measured:
-            return f"{begin}, {accuracy}; {self._fair_words}."
-        joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self._fair_words}")
+            return f"{begin}, {accuracy}; {self.fairness_words}."
+        joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self.fairness_words}")
         # Behind the word, wherever it stands in the sentence.
         # Without its first letter, which is a capital where the sentence begins with it.
         joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
         perfect = ""
-        if self.fairness == "not fair" and measured.perfect_gap >= FAIR_GAP:
+        if self.fairness == "not fair" and self._judges_parity and measured.perfect_gap >= measured.fair_at.limit:
             perfect = " A model that is always right would not be called fair here either."
         return f"{joined}, {accuracy}.{perfect}"
 
@@ -354,7 +367,7 @@ class RunStatement:
             why = (f"{upper(measured.why_unknown)}.",)
             unknown = [
                 Figure(name=name, value="unknown", word="Unknown", mood="none", details=why)
-                for name in ("Demographic-parity gap", "Accuracy", "Coverage")
+                for name in (upper(self._judged.measure), "Accuracy", "Coverage")
             ]
             return privacy, *unknown
         coverage = Figure(
@@ -371,11 +384,20 @@ class RunStatement:
         return privacy, self._fairness_figure, self._accuracy_figure, coverage
 
     @property
+    def _judged(self) -> rates.Notion:
+        """The notion that the user's rule of fairness limits."""
+        return rates.NOTIONS[self.measured.fair_at.notion]
+
+    @property
+    def _judges_parity(self) -> bool:
+        return self._judged.name == rates.DEFAULT
+
+    @property
     def _fairness_figure(self) -> Figure:
-        measured, fair = self.measured, self.fairness
-        gap, missing = measured.measured("demographic_parity"), listed(measured.not_measured)
+        measured, fair, limit = self.measured, self.fairness, self.measured.fair_at.limit
+        gap, missing = measured.judged, listed(measured.not_measured)
         unknown = f"Too few answered test records of {missing}." if missing else ""
-        word = upper(self._fair_words)
+        word = upper(self.fairness_words)
         if fair == "degenerate":
             word = "Says nothing"
             details = [f"The model {'; it '.join(measured.degenerate)}: a small gap is no merit then."]
@@ -383,10 +405,10 @@ class RunStatement:
             word = "Undefined"
             details = ["No two groups can be compared.", unknown]
         else:
-            side = "above" if fair == "not fair" else "on both sides of" if gap.high > FAIR_GAP else "at or below"
+            side = "above" if fair == "not fair" else "on both sides of" if gap.high > limit else "at or below"
             left_out = f"; {counted(gap.n_undefined, 'empty cell')} left out" if gap.n_undefined else ""
             perfect = ""
-            if not math.isnan(measured.perfect_gap):
+            if self._judges_parity and not math.isnan(measured.perfect_gap):
                 # Where tables are hidden the gap was rounded down, so it is worded as a bound.
                 rounded = f"of {measured.perfect_gap:.1f} or more" if measured.perfect_gap else "below 0.1"
                 of = f"of {measured.perfect_gap:.3f}" if any(measured.confusion_GYC) else rounded
@@ -394,17 +416,18 @@ class RunStatement:
                     f"A model that is always right would have a gap {of} here, that of the true labels, and an "
                     "equalized-odds gap of 0."
                 )
+            meant = "The share of one prediction differs by so much between one group and all others"
             details = [
-                f"The share of one prediction differs by so much between one group and all others ({gap.where}).",
-                f"Its interval, {interval_words(gap)}, lies {side} {FAIR_GAP:.2f}, up to which these pages call a "
-                "model fair.",
+                f"{meant if self._judges_parity else upper(self._judged.words)} ({gap.where}).",
+                f"Its interval, {interval_words(gap)}, lies {side} {limit:g}.",
                 "" if fair == "not fair" else self._too_few,
                 perfect,
                 unknown,
                 f"Smallest cell: {count(gap.min_cell_size)}{left_out}.",
             ]
+        details.insert(2, f"Called fair here: {fair_words(measured.fair_at)}, with its whole interval.")
         return Figure(
-            name="Demographic-parity gap",
+            name=upper(self._judged.measure),
             value=decimal(gap.value),
             word=word,
             mood=_FAIR_MOODS[fair],
@@ -427,7 +450,7 @@ class RunStatement:
         return Figure(
             name=name,
             value=percent(measured.accuracy),
-            word=upper(self._accuracy_words),
+            word=upper(self.accuracy_words),
             mood="bad" if worthless else "none",
             details=(
                 f"On {counted(measured.num_answered, f'answered {measured.noun}')}.",
@@ -449,7 +472,7 @@ class RunStatement:
         measured = self.measured
         if not measured.is_measured:
             return [("accuracy", f"unknown: {measured.why_unknown}")]
-        gap = measured.measured("demographic_parity")
+        gap = measured.measured(rates.DEFAULT)
         missing, hidden = listed(measured.not_measured), small_cell_words(measured)
         rows = [("accuracy", f"{percent(measured.accuracy)} of {counted(measured.num_answered, measured.noun)}")]
         if measured.majority_class is not None:
@@ -469,6 +492,7 @@ class RunStatement:
                 if notion.name != rates.DEFAULT and notion.bounds_rate == bounds_rate
             ]
             rows.append((name, ", ".join(found)))
+        rows += [("called fair", f"{fair_words(measured.fair_at)}, with its whole interval: {self.fairness_words}")]
         rows += [("not shown", hidden)] if hidden else []
         rows += [("metrics", measured.covered)] if measured.metrics != "outside" else []
         if self.without_privacy is not None:
@@ -479,6 +503,13 @@ class RunStatement:
 def upper(words: str) -> str:
     """Return ``words`` with a capital first letter."""
     return f"{words[0].upper()}{words[1:]}"
+
+
+def fair_words(rule: FairRule) -> str:
+    """Return what the user calls fair, as a noun phrase."""
+    measure = rates.NOTIONS[rule.notion].measure
+    named = ", the four-fifths rule" if rule == FOUR_FIFTHS else ""
+    return f"{'an' if measure[0] in 'aeiou' else 'a'} {measure} of at most {rule.limit:g}{named}"
 
 
 def listed(names: Sequence[str]) -> str:

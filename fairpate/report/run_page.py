@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -227,7 +227,6 @@ _SCOPES = {
 def public_report(report: PublicReport) -> str:
     """The page to publish, as one HTML document. Sections about votes are shown only where there were votes."""
     guarantee, voting, spread = report.guarantee, report.voting, report.reject_option
-    gaps = [gap for found in report.evaluations.values() for gap in found.between_groups.values()]
     how = f"Touched private records: {'; '.join(guarantee.events)}" if guarantee.events else "No event was priced"
     budget_curve: Markup | str = ""
     released_CG: list[list[float]] = []
@@ -260,9 +259,9 @@ def public_report(report: PublicReport) -> str:
         released_CG=released_CG,
         outcomes=OUTCOMES,
         gap_names=GAP_NAMES,
-        answered=_answered_words,
+        answered=answered_words,
         small_cells=small_cell_words(report.headline),
-        gap_end=scale_end([end for gap in gaps for end in (gap.value, gap.high)]),
+        gap_end=gap_scale(report.evaluations.values()),
         prediction_words={name: prediction_words(found, report.model) for name, found in report.evaluations.items()},
         order_words=order_words,
         margin=None if voting is None else _margin(voting.gate),
@@ -300,9 +299,15 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
     }
 
 
-def _answered_words(measured: Evaluation) -> str:
+def answered_words(measured: Evaluation) -> str:
     """The records that rates are computed from."""
     return "all test records" if measured.num_answered == measured.num_records else "answered test records"
+
+
+def gap_scale(evaluations: Iterable[Evaluation]) -> float:
+    """The end of the axis that shows all gaps between groups with their intervals."""
+    gaps = [gap for found in evaluations for gap in found.between_groups.values()]
+    return scale_end([end for gap in gaps for end in (gap.value, gap.high)])
 
 
 def prediction_words(measured: Evaluation, model: str) -> str:
@@ -747,8 +752,8 @@ def card_page(card: Card) -> str:
         made=made_words(card.model.made_on, card.model.made_by.removeprefix("FairPATE ")),
         gap_names=GAP_NAMES,
         words_of={notion.reading: notion.words for notion in NOTIONS.values()},
-        answered=_answered_words,
-        error_rate_words=f"Of all groups together, {of}, among {_answered_words(measured)}.",
+        answered=answered_words,
+        error_rate_words=f"Of all groups together, {of}, among {answered_words(measured)}.",
         baseline=majority_words(measured),
         interval=interval_words,
         population=card.private_population,

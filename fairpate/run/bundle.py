@@ -19,7 +19,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from fairpate.files import check_output_file, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
+from fairpate.report.audit_page import Audit, audit_page
 from fairpate.report.records import Guarantee
 from fairpate.report.run_page import CardData, IntendedUse, card_page
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
@@ -44,6 +45,7 @@ FORMAT = "fairpate.bundle/1"
 HEAD, README, EVENTS, VERSIONS = "head.json", "README.txt", "events.json", "versions.json"
 REQUIRED = ("card.html", "card.json", "metrics.json", "record.json", "statement.json", "student.safetensors")
 OPTIONAL = (
+    *("audit.html", "audit.json"),
     *(
         "choice.safetensors",
         "embedding.safetensors",
@@ -247,7 +249,7 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
         found = _Check(bundle)
         checks = (
             *(found.files, found.claim, found.epsilon, found.queries, found.student, found.release),
-            *(found.metrics, found.choice, found.card),
+            *(found.metrics, found.choice, found.audit, found.card),
         )
         for number, check in enumerate(checks, start=1):
             found.run(check)
@@ -440,6 +442,7 @@ class _Check:
         same = origin.settings["student"] == sha256_of(self.bundle.student)
         self.require(same, "metrics.safetensors: a table of another model's predictions")
         expected = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
+        expected = replace(expected, fair_at=measured.fair_at)
         self.require(_alike(expected.to_json(), measured.to_json()), "metrics.json: not what metrics.safetensors gives")
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
 
@@ -468,6 +471,29 @@ class _Check:
         chosen = candidates[int(released.arrays["chosen"][0])]
         self.require(values_digest(settings) == chosen, "record.json: not the settings that were chosen")
         return f"the settings are those that were chosen among {len(candidates)}"
+
+    def audit(self) -> str | None:
+        """Check that an audit is of these settings, and that its bounds follow from its counts and stay below the
+        claim."""
+        if not self.bundle.audit.is_file():
+            self.require(not self.bundle.audit_page.is_file(), "audit.html: a page without audit.json")
+            return None
+        values = _json(self.bundle, "audit.json")
+        audit = Audit.from_json(values)
+        self.require(audit.records == "made", f"audit.json: of {audit.records} records, which may not be published")
+        self.require(_alike(strict(audit.to_json()), values), "audit.json: its bounds are not those of its counts")
+        for name in ("method", "unit", "relation", "delta", "epsilon"):
+            claimed, stated = getattr(audit, name), getattr(self.said, name)
+            self.require(claimed == stated, f"audit.json: {name} is {claimed!r}, the statement says {stated!r}")
+        settings = dict(_json(self.bundle, "record.json")["config"])
+        settings.pop("evaluation", None)
+        self.require(audit.settings == values_digest(settings), "audit.json: of other settings than record.json")
+        self.require(not audit.refuted, f"audit.json: {audit.headline}")
+        if not audit.has_power:
+            self.not_checked.append("audit.json: its control did not find half the noise, so it shows nothing")
+        if self.bundle.audit_page.read_bytes() != audit_page(audit).encode():
+            self.not_checked.append("audit.html: another version wrote it, or it is not the page of audit.json")
+        return f"an audit of these settings by made records: {audit.proved():.2f} is proved of the stated epsilon"
 
     def card(self) -> str:
         """Check that card and page equal those computed here from statement, metrics and student."""

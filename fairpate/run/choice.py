@@ -44,6 +44,7 @@ from fairpate.data.dataset import Split
 from fairpate.files import PathIn, private_folder, write_atomically
 from fairpate.methods.base import Method, Price, PrivateMethod, ReleasingMethod, Stream, stream_seed
 from fairpate.privacy import accountant
+from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import (
     OS_ENTROPY,
     NoiseSource,
@@ -51,7 +52,6 @@ from fairpate.privacy.discrete_gaussian import (
     SeededSource,
     sample_discrete_gaussian,
 )
-from fairpate.privacy.events import Event
 from fairpate.privacy.laplace import PureReleases, choose_cheap
 from fairpate.privacy.mechanism_events import PredictionTables, covering
 from fairpate.privacy.secret_trials import SecretTrials

@@ -31,7 +31,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from fairpate.config import DataConfig, RayConfig, SweepConfig, TasksConfig
+from fairpate.config import ConfigError, DataConfig, RayConfig, SweepConfig, TasksConfig
 from fairpate.config_reader import determining_values, values_digest
 from fairpate.data import Dataset, load_data
 from fairpate.fairness.rates import DEFAULT, NOTIONS
@@ -47,12 +47,11 @@ from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.run.context import RunDirectory, read_json, read_votes, write_text, write_votes
 from fairpate.run.folder import create_run_directory
-from fairpate.run.plan import question_above, spent, spent_since
 from fairpate.run.release_log import LimitReachedError, MetricsFolder, Odometer, OdometerError, Release, read_receipt
-from fairpate.run.run import make_release, run_method, with_pinned_weights
+from fairpate.run.run import make_release, question_above, run_method, spent, spent_since, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver
 from fairpate.terminal import Output, Pace, Reporter, is_live
-from fairpate.types import NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
+from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
 
@@ -69,7 +68,8 @@ _REFRESHES_PER_S = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A sweep that ended: its folder, whether its tables changed, and the notion of fairness that its pages show first.
+    """A sweep that ended: its folder, whether its tables changed, the notion of fairness that its pages show first, and
+    what the user calls fair.
 
     Rows are read when asked for.
     """
@@ -77,6 +77,7 @@ class Comparison:
     folder: SweepFolder
     changed: bool
     notion: NotionName = DEFAULT
+    fair_at: FairRule = field(default_factory=FairRule)
     spent: tuple[str, ...] = ()
     """A sentence for each data set on what this call released of its records, and what was spent so far."""
 
@@ -147,13 +148,19 @@ def compare(
     by the next call. However the sweep ends, finished cells stay, and the tables hold them. PoolError where no node
     can hold a cell and none comes in time. ``reporter`` may ask for consent (:meth:`Reporter.consent`).
     """
+    rules = list(dict.fromkeys(cell.config.evaluation.fair_at for cell in cells)) or [FairRule()]
+    if len(rules) > 1:
+        raise ConfigError("evaluation.fair_at: one page states one rule; set the same for every cell.")
+    # A notion that the sweep names stands first, or else the one that the user's rule limits.
+    notion = sweep.notion if "notion" in sweep.model_fields_set else rules[0].notion
+    shown: dict[str, Any] = {"notion": notion, "fair_at": rules[0]}
     # An absolute path, because workers have other working directories.
     folder = open_sweep_folder(root.resolve(), sweep)
     with sole_driver(folder, sweep):
         finished = folder.finished(cells)
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
-            return Comparison(folder=folder, changed=False, notion=sweep.notion)
+            return Comparison(folder=folder, changed=False, **shown)
         reporter, odometer = reporter or Reporter(console), Odometer()
         data_sets = {cell.config.data.name: cell.config.target.delta for cell in missing if cell.config.is_private}
         before = {data: odometer.released(data) for data in data_sets}
@@ -172,10 +179,10 @@ def compare(
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
-    spent = tuple(
+    released = tuple(
         words for data, delta in data_sets.items() if (words := spent_since(before[data], data, odometer, delta=delta))
     )
-    return Comparison(folder=folder, changed=True, notion=sweep.notion, spent=spent)
+    return Comparison(folder=folder, changed=True, spent=released, **shown)
 
 
 def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
@@ -595,7 +602,9 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
     if not comparison.changed and all(page.exists() for page in pages):
         # Strictly newer: a page of the same instant may show the tables of before.
         is_newer = min(page.stat().st_mtime_ns for page in pages) > max(table.stat().st_mtime_ns for table in tables)
-        if is_newer and f'data-opens="{comparison.notion}"' in folder.report.read_text(encoding="utf-8"):
+        rule = comparison.fair_at
+        opens = f'data-opens="{comparison.notion} {rule.notion} {rule.limit}"'
+        if is_newer and opens in folder.report.read_text(encoding="utf-8"):
             return
     # All rows: the public page shows no secret one, and counts how many it leaves out.
     public = FrontierReport(
@@ -603,6 +612,7 @@ def write_frontier_reports(comparison: Comparison, *, title: str) -> None:
         rows=comparison.operators_rows,
         publish_unprotected=folder.publish_unprotected,
         notion=comparison.notion,
+        fair_at=comparison.fair_at,
     )
     folder.figures.mkdir(exist_ok=True)
     for name, content in frontier_figures(public.points()).items():
@@ -666,6 +676,7 @@ def comparison_outcome(comparison: Comparison) -> Output:
     withheld = Counter(row.method for row in comparison.withheld)
     facts = {
         "notion": notion,
+        "fair_at": comparison.fair_at,
         "data_sets": data_sets,
         "degenerate": [_named(row) | {"words": row.record.degenerate} for row in degenerate if row.record],
         "failed": [_named(row) | {"command": row.command, "cause": row.error} for row in failed],

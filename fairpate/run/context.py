@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fairpate.files import PathIn, Storage, open_storage, write_atomically
+from fairpate.files import PathIn, write_atomically
 from fairpate.types import IntArray, LabelledSet, PrivacyStatement, UsageError, UserError, VoteBatch
 
 LOCK = ".lock"  # the first file that a run makes in its folder
@@ -90,6 +90,10 @@ class RunDirectory:
     """The noisy table of test records from which private metrics are estimated."""
     choice = PathIn("public", "choice.safetensors")
     """The choice of these settings among several, if it was made by a private mechanism."""
+    audit = PathIn("public", "audit.json")
+    """Lower bounds on epsilon from attacks on shadow releases."""
+    audit_page = PathIn("public", "audit.html")
+    """The same as a page."""
     private_population = PathIn("public", "private_population.json")
     """How the student treats the groups of private records, estimated from the release."""
     card = PathIn("public", "card.json")
@@ -160,14 +164,6 @@ def sole_worker(folder: Path, command: str) -> Iterator[None]:
         yield
 
 
-def checkpoint_folder(storage: str | None, own: Path) -> Path | Storage:
-    """The place of the teachers' checkpoints: the configured ``storage``, or else the local folder ``own``.
-
-    StorageError if the storage cannot be used.
-    """
-    return own if storage is None else open_storage(storage)
-
-
 def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Write ``text`` atomically, as UTF-8; ``private``: for its owner only."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), private=private)
@@ -175,6 +171,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 def write_json(path: Path, value: Any, *, private: bool = False) -> None:
     """Write strict JSON atomically: a NaN must have become null before."""
+    # NaN is no JSON: browsers and other languages would refuse the whole file.
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", private=private)
 
 
@@ -220,6 +217,7 @@ def read_votes(path: Path) -> VoteBatch:
     """The votes that :func:`write_votes` wrote. RunDirectoryError for a damaged file."""
     table = _read(path)
     metadata = table.schema.metadata or {}
+    # Votes of unnamed teachers must not be charged as those of the present ones.
     if _ENSEMBLE not in metadata:
         raise RunDirectoryError(f"{path}: does not say which teachers voted; delete it and run again.")
     return VoteBatch(

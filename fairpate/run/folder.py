@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ import yaml
 
 from fairpate import __version__
 from fairpate.config import ConfigError
-from fairpate.config_reader import default_folder, determining, determining_values, flat_values, read_yaml
+from fairpate.config_reader import config_digest, determining, determining_values, flat_values, read_yaml
 from fairpate.files import check_output_folder, private_folder
 from fairpate.methods.base import Method, configured
 from fairpate.methods.pate import PateFamily
@@ -30,7 +31,14 @@ from fairpate.run.context import LOCK, RunDirectory, RunFolderError, changed_fie
 
 LIBRARIES = ("dp-accounting", "numpy", "pyarrow", "ray", "scikit-learn", "scipy", "torch", "torchvision")
 
-_TESTED_BY = ("votes.test", "votes.label", "evaluation.least_cell")  # they measure a model and do not change it
+# They measure a model and do not change it.
+_TESTED_BY = (
+    "votes.test",
+    "votes.label",
+    "evaluation.least_cell",
+    "evaluation.fair_at.notion",
+    "evaluation.fair_at.limit",
+)
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 
 
@@ -63,7 +71,11 @@ def check_run_directory(config: Method) -> RunDirectory:
 
     Errors as :func:`create_run_directory`.
     """
-    run = own_folder(RunDirectory(root=config.out or default_folder(config)), config)
+    root = config.out
+    if root is None:
+        words = [re.sub("[^A-Za-z0-9_.-]+", "-", word) for word in (config.method, config.data.name)]
+        root = Path("runs") / f"{'-'.join(words)}-{config_digest(config)}"
+    run = own_folder(RunDirectory(root=root), config)
     if _JOB_FOLDER in run.root.absolute().parts:
         raise RunFolderError(
             f"{run.root}: is in the working directory of a Ray job, which is deleted after it, the ledger too; give an "

@@ -30,7 +30,7 @@ from fairpate.data.registry import load_at_site
 from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
-from fairpate.types import GateRule, MetricsKind, Unit, restored
+from fairpate.types import FairRule, GateRule, MetricsKind, Unit, restored
 from student.card import StudentCard, StudentFileError, read_card
 
 if TYPE_CHECKING:
@@ -261,13 +261,19 @@ class Assessment:
 
 
 def assess(
-    student: Student, dataset: Dataset, *, seed: int, least_cell: int, metrics: MetricsKind = "outside"
+    student: Student,
+    dataset: Dataset,
+    *,
+    seed: int,
+    least_cell: int,
+    metrics: MetricsKind = "outside",
+    fair_at: FairRule | None = None,
 ) -> Assessment:
     """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders.
 
     What rests on fewer than ``least_cell`` test records of a group, or of a group and class, is left out. A
     randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
-    ``metrics``: what the operator says of the test records.
+    ``metrics``: what the operator says of the test records; ``fair_at``: what the user calls fair.
     """
     test, rule = dataset.test, student.card.idp3
     groups, persons = test.z.numpy(), test.person_N
@@ -294,7 +300,7 @@ def assess(
             least_cell=least_cell,
             apart_N=apart_N,
         )
-        return replace(measured, metrics=metrics)
+        return replace(measured, metrics=metrics, fair_at=fair_at or FairRule())
 
     kept = shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from aggregator import audit
-from aggregator.chain import Head, Header, LedgerError, Place, Row, Stored, shown
 from aggregator.ledger import (
     NO_LIMIT,
     LedgerState,
@@ -36,9 +35,22 @@ from aggregator.ledger import (
 )
 from aggregator.service import auth
 from aggregator.service.auth import TokenStore
-from aggregator.sqlite import beside, head_path, ledger_files, lock, noted_head
+from aggregator.store import (
+    Head,
+    Header,
+    LedgerError,
+    Place,
+    Row,
+    Stored,
+    beside,
+    head_path,
+    ledger_files,
+    lock,
+    noted_head,
+    shown,
+)
 from fairpate.config import ConfigError
-from fairpate.http_requests import Role
+from fairpate.http_server import Role
 from fairpate.methods.label_queries import (
     LedgerPlace,
     choose_queries,

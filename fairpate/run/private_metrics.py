@@ -46,8 +46,8 @@ from fairpate.config import ConfigError
 from fairpate.data import Dataset
 from fairpate.data.dataset import OWN_FILES, Split, sha256_of
 from fairpate.fairness import rates
-from fairpate.methods.base import Method, Price, Stream, stream_seed
-from fairpate.privacy.accountant import least_noise
+from fairpate.methods.base import Method, NoisySum, Price, Stream, stream_seed
+from fairpate.privacy.accountant import Event, least_noise
 from fairpate.privacy.discrete_gaussian import (
     OS_ENTROPY,
     NoiseSource,
@@ -55,7 +55,6 @@ from fairpate.privacy.discrete_gaussian import (
     SeededSource,
     sample_discrete_gaussian,
 )
-from fairpate.privacy.events import Event
 from fairpate.privacy.mechanism_events import PredictionTables, event_from
 from fairpate.report.metrics import (
     GAPS,
@@ -80,6 +79,8 @@ FloatArray = npt.NDArray[np.float64]
 # Divided among the records of a person and rounded down, a weight this large loses next to nothing.
 WEIGHT = 2**20
 LEVEL = 0.95
+PREDICTIONS = "predictions"
+"""The name of the table where it is a sum over several sites."""
 _LEAST_SHARE = 1e-9  # which has a logarithm
 
 
@@ -95,8 +96,6 @@ def check_metrics(config: Method, dataset: Dataset) -> None:
         raise ConfigError(
             f"evaluation.metrics: {config.method} has no guarantee that private metrics could share; leave it out."
         )
-    if dataset.shared_unit:
-        raise ConfigError("evaluation.metrics: private metrics of several sites are not summed; leave it out.")
     if not dataset.parts:
         raise ConfigError(
             "evaluation.metrics: private needs test records apart from training records by a rule under which none "
@@ -146,20 +145,36 @@ def draw_table(
     num_groups: int,
     num_classes: int,
     edges: Sequence[float] = (),
+    noisy_sum: NoisySum | None = None,
+    about: bytes = b"",
 ) -> Released:
     """Predict the test records one by one, and return their noisy table of weights (B, G, Y, C), with a bin of scores
-    more than there are ``edges``."""
+    more than there are ``edges``.
+
+    ``noisy_sum`` adds up the tables of several sites; ``about`` is the file of ``student``, which all of them must
+    have.
+    """
     labels_N, scores_N = lone_predictions(student, test, source)
     bins_N = np.searchsorted(edges, scores_N, side="right")
     table_BGYC = np.zeros((len(edges) + 1, num_groups, num_classes, num_classes), np.int64)
     # Rounded down: the weights of a person's records never add up to more than one weight.
     # Not `+=`, which adds once to a cell that occurs several times.
     np.add.at(table_BGYC, (bins_N, test.z.numpy(), test.y.numpy(), labels_N), event.weight // records_of_unit(test))
-    stddev = event.noise_stddev_records * event.weight
+    stddev, cells = event.noise_stddev_weights, (-1, num_classes**2)
     # On empty cells too: which cells hold no record is private.
-    noise = [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)]
-    arrays = {"weights_BGYC": table_BGYC + np.reshape(noise, table_BGYC.shape), "edges": np.array(edges, np.float64)}
+    if noisy_sum is not None:
+        noisy = noisy_sum(table_BGYC.reshape(cells), stddev=stddev, name=PREDICTIONS, about=about)
+    else:
+        noisy = table_BGYC.reshape(cells) + np.reshape(
+            [sample_discrete_gaussian(stddev, source) for _ in range(table_BGYC.size)], cells
+        )
+    arrays = {"weights_BGYC": noisy.reshape(table_BGYC.shape), "edges": np.array(edges, np.float64)}
     return Released(arrays=arrays, events=(event,))
+
+
+def table_shape(config: Method, dataset: Dataset) -> tuple[int, int, int, int]:
+    """The shape (B, G, Y, C) of the table of ``config``."""
+    return len(config.evaluation.score_edges) + 1, dataset.num_groups, dataset.num_classes, dataset.num_classes
 
 
 def lone_predictions(student: Student, split: Split, source: NoiseSource) -> tuple[IntArray, FloatArray]:
@@ -185,27 +200,70 @@ def records_of_unit(split: Split) -> IntArray:
     return records_N
 
 
-def assess_privately(
-    config: Method, dataset: Dataset, student: Student, statement: PrivacyStatement, run: RunDirectory, log: ReleaseLog
-) -> Assessment:
-    """The metrics of the table that the run keeps, or that is drawn, counted and kept now, as ``statement`` says.
+def release_table(
+    config: Method,
+    dataset: Dataset,
+    student: Student,
+    event: Event,
+    run: RunDirectory,
+    log: ReleaseLog,
+    *,
+    noise: str,
+    noisy_sum: NoisySum | None = None,
+) -> Released:
+    """The table that the run keeps, or that is drawn, counted in ``log``, that of the test records, and kept now.
 
-    Errors as :meth:`ReleaseLog.step`: a table that was published and is gone is not drawn again.
+    ``noise`` is the label of its source. Errors as :meth:`ReleaseLog.step`: a table that was published and is gone is
+    not drawn again.
     """
-    event = event_from(statement.part_events["test"][-1])
     assert isinstance(event, PredictionTables)
     source: NoiseSource = OsEntropy()
-    if statement.noise != OS_ENTROPY:
+    if noise != OS_ENTROPY:
         source = SeededSource(stream_seed(config.seed, Stream.METRICS))
-    sizes, edges = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}, config.evaluation.score_edges
-    released = log.of_part("test").step(
-        lambda: draw_table(student, dataset.test, event, source, **sizes, edges=edges),
-        settings={"student": sha256_of(run.student), "parts": dataset.parts, "score_edges": list(edges)},
-        pool="",
+    edges = config.evaluation.score_edges
+
+    def draw() -> Released:
+        return draw_table(
+            student,
+            dataset.test,
+            event,
+            source,
+            num_groups=dataset.num_groups,
+            num_classes=dataset.num_classes,
+            edges=edges,
+            noisy_sum=noisy_sum,
+            about=run.student.read_bytes(),
+        )
+
+    settings = {"student": sha256_of(run.student), "parts": dataset.parts, "score_edges": list(edges)}
+    # Sites charge a sum themselves, when its first message leaves.
+    events = () if noisy_sum is not None else (event,)
+    return log.step(draw, settings=settings, pool="", noise=noise, events=events)
+
+
+def assess_privately(
+    config: Method,
+    dataset: Dataset,
+    student: Student,
+    statement: PrivacyStatement,
+    run: RunDirectory,
+    log: ReleaseLog,
+    noisy_sum: NoisySum | None = None,
+) -> Assessment:
+    """The metrics of the released table (:func:`release_table`), as ``statement`` says. ``noisy_sum``: where test
+    records are at several sites."""
+    released = release_table(
+        config,
+        dataset,
+        student,
+        event_from(statement.part_events["test"][-1]),
+        run,
+        log.of_part("test"),
         noise=statement.noise,
-        events=(event,),
+        noisy_sum=noisy_sum,
     )
     measured = evaluation_of(released, group_names=dataset.group_names, class_names=dataset.label_names)
+    measured = replace(measured, fair_at=config.evaluation.fair_at)
     everybody = np.ones(len(dataset.test), np.bool_)  # for the operator's comparison alone
     if student.card.idp3 is None:
         return Assessment(evaluations={"student": measured}, measured_N=everybody)
@@ -219,7 +277,8 @@ def assess_privately(
         rule=student.card.idp3,
         # A public seed reveals nothing: these records are made up from the released table.
         generator=np.random.default_rng(stream_seed(config.seed, Stream.ORDERS)),
-        **sizes,
+        num_groups=dataset.num_groups,
+        num_classes=dataset.num_classes,
     )
     return Assessment(evaluations={"student without refusals": measured}, measured_N=everybody, reject_option=spread)
 
@@ -320,16 +379,10 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     """Return each group's share of one prediction over the largest share of any group; NaN unless two are known."""
 
     def ends(z: float) -> FloatArray:
-        value_G, low_G, high_G = (
-            np.maximum(each[event], _LEAST_SHARE) for each in _Shares.of(rates.predicted, table_GYC, stddev, z=z)
-        )
-        ratio_GG = value_G[:, None] / value_G
-        # MOVER in logarithms: the low end joins the low end of a share and the high end of the other.
-        down_GG = np.hypot(np.log(value_G / low_G)[:, None], np.log(high_G / value_G))
-        up_GG = np.hypot(np.log(high_G / value_G)[:, None], np.log(value_G / low_G))
-        ends_3GG = np.stack([ratio_GG, ratio_GG * np.exp(-down_GG), ratio_GG * np.exp(up_GG)])
+        shares = _Shares.of(rates.predicted, table_GYC, stddev, z=z)
+        ends_3GG = np.stack([each[event] for each in _ratios(shares)])
         # A writable view of the diagonals: the ratio of a group to itself is 1 without any error.
-        np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(value_G)] = 1.0
+        np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(shares.value_EG[event])] = 1.0
         return ends_3GG
 
     found_3GG = ends(_deviations(1))
@@ -342,6 +395,24 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     # The least of several low ends holds only if all of them hold together (Bonferroni).
     low_G = np.fmin.reduce(ends(_deviations(num_known - 1))[1], axis=1)
     return _Shares(value_G[None], low_G[None], high_G[None])
+
+
+def selections(table_GYC: FloatArray, stddev: float, event: int) -> tuple[FloatArray, FloatArray]:
+    """Return each group's share of one prediction, and its impact ratio: (3, G) each, the value and its interval."""
+    shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations(1))
+    ratios = impact_ratios(table_GYC, stddev, event)
+    return np.stack([each[event] for each in shares]), np.stack([each[0] for each in ratios])
+
+
+def _ratios(shares: _Shares) -> _Shares:
+    """Return the share of each group over that of each other one, (E, G, G), with its interval."""
+    value, low, high = (np.maximum(each, _LEAST_SHARE) for each in shares)
+    ratio = value[..., :, None] / value[..., None, :]
+    # MOVER in logarithms: the low end joins the low end of a share and the high end of the other.
+    below, above = np.log(value / low), np.log(high / value)
+    down = np.hypot(below[..., :, None], above[..., None, :])
+    up = np.hypot(above[..., :, None], below[..., None, :])
+    return _Shares(ratio, ratio * np.exp(-down), ratio * np.exp(up))
 
 
 def _together(table_GYC: FloatArray, stddev: float) -> tuple[FloatArray, float]:
@@ -413,9 +484,12 @@ def gap_of(
         own = _Shares.of(metric.events, table_GYC, stddev, z=z)
         if metric.compare is rates.level:
             return own
+        # A group against itself is no comparison: NaN keeps it out of maxima.
+        itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
+        if metric.compare is rates.below_other:
+            ratio, least, most = _ratios(own)
+            return _Shares(1 - ratio + itself_GG, 1 - most, 1 - least + itself_GG)
         if metric.compare is rates.pairwise:
-            # A group against itself is no comparison: NaN keeps it out of maxima.
-            itself_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), np.nan, 0.0)
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
             first, other = list(own), list(_Shares.of(metric.events, table_GYC, stddev, z=z, rest=True))

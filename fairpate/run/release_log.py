@@ -43,16 +43,22 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from aggregator.budgets import queries_that_fit
-from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger, LedgerTerms
+from aggregator.session import queries_that_fit
+from aggregator.store import LedgerError
 from fairpate.config_reader import flat_values
 from fairpate.files import PathIn, write_atomically
 from fairpate.pages import counted, epsilon_text
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import DEFAULT_ORDERS, AdaptiveLimit, epsilon_of_curve, least_adaptive_limit
+from fairpate.privacy.accountant import (
+    DEFAULT_ORDERS,
+    AdaptiveLimit,
+    Event,
+    SpentError,
+    epsilon_of_curve,
+    least_adaptive_limit,
+)
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
-from fairpate.privacy.events import Event, SpentError
 from fairpate.privacy.laplace import pure_epsilon
 from fairpate.privacy.loss_distributions import LEAST_DELTA
 from fairpate.privacy.mechanism_events import (

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from fastapi import FastAPI
 
 from aggregator.audit import note_action
-from aggregator.budgets import QuotaRule
 from aggregator.ledger import Ledger
+from aggregator.service.api import Facts
 from aggregator.service.auth import LiveTokens, read_tokens
 from aggregator.service.server import (
     Backend,
@@ -36,13 +36,11 @@ from aggregator.service.server import (
     is_restarted,
     start_service,
 )
-from aggregator.service.wire import Facts, PublicPool
-from aggregator.session import AggregatorSession
+from aggregator.session import AggregatorSession, PublicPool, QuotaRule
 from fairpate.config import QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
 from fairpate.data.columns import form_of
-from fairpate.http_requests import RequestRate
-from fairpate.http_server import HttpServer, ServiceError, TlsFiles, open_private
+from fairpate.http_server import HttpServer, RequestRate, ServiceError, TlsFiles, open_private
 from fairpate.methods.label_queries import choose_queries, ledger_terms, open_ledger, place_of, state_for_service
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import VotingMethod

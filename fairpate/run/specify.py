@@ -31,9 +31,11 @@ from fairpate.report.figures import class_label, with_spread
 from fairpate.report.frontier import (
     OBJECTIVES,
     THEN,
+    Baselines,
     Objective,
     Panel,
     Point,
+    baselines,
     by_panel,
     defined,
     frontier,
@@ -45,7 +47,7 @@ from fairpate.report.frontier import (
     reference_point,
     rounded_up,
 )
-from fairpate.report.frontier_page import Baselines, baseline_words, baselines
+from fairpate.report.frontier_page import baseline_words
 from fairpate.run.sweep import read_rows
 from fairpate.types import NotionName, UsageError, stepwise, strict
 
@@ -431,7 +433,8 @@ def specify_guarantees(
         table = tables[-1]
     if not demand.limits:
         raise SpecifyError(
-            "nothing is asked for; give one or more of --epsilon, --disparity, --fairness, --coverage, --accuracy."
+            "nothing is asked for; give one or more of --epsilon, --fair-at, --disparity, --fairness, --coverage, "
+            "--accuracy."
         )
     notion = demand.notions[0]
     panels = by_panel(_points(table, data, notion))

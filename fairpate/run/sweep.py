@@ -151,6 +151,9 @@ def read_table(path: Path) -> pa.Table:
     try:
         with pq.ParquetFile(path) as file:
             table = file.read()
+        # A notion that the version of the table did not know was not recorded.
+        for name in _FAIRNESS.keys() - table.column_names:
+            table = table.append_column(name, pa.nulls(len(table), pa.float64()))
         missing = [name for name in SCHEMA.names if name not in table.column_names]
     except FileNotFoundError:
         raise RecordsTableError(f"{path}: no such file; {_GIVE_ONE}.") from None

@@ -18,8 +18,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from aggregator.service.auth import is_loopback
-from fairpate.http_requests import FaultError, NoTokens, RequestRate
-from fairpate.http_server import HttpServer, HttpSettings, new_app
+from fairpate.http_server import FaultError, HttpServer, HttpSettings, NoTokens, RequestRate, new_app
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.sites.plan import (
@@ -56,20 +55,27 @@ class CoordinatorSums:
         self._plan, self._journal, self._wait_s, self._embedding = plan, journal, wait_s, embedding
         # Guards machines and journal: requests come from a pool of threads, and the run waits in its own.
         self._changed = threading.Condition()
-        self._machines = [
-            Coordinator(plan.draw(number), journal.part(f"sum {number}")) for number in range(len(plan.sums))
-        ]
+        self._machines: list[Coordinator] = []
+        for number in range(len(plan.sums)):
+            # Messages about a model can be read once it is known.
+            if not plan.reads_model(number) or journal.get("model") is not None:
+                self._begin(number)
         self._number = 0
-        self._informed: set[int] = set()
+        self._done: set[int] = set()
 
-    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum over all sites with its noise. SumError if the plan has ended."""
         number, self._number = self._number, self._number + 1
         self._plan.require_sum(number, exact_RW, stddev=stddev, name=name)
         if exact_RW.any():
             raise SumError("The coordinator has private records of its own; let them join as another site.")
-        machine = self._machines[number]
         with self._changed:
+            if self._plan.reads_model(number):
+                if self._journal.setdefault("model", about) != about:
+                    raise SumError("The sites were shown another model than this run has; restore its folder.")
+                if number == len(self._machines):
+                    self._begin(number)
+            machine = self._machines[number]
             stage, deadline_s = -1, 0.0
             while (total_D := machine.total_D) is None:
                 if (reason := self._journal.get(ENDED)) is not None:
@@ -88,11 +94,16 @@ class CoordinatorSums:
                     self._changed.wait(_POLL_S)
         return total_D.reshape(exact_RW.shape)
 
+    def _begin(self, number: int) -> None:
+        about = self._journal.get("model") if self._plan.reads_model(number) else None
+        store = self._journal.part(f"sum {number}")
+        self._machines.append(Coordinator(self._plan.draw(number, about or b""), store))
+
     def wait_for_sites(self, timeout_s: float) -> None:
-        """Return when all sites have fetched the last sum or heard of the end, or after ``timeout_s``."""
+        """Return when all sites have signed that they need nothing more, or after ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            while len(self._informed) < len(self._plan.sites) and time.monotonic() < deadline_s:
+            while len(self._done) < len(self._plan.sites) and time.monotonic() < deadline_s:
                 self._changed.wait(_POLL_S)
 
     def app(self, settings: Any = None, *, tracer: Any = None) -> FastAPI:  # noqa: ARG002 - as HttpServer asks
@@ -125,6 +136,16 @@ class CoordinatorSums:
             """Return the file of the embedding of all records, if the plan has one."""
             return _bytes(self._embedding)
 
+        @app.get("/v1/model")
+        async def model() -> Response:
+            """Return the file of the model that private metrics describe; 202 while it is not there."""
+            return await run_in_threadpool(self._model)
+
+        @app.post("/v1/done/{place}")
+        async def done(place: int, request: Request) -> Response:
+            """Take a site's signature that it needs nothing more."""
+            return await run_in_threadpool(self._take_leave, place, await request.body())
+
         @app.post("/v1/sums/{number}/{step}/{place}")
         async def message(number: int, step: str, place: int, request: Request) -> Response:
             """Take one message of a site."""
@@ -139,14 +160,32 @@ class CoordinatorSums:
 
     def _machine(self, number: int) -> Coordinator:
         if not 0 <= number < len(self._machines):
-            raise FaultError(404, "number", number, f"The plan has {len(self._machines)} sums.")
+            raise FaultError(404, "number", number, f"{len(self._machines)} of {len(self._plan.sums)} sums have begun.")
         return self._machines[number]
 
-    def _refuse_if_ended(self, machine: Coordinator, place: int) -> None:
-        # A sum that is known stays available after the end: sites may still fetch it.
-        if (reason := self._journal.get(ENDED)) is not None and machine.total_D is None:
-            self._informed.add(place)
+    def _model(self) -> Response:
+        with self._changed:
+            found = self._journal.get("model")
+            if found is None:
+                self._refuse_if_ended()
+        return Response(status_code=202) if found is None else _bytes(found)
+
+    def _take_leave(self, place: int, body: bytes) -> Response:
+        if not 0 <= place < len(self._plan.sites):
+            raise FaultError(422, "place", place, f"The plan has {len(self._plan.sites)} sites.")
+        try:
+            # Signed: a stranger's request must not let the coordinator stop before a site has its sum.
+            self._plan.draw(0).verify(place, body, b"", "done")
+        except SumError as error:
+            raise FaultError(422, "message", "done", str(error)) from error
+        with self._changed:
+            self._done.add(place)
             self._changed.notify_all()
+        return _bytes(b"")
+
+    def _refuse_if_ended(self, machine: Coordinator | None = None) -> None:
+        # A sum that is known stays available after the end: sites may still fetch it.
+        if (reason := self._journal.get(ENDED)) is not None and (machine is None or machine.total_D is None):
             raise FaultError(
                 410, "plan", reason.decode(), "What was charged stays charged; a new attempt is a new plan."
             )
@@ -158,7 +197,7 @@ class CoordinatorSums:
         if not 0 <= place < len(self._plan.sites):
             raise FaultError(422, "place", place, f"The plan has {len(self._plan.sites)} sites.")
         with self._changed:
-            self._refuse_if_ended(machine, place)
+            self._refuse_if_ended(machine)
             try:
                 machine.receive(step, place, body)
             # 409 for a late site, which then only waits for the sum; 422 for a message that no honest site sends.
@@ -175,12 +214,8 @@ class CoordinatorSums:
             found = machine.members(place) if name == "members" else machine.published(name)  # type: ignore[arg-type]
             if found is None:
                 # Only now: a list that was closed before the end is still answered.
-                self._refuse_if_ended(machine, place)
+                self._refuse_if_ended(machine)
                 return Response(status_code=202)
-            # A site that has the last sum is done, and need not be waited for.
-            if name == "sum" and number == len(self._machines) - 1:
-                self._informed.add(place)
-                self._changed.notify_all()
         return _bytes(found)
 
 
@@ -193,11 +228,13 @@ def serve(
     data_dir: Path | None = None,
     out: Path | None = None,
     wait_s: float = 3600.0,
+    own: Sequence[str] = (),
 ) -> RunDirectory:
     """Coordinate the release of a plan, learn from it, and leave an ordinary run folder with statement and report.
 
-    The embedding is read from the file next to the plan. PlanError and ConfigError for files that do not fit each
-    other, ServiceError for an address that cannot be used, SumError for a plan that ended without its sum.
+    The embedding is read from the file next to the plan; ``own`` are settings of this party's workers. PlanError and
+    ConfigError for files that do not fit each other, ServiceError for an address that cannot be used, SumError for a
+    plan that ended without its sum.
     """
     from fairpate.run.run import run_method
 
@@ -205,13 +242,15 @@ def serve(
     if settings.tls is None and not is_loopback(settings.host):
         raise PlanError(f"--host: {settings.host} is reached from other machines; give --tls-cert and --tls-key.")
     embedding = embedding_file(plan_file).read_bytes() if plan.embedding else None
-    config = config_of(plan, declaration, data_dir=data_dir, out=out)
+    config = config_of(plan, declaration, data_dir=data_dir, out=out, own=own)
     with ExitStack() as stack:
 
         def sums(run: RunDirectory, log: ReleaseLog) -> CoordinatorSums:
             # A limit of the coordinator's own odometer should not be found out after the sum is known.
             if log.stored() is None:
                 log.check(tuple(map(event_from, plan.events)), noise=OS_ENTROPY)
+                if plan.test_events:
+                    log.of_part("test").check(tuple(map(event_from, plan.test_events)), noise=OS_ENTROPY)
             journal = stack.enter_context(Journal.opened(run.journal, plan))
             found = CoordinatorSums(plan, journal, wait_s=wait_s, embedding=embedding)
             server = HttpServer(found, settings)

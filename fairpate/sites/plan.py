@@ -5,6 +5,9 @@ holds the method's configuration, the events that price the release, every sum i
 keys, and the numbers of sites that may vanish and collude. Events and sums are those of a rehearsal, which runs the
 method on no private record; each site rehearses the plan itself and refuses one that says anything else. A digest of
 the rehearsal's public arrays shows that all have the same pool, embedding and features.
+
+With private metrics, the last sum is the table of predictions on the sites' test records. It is a sum about one model,
+which is learned from the sums before: its terms name that model, so that tables about different ones do not add up.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import os
 import re
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,11 +36,11 @@ from fairpate.types import IntArray, Unit, UsageError, UserError, strict
 if TYPE_CHECKING:
     from fairpate.data import Dataset
     from fairpate.methods.base import Method, ReleasingMethod
-    from fairpate.privacy.events import Event
+    from fairpate.privacy.accountant import Event
 
 FORMAT = "fairpate.site-plan/1"
 _NAME = re.compile(r"[\w .-]{1,64}")
-_OF_A_MACHINE = {"out", "data.data_dir", "data.declaration", "data.declaration.path"}
+_OF_A_MACHINE = re.compile(r"(out|data\.data_dir|data\.declaration|ray|storage|(.*\.)?weights)(\..*)?")
 
 
 class JournalError(UserError):
@@ -63,7 +66,8 @@ class SitePlan:
     """A plan as all parties have it. ``content`` are the bytes of its file.
 
     ``settings`` are the method's configuration without paths; ``events`` as in a statement; ``public_arrays`` and
-    ``embedding`` are digests; ``sites`` are public keys by name, in the order of their places.
+    ``embedding`` are digests; ``sites`` are public keys by name, in the order of their places. ``test_events`` price
+    the last sum, of test records, which no other sum reads; empty: there is no such sum.
     """
 
     id: str
@@ -76,6 +80,7 @@ class SitePlan:
     sites: dict[str, str]
     may_vanish: int
     may_collude: int
+    test_events: tuple[dict[str, Any], ...] = ()
     content: bytes = b""
 
     def __post_init__(self) -> None:
@@ -87,8 +92,9 @@ class SitePlan:
         if not all(_NAME.fullmatch(name) for name in self.sites):
             raise PlanError("sites: expected names of at most 64 letters, digits, spaces, dots, dashes or underscores.")
         # What an author's file says of folders, packages or machines would be done here, unseen.
-        if refused := _OF_A_MACHINE & flat_values(self.settings).keys():
-            raise PlanError(f"settings.{min(refused)}: a plan says nothing of folders or files; take it out.")
+        said = [field for field, value in flat_values(self.settings).items() if value is not None]
+        if refused := list(filter(_OF_A_MACHINE.fullmatch, said)):
+            raise PlanError(f"settings.{min(refused)}: a plan says nothing of folders, files or machines; take it out.")
         try:
             # ``Draw`` checks the numbers of sites and the noise of each sum.
             for number in range(len(self.sums)):
@@ -101,12 +107,17 @@ class SitePlan:
         """The digest of the file's bytes, which operators can compare by telephone."""
         return hashlib.sha256(self.content).hexdigest()
 
-    def draw(self, number: int) -> Draw:
-        """Return the terms of sum ``number``."""
+    def reads_model(self, number: int) -> bool:
+        """True if sum ``number`` is of predictions on test records, and so about a model."""
+        return bool(self.test_events) and number == len(self.sums) - 1
+
+    def draw(self, number: int, about: bytes = b"") -> Draw:
+        """Return the terms of sum ``number``. ``about``: the file of the model, of a sum about one."""
         planned = self.sums[number]
+        # Of the file's bytes: the same values written differently are another plan.
+        digest = bytes.fromhex(self.digest)
         return Draw(
-            # Of the file's bytes: the same values written differently are another plan.
-            plan=bytes.fromhex(self.digest),
+            plan=hashlib.sha256(digest + hashlib.sha256(about).digest()).digest() if about else digest,
             number=number,
             sites=tuple(public_keys(key, name) for name, key in self.sites.items()),
             may_vanish=self.may_vanish,
@@ -164,7 +175,7 @@ def read_plan(content: bytes, where: str) -> SitePlan:
         if values.pop("format") != FORMAT:
             raise ValueError(f"expected {FORMAT}")  # noqa: TRY301 - reworded below
         values["sums"] = tuple(PlannedSum(**each) for each in values["sums"])
-        values["events"] = tuple(values["events"])
+        values |= {name: tuple(values[name]) for name in ("events", "test_events")}
         return SitePlan(**values, content=content)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError(f"{where}: not a plan ({error}); give the file that `fairpate site plan` wrote.") from error
@@ -228,7 +239,7 @@ class _Recorder:
     def __init__(self) -> None:
         self.sums: list[PlannedSum] = []
 
-    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:  # noqa: ARG002
         rows, columns = exact_RW.shape
         self.sums.append(PlannedSum(name=name, rows=rows, columns=columns, noise_stddev=stddev))
         return np.zeros_like(exact_RW)
@@ -236,18 +247,24 @@ class _Recorder:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """The sums, events and public arrays of a method's release, computed without private records."""
+    """The sums, events and public arrays of a method's release, computed without private records.
+
+    ``test_events`` are those of private metrics, whose table is the last sum.
+    """
 
     sums: tuple[PlannedSum, ...]
     events: tuple[Event, ...]
     public_arrays: str
+    test_events: tuple[Event, ...] = ()
 
 
 def rehearse(config: Method, dataset: Dataset) -> Rehearsal:
     """Run the release of ``config`` on public records alone. ConfigError for a method whose sums sites cannot draw."""
-    from fairpate.methods.base import ReleasingMethod
+    from fairpate.methods.base import ReleasingMethod, price
     from fairpate.methods.residual_votes import ResidualVotes
+    from fairpate.run.private_metrics import PREDICTIONS, table_event, table_shape
     from fairpate.run.release_log import arrays_digest
+    from fairpate.run.run import check_data
 
     if config.is_seeded or not config.is_private:
         raise ConfigError("noise: expected os_entropy and a finite epsilon, as sites protect each other; set them.")
@@ -257,15 +274,32 @@ def rehearse(config: Method, dataset: Dataset) -> Rehearsal:
             "them beforehand; set public or private."
         )
     config.check()
+    check_data(config, dataset)
+    refusal = ConfigError(
+        f"method: {config.method} releases no sum that sites can draw together; take weighted_votes, record_votes, "
+        "residual_votes or teacher_votes."
+    )
+    if not isinstance(config, ReleasingMethod):
+        raise refusal
     recorder = _Recorder()
-    released = config.rehearse(dataset, recorder) if isinstance(config, ReleasingMethod) else None
+    released = config.rehearse(dataset, recorder)
+    test_events: tuple[Event, ...] = ()
     # Fewer sums than events: then a part of the release is drawn from the records of one site alone.
-    if released is None or len(recorder.sums) < sum(getattr(event, "count", math.inf) for event in released.events):
-        raise ConfigError(
-            f"method: {config.method} releases no sum that sites can draw together; take weighted_votes, record_votes "
-            "or residual_votes."
-        )
-    return Rehearsal(sums=tuple(recorder.sums), events=released.events, public_arrays=arrays_digest(released.arrays))
+    if len(recorder.sums) < sum(getattr(event, "count", math.inf) for event in released.events):
+        raise refusal
+    if config.evaluation.metrics == "private":
+        # Of any model: the cells are the same, and so is the price.
+        event = table_event(price(released.events, delta=config.target.delta, accounting=config.target.accounting))
+        bins, groups, classes, _ = table_shape(config, dataset)
+        empty = np.zeros((bins * groups, classes**2), np.int64)
+        recorder(empty, stddev=event.noise_stddev_weights, name=PREDICTIONS)
+        test_events = (event,)
+    return Rehearsal(
+        sums=tuple(recorder.sums),
+        events=released.events,
+        public_arrays=arrays_digest(released.arrays),
+        test_events=test_events,
+    )
 
 
 def make_plan(
@@ -287,7 +321,7 @@ def make_plan(
             save_embedding(dataset.embedding, path := Path(folder) / "embedding.safetensors")
             embedding = path.read_bytes()
     # Paths differ between the parties; of the declaration, its digest goes into the plan.
-    settings = config.model_dump(mode="json", exclude={"out": True, "data": {"data_dir", "declaration"}})
+    settings = config.model_dump(mode="json", exclude={"out": True, "ray": True, "data": {"data_dir", "declaration"}})
     values = {
         # A plan is used once: the same settings again are another plan, with another digest.
         "id": secrets.token_hex(16),
@@ -300,23 +334,31 @@ def make_plan(
         "sites": dict(sites),
         "may_vanish": may_vanish,
         "may_collude": may_collude,
+        "test_events": [strict(event_json(event)) for event in rehearsal.test_events],
     }
     content = json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False).encode()
     return read_plan(content, "plan"), embedding
 
 
-def config_of(plan: SitePlan, declaration: Path, *, data_dir: Path | None, out: Path | None) -> ReleasingMethod:
-    """The plan's configuration for the files of one party. PlanError for another declaration than the plan's.
+def config_of(
+    plan: SitePlan, declaration: Path, *, data_dir: Path | None, out: Path | None, own: Sequence[str] = ()
+) -> ReleasingMethod:
+    """The plan's configuration for the files of one party, with its ``own`` settings of workers, ``ray.FIELD=VALUE``.
 
-    ConfigError for a plan that names code, which runs only where the operator allows it.
+    PlanError for another declaration than the plan's, or an own setting of anything else. ConfigError for a plan that
+    names code, which runs only where the operator allows it.
     """
-    from fairpate.methods.base import ReleasingMethod, configured, require_trusted
+    from fairpate.methods.base import ReleasingMethod, configured, find_method, require_trusted
 
     values = {name: value for name, value in plan.settings.items() if name != "declaration"}
     # Before the configuration is made, which imports the code that ``method`` names.
     require_trusted(values.get("method"), Path("plan"))
+    if others := [each for each in own if not each.startswith("ray.")]:
+        raise PlanError(f"--set: {others[0]} is fixed by the plan, for all sites alike; set ray.* alone.")
+    if "ray" in find_method(values["method"]).model_fields:
+        values["ray"] = {"num_actors": 0}  # this process, unless the operator says otherwise
     fields = {"data.declaration": str(declaration), "data.data_dir": data_dir, "out": out}
-    config = configured(values, [(name, str(value)) for name, value in fields.items() if value is not None])
+    config = configured(values, [*((name, str(value)) for name, value in fields.items() if value is not None), *own])
     declared = config.data.declaration
     if declared is None or declared.sha256 != plan.settings["declaration"]:
         raise PlanError(f"--data: {declaration} is not the declaration of the plan; take it from the plan's author.")
@@ -357,6 +399,7 @@ def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
         "unit": (dataset.unit, plan.unit),
         "sums": (rehearsal.sums, plan.sums),
         "events": (tuple(strict(event_json(event)) for event in rehearsal.events), plan.events),
+        "test_events": (tuple(strict(event_json(event)) for event in rehearsal.test_events), plan.test_events),
         "public_arrays": (rehearsal.public_arrays, plan.public_arrays),
     }
     # A plan of fewer events than sums, or of less noise, would price too little.
@@ -390,6 +433,8 @@ class Journal:
             for command in (
                 "PRAGMA synchronous = FULL",
                 "PRAGMA secure_delete = ON",
+                # Kept from one transaction to the next, so that `erase` knows where old pages are.
+                "PRAGMA journal_mode = PERSIST",
                 "CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB)",
             ):
                 journal._do(command)
@@ -420,6 +465,15 @@ class Journal:
         self._do("INSERT OR REPLACE INTO kept VALUES (?, ?)", self._prefix + ENDED, reason.encode())
         size, own = len(self._prefix), self._prefix
         self._do("DELETE FROM kept WHERE substr(key, 1, ?) = ? AND key != ?", size, own, own + ENDED)
+        # SQLite's own journal still has the pages as they were. The change is committed, so nothing needs them.
+        old = self._path.with_name(f"{self._path.name}-journal")
+        try:
+            with old.open("r+b") as file:
+                file.write(bytes(old.stat().st_size))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise JournalError(f"{old}: cannot be overwritten ({error}); restore the rights to it.") from error
 
     def _do(self, command: str, *values: Any) -> list[Any]:
         try:

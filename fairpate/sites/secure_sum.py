@@ -180,7 +180,7 @@ class Draw:
         """Return 32 bytes that separate this use of a key from every other one."""
         return _tag(self.plan, self.number, purpose, places)
 
-    def verify(self, place: int, signature: bytes, text: bytes, purpose: Step) -> None:
+    def verify(self, place: int, signature: bytes, text: bytes, purpose: Step | Literal["done"]) -> None:
         """Raise SumError unless ``signature`` is that of site ``place`` for ``text``."""
         try:
             key = Ed25519PublicKey.from_public_bytes(self.sites[place].signing)

@@ -10,9 +10,12 @@ The protocol needs neither torch nor Ray; only computing the votes of the site's
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -20,6 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 import numpy as np
 
+from fairpate.files import sync, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.sites.plan import (
     Journal,
@@ -37,10 +41,12 @@ from fairpate.types import IntArray, UserError
 
 if TYPE_CHECKING:
     from fairpate.data import Dataset
-    from fairpate.methods.base import Price
+    from fairpate.methods.base import Method, Price
+    from fairpate.privacy.accountant import Event
     from fairpate.run.context import RunDirectory
     from fairpate.run.release_log import ReleaseLog
     from fairpate.terminal import Reporter
+    from student.student import Student
 
 # Short at first, since most lists close at once; then longer, since a wait may take hours.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
@@ -75,12 +81,14 @@ class CoordinatorClient:
         """Close the connection."""
         self._http.close()
 
-    def request(self, path: str, content: bytes | None = None) -> bytes | None:
+    def request(self, path: str, content: bytes | None = None, *, wait_s: float | None = None) -> bytes | None:
         """Send ``content``, or fetch what is at ``path``. None if the coordinator refuses it as late.
 
-        CoordinatorError if it ended the plan or refused the message, or if time is up; SumError never.
+        ``wait_s`` None: as long as the client waits. CoordinatorError if the coordinator ended the plan or refused the
+        message, or if time is up; SumError never.
         """
-        deadline_s, pause_s = time.monotonic() + self._wait_s, _FIRST_PAUSE_S
+        wait_s = self._wait_s if wait_s is None else wait_s
+        deadline_s, pause_s = time.monotonic() + wait_s, _FIRST_PAUSE_S
         while True:
             method = "GET" if content is None else "POST"
             try:
@@ -102,7 +110,7 @@ class CoordinatorClient:
             # After a try: with a wait of 0, each request is made once.
             if time.monotonic() >= deadline_s:
                 raise CoordinatorError(
-                    f"The coordinator {reason}, for {self._wait_s:g} s now; give the same command again to continue."
+                    f"The coordinator {reason}, for {wait_s:g} s now; give the same command again to continue."
                 )
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
@@ -122,7 +130,9 @@ def _words(reply: httpx.Response) -> str:
 class SiteSums:
     """The sums of a release as this site draws them with the others; called once for each, in the plan's order.
 
-    ``charge`` counts the whole plan in the site's odometer. ``source`` None: the operating system's entropy.
+    ``charge`` counts the whole plan in the site's odometer. ``begun`` is a folder next to the odometer that names the
+    journal with which this site began the plan. ``source`` None: the operating system's entropy. SumError for another
+    journal.
     """
 
     def __init__(
@@ -133,23 +143,27 @@ class SiteSums:
         client: CoordinatorClient,
         *,
         charge: Callable[[], object],
+        begun: Path,
         source: NoiseSource | None = None,
     ) -> None:
         self._plan, self._key, self._place = plan, key, plan.place_of(key)
         self._journal, self._client, self._charge, self._source = journal, client, charge, source
-        self._number = 0
+        self._begun, self._number = begun, 0
+        self._require_own_journal()
 
-    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum over all sites with its noise."""
         number, self._number = self._number, self._number + 1
         self._plan.require_sum(number, exact_RW, stddev=stddev, name=name)
+        # Noise is drawn once for a table, and a table of another model is another one.
+        if about and self._journal.setdefault("model", digest := hashlib.sha256(about).digest()) != digest:
+            raise SumError("The coordinator sent another model than before; the sum ends here.")
         total = self._journal.get(f"total {number}")
         if total is None:
             try:
-                total = self._drawn(number, exact_RW)
+                total = self._drawn(number, exact_RW, about)
             except PlanEndedError as error:
-                for each in range(len(self._plan.sums)):
-                    self._journal.part(f"sum {each}").erase(str(error))
+                self._give_up(error)
                 raise
             # Stored before the secrets are erased: without it, an erased sum could not be drawn again.
             total = self._journal.setdefault(f"total {number}", total)
@@ -157,12 +171,47 @@ class SiteSums:
         self._journal.part(f"sum {number}").erase("the sum is known")
         return sum_of(total).reshape(exact_RW.shape)
 
-    def _drawn(self, number: int, exact_RW: IntArray) -> bytes:
-        draw = self._plan.draw(number)
+    def model(self) -> bytes:
+        """Return the file of the model that the last sum describes, once the coordinator has learned it."""
+        try:
+            return self._client.request("/v1/model") or b""
+        except PlanEndedError as error:
+            self._give_up(error)
+            raise
+
+    def take_leave(self) -> None:
+        """Tell the coordinator that this site needs nothing more; it stops waiting for one that cannot tell."""
+        signature = self._key.sign(self._plan.draw(0).tag("done", self._place))
+        with suppress(CoordinatorError):
+            self._client.request(f"/v1/done/{self._place}", signature, wait_s=0.0)
+
+    def _give_up(self, reason: PlanEndedError) -> None:
+        for each in range(len(self._plan.sums)):
+            self._journal.part(f"sum {each}").erase(str(reason))
+        self.take_leave()
+
+    def _require_own_journal(self) -> None:
+        own = (self._journal.get("id") or b"").hex()
+        if self._begun.exists() and {path.name for path in self._begun.iterdir()} - {own}:
+            # Its noise and lists are in another journal: drawn anew, two sums with one site's numbers would exist.
+            raise SumError(
+                "This site took part in this plan with another folder, or its folder was deleted. What was sent cannot "
+                "be continued here: give that folder with --out, or ask for a new plan, which is charged again."
+            )
+
+    def _drawn(self, number: int, exact_RW: IntArray, about: bytes) -> bytes:
+        draw = self._plan.draw(number, about)
         site = Site(draw, self._place, self._key, self._journal.part(f"sum {number}"))
         # Counted durably, and within the site's limit, before its first message leaves. After a stop between the lines
         # the charge replaces its own row, by the id that the folder keeps once a charge has begun.
         if self._journal.get("charged") is None:
+            own = self._journal.setdefault("id", secrets.token_bytes(16))
+            # Next to the odometer, which outlasts this folder. Durable before anything is sent, and seen by others
+            # before this site looks for theirs: of two folders at once, none continues.
+            self._begun.mkdir(parents=True, exist_ok=True)
+            (self._begun / own.hex()).touch()
+            sync(self._begun)
+            self._require_own_journal()
             self._journal.setdefault("charging", b"yes")
             self._charge()
             self._journal.setdefault("charged", b"yes")
@@ -204,46 +253,98 @@ def join(
     out: Path | None = None,
     wait_s: float = 3600.0,
     ca: str | None = None,
+    own: Sequence[str] = (),
 ) -> RunDirectory | None:
     """Take part in the plan of the coordinator at ``url``; the folder of the release, or None without an agreement.
 
-    ``agree`` is shown what leaves and what it costs; ``digest`` is that of the only plan to accept. PlanError,
-    ConfigError or DataError for a plan, a key or records that do not fit each other; LimitReachedError where the
-    odometer has no room; CoordinatorError and SumError for an end without a sum. Before any of these but the last two,
-    nothing is charged and nothing has left.
+    ``agree`` is shown what leaves and what it costs; ``digest`` is that of the only plan to accept; ``own`` are
+    settings of this site's workers. PlanError, ConfigError or DataError for a plan, a key or records that do not fit
+    each other; LimitReachedError where the odometer has no room; CoordinatorError and SumError for an end without a
+    sum. Before any of these but the last two, nothing is charged and nothing has left.
     """
     from fairpate.methods.base import price
     from fairpate.privacy.mechanism_events import event_from
+    from fairpate.run.private_metrics import release_table
+    from fairpate.run.release_log import ReleaseLog, state_folder
     from fairpate.run.run import make_release
 
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, ExitStack() as stack:
-        plan, own = read_plan(client.request("/v1/plan") or b"", url), read_key(key)
+        plan, own_key = read_plan(client.request("/v1/plan") or b"", url), read_key(key)
         if digest is not None and digest.lower() != plan.digest:
             raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
-        place = plan.place_of(own)
-        config = config_of(plan, declaration, data_dir=data_dir, out=out)
+        place = plan.place_of(own_key)
+        config = config_of(plan, declaration, data_dir=data_dir, out=out, own=own)
         load = loader_of(plan, client.request("/v1/embedding") if plan.embedding else None, has_private=True)
         with reporter.stage("data"):
             dataset = load(config.data)
             require_rehearsed(plan, config, dataset)
-        events = tuple(map(event_from, plan.events))
-        cost = price(events, delta=config.target.delta, accounting=config.target.accounting)
-        if not agree(offer(plan, place, cost, dataset)):
+        events, test_events = (tuple(map(event_from, each)) for each in (plan.events, plan.test_events))
+        # A unit is in one part of the site's records, so that it pays the larger of both prices.
+        prices = [price(events, delta=config.target.delta, accounting=config.target.accounting)]
+        prices += [price(test_events, delta=config.target.delta)] if test_events else []
+        if not agree(offer(plan, place, max(prices, key=lambda each: each.epsilon), dataset)):
             return None
+        drawn: list[SiteSums] = []
+        charges: list[tuple[ReleaseLog, tuple[Event, ...]]] = []
+
+        def charge() -> None:
+            for each in (ReleaseLog.check, ReleaseLog.record):
+                for log, counted in charges:
+                    each(log, counted, noise=OS_ENTROPY)
 
         def sums(run: RunDirectory, log: ReleaseLog) -> SiteSums:
             # In the run's folder: a site that is started again finds what it sent.
             journal = stack.enter_context(Journal.opened(run.journal, plan))
+            charges.append((log, events))
+            if test_events:
+                charges.append((log.of_part("test"), test_events))
             if journal.get("charging") is not None and run.receipt.exists():
-                log.continues()
-            return SiteSums(plan, own, journal, client, charge=lambda: log.record(events, noise=OS_ENTROPY))
+                for each, _ in charges:
+                    each.continues()
+            begun = state_folder() / "sites" / f"{plan.digest}-{place}"
+            drawn.append(SiteSums(plan, own_key, journal, client, charge=charge, begun=begun))
+            return drawn[0]
 
-        return make_release(config, reporter, load=load, sums=sums, command="fairpate site join")
+        def measure(config: Method, dataset: Dataset, run: RunDirectory, log: ReleaseLog) -> None:  # noqa: ARG001
+            if test_events:
+                content = drawn[0].model()
+                write_atomically(run.student, lambda path: path.write_bytes(content))
+                student = measurable(run, dataset)
+                (_, (parts, _)) = charges
+                parts.continues()  # counted with the release
+                release_table(
+                    config, dataset, student, test_events[0], run, parts, noise=OS_ENTROPY, noisy_sum=drawn[0]
+                )
+            drawn[0].take_leave()
+
+        return make_release(config, reporter, load=load, sums=sums, command="fairpate site join", then=measure)
+
+
+def measurable(run: RunDirectory, dataset: Dataset) -> Student:
+    """The model that the coordinator sent. SumError for a file that is no model of ``dataset``."""
+    from student.card import StudentFileError
+    from student.student import load_student
+
+    try:
+        student = load_student(run.student)
+    except StudentFileError as error:
+        raise SumError(f"The coordinator sent no model ({error}); the sum ends here.") from error
+    found = (student.card.input_shape, student.card.label_names, student.card.group_names)
+    if found != (tuple(dataset.private.x.shape[1:]), dataset.label_names, dataset.group_names):
+        raise SumError("The coordinator sent a model of other records than the plan's; the sum ends here.")
+    return replace(student, embedding=None)
 
 
 def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
     """Return the text that a site's operator agrees to: what leaves, who receives it, and what it costs."""
-    numbers = " and ".join(f"{each.rows} x {each.columns}" for each in plan.sums)
+    of_test = len(plan.sums) - bool(plan.test_events)
+    numbers, tested = (
+        " and ".join(f"{each.rows} x {each.columns}" for each in some)
+        for some in (plan.sums[:of_test], plan.sums[of_test:])
+    )
+    tested = (
+        tested and f", and {tested} about the model's errors on {len(dataset.test)} test records set aside from them"
+    )
     unit = "person" if cost.unit == "person" else "record"
     return (
         f"Plan {plan.digest}, site {list(plan.sites)[place]!r} of {len(plan.sites)}. Compare the digest and these keys "
@@ -251,8 +352,8 @@ def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
         + "".join(f"  {name}: {fingerprint(key)}\n" for name, key in plan.sites.items())
         + f"Method {plan.settings.get('method')}, protecting every {unit}"
         f"{' although the declaration names persons' if dataset.records_alone else ''}.\n"
-        f"Leaves this site: {numbers} whole numbers computed from {len(dataset.private)} private records, with noise "
-        "and under masks. The coordinator can only add them up with those of the other sites.\n"
+        f"Leaves this site: {numbers} whole numbers computed from {len(dataset.private)} private records{tested}, with "
+        "noise and under masks. The coordinator can only add them up with those of the other sites.\n"
         f"Costs every {unit} here: epsilon {cost.epsilon:.4g} at delta {cost.delta:g}, if at most {plan.may_collude} "
         f"of the other sites collude with the coordinator. It is charged to the odometer of {dataset.name!r} now, and "
         "stays charged also if the plan ends without a result."

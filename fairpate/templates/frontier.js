@@ -69,7 +69,7 @@
       `<p class="note">${escaped(seeds)}; ${point.undefined ? `undefined in ${point.undefined} of them` : standing(point)}` +
       `${look.hollow ? "; ε depends on private votes: operator only" : ""}</p>` +
       point.remarks.map(remark => `<p class="note">${escaped(remark)}</p>`).join("") +
-      `<dl class="values">${words}</dl>` +
+      `<dl class="values">${words}</dl><p class="note">${escaped(point.private)} ${judged(index)}</p>` +
       (Object.keys(point.settings).length ? `<h3>Settings that differ within the method</h3><dl class="settings">${rows(point.settings)}</dl>` : "") +
       commands +
       `<details><summary>Settings that all its runs share</summary><dl class="settings">${rows(look.shared)}</dl></details>`;
@@ -96,6 +96,14 @@
   }
 
   // ---- the choice within limits: the first of the panel's ranked points that keeps both
+  const digits = value => (Math.abs(100 * value - Math.round(100 * value)) < 1e-9 ? 2 : 3);
+  // What the user calls fair, of a point: its value of that notion, or nothing where it is undefined.
+  function judged(index) {
+    const rule = model.notions.find(each => each.name === model.fair.notion);
+    const [value, words] = rule ? rule.points[index] : [null];
+    if (value === null) return "";
+    return `Its ${escaped(rule.measure)}, ${escaped(words)}, is ${value <= model.fair.limit ? "within" : "above"} what you call fair (at most ${model.fair.limit}).`;
+  }
   const epsilonOf = words => (words.startsWith("∞") ? Infinity : parseFloat(words));
   const named = index => `<button type="button" class="name" data-point="${index}">${mark(model.series[model.points[index].series])} ${escaped(model.series[model.points[index].series].name)}</button>`;
 
@@ -103,7 +111,7 @@
     const [budget, gap] = box.querySelectorAll("input");
     const limit = box.dataset.budgets.split(" ")[budget.value], most = Number(gap.value);
     budget.nextElementSibling.textContent = limit;
-    gap.nextElementSibling.textContent = most.toFixed(2);
+    gap.nextElementSibling.textContent = most.toFixed(digits(most));
     const ranked = box.dataset.ranked.split(";")[notion].trim().split(" ").filter(Boolean).map(Number);
     const affordable = ranked.filter(index => epsilonOf(model.points[index].words[0]) <= epsilonOf(limit));
     const kept = affordable.filter(index => model.points[index].values[1] <= most);
@@ -119,9 +127,10 @@
     const also = [...others.values()].map(index => `${named(index)} ${escaped(model.points[index].words[2])}`).join(", ");
     const words = point.words.map((value, k) => `<div><dt>${escaped(model.titles[k])}</dt><dd>${escaped(value)}</dd></div>`).join("");
     const by = document.getElementById("notion").selectedOptions[0].dataset.name;
-    const asked = by === "demographic_parity" ? `--disparity ${most.toFixed(2)}` : `--fairness ${by}=${most.toFixed(2)}`;
+    const least = most.toFixed(digits(most));
+    const asked = by === "demographic_parity" ? `--disparity ${least}` : `--fairness ${by}=${least}`;
     answer.innerHTML = `<p>${named(kept[0])}${point.seeds.length < 3 ? ` <small>of ${point.seeds.length} seed${point.seeds.length > 1 ? "s" : ""}: a difference from others may be chance</small>` : ""}</p>` +
-      `<dl class="values">${words}</dl>` +
+      `<dl class="values">${words}</dl><p class="note">${escaped(point.private)} ${judged(kept[0])}</p>` +
       (point.commands.length ? `<pre><code>${escaped(point.commands[0])}</code></pre><button type="button" data-copy>Copy command</button>` : "") +
       `<p class="note">${also ? `Also within both limits, with their accuracy: ${also}. ` : "No other method keeps both. "}` +
       `In the terminal: <code>fairpate specify ${limit === "∞" ? "" : `--epsilon ${limit} `}${asked} --data ${escaped(box.dataset.data)}</code></p>`;
@@ -144,6 +153,7 @@
     });
     for (const part of document.querySelectorAll("[data-notion]")) part.hidden = part.dataset.notion !== String(notion);
     drawn().forEach(draw);
+    if (seen.name === model.fair.notion) for (const box of boxes) box.querySelectorAll("input")[1].value = model.fair.limit;
     boxes.forEach(choose);
     if (dialog.open) show(Number(dialog.dataset.point));
   });

@@ -5,9 +5,9 @@ import sqlite3
 import numpy as np
 from serving import TERMS
 
-from aggregator.chain import is_database
 from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
+from aggregator.store import is_database
 
 VOTES = np.array([[40, 15, 5]])
 ANSWER, REFUSAL = Outcome(verdict="answer", label=0), Outcome(verdict="fairness")

@@ -8,8 +8,8 @@ from serving import TERMS
 from stored_ledgers import ANSWER, answer, execute, reserve
 
 from aggregator import audit
-from aggregator.chain import LedgerError, is_database
 from aggregator.ledger import Ledger, OwnLimit, open_anchor
+from aggregator.store import LedgerError, is_database
 
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
 
@@ -118,7 +118,7 @@ def test_an_anchor_that_is_gone_or_of_another_ledger_ends_the_writing_and_the_op
 
 def test_an_anchor_that_a_paused_process_holds_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     anchored(tmp_path / "ledger.sqlite", tmp_path / "anchor")
-    monkeypatch.setattr("aggregator.sqlite._LOCK_S", 0.1)
+    monkeypatch.setattr("aggregator.store._LOCK_S", 0.1)
     with (tmp_path / "anchor").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(LedgerError, match="a process that hangs; end it"):

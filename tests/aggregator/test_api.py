@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, tokens_of_both_roles
 
-from aggregator.budgets import QuotaRule
-from aggregator.chain import LedgerError
-from aggregator.service.wire import PublicPool, max_body_bytes
+from aggregator.service.api import max_body_bytes
 from aggregator.service.writer import until_next_step
-from aggregator.session import VotesUnavailableError
+from aggregator.session import PublicPool, QuotaRule, VotesUnavailableError
+from aggregator.store import LedgerError
 from fairpate.types import Budget
 
 FEATURES = [[0.5, 1.0, -2.0], [0.0, 3.0, 1.5]]

@@ -10,10 +10,9 @@ import pytest
 from serving import POOL, TERMS, open_backend, table_votes
 
 from aggregator import audit
-from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
-from fairpate.privacy.accountant import epsilon
-from fairpate.privacy.events import ConfidentGnmaxQueries
+from aggregator.store import LedgerError
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.types import UserError
 
 

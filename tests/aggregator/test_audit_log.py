@@ -10,9 +10,9 @@ import pytest
 from serving import POOL, TERMS, table_votes
 
 from aggregator.audit import START, check_log, follow, lines_after, log_end, note_action
-from aggregator.chain import LedgerError
 from aggregator.ledger import Asker, Ledger, OwnLimit
 from aggregator.session import AggregatorSession, Query
+from aggregator.store import LedgerError
 from fairpate.privacy.discrete_gaussian import SeededSource
 
 

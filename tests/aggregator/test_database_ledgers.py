@@ -12,8 +12,8 @@ from serving import TERMS
 from stored_ledgers import ANSWER, REFUSAL, answer, execute, fill, holds_all, reserve
 
 from aggregator import audit
-from aggregator.chain import LedgerError, shown
 from aggregator.ledger import Ledger
+from aggregator.store import LedgerError, shown
 
 psycopg = pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
 from aggregator.postgres import split_place  # noqa: E402

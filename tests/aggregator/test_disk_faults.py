@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path[:0] = sys.argv[2:]
 from aggregator.ledger import Ledger
-from aggregator.chain import LedgerError
+from aggregator.store import LedgerError
 from aggregator.mechanism import Outcome
 from aggregator.session import AggregatorSession
 from serving import POOL, TERMS, table_votes

@@ -8,9 +8,8 @@ from serving import TERMS
 from stored_ledgers import fill
 
 from aggregator import audit
-from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
-from aggregator.sqlite import head_path
+from aggregator.store import LedgerError, head_path
 
 
 def test_digests_do_not_confirm_a_guess_about_the_votes(path, tmp_path):

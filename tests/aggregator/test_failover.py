@@ -9,8 +9,8 @@ from ledger_terms import TERMS
 from local_postgres import Server, programs
 
 from aggregator import audit
-from aggregator.chain import UnreachableError
 from aggregator.ledger import Ledger, open_reader
+from aggregator.store import UnreachableError
 
 pytest.importorskip("psycopg", reason="needs `pip install 'fairpate[postgresql]'`")
 

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from ledger_terms import TERMS
 
-from aggregator.chain import LedgerError
 from aggregator.ledger import Asker, Ledger, OwnLimit
 from aggregator.mechanism import Outcome
-from aggregator.sqlite import ledger_files, noted_head
+from aggregator.store import LedgerError, ledger_files, noted_head
 
 VOTES = np.array([[40, 15, 5]])
 ANSWER, REFUSAL = Outcome(verdict="answer", label=0), Outcome(verdict="fairness")

@@ -10,10 +10,9 @@ import pytest
 from serving import TERMS, running
 from stored_ledgers import ANSWER, REFUSAL, fill, holds_all, reserve
 
-from aggregator import sqlite
-from aggregator.chain import LedgerError
+from aggregator import store
 from aggregator.ledger import Ledger
-from aggregator.sqlite import head_path, ledger_files
+from aggregator.store import LedgerError, head_path, ledger_files
 
 NAMES = ("ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite-shm", "ledger.head")
 SUBSETS = [chosen for count in range(1, 5) for chosen in itertools.combinations(NAMES, count)]
@@ -196,7 +195,7 @@ def test_a_head_without_entries_is_no_licence_to_start_again(path):
 def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path, monkeypatch):
     with Ledger(path, TERMS) as ledger:
         fill(ledger)
-    connect = sqlite.connect
+    connect = store.connect
 
     def replaced(asked):
         other = asked.with_suffix(".other")
@@ -205,7 +204,7 @@ def test_a_ledger_that_is_replaced_while_it_is_opened_is_refused_and_let_go(path
         return connect(asked)
 
     with monkeypatch.context() as changed:
-        changed.setattr(sqlite, "connect", replaced)
+        changed.setattr(store, "connect", replaced)
         with pytest.raises(LedgerError, match="was replaced while it was opened"):
             Ledger(path, TERMS)
     assert holds_all(path, create=True)

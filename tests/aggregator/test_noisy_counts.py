@@ -11,13 +11,12 @@ import ledger_terms
 import numpy as np
 import pytest
 
-from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
 from aggregator.mechanism import ConfidentCounts, ConfidentGnmax, Outcome, label_chances, mechanism_named, mechanism_of
-from aggregator.service.server import statement_json
-from aggregator.service.wire import PublicPool, reply_json
+from aggregator.service.api import reply_json, statement_json
 from aggregator.service.writer import Books
-from aggregator.session import AggregatorSession, SessionResult, answer_queries
+from aggregator.session import AggregatorSession, PublicPool, SessionResult, answer_queries
+from aggregator.store import LedgerError
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import SeededSource, discrete_gaussians

@@ -26,8 +26,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
 
 from aggregator.session import VotesUnavailableError
-from fairpate.http_requests import Buckets, RequestRate
-from fairpate.http_server import JsonLines, TlsFiles, open_private, otlp_tracer, tracer_to
+from fairpate.http_server import Buckets, JsonLines, RequestRate, TlsFiles, open_private, otlp_tracer, tracer_to
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from serving import OPERATOR, running, tokens_of_both_roles
 
-from fairpate.http_requests import RequestRate
+from fairpate.http_server import RequestRate
 
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 WITH_INPUT = ("POST /v1/queries", "GET /v1/queries/{key}", "POST /v1/estimate", "GET /v1/operator/ledger")

@@ -17,19 +17,25 @@ import numpy as np
 import pytest
 
 from aggregator import audit
-from aggregator.budgets import epsilon_fixed_beforehand, queries_that_fit
-from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.mechanism import Mechanism, Outcome, gated, mechanism_named, register
 from aggregator.service import writer
-from aggregator.service.server import statement_json
-from aggregator.service.wire import PublicPool
+from aggregator.service.api import statement_json
 from aggregator.service.writer import Books
-from aggregator.session import AggregatorSession, OverBudget, Query, VotesUnavailableError
+from aggregator.session import (
+    AggregatorSession,
+    OverBudget,
+    PublicPool,
+    Query,
+    VotesUnavailableError,
+    epsilon_fixed_beforehand,
+    queries_that_fit,
+)
+from aggregator.store import LedgerError
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
+from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.privacy.discrete_gaussian import NoiseSource, SeededSource, discrete_gaussians
-from fairpate.privacy.events import PoissonGaussians
 from fairpate.privacy.mechanism_events import NeighbourVotes, VoteTables, event_from, event_json
 from fairpate.types import Budget, GateRule, IntArray
 

@@ -18,9 +18,9 @@ from serving import ANALYST, OPERATOR, POOL, TERMS, ids, running, table_votes, t
 
 from aggregator.ledger import Ledger
 from aggregator.mechanism import outcome
+from aggregator.service.api import _record_type, gate_words
 from aggregator.service.page import ChargesAt, History, advice, forecast, span
-from aggregator.service.wire import PublicPool, _record_type, gate_words
-from aggregator.session import VotesUnavailableError
+from aggregator.session import PublicPool, VotesUnavailableError
 from fairpate.data.columns import Feature, feature_codes, form_of
 from fairpate.privacy.accountant import rdp_data_dependent
 from fairpate.types import GateRule

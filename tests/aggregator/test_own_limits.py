@@ -13,16 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving import POOL, TERMS, ids, open_backend, running, table_votes
 
-from aggregator.budgets import DAY_S, QuotaExceededError, QuotaRule, Quotas, most_queries, status_of
 from aggregator.ledger import Asked, Asker, Ledger, OwnLimit
 from aggregator.mechanism import Outcome
 from aggregator.service.auth import TokenBook, added, change, limited
 from aggregator.service.writer import Batcher, Books, Readiness, Writer
-from aggregator.session import AggregatorSession, OverBudget
-from fairpate.http_requests import KnownCaller
-from fairpate.privacy.accountant import epsilon
+from aggregator.session import (
+    DAY_S,
+    AggregatorSession,
+    OverBudget,
+    QuotaExceededError,
+    QuotaRule,
+    Quotas,
+    most_queries,
+    status_of,
+)
+from fairpate.http_server import KnownCaller
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.types import Budget
 
 ALICE, BOB, CAROL = Asker("alice", "r1"), Asker("bob", "r2"), Asker("carol", "r3")

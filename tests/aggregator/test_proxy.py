@@ -21,8 +21,7 @@ from serving import ANALYST, OPERATOR, free_port, ids, open_backend, table_votes
 from aggregator.client import AggregatorClient
 from aggregator.service.auth import read_tokens
 from aggregator.service.server import ServiceSettings
-from fairpate.http_requests import RequestRate
-from fairpate.http_server import HttpServer
+from fairpate.http_server import HttpServer, RequestRate
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")

@@ -12,8 +12,9 @@ import pytest
 from browser import barriers, faults, needs_axe, opened_tab
 from serving import ANALYST, OPERATOR, TERMS, free_port, open_backend, tokens_of_both_roles
 
+from aggregator.service.api import Facts
 from aggregator.service.server import ServiceSettings
-from aggregator.service.wire import Facts, PublicPool
+from aggregator.session import PublicPool
 from fairpate.data.columns import Feature, feature_codes, form_of
 from fairpate.http_server import HttpServer
 from fairpate.types import Budget

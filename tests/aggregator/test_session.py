@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from ledger_terms import MECHANISM, TERMS
 
-from aggregator.budgets import epsilon_fixed_beforehand
-from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
 from aggregator.mechanism import ConfidentGnmax, Outcome
 from aggregator.session import (
@@ -20,11 +18,12 @@ from aggregator.session import (
     Query,
     VotesUnavailableError,
     answer_queries,
+    epsilon_fixed_beforehand,
     query_key,
 )
-from fairpate.privacy.accountant import epsilon, epsilon_data_dependent
+from aggregator.store import LedgerError
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
-from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
 from fairpate.types import Answer, Budget, Refusal, VoteBatch
 
 

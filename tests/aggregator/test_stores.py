@@ -1,4 +1,4 @@
-"""What every back end keeps (aggregator.chain), tried on each."""
+"""What every back end keeps (aggregator.store), tried on each."""
 
 import multiprocessing
 import os
@@ -11,8 +11,8 @@ from serving import TERMS
 from stored_ledgers import ANSWER, answer, execute, fill, holds_all, reserve
 
 from aggregator import audit
-from aggregator.chain import SCHEMA_VERSION, Chain, Header, LedgerError
 from aggregator.ledger import Ledger, OwnLimit, reading, write_store
+from aggregator.store import SCHEMA_VERSION, Chain, Header, LedgerError
 
 EDITS = [
     "UPDATE {entries} SET payload = replace(payload, 'first', 'fisrt') WHERE number = 1",

@@ -1,7 +1,7 @@
 import pytest
 
 from aggregator.service.auth import LiveTokens, TokenError, is_loopback, read_tokens
-from fairpate.http_requests import KnownCaller
+from fairpate.http_server import KnownCaller
 
 ALICE, BOB, ROOT = "a" * 24, "b" * 24, "r" * 32
 ANALYST = KnownCaller(name="alice", role="analyst")

@@ -17,10 +17,9 @@ import pytest
 from serving import ANALYST, OPERATOR, TERMS, ids, open_backend, running, tokens_of_both_roles
 from stored_ledgers import answer, execute
 
-from aggregator.chain import UnreachableError, is_database
 from aggregator.ledger import Asker, Ledger, reading, verified_slices
 from aggregator.mechanism import Outcome
-from aggregator.sqlite import head_path, ledger_files
+from aggregator.store import UnreachableError, head_path, is_database, ledger_files
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}

@@ -14,8 +14,7 @@ from fairpate.config import ConfigError
 from fairpate.data import Dataset
 from fairpate.methods.base import all_methods, configured
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import epsilon_pld
-from fairpate.privacy.events import Event, of_unit
+from fairpate.privacy.accountant import Event, epsilon_pld, of_unit
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.context import read_json, read_statement
 from fairpate.run.release_log import Odometer
@@ -25,7 +24,7 @@ from fairpate.terminal import Reporter
 VALUES: dict[str, Any] = {**SMALL, **TARGET, **QUICK}
 PROTECTING = {
     *("fairpate", "pate", "pate_s_pre", "pate_s_in", "private_knn", "record_votes", "weighted_votes"),
-    *("residual_votes", "ada_ssp"),
+    *("residual_votes", "ada_ssp", "teacher_votes"),
     *("dp_sgd", "fair_dp_sgd", "dp_fermi", "raco_dp"),
 }
 UNPROTECTED = {"sgd", "f_ld", "covariance_constraint"}

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, SourceFile, load_data
 from fairpate.data.dataset import keyed_uniform
-from fairpate.data.published_pictures import paint, read_images, read_labels
+from fairpate.data.pictures import paint, read_images, read_labels
 
 
 def whole(dataset: Dataset) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:

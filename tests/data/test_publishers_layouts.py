@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, load_data, published_pictures
-from fairpate.data.published_pictures import FINDINGS
+from fairpate.data import DataError, Dataset, load_data, pictures
+from fairpate.data.pictures import FINDINGS
 
 
 def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
@@ -83,7 +83,7 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
     by_race = load("utkface", tmp_path, label="age", sizes=(30, 0, 30))
     assert by_race.label_names[0] == "0 to 9"
     assert by_race.label_names[7:] == ("70 to 79", "80 or older")
-    assert by_race.group_names == published_pictures.UTKFACE_RACES
+    assert by_race.group_names == pictures.UTKFACE_RACES
     for name, (label, *_) in by_id(by_race).items():
         assert label == class_of[int(name.removeprefix("utkface-").split("_")[0])]
 
@@ -93,7 +93,7 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
         place = int(name.rpartition("_")[2].removeprefix("2017"))
         assert (
             by_both.group_names[group]
-            == f"{published_pictures.UTKFACE_RACES[place // 2 % 5]} & {published_pictures.UTKFACE_GENDERS[place % 2]}"
+            == f"{pictures.UTKFACE_RACES[place // 2 % 5]} & {pictures.UTKFACE_GENDERS[place % 2]}"
         )
 
     with pytest.raises(DataError, match=r"data\.options\.sensitive: expected race with label: gender, got gender"):
@@ -103,7 +103,7 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
 def test_fairface_reads_both_label_files_and_only_present_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = published_pictures.files_of("fairface")
+    files = pictures.files_of("fairface")
     for name in ("train", "val"):
         monkeypatch.setitem(files, name, files[name].model_copy(update={"sha256": None}))
     for part, prefix, count in (("train", "", 70), ("val", "fairface/", 28)):
@@ -111,8 +111,8 @@ def test_fairface_reads_both_label_files_and_only_present_pictures(
             {
                 "file": f"{prefix}{part}/{i}.jpg",
                 "age": "20-29",
-                "gender": published_pictures.FAIRFACE_GENDERS[i % 2],
-                "race": published_pictures.FAIRFACE_RACES[i % 7],
+                "gender": pictures.FAIRFACE_GENDERS[i % 2],
+                "race": pictures.FAIRFACE_RACES[i % 7],
                 "service_test": "True",
             }
             for i in range(count)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fairpate.data import find_entry, published_pictures
+from fairpate.data import find_entry, pictures
 from fairpate.data.dataset import DataError, LoadedRecords, Request, SplitSizes, divide
 from fairpate.data.declaration import Declaration, read_declaration
 from fairpate.data.registry import CODEBOOKS
@@ -244,7 +244,7 @@ def test_names_of_pictures_do_not_tell_the_group(tmp_path: Path) -> None:
             path.parent.mkdir(parents=True)
             Image.fromarray(np.full((8, 8, 3), 20 * place, np.uint8)).save(path, format="PNG")
         options = {"image_size": 32, "label": "age", "sensitive": sensitive}
-        return published_pictures.load_utkface(
+        return pictures.load_utkface(
             Request(data_dir=tmp_path, seed=0, options=find_entry("utkface").complete_options(options))
         )
 
@@ -267,6 +267,6 @@ def test_a_picture_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
     with pytest.raises(DataError, match=r"one picture 2 times: part1/30_0_1_2017\.jpg, part2/30_0_1_2017\.jpg; remove"):
-        published_pictures.load_utkface(
+        pictures.load_utkface(
             Request(data_dir=tmp_path, seed=0, options=find_entry("utkface").complete_options({"image_size": 32}))
         )

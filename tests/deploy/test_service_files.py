@@ -13,8 +13,8 @@ import yaml
 from command_lines import check
 from serving import OPERATOR, ids, running, tokens_of_both_roles
 
-from aggregator.budgets import BudgetStatus
-from aggregator.service.page import ServiceMetrics
+from aggregator.service.api import ServiceMetrics
+from aggregator.session import BudgetStatus
 
 ROOT = Path(__file__).parents[2]
 MONITORING, UNIT = ROOT / "deploy" / "monitoring", ROOT / "deploy" / "fairpate.service"

@@ -39,6 +39,8 @@ def test_two_classes_agree_with_fairlearn(num_groups: int) -> None:
     assert found["accuracy_parity"] == pytest.approx(accuracy.difference())
     for name in ("false_negative_rate", "false_positive_rate"):
         assert found[name] == pytest.approx(getattr(fairlearn_metrics, name)(labels, predicted))
+    ratio = fairlearn_metrics.demographic_parity_ratio(**by_group)
+    assert found["impact_ratio"] == pytest.approx(1 - ratio)
     if num_groups == 2:
         assert found["demographic_parity"] == pytest.approx(fairlearn_metrics.demographic_parity_difference(**by_group))
 
@@ -75,6 +77,12 @@ def test_any_number_of_classes_and_groups_by_brute_force(num_classes: int, num_g
         "accuracy_parity": max(
             abs(share(p == y, answered & (g == a)) - share(p == y, answered & (g == b))) for a, b in pairs
         ),
+        "impact_ratio": 1
+        - min(
+            min(share(p == k, answered & (g == a)) for a in range(num_groups))
+            / max(share(p == k, answered & (g == a)) for a in range(num_groups))
+            for k in positive
+        ),
         "false_negative_rate": max(share(p != k, answered & (y == k)) for k in positive),
         "false_positive_rate": max(share(p == k, answered & (y != k)) for k in positive),
         "false_discovery_rate": max(share(y != k, answered & (p == k)) for k in positive),
@@ -84,8 +92,8 @@ def test_any_number_of_classes_and_groups_by_brute_force(num_classes: int, num_g
 
 def test_what_has_no_record_is_undefined_and_never_zero() -> None:
     everyone_no = values(np.array([0, 1, 0, 1]), np.zeros(4, int), np.array([0, 0, 1, 1]), num_groups=2, num_classes=2)
-    # Nobody is predicted the positive class, so of those who are nothing can be said; all others are defined.
-    assert [name for name in NAMES if math.isnan(everyone_no[name])] == ["false_discovery_rate"]
+    # Nobody is predicted the positive class: no group has a highest rate, and of those who are nothing can be said.
+    assert [name for name in NAMES if math.isnan(everyone_no[name])] == ["impact_ratio", "false_discovery_rate"]
     assert (everyone_no["equalized_odds"], everyone_no["false_negative_rate"]) == (0, 1)
     nobody = values(np.array([0, 1]), np.array([-1, -1]), np.array([0, 1]), num_groups=2, num_classes=2)
     assert all(math.isnan(value) for value in nobody.values())

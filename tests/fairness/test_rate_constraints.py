@@ -12,7 +12,8 @@ from fairlearn.metrics import demographic_parity_difference, equalized_odds_diff
 from sklearn.metrics import precision_score, recall_score
 
 from fairpate.fairness import rates
-from fairpate.fairness.constraints import (
+from fairpate.fairness.rates import joint_table
+from fairpate.methods.raco_dp import (
     NAMED_CONSTRAINTS,
     Partition,
     Pricer,
@@ -22,7 +23,6 @@ from fairpate.fairness.constraints import (
     combined,
     named_constraints,
 )
-from fairpate.fairness.rates import joint_table
 
 GENERATOR = np.random.default_rng(0)
 NUM_RECORDS, NUM_CLASSES, NUM_GROUPS = 400, 3, 4

@@ -36,7 +36,7 @@ from fairpate.nn.fit import hard_disparity, predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
 from fairpate.nn.private_fit import GaussianNoise
-from fairpate.privacy.events import PoissonGaussians, SpentError
+from fairpate.privacy.accountant import PoissonGaussians, SpentError
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 
 BASE = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)

@@ -48,6 +48,16 @@ def test_sizes_follow_the_publisher_s_count_and_the_pool() -> None:
     assert fitted(DataConfig(name="adult", num_public=400), "fairpate")["aggregator"]["num_queries"] is None
 
 
+def test_few_records_have_few_components() -> None:
+    def components(**data: Any) -> int:
+        found: int = fitted(DataConfig(**data))["data"]["embedding"]["num_components"]
+        return found
+
+    assert [components(name=name) for name in ("color_digits", "adult")] == [17, 200]
+    # Of 42 persons, or of their 5,875 recordings.
+    assert [components(name="parkinsons", unit=unit) for unit in (None, "record")] == [10, 58]
+
+
 def test_a_method_that_protects_the_attribute_alone_refuses_an_embedding(tmp_path: Any) -> None:
     data = DataConfig(
         options={"colour_as_feature": False}, embedding=EmbeddingConfig(num_components=5, graph_share=0.0)

@@ -14,18 +14,20 @@ from torch import Tensor, nn
 
 from fairpate.config import ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
-from fairpate.fairness.constraints import (
+from fairpate.methods import dp_sgd, raco_dp
+from fairpate.methods.base import private_randomness
+from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.raco_dp import (
     NAMED_CONSTRAINTS,
+    HistogramSteps,
     Partition,
+    RacoDpConfig,
+    RacoTrained,
     RateConstraint,
     RateConstraints,
     RateTerm,
     named_constraints,
 )
-from fairpate.methods import dp_sgd, raco_dp
-from fairpate.methods.base import private_randomness
-from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, RacoTrained
 from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import PrivateSteps

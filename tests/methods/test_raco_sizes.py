@@ -22,7 +22,7 @@ from fairpate.methods.raco_dp import HistogramSteps, RacoDpConfig, priced_traini
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import PrivateSteps
 from fairpate.privacy import accountant
-from fairpate.privacy.events import PoissonGaussians
+from fairpate.privacy.accountant import PoissonGaussians
 
 CELLS, CLASSES, RECORDS = 2, 3, 30
 

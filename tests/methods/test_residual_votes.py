@@ -165,7 +165,7 @@ def test_both_plans_cost_the_target_and_begin_with_the_same_release(epsilon: flo
     for events in plans:
         assert 0.98 * epsilon < accountant.epsilon_pld(events, target_delta=1e-5) <= epsilon
     assert [type(event).__name__ for event in plans[1]] == ["VoteSums", "MomentSums", "VoteSums"]
-    assert [event.count for event in plans[1]] == [1, 1, 3]
+    assert [event.count for event in plans[1]] == [1, 1, 8]
 
 
 def test_the_published_network_scores_records_as_the_rule_scores_their_votes() -> None:
@@ -221,13 +221,23 @@ def test_noise_of_moments_is_symmetric_with_half_the_variance_off_the_diagonal(d
 
 
 def test_the_curvature_is_private_where_the_pool_is_small_for_the_noise(digits: Dataset, tmp_path: Path) -> None:
-    def is_private(pool: int, epsilon: float) -> bool:
-        few = replace(digits, public=digits.public.take(torch.arange(pool)))
+    def is_private(pool: int, epsilon: float, *, persons: int | None = None) -> bool:
+        few = replace(digits, public=digits.public.take(torch.arange(pool)), public_persons=persons)
         return "moments_WW" in released(few, tmp_path, epsilon=epsilon).arrays
 
     assert is_private(12, 0.5)
-    assert not is_private(300, 0.5)
+    assert not is_private(300, 0.1)
     assert is_private(300, 8.0)
+    # Records of few persons say as little of the others as few records do.
+    assert is_private(300, 0.1, persons=3)
+    assert not is_private(300, 0.1, persons=300)
+
+
+def test_persons_behind_public_records_are_counted_also_where_each_record_is_protected() -> None:
+    by_person, by_record = (load_data(DataConfig(name="loans", unit=unit)) for unit in (None, "record"))
+    assert by_record.public_persons == by_person.public_persons == by_person.public.num_protected
+    assert by_record.public_persons < len(by_record.public)
+    assert load_data(DataConfig()).public_persons is None
 
 
 def test_the_inverse_of_noisy_moments_is_positive_and_its_floor_bounds_it() -> None:

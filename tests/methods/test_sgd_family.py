@@ -19,8 +19,7 @@ from fairpate.methods.dp_sgd import DpSgdConfig, FairDpSgdConfig
 from fairpate.nn.fit import dpfr, hard_disparity, predict_logits
 from fairpate.nn.models import build_model, seeded_torch
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
-from fairpate.privacy.accountant import epsilon, epsilon_pld
-from fairpate.privacy.events import NoisyArgmaxes, PoissonGaussians
+from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon, epsilon_pld
 
 CONFIG = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)
 VARIANTS = ["as_in_paper", "post"]

@@ -25,7 +25,7 @@ from fairpate.nn.private_fit import (
     SeededRandomness,
     StepPlan,
 )
-from fairpate.privacy.events import PoissonGaussians, SpentError
+from fairpate.privacy.accountant import PoissonGaussians, SpentError
 from tests.accelerator import NEEDS_GPU
 
 SETTINGS: dict[str, Any] = {

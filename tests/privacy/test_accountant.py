@@ -12,8 +12,16 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fairpate.privacy import accountant, gnmax
-from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon, epsilon_data_dependent, epsilon_of_curve
-from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, NoisyArgmaxes, ThresholdChecks
+from fairpate.privacy.accountant import (
+    DEFAULT_ORDERS,
+    ConfidentGnmaxQueries,
+    ConfidentGnmaxVotes,
+    NoisyArgmaxes,
+    ThresholdChecks,
+    epsilon,
+    epsilon_data_dependent,
+    epsilon_of_curve,
+)
 from fairpate.privacy.mechanism_events import as_in_paper_rdp
 
 INTEGER_ORDERS = np.arange(2.0, 257.0)

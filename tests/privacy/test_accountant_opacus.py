@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from fairpate.privacy.accountant import epsilon, epsilon_pld, rdp
-from fairpate.privacy.events import PoissonGaussians
+from fairpate.privacy.accountant import PoissonGaussians, epsilon, epsilon_pld, rdp
 
 SAMPLED = [(1.0, 0.01, 1000), (2.0, 0.02, 500), (0.7, 0.005, 2000), (4.0, 0.3, 200)]
 WHOLE_DATA = (8.0, 1.0, 30)

@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fairpate.privacy.audit import Guesses, epsilon_lower_bound, guess, p_value
+from fairpate.privacy.accountant import PoissonGaussians, epsilon
+from fairpate.privacy.audit import (
+    Guesses,
+    IdealAttack,
+    Separation,
+    epsilon_lower_bound,
+    gaussian_epsilon,
+    gaussian_mu,
+    guess,
+    p_value,
+    separate,
+)
 
 
 def all_guessed(num_canaries: int, num_correct: int) -> Guesses:
@@ -123,3 +134,74 @@ def test_what_makes_no_sense_is_refused_by_name() -> None:
         p_value(all_guessed(10, 9), epsilon=1.0, delta=-0.1)
     with pytest.raises(ValueError, match="epsilon"):
         p_value(all_guessed(10, 9), epsilon=math.nan, delta=0.1)
+
+
+@pytest.mark.parametrize("mu", [0.05, 0.3, 1.5])
+def test_the_epsilon_of_a_gaussian_is_the_accountant_s(mu: float) -> None:
+    event = PoissonGaussians(count=1, noise_multiplier=1 / mu, sampling_rate=1.0)
+    found = gaussian_epsilon(mu, 1e-5)
+    assert found == pytest.approx(epsilon([event], target_delta=1e-5).epsilon, rel=0.15)  # Renyi curves, from above
+    assert found <= epsilon([event], target_delta=1e-5).epsilon
+    assert gaussian_mu(found, 1e-5) == pytest.approx(mu, rel=1e-6)
+
+
+def test_a_gaussian_of_less_than_delta_needs_no_epsilon() -> None:
+    assert gaussian_epsilon(1e-6, 1e-5) == gaussian_epsilon(0.0, 1e-5) == 0.0
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.2, 2.0])
+def test_the_shift_of_normal_scores_exceeds_its_bound_as_often_as_stated(mu: float) -> None:
+    rng, runs, count = np.random.default_rng(4), 400, 300
+    bounds = []
+    for _ in range(runs):
+        included = rng.random(count) < 0.5
+        bounds.append(separate(3 * rng.normal(size=count) + 3 * mu * included - 7, included).mu_lower_bound())
+    failures = int((np.array(bounds) > mu).sum())
+    assert stats.binom.sf(failures - 1, runs, 0.05) > 1e-4
+    assert failures >= 0.02 * runs
+
+
+def test_scores_that_are_the_wrong_way_round_or_too_few_prove_nothing() -> None:
+    assert separate([1.0, 2.0, 3.0, 4.0], [True, True, False, False]).mu_lower_bound() == 0.0
+    with pytest.raises(ValueError, match="two canaries"):
+        Separation(num_included=1, num_left_out=5, t=1.0)
+    with pytest.raises(ValueError, match="two canaries"):
+        separate([1.0, 2.0, 3.0], [True, True, False])
+    assert separate([1.0] * 4, [True, True, False, False]).mu_lower_bound() == 0.0
+
+
+def test_scores_without_noise_prove_more_than_any_claim() -> None:
+    apart = separate([1.0] * 50 + [0.0] * 50, [True] * 50 + [False] * 50)
+    assert gaussian_epsilon(apart.mu_lower_bound(), 1e-5) > 100
+
+
+def test_the_ideal_attack_reaches_what_it_promises() -> None:
+    """Its plan, from scores that are drawn: of Gaussian releases, and of randomised response in two answers."""
+    rng, count = np.random.default_rng(5), 20_000
+    included = rng.random(count) < 0.5
+    for epsilon_, mu in ((1.0, gaussian_mu(1.0, 1e-5)), (2.0, None)):
+        attack = IdealAttack(epsilon=epsilon_, mu=mu)
+        planned = attack.guesses(num_canaries=count, delta=1e-5)
+        scores = rng.normal(size=count) + (mu or 0.0) * included
+        if mu is None:
+            agree = 1 / (1 + math.exp(-epsilon_ / 2))
+            truth = (rng.random((2, count)) < agree) == included
+            scores = truth.sum(axis=0) + 1e-3 * rng.random(count)
+        each = planned.num_guesses // 2
+        found = guess(scores, included, num_guessed_in=each, num_guessed_out=each)
+        assert found.num_correct == pytest.approx(planned.num_correct, abs=5 * math.sqrt(planned.num_guesses) / 2)
+        assert epsilon_lower_bound(planned, delta=1e-5) < epsilon_
+
+
+def test_guesses_at_both_ends_prove_more_than_the_limits_of_one_threshold() -> None:
+    """Clopper-Pearson limits of both error rates, at the best of many thresholds and exact expectations."""
+    count, mu = 20_000, gaussian_mu(1.0, 1e-5)
+    guesses = IdealAttack(epsilon=1.0, mu=mu).guesses(num_canaries=count, delta=1e-5)
+    best = 0.0
+    for threshold in np.linspace(0, 4, 200):
+        reached, false = (round(count / 2 * stats.norm.sf(threshold - shift)) for shift in (mu, 0.0))
+        low = stats.beta.ppf(0.025, reached, count / 2 - reached + 1) if reached else 0.0
+        high = stats.beta.ppf(0.975, false + 1, count / 2 - false)
+        best = max(best, math.log(max(low - 1e-5, 1e-300) / high))
+    assert 0.36 < best < 0.40
+    assert epsilon_lower_bound(guesses, delta=1e-5) == pytest.approx(0.52, abs=0.02)

@@ -30,7 +30,9 @@ def has_stddev(samples: list[int], stddev: float) -> bool:
     squares = np.arange(-reach, reach + 1.0) ** 2
     mean = float(squares @ masses(stddev, reach))
     spread = math.sqrt(float((squares - mean) ** 2 @ masses(stddev, reach)) / len(samples))
-    return abs(float(np.mean(np.square(samples))) - mean) < 4.9 * spread
+    return (
+        abs(float(np.mean(np.square(samples))) - mean) < 5.2 * spread
+    )  # more than a normal sum's 4.9: squares are skewed
 
 
 @pytest.mark.parametrize("stddev", [0.7, 1.0, 5.5, 20.0, 110.0])

@@ -13,8 +13,17 @@ from scipy.integrate import quad
 from scipy.stats import laplace, norm
 
 from fairpate.privacy import loss_distributions
-from fairpate.privacy.accountant import epsilon, epsilon_of, epsilon_pld, has_loss_distributions, least_noise, rdp
-from fairpate.privacy.events import Event, NoisyArgmaxes, PoissonGaussians
+from fairpate.privacy.accountant import (
+    Event,
+    NoisyArgmaxes,
+    PoissonGaussians,
+    epsilon,
+    epsilon_of,
+    epsilon_pld,
+    has_loss_distributions,
+    least_noise,
+    rdp,
+)
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     PoissonGaussianLaplaces,

@@ -19,12 +19,12 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import (
     DEFAULT_ORDERS,
     AdaptiveLimit,
+    ConfidentGnmaxQueries,
     RenyiFilter,
     epsilon,
     epsilon_of_curve,
     least_adaptive_limit,
 )
-from fairpate.privacy.events import ConfidentGnmaxQueries
 
 MECHANISM = {"threshold": 70.0, "threshold_stddev_votes": 40.0, "noise_stddev_votes": 15.0}
 

@@ -16,8 +16,13 @@ from scipy.special import log_ndtr, ndtr
 
 from fairpate import privacy
 from fairpate.privacy import accountant, second_accountant
-from fairpate.privacy.accountant import event_kinds
-from fairpate.privacy.events import ConfidentGnmaxQueries, NoisyArgmaxes, PoissonGaussians, ThresholdChecks
+from fairpate.privacy.accountant import (
+    ConfidentGnmaxQueries,
+    NoisyArgmaxes,
+    PoissonGaussians,
+    ThresholdChecks,
+    event_kinds,
+)
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,

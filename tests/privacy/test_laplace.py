@@ -17,9 +17,8 @@ from scipy import integrate, stats
 
 from fairpate.config import PrivacyTarget
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import EpsilonAtDelta
+from fairpate.privacy.accountant import EpsilonAtDelta, Event, PoissonGaussians
 from fairpate.privacy.discrete_gaussian import SeededSource, sample_discrete_laplace
-from fairpate.privacy.events import Event, PoissonGaussians
 from fairpate.privacy.laplace import (
     LaplaceReleases,
     PureReleases,

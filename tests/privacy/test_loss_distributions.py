@@ -10,7 +10,7 @@ from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from fairpate.privacy import accountant, loss_distributions
-from fairpate.privacy.events import PoissonGaussians
+from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.privacy.loss_distributions import (
     Laplace,
     LossDistribution,

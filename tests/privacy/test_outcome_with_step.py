@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fairpate.privacy.accountant import rdp
-from fairpate.privacy.events import ConfidentGnmaxQueries
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, rdp
 
 TEACHERS, CLASSES = 4, 3
 ORDERS = np.array([1.5, 2.0, 4.0, 8.0, 16.0])

@@ -10,8 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from fairpate.privacy import accountant, mechanism_events
-from fairpate.privacy.accountant import event_pld
-from fairpate.privacy.events import Event, PoissonGaussians
+from fairpate.privacy.accountant import Event, PoissonGaussians, event_pld
 from fairpate.privacy.mechanism_events import (
     MomentSums,
     NeighbourVotes,

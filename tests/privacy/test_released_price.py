@@ -12,8 +12,8 @@ from numpy.testing import assert_allclose
 from two_steps import threshold_sensitivity, two_step_rdp
 
 from fairpate.privacy import accountant, smooth_sensitivity
+from fairpate.privacy.accountant import ConfidentGnmaxQueries
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy, SeededSource
-from fairpate.privacy.events import ConfidentGnmaxQueries
 from fairpate.privacy.smooth_sensitivity import (
     SanitisedRdp,
     SmoothRelease,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fairpate.privacy import accountant
+from fairpate.privacy.accountant import PoissonGaussians, of_unit
 from fairpate.privacy.discrete_gaussian import SeededSource
-from fairpate.privacy.events import PoissonGaussians, of_unit
 from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import event_from, event_json, of_a_record
 from fairpate.privacy.secret_trials import SecretTrials, flat, mean_trials

@@ -13,8 +13,14 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from fairpate.privacy import accountant as subsampled
-from fairpate.privacy.accountant import epsilon, epsilon_pld, noise_multiplier_for, rdp
-from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians
+from fairpate.privacy.accountant import (
+    ConfidentGnmaxQueries,
+    PoissonGaussians,
+    epsilon,
+    epsilon_pld,
+    noise_multiplier_for,
+    rdp,
+)
 
 INTEGER_ORDERS = [*range(2, 257), 320, 400, 512]
 

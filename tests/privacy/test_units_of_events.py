@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairpate.privacy import accountant
-from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians, ThresholdChecks, of_unit
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians, ThresholdChecks, of_unit
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
     AttributeQueries,

@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 from dp_accounting import rdp as google
 
-from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_pld, event_rdp, least_epsilon
-from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians, of_unit
+from fairpate.privacy.accountant import (
+    DEFAULT_ORDERS,
+    ConfidentGnmaxQueries,
+    PoissonGaussians,
+    epsilon_pld,
+    event_rdp,
+    least_epsilon,
+    of_unit,
+)
 from fairpate.privacy.mechanism_events import (
     RecordWithinPerson,
     VoteSums,

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from browser import barriers, faults, needs_axe, opened_tab
 
+from fairpate.config import fair_rule
 from fairpate.report.frontier import by_panel, points_of
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.run.specify import Demand, achievable
@@ -157,6 +158,47 @@ def test_two_limits_lead_to_the_command_that_the_terminal_finds(tab, tmp_path, c
     assert tab.until("document.getElementById('point').open", seconds=10)
     assert tab.run("document.documentElement.scrollWidth") <= 390
     assert faults(tab) == []
+
+
+def press(tab, key, code, times=1):
+    for _ in range(times):
+        for kind in ("keyDown", "keyUp"):
+            tab.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+
+def test_the_command_is_four_actions_away_and_the_keyboard_is_enough(tab, tmp_path, comparison):
+    """Choose the notion, the epsilon and the gap, and copy: from a file, without a network."""
+    rows = [row for row in comparison() if row.record is not None]
+    rule = fair_rule("equalized_odds=0.075")
+    address = page(tmp_path / "report.html", rows, fair_at=rule)
+    assert (tmp_path / "report.html").stat().st_size < 1.5e6
+    tab.open(f"{address}#all", width=390, height=800)
+    assert "You call fair: an equalized-odds gap of at most 0.075" in tab.run("document.body.innerText")
+    box = "document.querySelector('.limits')"
+    tab.run("document.getElementById('notion').focus()")
+    press(tab, "ArrowDown", 40)  # 1: the next notion
+    assert tab.run("document.getElementById('notion').selectedOptions[0].dataset.name") == rule.notion
+    # The slider begins where the user's rule is, as soon as it shows the rule's notion.
+    assert tab.run(f"{box}.querySelectorAll('output')[1].textContent") == "0.075"
+    press(tab, "Tab", 9)
+    press(tab, "Home", 36)  # 2: the smallest epsilon
+    press(tab, "Tab", 9)
+    press(tab, "End", 35)  # 3: any gap
+    limits = tab.run(f"[...{box}.querySelectorAll('output')].map(output => output.textContent)")
+    assert limits == ["1.00", "0.50"]
+    panel = by_panel(points_of([row.record for row in rows], commands=[row.command for row in rows]))
+    (found,) = [each for key, each in panel.items() if key.data == "adult" and key.privacy.unit == "record"]
+    best = achievable(found, Demand(epsilon=1.0, fairness={rule.notion: 0.5})).met[0]
+    assert tab.run(f"{box}.querySelector('.answer pre').innerText") == best.point.commands[0]
+    stated = tab.run(f"{box}.querySelector('.answer').innerText")
+    assert "is right at most 73.2\u00a0% of the time" in stated
+    assert "what you call fair (at most 0.075)" in stated
+    tab.run(f"{box}.querySelector('[data-copy]').focus()")
+    press(tab, "Enter", 13)  # 4: copy
+    tab.run(f"{box}.querySelector('[data-copy]').click()")
+    assert tab.until(f"{box}.querySelector('[data-copy]').textContent !== 'Copy command'", seconds=10)
+    assert faults(tab) == []
+    assert all(asked.startswith((address, "about:", "data:", "blob:")) for asked in tab.requests)
 
 
 @pytest.mark.slow

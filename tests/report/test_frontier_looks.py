@@ -62,8 +62,8 @@ def test_every_method_has_a_family_and_a_look_of_its_own():
     listed = [method for family in FAMILIES for method in family.methods]
     assert sorted(listed) == sorted({*method_names(), "own_votes"})
     found = looks(points(*method_names()))
-    assert len({(look.shape, look.color) for look in found.values()}) == len(found) == 21
-    assert len({(look.shape, look.dash) for look in found.values()}) == 21
+    assert len({(look.shape, look.color) for look in found.values()}) == len(found) == 22
+    assert len({(look.shape, look.dash) for look in found.values()}) == 22
     assert set(by_family(found.values())) == {family.title for family in FAMILIES}
     assert len(DASHES) == len(COLOURS) == len(DARK_COLOURS)
 

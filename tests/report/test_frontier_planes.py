@@ -9,10 +9,13 @@ import pytest
 from run_records import run_record
 
 from fairpate.report.figures import (
+    _PAGE,
+    ACCURACY,
     LARGEST,
     MOST_SHIFT,
     SMALLEST,
     EpsilonAxis,
+    PanelView,
     coordinates,
     coverage_range,
     epsilon_axis,
@@ -20,7 +23,9 @@ from fairpate.report.figures import (
     extents,
     joined,
     level_of,
+    looks,
     middle_level,
+    plane,
     shifts,
     size_of,
 )
@@ -87,17 +92,51 @@ def test_lines_join_the_most_accurate_at_each_level_and_nothing_degenerate():
     assert [point.value("epsilon") for point in lines["dp_sgd"]] == [0.99, 3.0]
 
 
-def test_marks_in_one_place_move_apart_by_a_bounded_way_and_always_the_same():
+def test_no_mark_lies_under_another_and_the_same_marks_always_move_alike():
+    """Distances are those on the smallest chart, 300 x 230 pixels."""
     found = points(*[("dp_sgd", 1.0, {"accuracy": 0.8})] * 3, ("pate", 3.0, {"accuracy": 0.6}))
     axis = epsilon_axis(found)
     drawn = coordinates(found, axis)
-    moved = shifts(drawn, extents(drawn, axis), (0, 2))
-    assert moved == [-14, 0, 14, 0]
+    ends = extents(drawn, axis)
+    # 14 pixels of 300 are 47 thousandths.
+    assert shifts(drawn, ends, (0, 2), [14.0] * 4) == [0, 48, -48, 0]
+    random = np.random.default_rng(0)
+    scattered, diameters = random.random((40, 4)), random.uniform(SMALLEST, LARGEST, 40).tolist()
+    unit = [(0.0, 1.0)] * 4
+    moved = shifts(scattered, unit, (1, 2), diameters)
+    assert max(map(abs, moved)) <= MOST_SHIFT
+    places = np.stack([300 * (scattered[:, 1] + np.array(moved) / 1000), 230 * scattered[:, 2]], axis=1)
+    apart = np.linalg.norm(places[:, None] - places, axis=2) - np.add.outer(diameters, diameters) / 2
+    assert apart[np.triu_indices(40, 1)].min() >= 0
+    still = np.stack([300 * scattered[:, 1], 230 * scattered[:, 2]], axis=1)
+    overlap = np.linalg.norm(still[:, None] - still, axis=2) - np.add.outer(diameters, diameters) / 2
+    assert overlap[np.triu_indices(40, 1)].min() < 0  # they had to move
     crowd = coordinates(points(*[("dp_sgd", 1.0, {})] * 40), axis)
-    far = shifts(crowd, extents(drawn, axis), (0, 2))
-    assert (min(far), max(far)) == (-MOST_SHIFT, MOST_SHIFT)
-    assert far == shifts(crowd, extents(drawn, axis), (0, 2))
-    assert far == sorted(far)
+    far = shifts(crowd, ends, (0, 2), [14.0] * 40)
+    assert max(map(abs, far)) == MOST_SHIFT
+    assert far == shifts(crowd, ends, (0, 2), [14.0] * 40)
+
+
+def test_bars_show_the_spread_over_seeds_and_lines_what_to_compare_with():
+    """By hand: accuracies of .7 and .8 have a mean of .75 and a standard deviation of .0707."""
+    runs = [("dp_sgd", 0, 1.0, 0.7), ("dp_sgd", 1, 1.0, 0.8), ("pate", 0, 3.0, 0.6), ("sgd", 0, math.inf, 0.95)]
+    found = points_of(
+        [
+            run_record(method, seed=seed, epsilon=epsilon, accuracy=accuracy, majority_accuracy=0.55)
+            for method, seed, epsilon, accuracy in runs
+        ]
+    )
+    view = PanelView(found, looks(found))
+    bar = {row["s"]: (row.get("a0"), row.get("a1")) for row in view.rows()}
+    assert bar["dp_sgd"] == pytest.approx((0.75 - 0.05 * 2**0.5, 0.75 + 0.05 * 2**0.5), abs=1e-5)
+    assert bar["pate"] == bar["sgd"] == (None, None)  # of one seed
+    assert view.lines == {"most common class": pytest.approx(0.55), "best without privacy": pytest.approx(0.95)}
+    layers = plane(view, 0, _PAGE)["layer"]
+    written = [layer["mark"]["text"] for layer in layers if layer["mark"]["type"] == "text"]
+    assert written == ["most common class 55.0\u00a0%", "best without privacy 95.0\u00a0%"]
+    low, high = view.ends[ACCURACY]
+    assert low < 0.55
+    assert 0.95 < high <= 1
 
 
 def test_axes_hold_every_point():
@@ -105,7 +144,9 @@ def test_axes_hold_every_point():
     axis = epsilon_axis(found)
     drawn = coordinates(found, axis)
     for (low, high), values in zip(extents(drawn, axis), drawn.T, strict=True):
-        assert low < values.min() <= values.max() < high
+        assert low <= values.min() <= values.max() <= high
+    # A share of 100 % ends its axis, and no axis shows more.
+    assert extents(drawn, axis)[3][1] == 1.0
     assert np.isfinite(extents(coordinates([], axis), axis)).all()
 
 

@@ -222,6 +222,7 @@ def test_every_notion_is_recorded_with_its_interval_and_null_where_it_is_undefin
         "equalized_odds": 1 / 2,
         "equal_opportunity": 0,
         "accuracy_parity": 1 / 3,
+        "impact_ratio": 0,
         "false_negative_rate": 0,
         "false_positive_rate": 1 / 3,
         "false_discovery_rate": 1 / 4,

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import report_pages
 
+from fairpate.config import fair_rule
 from fairpate.fairness.rates import NOTIONS
 from fairpate.pages import made_words
 from fairpate.report.metrics import Evaluation, GroupResult, WithoutPrivacy, evaluate
-from fairpate.report.records import RunStatement
+from fairpate.report.records import RunStatement, fair_words
+from fairpate.types import FOUR_FIFTHS, FairRule
 
 NB = "\u00a0"
 GUARANTEE = replace(report_pages.GUARANTEE, epsilon=1.0, accounting="pld", events=["one table"])
@@ -142,7 +144,7 @@ def test_a_model_that_says_one_thing_is_degenerate_whatever_else_holds() -> None
     assert found.line == "Private, but degenerate: on the test records it predicts 'no' for every record."
     gap = found.figures[1]
     assert (gap.value, gap.word, gap.mood) == ("0.000", "Says nothing", "bad")
-    assert gap.details == ("The model predicts 'no' for every record: a small gap is no merit then.",)
+    assert gap.details[0] == "The model predicts 'no' for every record: a small gap is no merit then."
 
 
 def test_without_test_records_nothing_is_claimed() -> None:
@@ -230,8 +232,44 @@ def test_few_answers_are_perhaps_fair_at_best(found: Evaluation, why: str) -> No
     gap = said(close).figures[1]
     assert (gap.word, gap.mood) == ("Perhaps fair", "doubtful")
     assert why in gap.details
-    assert "lies at or below 0.10" in gap.details[1]
+    assert "lies at or below 0.1." in gap.details[1]
     assert fairness_of(with_interval(found, 0.2, 0.3)) == "not fair"
+
+
+def test_what_is_fair_is_the_users_threshold_and_every_view_states_it() -> None:
+    """Half of one group and .7 of the other are predicted yes: a gap of .2, and a ratio of .714, below four fifths."""
+    found = measured(0.2)
+    stated = {}
+    for said_at in ("0.1", 0.35, "four-fifths", "equalized_odds=0.5", "impact_ratio=0.5"):
+        judged = said(replace(found, fair_at=fair_rule(said_at)))
+        stated[said_at] = judged.fairness
+        figure, rows = judged.figures[1], dict(judged.rows)
+        assert fair_words(fair_rule(said_at)) in rows["called fair"]
+        assert fair_words(fair_rule(said_at)) in " ".join(figure.details)
+    assert list(stated.values()) == ["not fair", "fair", "not fair", "fair", "fair"]
+    four_fifths = said(replace(found, fair_at=FOUR_FIFTHS)).figures[1]
+    assert four_fifths.name == "Impact-ratio gap"
+    assert four_fifths.value == "0.286"  # 1 - .5 / .7
+    assert "predicted yes: women against men" in four_fifths.details[0]
+    assert fair_words(FOUR_FIFTHS) == "an impact-ratio gap of at most 0.2, the four-fifths rule"
+    # A smaller limit needs more records: 3 / .05 = 60.
+    few = with_interval(measured(size=59), 0.0, 0.04)
+    assert fairness_of(replace(few, fair_at=FairRule(limit=0.05))) == "perhaps fair"
+    assert fairness_of(replace(few, fair_at=FairRule(limit=0.06))) == "fair"
+
+
+@pytest.mark.parametrize("nonsense", ["0", "1.5", "nan", "much", "parity=0.1", "equalized_odds=", "=0.1", ""])
+def test_a_threshold_without_meaning_is_refused(nonsense: str) -> None:
+    with pytest.raises(ValueError, match="Expected"):
+        fair_rule(nonsense)
+
+
+def test_metrics_of_an_earlier_version_have_the_usual_rule() -> None:
+    plain = measured().to_json()
+    del plain["fair_at"], plain["gaps"]["impact_ratio"]
+    earlier = Evaluation.from_json(plain)
+    assert earlier.fair_at == FairRule()
+    assert fairness_of(replace(earlier, fair_at=FOUR_FIFTHS)) == "unknown"
 
 
 def test_a_group_without_an_answer_is_named_beside_those_among_whom_a_model_is_fair() -> None:

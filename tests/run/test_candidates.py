@@ -7,7 +7,7 @@ import torch
 
 from fairpate.data import Dataset, Split
 from fairpate.methods.base import configured
-from fairpate.run.plan import worth_of
+from fairpate.run.run import worth_of
 
 
 def pool_in_two_corners(num_public: int) -> Dataset:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from fairpate import cli
+from fairpate.config_reader import config_digest
 from fairpate.methods.base import configured
-from fairpate.privacy.events import ConfidentGnmaxQueries, PoissonGaussians
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, PoissonGaussians
 from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,
@@ -25,11 +26,12 @@ from fairpate.privacy.mechanism_events import (
 )
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.report.records import described_event
-from fairpate.run.context import RunDirectory, RunDirectoryError
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_json
+from fairpate.run.folder import open_run_directory
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method, size_remarks
 from fairpate.terminal import Reporter
-from fairpate.types import TELLS_SIZE
+from fairpate.types import TELLS_SIZE, FairRule
 
 SMALL: dict[str, Any] = {
     "target": {"accounting": "rdp"},
@@ -246,3 +248,29 @@ def test_the_command_writes_beside_the_student(
     with pytest.raises(SystemExit):
         cli.main()
     assert "nowhere" in capsys.readouterr().err
+
+
+def test_what_is_fair_is_asked_once_and_is_the_same_on_every_page(fairpate: Any, finished: Any, tmp_path: Path) -> None:
+    """Another rule is kept with the run and judges the same numbers; it is no other configuration."""
+    made, config = finished
+    root = shutil.copytree(made.root, tmp_path / "run")
+    before = read_json(made.metrics)
+    assert before["fair_at"] == {"notion": "demographic_parity", "limit": 0.1}
+    code, _, errors = fairpate("report", root, "--fair-at", "equalized_odds=0.45")
+    assert code == 0, errors
+    rule = {"notion": "equalized_odds", "limit": 0.45}
+    run, again = open_run_directory(root)
+    metrics = read_json(run.metrics)
+    assert metrics["fair_at"] == rule
+    assert {**metrics, "fair_at": 0, "without_refusals": 0} == {**before, "fair_at": 0, "without_refusals": 0}
+    assert again.evaluation.fair_at == FairRule(notion="equalized_odds", limit=0.45)
+    assert config_digest(again) == config_digest(config)
+    words = "equalized-odds gap of at most 0.45"
+    page, card = write_card(root)
+    assert read_json(card)["evaluation"]["fair_at"] == rule
+    for path in (run.public_report, run.private_report, page):
+        assert words in path.read_text(encoding="utf-8"), path
+    code, output, _ = fairpate("report", root)
+    assert code == 0
+    assert words in " ".join(output.split())
+    assert fairpate("report", root, "--fair-at", "much")[0] == 2

@@ -17,7 +17,7 @@ from fairpate import __version__
 from fairpate.config_reader import apply_override
 from fairpate.data import find_entry
 from fairpate.methods.base import all_methods, configured
-from fairpate.privacy.events import PoissonGaussians
+from fairpate.privacy.accountant import PoissonGaussians
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Odometer, ReleaseLog
 from fairpate.types import UsageError

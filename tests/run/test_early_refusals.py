@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from aggregator.budgets import queries_that_fit
 from aggregator.ledger import LedgerTerms
 from aggregator.mechanism import ConfidentGnmax
+from aggregator.session import queries_that_fit
 from fairpate.config import DataConfig
 from fairpate.data import load_data
 from fairpate.files import PlaceError, check_output_file, check_output_folder
-from fairpate.privacy.accountant import epsilon
-from fairpate.privacy.events import ConfidentGnmaxQueries
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.run.run import run_method
 from fairpate.types import Budget, GateRule
 

@@ -10,10 +10,9 @@ import pytest
 from small_runs import open_terms, run
 
 from aggregator import audit
-from aggregator.chain import LedgerError
 from aggregator.ledger import Asker, Ledger
 from aggregator.mechanism import Outcome
-from aggregator.sqlite import head_path, ledger_files
+from aggregator.store import LedgerError, head_path, ledger_files
 from fairpate.methods.label_queries import place_of
 from fairpate.run import ledger_commands
 from fairpate.run.context import RunDirectory, read_labels

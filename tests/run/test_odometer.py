@@ -16,11 +16,16 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
 from aggregator.mechanism import ConfidentGnmax
-from fairpate.privacy.accountant import epsilon_pld
-from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes, PoissonGaussians, of_unit
+from aggregator.store import LedgerError
+from fairpate.privacy.accountant import (
+    ConfidentGnmaxQueries,
+    ConfidentGnmaxVotes,
+    PoissonGaussians,
+    epsilon_pld,
+    of_unit,
+)
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases
 from fairpate.privacy.mechanism_events import (
     AttributeGaussians,

@@ -12,12 +12,11 @@ import pytest
 from each_method import weights
 from small_runs import read_json
 
-from aggregator.budgets import mechanism_within
 from aggregator.mechanism import ConfidentGnmax
+from aggregator.session import mechanism_within
 from fairpate.config import ConfigError
 from fairpate.methods.base import configured
-from fairpate.privacy.accountant import epsilon
-from fairpate.privacy.events import ConfidentGnmaxQueries
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, epsilon
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels, write_labels
 from fairpate.run.folder import open_run_directory
 from fairpate.run.publication import write_card

@@ -11,15 +11,16 @@ import pytest
 from each_method import METHODS, config_of, load_two_labels
 from rich.console import Console
 
-from aggregator.budgets import queries_that_fit
 from aggregator.mechanism import ConfidentGnmax
+from aggregator.session import queries_that_fit
 from fairpate.config import SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.methods.base import Method, price
 from fairpate.methods.label_queries import ledger_terms
 from fairpate.run.compare import planned_spending
 from fairpate.run.context import read_statement
-from fairpate.run.plan import (
+from fairpate.run.release_log import Odometer
+from fairpate.run.run import (
     VOTERS,
     RunForecast,
     describe,
@@ -28,7 +29,6 @@ from fairpate.run.plan import (
     planned_cost,
     question_above,
 )
-from fairpate.run.release_log import Odometer
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
 from fairpate.types import UsageError

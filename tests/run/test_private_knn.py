@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 from aggregator import audit
 from aggregator.ledger import Ledger
 from aggregator.session import OverBudget, query_key
-from aggregator.sqlite import ledger_files
+from aggregator.store import ledger_files
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_data
 from fairpate.methods.base import configured

@@ -38,7 +38,7 @@ EVALUATION = {
     *("num_records", "num_answered", "accuracy", "coverage", "group_names", "class_names", "ermi", "ermi_given_label"),
     *("rates_GC", "confusion_GYC", "majority_class", "majority_accuracy", "degenerate"),
     *("underserved", "underserved_groups", "not_measured", "least_cell", "perfect_gap"),
-    *("metrics", "noise_stddev", "per_person", "estimates"),
+    *("metrics", "noise_stddev", "per_person", "estimates", "fair_at.notion", "fair_at.limit"),
     *(f"groups.{name}" for name in GROUPS),
     *(f"gaps.*.{name}" for name in GAP),
 }
@@ -290,5 +290,5 @@ def test_pages_are_made_of_what_is_listed() -> None:
         *("epsilon_course_Q", "outcomes_GO", "answered_GC"),
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {
-        *("title", "rows", "for_operator", "publish_unprotected", "rule", "notion")
+        *("title", "rows", "for_operator", "publish_unprotected", "rule", "notion", "fair_at")
     }

@@ -11,18 +11,15 @@ import pytest
 from rich.console import Console
 from small_runs import open_terms, read_json, run
 
-from aggregator.budgets import epsilon_fixed_beforehand
-from aggregator.chain import LedgerError
 from aggregator.ledger import Ledger
 from aggregator.mechanism import Outcome
-from aggregator.session import query_key
-from aggregator.sqlite import ledger_files
+from aggregator.session import epsilon_fixed_beforehand, query_key
+from aggregator.store import LedgerError, ledger_files
 from fairpate.cli.summaries import summarise
 from fairpate.data import load_data
 from fairpate.methods.label_queries import ANSWERED_BY_SERVICE, choose_queries, ledger_terms, state_for_service
 from fairpate.pages import epsilon_text
-from fairpate.privacy.accountant import epsilon, epsilon_data_dependent
-from fairpate.privacy.events import ConfidentGnmaxQueries, ConfidentGnmaxVotes
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, epsilon, epsilon_data_dependent
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_statement, read_votes, write_votes
 from fairpate.run.publication import write_card
 from student.student import load_student

@@ -22,7 +22,7 @@ from page_references import References
 from aggregator.ledger import Ledger
 from aggregator.service.server import Service, ServiceSettings
 from aggregator.session import VotesUnavailableError
-from aggregator.sqlite import ledger_files
+from aggregator.store import ledger_files
 from fairpate.data import load_data
 from fairpate.http_server import HttpServer
 from fairpate.methods.label_queries import VoteCounter, ledger_terms

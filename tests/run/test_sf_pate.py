@@ -20,7 +20,7 @@ from fairpate.methods.base import configured as load
 from fairpate.methods.parity import UNKNOWN
 from fairpate.methods.sf_pate import SfPate, with_labels
 from fairpate.privacy import accountant
-from fairpate.privacy.events import ConfidentGnmaxQueries
+from fairpate.privacy.accountant import ConfidentGnmaxQueries
 from fairpate.privacy.mechanism_events import AttributeQueries
 from fairpate.run import serve
 from fairpate.run.context import RunDirectory, RunFolderError, read_labels

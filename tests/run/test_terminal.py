@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from aggregator.client import describe
-from aggregator.service.wire import Reply
+from aggregator.service.api import Reply
 from fairpate.terminal import facts, fail, listing, terminal
 
 HOSTILE = "digit\x1b]0;owned\x07\x1b[2J\x9b31m\u202e\r\x08"

@@ -16,9 +16,9 @@ from scipy.stats import binom, norm
 from serving import free_port, ids
 from small_runs import open_terms, read_json
 
-from aggregator.budgets import mechanism_within
 from aggregator.mechanism import mechanism_of
 from aggregator.service.server import ServiceSettings
+from aggregator.session import mechanism_within
 from fairpate.http_server import HttpServer
 from fairpate.methods.own_votes import VotesConfig, VotesFileError, read_votes_file
 from fairpate.run.context import RunDirectory, read_labels

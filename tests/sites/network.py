@@ -38,6 +38,7 @@ def plan_of(sites: int, *, may_vanish: int = 1, number: int = 0) -> SitePlan:
             {"name": f"sum {i}", "rows": r, "columns": c, "noise_stddev": 40.0} for i, (r, c) in enumerate(SHAPES)
         ],
         "public_arrays": "",
+        "test_events": [],
         "embedding": None,
         "sites": {f"site {k}": key_text(KEYS[k].public) for k in range(sites)},
         "may_vanish": may_vanish,
@@ -53,11 +54,11 @@ class StoppedClient(CoordinatorClient):
         super().__init__(url, wait_s=wait_s)
         self._left, self._after = at, after
 
-    def request(self, path: str, content: bytes | None = None) -> bytes | None:
+    def request(self, path: str, content: bytes | None = None, *, wait_s: float | None = None) -> bytes | None:
         self._left -= 1
         if self._left < 0 and not self._after:
             raise StoppedError
-        found = super().request(path, content)
+        found = super().request(path, content, wait_s=wait_s)
         if self._left < 0:
             raise StoppedError
         return found
@@ -102,7 +103,8 @@ class Network:
 
         try:
             with Journal.opened(self.root / f"site-{k}.sqlite", self.plan) as journal:
-                sums = SiteSums(self.plan, KEYS[k], journal, client, charge=charge, source=SeededSource(k))
+                begun = self.root / "begun" / str(k)
+                sums = SiteSums(self.plan, KEYS[k], journal, client, charge=charge, begun=begun, source=SeededSource(k))
                 return self.draw(sums, self.exact[k])
         finally:
             client.close()

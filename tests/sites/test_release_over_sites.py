@@ -8,6 +8,7 @@ import math
 import secrets
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,35 @@ from hospitals import folder
 from network import plan_of
 
 from fairpate.config import ConfigError
+from fairpate.data import load_data
+from fairpate.data.registry import load_at_site
 from fairpate.http_server import HttpServer, HttpSettings
+from fairpate.methods import teacher_votes
 from fairpate.methods.base import configured, resolved
-from fairpate.run.context import RunDirectory, read_statement
+from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import open_run_directory
-from fairpate.run.release_log import LimitReachedError, Odometer, read_receipt, read_release
-from fairpate.run.run import run_method
+from fairpate.run.release_log import (
+    LimitReachedError,
+    MetricsFolder,
+    Odometer,
+    arrays_digest,
+    read_receipt,
+    read_release,
+)
+from fairpate.run.run import make_release, run_method
 from fairpate.sites import coordinator, plan, secure_sum, site
 from fairpate.sites.plan import embedding_file, key_text, new_key
 from fairpate.sites.secure_sum import SumError
 from fairpate.terminal import Reporter
 
+GATE = "{max_disparity: 0.3, min_count: 10}"
 QUIET = Reporter(quiet=True)
+TEACHERS = (
+    "teachers.num_teachers=6",
+    "teachers.fit.epochs=5",
+    "teacher_votes.num_queries=120",
+    f"teacher_votes.gate={GATE}",
+)
 PARTS = (range(700), range(700, 1500), range(1500, 2000))
 
 
@@ -103,6 +121,18 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "_LINGER_S", 2.0)
 
 
+@pytest.fixture(autouse=True)
+def one_trains_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites are threads here, and first weights come from torch's generator, of which a process has one."""
+    lock, train = threading.Lock(), teacher_votes.train_ensemble
+
+    def alone(*values: Any, **settings: Any) -> Any:
+        with lock:
+            return train(*values, **settings)
+
+    monkeypatch.setattr(teacher_votes, "train_ensemble", alone)
+
+
 @pytest.fixture
 def noises(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     """The noise that all sites added to each sum together, by the number of the sum."""
@@ -119,6 +149,21 @@ def noises(monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     return drawn
 
 
+def votes_at(group: Consortium, name: str) -> Any:
+    """The exact votes of one site's teachers."""
+    config = plan.config_of(group.plan, group.data[name], data_dir=None, out=group.root / f"alone-{name}")
+    load = plan.loader_of(group.plan, embedding_file(group.file).read_bytes(), has_private=True)
+    found: list[Any] = []
+
+    def keep(exact_RW: Any, **_: Any) -> Any:
+        found.append(exact_RW)
+        return exact_RW
+
+    make_release(config, QUIET, load=load, sums=lambda *_: keep)
+    assert (found[0].sum(axis=1) == config.teachers.num_teachers).all()
+    return found[0]
+
+
 def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any:
     """The run of somebody who has all records, and adds the noise that the sites added."""
     declaration = folder(root, range(2000), person=group.plan.unit == "person")
@@ -126,11 +171,16 @@ def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any
     values = {name: value for name, value in group.plan.settings.items() if name != "declaration"}
     config = configured(values, [f"data.declaration={declaration}", f"out={root / 'run'}"])
     left = iter(sorted(noises))
+    # Teachers learn from the records of one site alone, also where somebody has those of all sites.
+    votes = sum(votes_at(group, name) for name in group.names) if config.method == "teacher_votes" else None
 
     def add(exact_RW: Any, **_: Any) -> Any:
+        exact_RW = exact_RW if votes is None else votes
         return exact_RW + noises[next(left)].reshape(exact_RW.shape)
 
-    return run_method(config, QUIET, sums=lambda *_: add)
+    # With a hashed split, test records are not those of the file but set aside, as at each site.
+    load = partial(load_at_site, has_private=True) if config.data.split == "hashed" else load_data
+    return run_method(config, QUIET, load=load, sums=lambda *_: add)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +192,8 @@ def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any
         ("record_votes", ("record_votes.num_prototypes=10", "target.epsilon=0.3"), False, 1),
         ("residual_votes", ("residual_votes.curvature=private",), True, 6),
         ("residual_votes", ("residual_votes.curvature=public",), False, 3),
+        ("teacher_votes", TEACHERS, True, 1),
+        ("weighted_votes", ("data.split=hashed", "evaluation.metrics=private"), True, 2),
     ],
 )
 def test_sites_release_what_one_curator_would_with_the_same_noise(
@@ -165,6 +217,13 @@ def test_sites_release_what_one_curator_would_with_the_same_noise(
         for name, array in expected.arrays.items():
             assert np.array_equal(released.arrays[name], array), name
     run = found["coordinator"]
+    if group.plan.test_events:
+        tables = [read_release(each.metrics_table)[0] for each in (*found.values(), alone)]
+        assert len({arrays_digest(table.arrays) for table in tables}) == 1
+        # Of each site's own test records, and nothing of them is in the other sum.
+        assert read_receipt(MetricsFolder(root=found["north"].root)).events == tables[0].events
+        assert read_json(run.metrics) == read_json(alone.metrics)
+        assert read_json(run.metrics)["metrics"] == "private"
     # An ordinary run: its reports are written again without a private record.
     before, config = run.public_report.read_bytes(), open_run_directory(run.root)[1]
     run.public_report.unlink()
@@ -178,12 +237,13 @@ def test_sites_release_what_one_curator_would_with_the_same_noise(
     assert 0.9 * target < statement.epsilon <= target
     # The sums have the noise of the events; numbers beside the diagonal of moments count twice in their norm.
     stated = {event.noise_stddev_votes for event in expected.events}
+    stated |= {event["noise_stddev_records"] * event["weight"] for event in group.plan.test_events}
     halves = {math.nextafter(noise / math.sqrt(2), math.inf) for noise in stated if method == "residual_votes"}
     assert {each.noise_stddev for each in group.plan.sums} <= stated | halves
     assert stated <= {each.noise_stddev for each in group.plan.sums}
     assert any("north, south, west" in remark and group.plan.digest in remark for remark in statement.remarks)
     # Every party counts the release once, in its own odometer: here they share one file.
-    receipts = [read_receipt(run) for run in found.values()]
+    receipts = [read_receipt(each) for each in found.values()]
     assert len({receipt.run for receipt in receipts if receipt}) == 4
     assert all(receipt is not None and receipt.events == expected.events for receipt in receipts)
 
@@ -231,7 +291,10 @@ def test_a_site_that_does_not_agree_is_charged_nothing_and_sends_nothing(
         assert isinstance(found[name], site.PlanEndedError), found
         # The end is clean: the charge is known, and the secrets are gone.
         assert read_receipt(group.run(name)) is not None
-        content = group.run(name).journal.read_bytes()
+        # Nor are they in what SQLite keeps of earlier pages.
+        files = list(group.run(name).private.glob("sites.sqlite*"))
+        assert len(files) == 2
+        content = b"".join(path.read_bytes() for path in files)
         assert not [secret for secret in drawn if secret in content]
     assert len([secret for secret in drawn if len(secret) == 16]) == 4
     assert [total.releases for total in Odometer().totals(delta=1e-5)] == [2]

@@ -13,7 +13,7 @@ import torch
 from two_groups import untrained_student
 
 from fairpate.fairness.gate import filter_stream
-from fairpate.http_requests import FaultError, Guard, KnownCaller, NoTokens, RequestRate
+from fairpate.http_server import FaultError, Guard, KnownCaller, NoTokens, RequestRate
 from fairpate.types import GateRule
 from student.server import (
     MAX_RECORDS_PER_REQUEST,

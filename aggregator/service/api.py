@@ -1,0 +1,905 @@
+"""The HTTP API of a service: requests, responses, routes, and metrics for Prometheus.
+
+**Requests.** A query is identified by its content. Request bodies accept exactly what the pool's shape, range and
+groups allow, and the OpenAPI document is made from these types, so that it describes what is accepted.
+
+**Responses.** An analyst gets labels, refusals and public numbers, and every kind of refusal has one form. The step
+that refused, the data-dependent privacy cost and all else that depends on votes are available under ``/v1/operator/``
+only. The docstring of a type or route that only operators get says "Private".
+
+**Metrics.** The analyst's would be the same with other votes: requests by route and status, the number of queries
+received and of groups they were asked in, readiness, and the public side of the budget. They contain no label, no kind
+of reply and no duration, because those depend on votes. A data-dependent budget ends where the votes say so, and then
+the budget's numbers are left out too. The operator's metrics contain all of that, the durations of requests, and the
+outcomes of queries.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import io
+import logging
+import math
+import operator
+import sqlite3
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import prometheus_client as prometheus
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fastapi import FastAPI, Path, Query, Request, Response
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pyarrow import csv
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    create_model,
+)
+
+from aggregator.audit import note_action
+from aggregator.ledger import LedgerTerms
+from aggregator.mechanism import Outcome
+from aggregator.service.auth import LiveTokens
+from aggregator.service.page import Advice, Latest, States, Streams, page, page_headers
+from aggregator.service.writer import Batcher, Readiness, Snapshot, Verification, Writer
+from aggregator.session import (
+    BudgetStatus,
+    OverBudget,
+    PublicPool,
+    Question,
+    QuotaExceededError,
+    VotesUnavailableError,
+    epsilon_fixed_beforehand,
+    status_of,
+)
+from aggregator.store import LedgerError, UnreachableError
+from fairpate.data.columns import RecordForm
+from fairpate.http_server import (
+    Body,
+    FaultError,
+    Faults,
+    Health,
+    KnownCaller,
+    fault,
+    faults_response,
+    field_of,
+    json_response,
+    largest_body_bytes,
+)
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
+from fairpate.types import GateRule, strict, worded
+from fairpate.words import delta_text, meaning
+
+# As many as the batcher asks together: a full request is one group.
+MAX_QUERIES_PER_REQUEST = 1024
+MAX_KEYS_PER_FILE = 10_000
+_log = logging.getLogger(__name__)
+
+Status = Literal["answered", "refused", "over_budget"]
+
+
+class Reply(Body):
+    """The reply to one query. All refusals look the same; an ``over_budget`` query was not asked and is free."""
+
+    key: str = Field(description="The query's content hash; GET /v1/queries/{key} gives the same reply again.")
+    status: Status
+    label: int | None = Field(description="Index into `label_names`; null unless answered.")
+
+
+class Replies(Body):
+    """One reply per query, in the order of the request."""
+
+    replies: list[Reply]
+    budget_crossed_at: int | None = Field(description="Position of the first query that the budget had no room for.")
+
+
+class Budget(Body):
+    """The shared budget, in public numbers. Null: a limit that this kind of budget lacks, or an infinite epsilon."""
+
+    kind: str
+    epsilon_limit: float | None
+    delta: float
+    max_queries: int | None
+    queries_submitted: int
+    epsilon_submitted: float | None
+    closed: bool
+
+
+class OwnLimit(Body):
+    """The limits of one caller within the shared budget; null: no limit of its own."""
+
+    epsilon: float | None = Field(
+        description="Limit on the worst-case cost of the caller's queries alone, at the budget's delta."
+    )
+    max_queries: int | None
+    per_day: float | None = Field(
+        description="Number of new queries that may be asked at once; it refills evenly over a day."
+    )
+
+
+class OwnSpent(Body):
+    """The charges of one caller, at their data-independent cost. The guarantee is that of the shared budget."""
+
+    queries: int
+    epsilon: float | None
+
+
+class OwnLeft(Body):
+    """The room of the caller's own limit; the shared budget may have less."""
+
+    queries: int
+
+
+class Me(Body):
+    """A caller as this service knows it. Callers with one name share limit and charges."""
+
+    name: str
+    scope: Literal["analyst", "operator"]
+    limit: OwnLimit
+    spent: OwnSpent
+    left: OwnLeft | None = Field(description="What is left of the caller's own limit; null: no limit of its own.")
+    expires_s: float | None = Field(description="When the token ends, in seconds since 1970; null: never.")
+
+
+class Estimate(Body):
+    """The most that a request would cost if it were made."""
+
+    new_queries: int = Field(description="Queries that have no stored reply; each is charged in full.")
+    stored_replies: int = Field(description="Queries with a stored reply; they are free.")
+    now: Budget
+    afterwards: Budget
+
+
+class Statement(Body):
+    """The privacy guarantee for all replies so far, and the public facts of this service.
+
+    Analysts choose their queries, and when to stop, in view of replies: the guarantee is `epsilon`, the limit that was
+    fixed before the first query (null without such a limit). `epsilon_submitted` is the cost of the queries so far.
+    """
+
+    unit: str
+    relation: str
+    delta: float
+    epsilon: float | None
+    epsilon_submitted: float | None
+    queries_submitted: int
+    noise: str
+    tuning_accounted: bool
+    num_teachers: int
+    mechanism: dict[str, float | str]
+    gate: dict[str, float | str]
+    label_names: list[str]
+    group_names: list[str]
+    pool_size: int
+    record_shape: list[int]
+
+
+class FormField(Body):
+    """One input of a record's form: a number between two bounds, or one of several choices."""
+
+    name: str
+    choices: list[str]
+    low: float | None
+    high: float | None
+    is_optional: bool
+    takes_other: bool
+
+
+class Caller(Body):
+    """The sender of a request, by name and role."""
+
+    name: str
+    role: Literal["analyst", "operator"]
+
+
+class About(Body):
+    """The run in words; `form` is null if a record has no form with one input per column."""
+
+    run: str
+    method: str
+    data: str
+    task: str
+    attribute: str
+    record: str = Field(description="One record of the data set in words; empty: `record_shape` features.")
+    mechanism: str
+    gate: str
+    guarantee: str
+    is_private: bool
+    form: list[FormField] | None
+    takes_posted: bool = Field(description="Whether records that are not in the pool can be asked.")
+    caller: Caller
+
+
+class State(Body):
+    """The state on an analyst's page: the budget, and whether new queries are answered."""
+
+    budget: Budget
+    queries_left: int | None = Field(description="New queries that the budget has room for; null: depends on votes.")
+    health: Health
+
+
+class AnswersWanted(Body):
+    """The stored replies that are requested as a file."""
+
+    keys: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(min_length=1, max_length=MAX_KEYS_PER_FILE)
+    format: Literal["parquet", "csv"]
+
+
+def reply_json(key: str, reply: Outcome | OverBudget) -> dict[str, Any]:
+    """Return a :class:`Reply` as JSON; it does not contain the step that refused."""
+    # Not hidden among refusals: unless votes decide when the budget ends, its room follows from public numbers.
+    if isinstance(reply, OverBudget):
+        return {"key": key, "status": "over_budget", "label": None}
+    return {"key": key, "status": "refused" if reply.label is None else "answered", "label": reply.label}
+
+
+class PageOfLedger(Body):
+    """The requested part of the ledger; values arrive as text."""
+
+    # A query string is text: a strict model would refuse `limit=100`.
+    model_config = ConfigDict(extra="forbid", strict=False)
+    start: int = Field(0, ge=0, le=2**31, description="Number of the first charge, from 0.")
+    limit: int = Field(100, ge=1, le=1000, description="The most charges to return.")
+
+
+class LedgerEntry(Body):
+    """One charge as the operator sees it; a reservation that a crash left open has the verdict `open`.
+
+    `caller` and `request` are empty for the run's own queries; then `at_s` may be 0: not known.
+    """
+
+    number: int
+    key: str
+    group: str
+    verdict: str
+    label: int | None
+    caller: str
+    request: str
+    at_s: float = Field(description="When it was charged, in seconds since 1970.")
+
+
+class Chain(Body):
+    """The last verification of the ledger: when, how many entries held, and the fault (empty: the chain holds)."""
+
+    at_s: float
+    entries: int
+    fault: str
+
+
+class GroupCounts(Body):
+    """The outcomes of one group's charges."""
+
+    group: str
+    answer: int
+    confidence: int
+    fairness: int
+    free: int
+    open: int
+    answers: list[int] = Field(description="Answers of each class.")
+
+
+class Spender(Body):
+    """The number of queries charged to one caller."""
+
+    name: str
+    queries: int
+
+
+class PointInTime(Body):
+    """Cumulative charges at one time, in seconds since 1970; `answered` and `refused` are by group."""
+
+    at_s: float
+    charges: int
+    answered: list[int]
+    refused: list[int]
+
+
+class Latency(Body):
+    """Quantiles of the duration of the last requests with queries, in milliseconds."""
+
+    count: int
+    p50_ms: float | None
+    p90_ms: float | None
+    p99_ms: float | None
+
+
+class LargeCharge(Body):
+    """One of the most expensive charges; its shares of its worst case and of all costs."""
+
+    number: int = Field(description="Position in the order in which queries were charged, from 1.")
+    group: str
+    verdict: str
+    votes: list[int] = Field(description="Votes for the most popular label, and for the second.")
+    of_worst: float
+    of_total: float
+    caller: str
+    at_s: float
+
+
+class Costs(Body):
+    """The data-dependent costs of queries, in Renyi divergence of one order. Private: not to be published."""
+
+    order: float
+    words: str
+    bins: list[int] = Field(
+        description="Number of queries by cost as a share of their worst case, in twentieths; empty if all shares "
+        "are equal."
+    )
+    dearest: list[LargeCharge]
+
+
+class Overview(Body):
+    """The state on an operator's page. Private: not to be published."""
+
+    at_s: float
+    started_s: float
+    health: Health
+    advice: list[Advice]
+    forecast: str
+    lasts_s: float | None = Field(
+        description="How long the budget lasts at the present rate; null: no end, or unknown."
+    )
+    budget: Budget
+    queries_left: int | None = Field(description="New queries that the budget has room for; null: depends on votes.")
+    epsilon_data_dependent: float | None
+    costs: Costs
+    points: list[PointInTime]
+    groups: list[GroupCounts]
+    callers: list[Spender] = Field(description="The callers with most charges, the highest first.")
+    open_reservations: int
+    latency: Latency
+    disk_free_bytes: int | None
+    chain: Chain
+    last_backup_s: float | None
+
+
+class LedgerPage(Body):
+    """Part of the ledger, and the data-dependent epsilon of all of it. Private: not to be published."""
+
+    total: int
+    entries: list[LedgerEntry]
+    epsilon_data_dependent: float | None
+
+
+_MAX_COUNT = 1_000_000
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def bodies_for(pool: PublicPool) -> tuple[type[BaseModel], Any]:
+    """Return the types of the bodies of queries and of an estimate.
+
+    They accept this pool's numbers, record shape, value range and groups.
+    """
+    number = _whole_number(ge=0, lt=len(pool), description="A record of the public pool, by number.")
+    # Beyond these bounds the pool's float32 is infinite, and different records would be one query.
+    value: Any = Annotated[float, Field(ge=-_FLOAT32_MAX, le=_FLOAT32_MAX, allow_inf_nan=False)]
+    features: Any = _whole_number(ge=0, le=255) if pool.features.dtype == np.uint8 else value
+    # FailFast ends validation at the first fault: a body of thousands of wrong values would get as many errors.
+    for size in reversed(pool.record_shape):
+        features = Annotated[list[features], Field(min_length=size, max_length=size), FailFast()]
+    # `getitem`, because type checkers refuse `Literal[...]` of names that are known at run time only.
+    group: Any = operator.getitem(Literal, pool.group_names)
+    by_id: Any = create_model("QueryById", __base__=Body, id=(number, ...))
+    by_features: Any = create_model("QueryByFeatures", __base__=Body, features=(features, ...), group=(group, ...))
+    kinds = [Annotated[by_id, Tag("id")]]
+    tags = {"features": "features", "group": "features"}
+    if pool.takes_posted:
+        kinds.append(Annotated[by_features, Tag("features")])
+    if pool.takes_posted and pool.form is not None:
+        columns: Any = _record_type(pool.form)
+        by_record: Any = create_model("QueryByRecord", __base__=Body, record=(columns, ...), group=(group, ...))
+        kinds.append(Annotated[by_record, Tag("record")])
+        tags = {"record": "record", **tags}
+    # With a discriminator, errors are reported for one kind; a plain union reports them for every kind.
+    kind = _tagged_by(tags, "id")
+    query: Any = by_id if len(kinds) == 1 else Annotated[functools.reduce(operator.or_, kinds), kind]
+    several: Any = Annotated[list[query], Field(min_length=1, max_length=MAX_QUERIES_PER_REQUEST), FailFast()]
+    queries: Any = create_model("Queries", __base__=Body, queries=(several, ...))
+    count: Any = create_model("Count", __base__=Body, count=(_whole_number(ge=0, le=_MAX_COUNT), ...))
+    either = Annotated[queries, Tag("queries")] | Annotated[count, Tag("count")]
+    return queries, Annotated[either, _tagged_by({"count": "count"}, "queries")]
+
+
+def _tagged_by(tags: Mapping[str, str], default: str) -> Discriminator:
+    """Return a discriminator for pydantic: a body gets the tag of the first field in ``tags`` that it has, else
+    ``default``."""
+
+    def tag(value: Any) -> str:
+        """Return the tag of ``value``, which is JSON or a validated model."""
+        has = value.__contains__ if isinstance(value, dict) else functools.partial(hasattr, value)
+        return next((tag for name, tag in tags.items() if has(name)), default)
+
+    return Discriminator(tag)
+
+
+def _whole_number(**bounds: Any) -> Any:
+    """Return the type of an integer as in JSON Schema: 3.0 is the integer 3; "3" and true are not integers."""
+    return Annotated[
+        int, Field(**bounds), BeforeValidator(lambda v: int(v) if type(v) is float and v.is_integer() else v)
+    ]
+
+
+def _record_type(form: RecordForm) -> Any:
+    """Return a type with one field per column, under the column's own name."""
+    fields: dict[str, Any] = {}
+    for place, column in enumerate(form.fields):
+        kind: Any = Annotated[float, Field(allow_inf_nan=False)]
+        if column.low is None and column.takes_other:
+            kind = Annotated[str, Field(min_length=1, max_length=200)]
+        elif column.low is None:
+            kind = operator.getitem(Literal, tuple(column.choices))
+        kind, default = (kind | None, None) if column.is_optional else (kind, ...)
+        # A column may have any name, so the attribute in Python is numbered.
+        fields[f"column_{place}"] = (kind, Field(default, alias=column.name))
+    return create_model("Record", __base__=Body, **fields)
+
+
+def max_body_bytes(pool: PublicPool) -> int:
+    """Return the size of the largest body that is read (:func:`fairpate.http_server.largest_body_bytes`)."""
+    is_bytes = pool.features.dtype == np.uint8
+    return largest_body_bytes(pool.record_shape, is_bytes=is_bytes, most_records=MAX_QUERIES_PER_REQUEST)
+
+
+def question_of(query: Any, pool: PublicPool) -> Question:
+    """Return the question in a validated body. FaultError for a form's record with an undeclared value."""
+    number = getattr(query, "id", None)
+    if number is not None:
+        return pool.question(number)
+    if not hasattr(query, "record"):
+        return pool.posted(query.features, query.group)
+    values = {field.alias: getattr(query.record, name) for name, field in type(query.record).model_fields.items()}
+    try:
+        return pool.written(values, query.group)
+    except ValueError as error:
+        raise FaultError(422, "record", "", f"{error}.") from error
+
+
+_COLD_STARTS = {"group": "for a group", "cell": "for a group and a class", "all_groups": "for every group"}
+_SEEN = "all replies to all analysts together"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Descriptions of the run for the page; empty if unknown. ``record`` describes one record in words."""
+
+    run: str = "this run"
+    method: str = ""
+    data: str = ""
+    task: str = ""
+    attribute: str = "group"
+    record: str = ""
+
+
+def about_json(facts: Facts, pool: PublicPool, terms: LedgerTerms, caller: KnownCaller) -> dict[str, Any]:
+    """Return an :class:`About` as JSON."""
+    form, epsilon = pool.form, epsilon_fixed_beforehand(terms)
+    if epsilon is None:
+        guarantee = "The budget ends when the votes say so, which leaks: no guarantee was fixed beforehand."
+    else:
+        guarantee = meaning(epsilon, terms.budget.delta, unit=terms.unit, relation=terms.relation, seen=_SEEN)
+        if terms.noise != OS_ENTROPY:
+            guarantee = (
+                f"Nothing is bounded: the noise is seeded. With fresh noise: {guarantee[0].lower()}{guarantee[1:]}"
+            )
+        limit = f"ε = {epsilon:.4g}, δ = {delta_text(terms.budget.delta)}, {terms.relation}"
+        guarantee += f" That is the limit of this budget ({limit}). Other releases on the same records add to it."
+    return {
+        **dataclasses.asdict(facts),
+        "mechanism": f"{terms.num_teachers:,} {terms.mechanism.voters} vote. {terms.mechanism.describe()}.",
+        "gate": gate_words(terms.gate),
+        "guarantee": guarantee,
+        "is_private": terms.noise == OS_ENTROPY,
+        "form": None if form is None else [dataclasses.asdict(field) for field in form.fields],
+        "takes_posted": pool.takes_posted,
+        "caller": {"name": caller.name, "role": caller.role},
+    }
+
+
+def gate_words(rule: GateRule) -> str:
+    """Return a sentence on what the fairness gate refuses."""
+    if math.isinf(rule.max_disparity):
+        return "No fairness gate: the shares of an answer may differ between groups."
+    return (
+        f"Shares of an answer may differ between groups by less than {rule.max_disparity:g}, after {rule.min_count} "
+        f"answers {_COLD_STARTS[rule.cold_start]}; an answer that would break this is refused and charged all the same."
+    )
+
+
+FileFormat = Literal["parquet", "csv"]
+MEDIA_TYPES = {"parquet": "application/vnd.apache.parquet", "csv": "text/csv; charset=utf-8"}
+
+
+def answers_file(
+    keys: Sequence[str], outcomes: Sequence[Outcome | None], pool: PublicPool, file_format: FileFormat
+) -> bytes:
+    """Return a file with a row per key: the record's number in the pool (null: posted), status and label.
+
+    The status is ``not_stored`` for a key without a reply.
+    """
+    labels = [None if outcome is None else outcome.label for outcome in outcomes]
+    # One word for every refusal: the step that refused depends on votes, and analysts may read this file.
+    statuses = {None: "not_stored", "answer": "answered"}
+    verdicts = [None if outcome is None else outcome.verdict for outcome in outcomes]
+    table = pa.table(
+        {
+            "key": list(keys),
+            "id": pa.array([pool.number_of(key) for key in keys], pa.int64()),
+            "status": [statuses.get(verdict, "refused") for verdict in verdicts],
+            "label": pa.array(labels, pa.int64()),
+            "label_name": pa.array([None if k is None else pool.label_names[k] for k in labels], pa.string()),
+        }
+    )
+    sink = io.BytesIO()
+    if file_format == "parquet":
+        pq.write_table(table, sink)
+    else:
+        csv.write_csv(table, sink)
+    return sink.getvalue()
+
+
+_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+class ServiceMetrics:
+    """The metrics of one service, in two registries of their own."""
+
+    def __init__(self) -> None:
+        # Not the library's global one, which holds facts of the process and allows one service per process.
+        self._registry, self._private = prometheus.CollectorRegistry(), prometheus.CollectorRegistry()
+        # By route, not by path: each key in a path would be another time series.
+        self._requests = prometheus.Counter(
+            "fairpate_http_requests", "Requests answered.", ["method", "route", "status"], registry=self._registry
+        )
+        self._queries = prometheus.Counter("fairpate_queries_received", "Queries in requests.", registry=self._registry)
+        self.groups = prometheus.Counter(
+            "fairpate_groups", "Groups of requests asked together.", registry=self._registry
+        )
+        self._started = prometheus.Gauge(
+            "fairpate_started_seconds", "When the process started.", registry=self._registry
+        )
+        self._started.set_to_current_time()
+        self._latency = prometheus.Histogram(
+            "fairpate_request_seconds", "From request to reply.", ["route"], buckets=_BUCKETS_S, registry=self._private
+        )
+        self._last_s: deque[float] = deque(maxlen=1000)
+        self._gauges: dict[str, prometheus.Gauge] = {}
+
+    def count_request(self, facts: Mapping[str, Any], seconds: float) -> None:
+        """Count one request (:data:`fairpate.http_server.OnResponse`)."""
+        route = facts["route"]
+        self._requests.labels(facts["method"], route, str(facts["status"])).inc()
+        self._latency.labels(route).observe(seconds)
+        if route == "/v1/queries":
+            self._last_s.append(seconds)
+        self._queries.inc(facts["queries"] or 0)
+
+    def latency(self) -> dict[str, float | int | None]:
+        """Return a :class:`Latency` of the last requests that asked queries; private."""
+        ordered = sorted(self._last_s)
+        found = {f"p{p}_ms": 1000 * ordered[(len(ordered) - 1) * p // 100] if ordered else None for p in (50, 90, 99)}
+        return {"count": len(ordered), **found}
+
+    def render(self, status: BudgetStatus, reasons: Sequence[str]) -> bytes:
+        """Return the analyst's metrics, with budget and readiness as they are now."""
+        self._set(self._registry, "fairpate_ready", "Whether new queries are answered.", float(not reasons))
+        if status.kind != "data_dependent":
+            for name, (text, value) in _budget(status).items():
+                self._set(self._registry, f"fairpate_{name}", text, value)
+        return prometheus.generate_latest(self._registry)
+
+    def render_for_operator(self, status: BudgetStatus, overview: Mapping[str, Any]) -> bytes:
+        """Return the analyst's metrics and, from a :class:`Overview`, the private ones."""
+        chain = overview["chain"]
+        found: dict[str, tuple[str, float | None]] = _budget(status) | {
+            "queries_left": ("Queries that the budget has room for.", overview["queries_left"]),
+            "epsilon_data_dependent": ("Not to be published.", overview["epsilon_data_dependent"]),
+            "open_reservations": ("Charged and never answered.", overview["open_reservations"]),
+            "chain_ok": ("Whether the last verification held.", float(not chain["fault"])),
+            "chain_verified_seconds": ("When the chain was last verified.", chain["at_s"]),
+            "last_backup_seconds": ("When the ledger was last copied; 0: never.", overview["last_backup_s"] or 0.0),
+        }
+        # A ledger in a database has no disk here: a number for it would be an alert that never ends.
+        if overview["disk_free_bytes"] is not None:
+            found["disk_free_bytes"] = ("On the disk of the ledger.", overview["disk_free_bytes"])
+        for name, (text, value) in found.items():
+            self._set(self._private, f"fairpate_operator_{name}", text, value)
+        for group in overview["groups"]:
+            for verdict in ("answer", "confidence", "fairness", "free"):
+                labels = {"group": group["group"], "outcome": verdict}
+                text = "Charges by group and outcome."
+                self._set(self._private, "fairpate_operator_outcomes", text, group[verdict], **labels)
+        return self.render(status, overview["health"]["reasons"]) + prometheus.generate_latest(self._private)
+
+    def _set(
+        self, registry: prometheus.CollectorRegistry, name: str, text: str, value: float | None, **labels: str
+    ) -> None:
+        # A registry refuses a second gauge of the same name, so each one is kept.
+        if name not in self._gauges:
+            self._gauges[name] = prometheus.Gauge(name, text, list(labels), registry=registry)
+        gauge = self._gauges[name].labels(**labels) if labels else self._gauges[name]
+        gauge.set(math.inf if value is None else value)
+
+
+def _budget(status: BudgetStatus) -> dict[str, tuple[str, float | None]]:
+    """Return description and value of the budget's metrics; None means no limit and is exported as infinity."""
+    return {
+        "queries_submitted": ("Queries charged.", status.queries_submitted),
+        "queries_limit": ("Queries that may be charged.", status.max_queries),
+        "epsilon_submitted": ("Spent.", strict(status.epsilon_submitted)),
+        "epsilon_limit": ("What may be spent.", status.epsilon_limit),
+        "budget_closed": ("Whether there is no room for a new query.", float(status.closed)),
+    }
+
+
+_TAGS = ("id", "features", "record")
+# Longer than the pause between two attempts to open a failed ledger again.
+_RETRY_AFTER = {"Retry-After": "2"}
+# An operator's state prices the new charges, so it is computed less often.
+_ANALYSTS_AGE_S = 1.0
+_OPERATORS_AGE_S = 2.0
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}, 503: {"model": Faults}}
+_METRICS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+_FILES: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in MEDIA_TYPES.values()}}}
+_FAILURES: dict[int | str, dict[str, Any]] = {status: {"model": Faults} for status in (429, 503)}
+Key = Annotated[str, Path(pattern="^[0-9a-f]{64}$", description="A query's content hash.")]
+
+
+def field_name(error: Mapping[str, Any]) -> str:
+    """Return the field of one of pydantic's errors, without the tags of unions."""
+    parts = field_of(error)
+    # pydantic puts the tag of a union before its fields, as in `queries.queries`.
+    if parts[:2] in (["queries", "queries"], ["count", "count"]):
+        parts = parts[1:]
+    names = [
+        part for before, part in zip(["", *parts], parts, strict=False) if not (before.isdigit() and part in _TAGS)
+    ]
+    return ".".join(names) or "body"
+
+
+def add_error_bodies(app: FastAPI) -> None:
+    """Answer errors of session and ledger with :class:`fairpate.http_server.Faults` too."""
+
+    @app.exception_handler(QuotaExceededError)
+    async def over_quota(_: Request, error: QuotaExceededError) -> Response:
+        value, refusal = f"{error.num_new} new", error.refusal
+        # Without Retry-After: waiting does not help a request that is larger than the whole quota.
+        if math.isinf(refusal.retry_after_s):
+            remedy = "More than this token may ever ask at once; send fewer new queries in one request."
+            return faults_response(429, [fault("queries", value, remedy)])
+        wait_s = math.ceil(refusal.retry_after_s)
+        remedy = f"This token may ask {refusal.allowed_now} new queries now; wait {wait_s} s, or send fewer."
+        return faults_response(429, [fault("queries", value, remedy)], {"Retry-After": str(wait_s)})
+
+    @app.exception_handler(VotesUnavailableError)
+    async def votes_unavailable(_: Request, error: VotesUnavailableError) -> Response:
+        # The cause goes to the log alone: it is about the operator's machines.
+        _log.error("Teachers did not vote: %s", error)
+        remedy = "Some teachers are not available; no query was answered. Ask again later."
+        return faults_response(503, [fault("votes", "", remedy)], _RETRY_AFTER)
+
+    @app.exception_handler(sqlite3.Error)
+    @app.exception_handler(LedgerError)
+    async def ledger_failed(_: Request, error: Exception) -> Response:
+        _log.error("The ledger failed: %s", error)
+        remedy = "The ledger cannot be written, so no new query is answered; the operator's log has the cause."
+        return faults_response(503, [fault("ledger", "", remedy)], _RETRY_AFTER)
+
+
+def add_analyst_routes(
+    app: FastAPI,
+    facts: Facts,
+    pool: PublicPool,
+    writer: Writer,
+    batcher: Batcher,
+    health: Readiness,
+    counters: ServiceMetrics,
+    states: States,
+    streams: Streams,
+    tokens: LiveTokens,
+) -> None:
+    """Add the routes of analysts and the page to ``app``."""
+    queries_type, estimate_type = bodies_for(pool)
+
+    async def submit(request: Request, body: Any) -> Response:
+        """Submit queries; each gets a label, a refusal, or `over_budget` if the budget has no room for it."""
+        questions = [question_of(query, pool) for query in body.queries]
+        state = request.scope["state"]
+        # For the access log and the metrics, which see the request and not its body.
+        state["num_queries"] = len(questions)
+        replies = await batcher.ask(questions, state["caller"], state["request_id"])
+        rows = [reply_json(q.query.key, reply) for q, reply in zip(questions, replies, strict=True)]
+        crossed = next((i for i, reply in enumerate(replies) if isinstance(reply, OverBudget)), None)
+        return json_response({"replies": rows, "budget_crossed_at": crossed})
+
+    # FastAPI reads the type of a body from the annotation, and this one follows from the pool.
+    submit.__annotations__["body"] = queries_type
+    # `response_model` documents the reply, here and below: FastAPI sends a Response without validating it.
+    app.post("/v1/queries", response_model=Replies, responses=_FAILURES)(submit)
+
+    @app.get("/v1/queries/{key}", response_model=Reply, responses={404: {"model": Faults}})
+    async def look_up(key: Key) -> Response:
+        """Return the stored reply to a query; free, and never drawn again."""
+        # From memory: stored replies are given also while the ledger cannot be written.
+        outcome = writer.books.ledger.outcome(key)
+        if outcome is None:
+            raise FaultError(404, "key", key, "No reply is stored; ask with POST /v1/queries.")
+        return json_response(reply_json(key, outcome))
+
+    async def estimate(body: Any) -> Response:
+        """Return the cost of queries, or of a number of new ones; none is asked."""
+        # A set: a query that is given twice in one request is charged once.
+        keys = {question_of(query, pool).query.key for query in getattr(body, "queries", ())}
+        # One snapshot, so that both budgets are of one moment.
+        snapshot = writer.snapshot
+        stored = sum(writer.books.ledger.outcome(key) is not None for key in keys)
+        new = getattr(body, "count", len(keys) - stored)
+        budgets = {"now": snapshot.budget_status().to_json(), "afterwards": snapshot.budget_status(new).to_json()}
+        return json_response({"new_queries": new, "stored_replies": stored, **budgets})
+
+    estimate.__annotations__["body"] = estimate_type
+    app.post("/v1/estimate", response_model=Estimate)(estimate)
+
+    @app.post("/v1/answers", response_class=Response, responses=_FILES)
+    async def answers(wanted: AnswersWanted) -> Response:
+        """Return stored replies as a file, a row per key; no query is asked."""
+        outcomes = [writer.books.ledger.outcome(key) for key in wanted.keys]
+        # In a thread: the event loop answers other requests while thousands of rows are written.
+        content = await asyncio.to_thread(answers_file, wanted.keys, outcomes, pool, wanted.format)
+        headers = {"Content-Disposition": f'attachment; filename="answers.{wanted.format}"'}
+        return Response(content, media_type=MEDIA_TYPES[wanted.format], headers=headers)
+
+    @app.get("/v1/budget", response_model=Budget)
+    async def budget() -> Response:
+        """Return the budget's limits and its data-independent spending."""
+        return json_response(writer.snapshot.budget_status().to_json())
+
+    @app.get("/v1/statement", response_model=Statement)
+    async def statement() -> Response:
+        """Return the privacy guarantee that may be published, and the public facts of this service."""
+        return json_response(statement_json(pool, writer.snapshot))
+
+    @app.get("/metrics", response_class=Response, responses=_METRICS)
+    async def prometheus() -> Response:
+        """Return metrics for Prometheus; none depends on votes."""
+        text = counters.render(writer.snapshot.budget_status(), health.reasons())
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    state = Latest(states.for_analyst, max_age_s=_ANALYSTS_AGE_S)
+
+    @app.get("/", include_in_schema=False)
+    async def front() -> Response:
+        return Response(page(needs_token=tokens.needs_token), media_type="text/html", headers=page_headers())
+
+    @app.get("/v1/about", response_model=About)
+    async def about(request: Request) -> Response:
+        """Describe the run, the form of a record, and you as the caller."""
+        caller: KnownCaller = request.scope["state"]["caller"]
+        return json_response(about_json(facts, pool, writer.snapshot.terms, caller))
+
+    @app.get("/v1/state", response_model=State)
+    async def now() -> Response:
+        """Return budget and health, as in the events."""
+        return json_response(await state())
+
+    @app.get("/v1/events", response_class=Response, responses=_EVENTS)
+    async def events(request: Request) -> Response:
+        """Stream server-sent events: a `State` whenever it has changed."""
+        return streams.response(request, state)
+
+    @app.get("/v1/me", response_model=Me)
+    async def me(request: Request) -> Response:
+        """Return your name and role, your own limit, and what you spent of the shared budget."""
+        caller: KnownCaller = request.scope["state"]["caller"]
+        ledger = writer.books.ledger
+        # The store's limit first: a change enters the ledger with the next new query.
+        own = status_of(ledger, caller.name, tokens.limits.get(caller.name, ledger.limit_of(caller.name)))
+        return json_response(
+            {
+                "name": caller.name,
+                "scope": caller.role,
+                "limit": dataclasses.asdict(own.limit),
+                "spent": {"queries": own.queries, "epsilon": strict(own.epsilon)},
+                "left": None if own.left is None else {"queries": own.left},
+                "expires_s": caller.expires_s,
+            }
+        )
+
+
+def statement_json(pool: PublicPool, snapshot: Snapshot) -> dict[str, Any]:
+    """Return a :class:`Statement` as JSON."""
+    terms, status = snapshot.terms, snapshot.budget_status()
+    return {
+        "unit": terms.unit,
+        "relation": terms.relation,
+        "delta": status.delta,
+        "epsilon": strict(epsilon_fixed_beforehand(terms)),
+        "epsilon_submitted": strict(status.epsilon_submitted),
+        "queries_submitted": status.queries_submitted,
+        "noise": terms.noise,
+        # How the settings were chosen is not known here, so no choice counts as priced.
+        "tuning_accounted": False,
+        "num_teachers": terms.num_teachers,
+        "mechanism": worded({"name": terms.mechanism.name, **terms.mechanism.parameters}),
+        "gate": worded(dataclasses.asdict(terms.gate)),
+        "label_names": list(pool.label_names),
+        "group_names": list(pool.group_names),
+        "pool_size": len(pool),
+        "record_shape": list(pool.record_shape),
+    }
+
+
+def add_operator_routes(
+    app: FastAPI,
+    pool: PublicPool,
+    writer: Writer,
+    verification: Verification,
+    counters: ServiceMetrics,
+    states: States,
+    streams: Streams,
+) -> None:
+    """Add the routes of operators to ``app``."""
+
+    @app.get("/v1/operator/ledger", response_model=LedgerPage)
+    async def ledger(request: Request, page: Annotated[PageOfLedger, Query()]) -> Response:
+        """Return charges with the step that refused, and the data-dependent epsilon of all of them. Private."""
+        snapshot = writer.snapshot
+        books, total = snapshot.books, snapshot.num_charges
+        start, stop = min(page.start, total), min(page.start + page.limit, total)
+        caller: KnownCaller = request.scope["state"]["caller"]
+        # Noted before anything is read, so that no reading goes unrecorded. In a thread: it waits for the disk.
+        await asyncio.to_thread(note_action, books.ledger.actions, "read", caller=caller.name, charges=[start, stop])
+        entries = []
+        for number, (key, group, outcome) in enumerate(books.ledger.charged(start, stop), start):
+            asked = books.ledger.asked_for(number)
+            entries.append(
+                {
+                    "number": number,
+                    "key": key,
+                    "group": pool.group_names[group],
+                    "verdict": "open" if outcome is None else outcome.verdict,
+                    "label": None if outcome is None else outcome.label,
+                    "caller": asked.asker.caller,
+                    "request": asked.asker.request,
+                    "at_s": asked.at_s,
+                }
+            )
+        epsilon = await asyncio.to_thread(books.price.epsilon, books.ledger, total)
+        return json_response({"total": total, "entries": entries, "epsilon_data_dependent": strict(epsilon)})
+
+    @app.post("/v1/operator/verification", response_model=Chain, responses={503: {"model": Faults}})
+    async def verify() -> Response:
+        """Verify every entry of the ledger now, while queries are answered; 503 if it cannot be read now."""
+        try:
+            return json_response(await verification.verify_now())
+        except UnreachableError as error:
+            remedy = f"It cannot be read now, so the state of its chain is unknown; ask again later. {error}"
+            raise FaultError(503, "ledger", "", remedy) from error
+
+    latest = Latest(states.for_operator, max_age_s=_OPERATORS_AGE_S)
+
+    @app.get("/v1/operator/overview", response_model=Overview)
+    async def now() -> Response:
+        """Return health, advice, the budget with a forecast, and outcomes over time by group and class. Private."""
+        return json_response(await latest())
+
+    @app.get("/v1/operator/events", response_class=Response, responses=_EVENTS)
+    async def events(request: Request) -> Response:
+        """Stream server-sent events: an `Overview` whenever it has changed. Private."""
+        return streams.response(request, latest)
+
+    @app.get("/v1/operator/metrics", response_class=Response, responses=_METRICS)
+    async def prometheus() -> Response:
+        """Return metrics for Prometheus with latencies and outcomes. Private."""
+        text = counters.render_for_operator(writer.snapshot.budget_status(), await latest())
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -1,0 +1,152 @@
+"""FairPATE in one release: teachers on shards vote once on every query, and one noisy table of counts is released.
+
+    teachers     T shards by a keyed hash of the person or record, one teacher each (:mod:`teachers.ensemble`)
+    votes        n[q, c] = how many teachers choose class c for query q, a public record
+    release      the table (Q, C) + N_Z(0, sigma^2), every cell of it
+    labels       P[label | noisy counts] by Bayes; the surest labels that pass the gate teach the student
+
+A record or person that is added, removed or changed under the same name touches one shard. Its teacher may then move
+its vote on every query from one class to another: the table moves by sqrt(2 Q) in L2 norm, for any votes. So the whole
+table is one event, of a number of queries that is known beforehand, and there is no data-dependent cost. (A person who
+is replaced by another touches two shards, 2 sqrt(Q); that relation is not priced here.) Gate, reject option and student
+read the table alone. With :mod:`fairpate.methods.pate` a query is asked, priced and gated by itself, and a service may
+go on asking; here nothing can be asked later, and the sum may be over several sites: each has T shards of its own
+records (:mod:`fairpate.sites`), and no computation crosses shards.
+
+Shapes: T teachers, Q queries, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from aggregator.mechanism import label_chances
+from fairpate.config import Count, QueriesConfig, RayConfig, TeachersConfig
+from fairpate.data import Dataset, Split
+from fairpate.methods.base import ExpectedVotes, Trained, Training
+from fairpate.methods.label_queries import choose_queries, shard_reader
+from fairpate.methods.pate import check_teachers
+from fairpate.methods.record_votes import TaughtConfig, VotesOfRecords, labels_of_chances, with_noise
+from fairpate.privacy.mechanism_events import VoteSums
+from fairpate.run.release_log import Released
+from fairpate.types import Unit
+from teachers.ensemble import collect_votes, train_ensemble
+from teachers.ray_pool import open_pool
+
+
+class TeacherVotesConfig(TaughtConfig):
+    """The queries, and the labels that the student learns from."""
+
+    num_queries: Count | None = Field(
+        None, description="Number of queries: the first public records of different content; null: all of them."
+    )
+
+
+class TeacherVotes(VotesOfRecords):
+    """All teachers vote on all queries, under noise within the target, in one table."""
+
+    title: ClassVar[str] = "one table of teachers' votes"
+    paper: ClassVar[str] = "here; related: Yaghini et al. 2023 (FairPATE), Papernot et al. 2018, arXiv 1802.08908"
+    afterwards: ClassVar[tuple[str, ...]] = (
+        *VotesOfRecords.afterwards,
+        *(f"teacher_votes.{field}" for field in TaughtConfig.model_fields),
+    )
+
+    method: str = "teacher_votes"
+    teachers: TeachersConfig = TeachersConfig()
+    ray: RayConfig = RayConfig()
+    teacher_votes: TeacherVotesConfig = TeacherVotesConfig()
+
+    @property
+    def by_group(self) -> bool:
+        """False: teachers' votes on public records count no private group."""
+        return False
+
+    def check_data(self, dataset: Dataset) -> None:
+        """Raise ConfigError also for more teachers than records, unless others may have theirs at another site."""
+        super().check_data(dataset)
+        if dataset.shared_unit is None:
+            check_teachers(dataset, self.teachers.num_teachers)
+
+    def queries(self, dataset: Dataset) -> Split:
+        """The public records that teachers vote on."""
+        return choose_queries(dataset, QueriesConfig(num_queries=self.teacher_votes.num_queries))
+
+    def event(self, num_queries: int, unit: Unit = "record") -> VoteSums:
+        """The event of the table, with the least noise that the target allows."""
+        norm = two_moves(num_queries)
+
+        def of(noise: float) -> VoteSums:
+            return VoteSums(count=1, noise_stddev_votes=noise, norm=norm, unit=unit)
+
+        return of(self.least_noise(of))
+
+    def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many teachers for any number
+        """The votes to expect: all teachers vote on every query."""
+        num_queries = len(self.queries(dataset))
+        return ExpectedVotes(
+            votes=self.teachers.num_teachers,
+            noise_stddev_votes=self.event(num_queries).noise_stddev_votes,
+            labels=round(self.teacher_votes.taught_share * num_queries),
+        )
+
+    def measure(self, training: Training) -> Released:
+        """Train the teachers, let them vote on all queries, and release the table of their votes once."""
+        dataset, reporter = training.dataset, training.reporter
+        queries = self.queries(dataset)
+        event = self.event(len(queries), dataset.unit)
+        votes_QC = np.zeros((len(queries), dataset.num_classes), dtype=np.int64)
+        # Where records are elsewhere, so are all teachers. A site's own shards vote even if they are empty: one record
+        # more must not add the votes of all its teachers.
+        if not dataset.is_elsewhere:
+            with open_pool(self.ray) as pool:
+                with reporter.stage("teachers") as advance:
+                    ensemble = train_ensemble(
+                        dataset.private,
+                        self.teachers,
+                        num_classes=dataset.num_classes,
+                        seed=self.seed,
+                        checkpoint_dir=training.run.teachers,
+                        pool=pool,
+                        on_progress=advance,
+                        read=shard_reader(dataset, self.ray),
+                    )
+                with reporter.stage("votes") as advance:
+                    votes_QC = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
+        training.reserve((event,), self.source.label)
+        noisy_QC = with_noise(
+            votes_QC,
+            stddev=event.noise_stddev_votes,
+            source=self.source,
+            row="query",
+            noisy_sum=training.noisy_sum,
+        )
+        reporter.note("votes", f"{len(queries)} queries, noise {event.noise_stddev_votes:.2f}")
+        arrays: dict[str, npt.NDArray[Any]] = {"counts_QC": noisy_QC}
+        return Released(arrays=arrays, events=(event,))
+
+    def learn(self, training: Training, released: Released) -> Trained:
+        """Label the queries by their noisy counts, and train a student on the most certain labels."""
+        counts_QC, (event,) = released.arrays["counts_QC"], released.events
+        assert isinstance(event, VoteSums)
+        # From the release: over several sites, nobody need know how many of them took part.
+        num_teachers = max(1, round(float(counts_QC.sum(axis=1).mean())))
+        said = labels_of_chances(
+            label_chances(counts_QC, num_teachers=num_teachers, noise_stddev_votes=event.noise_stddev_votes)
+        )
+        queries = self.queries(training.dataset)
+        return self.taught(said, self.teacher_votes, training, events=released.events, records=queries)
+
+
+def two_moves(num_queries: int) -> float:
+    """The L2 norm, rounded up, of a table of which one vote moves from one class to another in every row."""
+    norm = math.sqrt(2 * num_queries)
+    while Fraction(norm) ** 2 < 2 * num_queries:
+        norm = math.nextafter(norm, math.inf)
+    return norm

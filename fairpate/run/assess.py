@@ -1,0 +1,470 @@
+"""The fairness report of predictions that were made elsewhere: no model, no guarantee, the same measures.
+
+A table has a row per record: a prediction (empty: refused) or a score, the groups, and perhaps the true label and the
+person. Rates are compared for each column of groups and, with several, for their intersections. Accuracy and the gaps
+of every notion need true labels; selection rates and impact ratios do not.
+
+*Selection rates* follow New York City's Local Law 144 of 2021 (6 RCNY 5-301): the share of a group that is selected, or
+that gets a score above the median of all records, and the impact ratio, which is the group's rate over the highest
+group's. A ratio below four fifths is named (29 CFR 1607.4 D). A group with less than ``LEAST_SHARE`` of the records
+has no ratio and takes no part in the highest rate, as the rules allow; it is named with its size and rate. Records of
+which a group is not known are left out and counted.
+
+*Small cells.* A group of fewer than ``least_cell`` records, or persons, of the finest division is left out of all
+divisions alike, with enough others that no difference of two of them shows it (:mod:`fairpate.report.metrics`).
+
+Intervals of rates are Wilson's and those of ratios MOVER's, as for private metrics without noise; where persons are
+named, both are bootstrap percentiles over persons.
+
+Shapes: N records, G groups, R bootstrap replicates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from rich.console import Group
+from rich.table import Column
+from rich.text import Text
+
+from fairpate import __version__
+from fairpate.config import nearest
+from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
+from fairpate.fairness import rates
+from fairpate.pages import count, counted, interval, made_words, percent, render
+from fairpate.report.figures import SHAPES
+from fairpate.report.metrics import Estimate, Evaluation, evaluate, shown_records
+from fairpate.report.records import (
+    Fairness,
+    Guarantee,
+    RunStatement,
+    fair_words,
+    majority_words,
+    small_cell_words,
+    upper,
+)
+from fairpate.report.run_page import GAP_NAMES, answered_words, gap_scale, prediction_words
+from fairpate.run.private_metrics import LEVEL, selections
+from fairpate.terminal import facts, listing
+from fairpate.types import FairRule, UsageError, strict
+
+FOUR_FIFTHS = 0.8
+LEAST_SHARE = 0.02
+_REPLICATES = 1000
+_WORST_FIRST: tuple[Fairness, ...] = ("degenerate", "not fair", "perhaps fair", "unknown", "fair among some", "fair")
+_NO_GUARANTEE = Guarantee(
+    unit="record",
+    relation="add or remove one",
+    epsilon=math.inf,
+    delta=0.0,
+    accounting="none",
+    noise="none",
+    tuning_accounted=False,
+    events=(),
+)
+OUTSIDE = (
+    "Outside any guarantee: these numbers were computed exactly from the records, without noise, and the model was "
+    "made elsewhere. Publishing them may reveal records."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSelection:
+    """The selection of one group. ``rate`` and ``ratio`` are shares with intervals, NaN where they are undefined.
+
+    ``num_records`` counts records that were not refused. It and ``num_selected`` are None, and the shares NaN, for a
+    group with too few records to be shown.
+    """
+
+    name: str
+    num_records: int | None
+    num_selected: int | None
+    rate: Estimate
+    ratio: Estimate
+    is_rare: bool = False
+
+    @property
+    def remark(self) -> str:
+        """Why the group stands out; empty if it does not."""
+        if self.num_records is None:
+            return "too few records to be shown"
+        if self.is_rare:
+            return f"under {percent(LEAST_SHARE, digits=0)} of the records: no ratio"
+        if self.ratio.value >= FOUR_FIFTHS or math.isnan(self.ratio.value):
+            return ""
+        return "below four fifths" + (", its interval reaches above" if self.ratio.high >= FOUR_FIFTHS else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """The records divided by one column of groups, or by the intersections of several.
+
+    ``measured`` are accuracy and the gaps of all notions, None without true labels.
+    """
+
+    name: str
+    groups: tuple[GroupSelection, ...]
+    measured: Evaluation | None
+
+    @property
+    def least(self) -> GroupSelection | None:
+        """The group with the smallest impact ratio; None if no two groups can be compared."""
+        known = [group for group in self.groups if not math.isnan(group.ratio.value)]
+        return min(known, key=lambda group: group.ratio.value) if len(known) > 1 else None
+
+    @property
+    def below(self) -> tuple[str, ...]:
+        """The groups whose impact ratio lies below four fifths."""
+        return tuple(group.name for group in self.groups if group.ratio.value < FOUR_FIFTHS)
+
+    @property
+    def words(self) -> str:
+        """The impact ratios in a sentence, and the groups that are not compared."""
+        least = self.least
+        if least is None:
+            return "No two groups can be compared."
+        words = f"The smallest impact ratio is {least.ratio.value:.2f} ({interval(least.ratio)}), of {least.name}: "
+        words += "below four fifths." if self.below else "no group is below four fifths."
+        rare = [group.name for group in self.groups if group.is_rare]
+        return f"{words} Under {percent(LEAST_SHARE, digits=0)} of the records: {', '.join(rare)}." if rare else words
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssessedPredictions:
+    """The fairness report of a table of predictions; shows itself as a table in a terminal and as a page in a notebook.
+
+    ``selected`` says in words what counts as being selected. ``num_unknown`` records have no known group,
+    ``num_left_out`` belong to groups that are too small or were left out with them.
+    """
+
+    title: str
+    selected: str
+    num_records: int
+    num_unknown: int
+    num_left_out: int
+    least_cell: int
+    divisions: tuple[Division, ...]
+    fair_at: FairRule = field(default_factory=FairRule)
+
+    @property
+    def judged(self) -> tuple[Division, RunStatement] | None:
+        """The division that the user's rule judges worst, the finest of equals, and its claims; None without labels.
+
+        Their guarantee is none, and no view shows it.
+        """
+        found = [
+            (each, RunStatement(guarantee=_NO_GUARANTEE, measured=each.measured))
+            for each in reversed(self.divisions)
+            if each.measured is not None and each.measured.is_measured
+        ]
+        return min(found, key=lambda pair: _WORST_FIRST.index(pair[1].fairness)) if found else None
+
+    @property
+    def line(self) -> str:
+        """The verdict: fair or not by the user's rule, how accurate, and the smallest impact ratio."""
+        ratios = min(self.divisions, key=lambda each: each.least.ratio.value if each.least else math.inf).words
+        if self.judged is None:
+            return ratios
+        division, claims = self.judged
+        verdict = f"{upper(claims.fairness_words)} by {division.name} ({fair_words(self.fair_at)})"
+        return f"{verdict}, at {claims.accuracy_words}. {ratios}"
+
+    @property
+    def left_out(self) -> str:
+        """The records that no number counts; empty where all count."""
+        words = []
+        if self.num_unknown:
+            words.append(f"{counted(self.num_unknown, 'record')} of which a group is not known")
+        if self.num_left_out:
+            small = f"{counted(self.num_left_out, 'record')} of groups of fewer than {self.least_cell}"
+            words.append(f"{small}, or left out so that these do not follow")
+        return f"Left out: {' and '.join(words)}." if words else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers and sentences as plain JSON values; undefined numbers are null."""
+        divisions = [
+            {
+                "name": each.name,
+                "words": each.words,
+                "groups": [
+                    {
+                        "name": group.name,
+                        "num_records": group.num_records,
+                        "num_selected": group.num_selected,
+                        "selection_rate": group.rate.value,
+                        "selection_rate_interval": [group.rate.low, group.rate.high],
+                        "impact_ratio": group.ratio.value,
+                        "impact_ratio_interval": [group.ratio.low, group.ratio.high],
+                        "remark": group.remark,
+                    }
+                    for group in each.groups
+                ],
+                "evaluation": None if each.measured is None else each.measured.to_json(),
+            }
+            for each in self.divisions
+        ]
+        names = ("title", "selected", "num_records", "num_unknown", "num_left_out", "least_cell", "line", "left_out")
+        plain: dict[str, Any] = strict(
+            {"format": "fairpate.assessment/1", "guarantee": OUTSIDE, "divisions": divisions}
+            | {name: getattr(self, name) for name in names}
+        )
+        return plain
+
+    def html(self, *, made_on: str | None = None) -> str:
+        """The report as one HTML document, which loads nothing."""
+        evaluations = {
+            f"by {each.name}": each.measured for each in self.divisions if each.measured and each.measured.is_measured
+        }
+        return render(
+            "assess.html",
+            report=self,
+            outside=OUTSIDE,
+            claims=self.judged and self.judged[1],
+            evaluations=evaluations,
+            made=made_words(made_on, __version__),
+            shapes=SHAPES,
+            gap_names=GAP_NAMES,
+            gap_end=gap_scale(evaluations.values()),
+            answered=answered_words,
+            baseline=majority_words,
+            small_cells=small_cell_words,
+            prediction_words={name: prediction_words(found, "model") for name, found in evaluations.items()},
+            level=LEVEL,
+            least_share=LEAST_SHARE,
+        )
+
+    def __rich__(self) -> Group:
+        parts: list[Any] = [Text(self.line), Text(f"{OUTSIDE} {self.left_out}".strip())]
+        parts.append(Text(f"Selected: {self.selected}. Ratio: a group's rate over the highest group's."))
+        for each in self.divisions:
+            numbers = ("records", "rate", "interval", "ratio", "interval")
+            table = listing(each.name, *(Column(name, justify="right") for name in numbers), "")
+            for group in each.groups:
+                rate, ratio = group.rate, group.ratio
+                table.add_row(
+                    *(group.name, count(group.num_records), percent(rate.value), interval(rate, percent)),
+                    *("" if math.isnan(ratio.value) else f"{ratio.value:.2f}",),
+                    *("" if math.isnan(ratio.value) else interval(ratio), group.remark),
+                )
+            parts += [Text(""), table]
+        if self.judged is not None:
+            parts += [Text(f"\nby {self.judged[0].name}"), facts(self.judged[1].measured_rows)]
+        return Group(*parts)
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+
+def assess_predictions(
+    table: Path | str | Mapping[str, Sequence[Any]] | Any,
+    *,
+    groups: Sequence[str],
+    prediction: str = "prediction",
+    label: str | None = None,
+    score: str | None = None,
+    selected: str | None = None,
+    person: str | None = None,
+    least_cell: int = 10,
+    fair_at: FairRule | None = None,
+    seed: int = 0,
+) -> AssessedPredictions:
+    """Report how predictions treat groups.
+
+    ``table`` is a CSV, Parquet or Feather file, a pandas frame, or a mapping of columns. ``groups`` name its columns of
+    groups, ``prediction`` that of predicted classes (an empty one is a refusal), ``label`` that of true classes and
+    ``person`` that of persons, who are then drawn and counted as wholes. ``selected`` is the class that selects; of two
+    classes the last by name unless given. With ``score`` a record is selected whose score lies above the median of all,
+    and there are no classes. ``seed`` draws the bootstrap. UsageError, or DataError for a damaged file, names what is
+    wrong.
+
+    >>> found = assess_predictions(
+    ...     {"prediction": ["yes", "no"] * 20 + ["yes"] * 20, "sex": ["F"] * 40 + ["M"] * 20},
+    ...     groups=["sex"],
+    ... )
+    >>> [(group.name, group.rate.value, group.ratio.value) for group in found.divisions[0].groups]
+    [('F', 0.5, 0.5), ('M', 1.0, 1.0)]
+    """
+    if not groups:
+        raise UsageError("--group: expected a column of groups, got none.")
+    if score is not None and label is not None:
+        raise UsageError("--label: read with predicted classes, not with --score; leave one of them out.")
+    if least_cell < 1:
+        raise UsageError(f"--least-cell: expected 1 or more, got {least_cell}.")
+    columns = list(dict.fromkeys([*groups, score or prediction, *filter(None, (label, person))]))
+    title, text = _text_columns(table, columns)
+    known_N = np.all([text[name] != "" for name in groups], axis=0)
+    if not known_N.any():
+        raise UsageError(f"--group: no record of {title} has a value in {' and '.join(groups)}.")
+    text = {name: values[known_N] for name, values in text.items()}
+    answered_N = text[score or prediction] != ""
+    if not answered_N.any():
+        raise UsageError(f"{score or prediction}: no record of {title} has one.")
+    for name, option in ((label, "--label"), (person, "--person")):
+        if name is not None and (missing := int((text[name] == "").sum())):
+            raise UsageError(f"{option}: {count(missing)} records have no {name}; complete or remove them.")
+    classes: tuple[str, ...] = ()
+    if score is not None:
+        selected_N, selected_words = _above_median(text[score], score), f"{score} above the median of all records"
+    else:
+        named = np.concatenate([text[prediction][answered_N], text[label] if label is not None else []])
+        classes = _classes(named, selected, prediction=prediction)
+        selected_N, selected_words = text[prediction] == classes[-1], f"{prediction} is {classes[-1]}"
+    persons_N = None if person is None else np.unique(text[person], return_inverse=True)[1]
+
+    finest, _ = _codes([text[name] for name in groups])
+    # The finest division decides which records are left out: otherwise totals less its groups would show a small one.
+    kept_N = shown_records(
+        finest,
+        np.zeros_like(finest),
+        answered_N,
+        least=least_cell,
+        num_groups=int(finest.max()) + 1,
+        persons_N=persons_N,
+    ).kept_N
+    divisions = []
+    for names in [[name] for name in groups] + ([list(groups)] if len(groups) > 1 else []):
+        codes_N, group_names = _codes([text[name] for name in names])
+        counted_N = kept_N & answered_N
+        chosen = _selections(
+            selected_N[counted_N],
+            codes_N[counted_N],
+            group_names,
+            persons_N=None if persons_N is None else persons_N[counted_N],
+            generator=np.random.default_rng(seed),
+        )
+        measured = None
+        if label is not None:
+            place = {name: code for code, name in enumerate(classes)}
+            measured = evaluate(
+                # A refused record has no class, and what stands for it is not read.
+                np.array([place.get(each, 0) for each in text[prediction][kept_N]], np.int64),
+                labels_N=np.array([place[each] for each in text[label][kept_N]], np.int64),
+                groups_N=codes_N[kept_N],
+                answered_N=answered_N[kept_N],
+                class_names=classes,
+                group_names=group_names,
+                persons_N=None if persons_N is None else persons_N[kept_N],
+                least_cell=least_cell,
+                generator=np.random.default_rng(seed),
+            )
+            measured = replace(measured, fair_at=fair_at or FairRule())
+        divisions.append(Division(name=" and ".join(names), groups=chosen, measured=measured))
+    return AssessedPredictions(
+        title=title,
+        selected=selected_words,
+        num_records=int(kept_N.sum()),
+        num_unknown=int((~known_N).sum()),
+        num_left_out=int((~kept_N).sum()),
+        least_cell=least_cell,
+        divisions=tuple(divisions),
+        fair_at=fair_at or FairRule(),
+    )
+
+
+def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, npt.NDArray[np.str_]]]:
+    """The name of a table and its columns as text: whole numbers without a decimal point, empty where missing."""
+    if isinstance(table, str | Path):
+        path = Path(table)
+        if not path.is_file():
+            raise UsageError(f"{path}: not found; give a CSV, Parquet or Feather file of predictions.")
+        title, batches = path.name, read_batches(path, path.name, wanted=columns)
+    else:
+        title = "the table"
+        frame = pa.table(dict(table)) if isinstance(table, Mapping) else pa.Table.from_pandas(table)
+        batches = plain_batches(frame, title)
+    read = pa.concat_tables(batches)
+    require_columns(read, columns, title)
+    found = {name: [_whole(each) for each in text_of(read[name]).to_pylist()] for name in columns}
+    return title, {name: np.array(values, dtype=np.str_) for name, values in found.items()}
+
+
+def _whole(text: str) -> str:
+    """``1.0`` as ``1``: predictions may be written as floats where labels are whole numbers."""
+    text = text.strip()
+    return text[:-2] if text.endswith(".0") and text[:-2].lstrip("-").isdigit() else text
+
+
+def _classes(named: npt.NDArray[np.str_], selected: str | None, *, prediction: str) -> tuple[str, ...]:
+    """All classes, the one that selects last: of two classes it is the positive one."""
+    classes = sorted(set(named.tolist()))
+    if selected is None and len(classes) > 2:
+        raise UsageError(f"--selected: {prediction} has {len(classes)} classes; name the one that is the selection.")
+    if selected is not None and selected not in classes:
+        raise UsageError(f"--selected: no {prediction} is {selected!r}{nearest(selected, classes)}.")
+    chosen = classes[-1] if selected is None else selected
+    return (*(each for each in classes if each != chosen), chosen)
+
+
+def _above_median(scores: npt.NDArray[np.str_], column: str) -> npt.NDArray[np.bool_]:
+    try:
+        values_N = scores.astype(np.float64)
+    except ValueError as error:
+        raise UsageError(f"--score: expected a number in every row of {column}: {error}.") from None
+    if not np.isfinite(values_N).all():
+        raise UsageError(f"--score: expected finite numbers in {column}.")
+    return np.asarray(values_N > np.median(values_N))
+
+
+def _codes(columns: Sequence[npt.NDArray[np.str_]]) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """The group of each record, by the values of all columns together, and the names of the groups that occur."""
+    joined = [" · ".join(parts) for parts in zip(*(column.tolist() for column in columns), strict=True)]
+    names, codes_N = np.unique(np.array(joined, dtype=np.str_), return_inverse=True)
+    return codes_N.astype(np.int64), tuple(names.tolist())
+
+
+def _selections(
+    selected_N: npt.NDArray[np.bool_],
+    groups_N: npt.NDArray[np.int64],
+    names: Sequence[str],
+    *,
+    persons_N: npt.NDArray[np.int64] | None,
+    generator: np.random.Generator,
+) -> tuple[GroupSelection, ...]:
+    """The selection of each group; a group without records here was left out."""
+    sizes: dict[str, Any] = {"num_groups": len(names), "num_classes": 2}
+    joint_GYC = rates.joint_table(selected_N.astype(np.int64), groups_N, **sizes)
+    size_G = joint_GYC.sum(axis=(1, 2))
+    is_rare_G = size_G < LEAST_SHARE * size_G.sum()
+    # Rare groups have no ratio, and theirs is not the highest rate.
+    common = np.flatnonzero(~is_rare_G & (size_G > 0))
+    rate_3G, ratio_3G = selections(joint_GYC, 0.0, 1)[0], np.full((3, len(names)), np.nan)
+    if len(common):
+        ratio_3G[:, common] = selections(joint_GYC[common], 0.0, 1)[1]
+    if persons_N is not None:
+        drawn_RG2 = rates.resampled_tables(
+            selected_N.astype(np.int64),
+            groups_N,
+            persons_N=persons_N,
+            generator=generator,
+            num_replicates=_REPLICATES,
+            **sizes,
+        ).sum(axis=2)
+        rate_RG = rates.divide(drawn_RG2[..., 1], drawn_RG2.sum(axis=2))
+        highest_R1 = np.nanmax(rate_RG[:, common], axis=1, keepdims=True) if len(common) else math.nan
+        tails = [(1 - LEVEL) / 2, (1 + LEVEL) / 2]
+        for found_3G, drawn_RG in ((rate_3G, rate_RG), (ratio_3G, rates.divide(rate_RG, highest_R1))):
+            known = np.flatnonzero(~np.isnan(found_3G[0]))
+            found_3G[1:, known] = np.nanquantile(drawn_RG[:, known], tails, axis=0)
+    return tuple(
+        GroupSelection(
+            name=name,
+            num_records=None if not size_G[z] else round(size_G[z]),
+            num_selected=None if not size_G[z] else round(joint_GYC[z, 0, 1]),
+            rate=_estimate("share", rate_3G[:, z]),
+            ratio=_estimate("ratio", ratio_3G[:, z]),
+            is_rare=bool(is_rare_G[z] and size_G[z] > 0),
+        )
+        for z, name in enumerate(names)
+    )
+
+
+def _estimate(kind: Any, ends: npt.NDArray[np.float64]) -> Estimate:
+    value, low, high = map(float, ends)
+    return Estimate(name="", kind=kind, value=value, low=low, high=high)

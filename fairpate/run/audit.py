@@ -1,0 +1,767 @@
+"""Audits of one's own run: canaries in shadow releases, what an attack proves of the claim, and the page that says so.
+
+A shadow release is drawn by the run's own method under the run's own settings, from made records of the run's
+declaration and from canaries, each of which enters by a fair coin. No private record is read, so that the result may be
+published; with ``on_private`` the other records are the private ones, and everything stays with the operator. The
+attacker knows all made records and what every canary would add, and reads what a run publishes. Guesses about the coins
+give lower bounds on epsilon (:mod:`fairpate.privacy.audit`).
+
+    tables, sums      a canary has a cell or a direction of its own: the likelihood ratio of the released numbers
+    teachers' votes   a canary turns its teacher's vote in every query, by a code of its own: the same, or the labels
+    SGD family        a canary has a feature of its own: how much the published model raised the odds of its label
+
+The made records lie at the origin of all features and the canaries far from it: of all data sets this one hides a
+canary least, and epsilon must hold for it too. Many canaries share one release, which is as large as that of the run.
+
+**Power.** Before anything is drawn, the bound that the ideal attack on the claim would reach with that many canaries is
+computed. A control repeats the audit for the same method planned with half the noise: an audit that does not find it
+would not have found a fault either.
+
+Shapes: M canaries of one release, N records, Q queries, C classes, W numbers per class.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from aggregator.mechanism import mechanism_of
+from fairpate.config import EMBEDDED_NORM, EmbeddingConfig, RayConfig
+from fairpate.config_reader import values_digest
+from fairpate.data import Dataset
+from fairpate.data.dataset import Split
+from fairpate.data.embedding import Embedding, placed
+from fairpate.fairness.gate import DemographicParityGate
+from fairpate.fairness.rates import joint_table
+from fairpate.methods.ada_ssp import AdaSsp
+from fairpate.methods.base import Method, PrivateMethod, Trained, Training, count_protected, price
+from fairpate.methods.dp_postprocessing import Postprocessing, released_counts
+from fairpate.methods.dp_sgd import DpSgdFamily
+from fairpate.methods.pate import GnmaxMethod
+from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes
+from fairpate.methods.residual_votes import RecordSums, ResidualVotes, indicators, votes_themselves
+from fairpate.nn.models import scale_bytes
+from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, PoissonGaussians
+from fairpate.privacy.audit import IdealAttack, gaussian_mu, guess, separate
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY, OsEntropy
+from fairpate.privacy.laplace import LaplaceReleases
+from fairpate.privacy.mechanism_events import (
+    MomentSums,
+    PoissonGaussianLaplaces,
+    PredictionTables,
+    VoteTables,
+    event_from,
+    event_json,
+)
+from fairpate.report.audit_page import Audit, AuditedRelease, Outcome, audit_page
+from fairpate.run.context import (
+    RunDirectory,
+    read_statement,
+    read_votes,
+    write_json,
+    write_text,
+)
+from fairpate.run.folder import finished_run
+from fairpate.run.learn import DataRecord, load_for, require_data, require_data_by_name
+from fairpate.run.private_metrics import draw_table, lone_predictions
+from fairpate.run.release_log import Released, read_release
+from fairpate.run.run import initial_model
+from fairpate.terminal import Reporter
+from fairpate.types import IntArray, MechanismParameters, PrivacyStatement, UsageError, UserError, strict
+from student.student import load_student
+from teachers.ensemble import BlockPool
+
+FloatArray = npt.NDArray[np.float64]
+Numbers = npt.NDArray[Any]
+Coins = npt.NDArray[np.bool_]
+CANARIES = 20_000
+"""Coins of one audit, spread over as many releases as they need."""
+_LOUD = 20.0  # a canary's feature: far beyond every radius and clipping bound
+_COPIES = 3  # records of a canary, where persons are protected
+_MOST_POOL, _MOST_EACH = 1000, 256
+_RECORDS_UNKNOWN = 1000
+_MOST_CANARIES = 2**24
+_MANY = 100  # steps or queries, whose sum is nearly normal
+_EVENTS_ALIKE = 0.01  # noise that is searched again may end at another float
+
+
+class AuditError(UsageError):
+    """A run that cannot be audited, or an audit that could prove nothing; the message says why, and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shadows:
+    """Shadow releases of one kind, with their attack.
+
+    ``play`` draws one release for the coins (M,) and scores every canary. ``events`` are those of one release.
+    ``is_gaussian``: the scores are normal, or sums of many parts; ``is_pure``: the noise is Laplace. ``attack``: the
+    attack in words.
+    """
+
+    attack: str
+    events: tuple[Event, ...]
+    num_canaries: int
+    play: Callable[[Coins], FloatArray]
+    is_gaussian: bool = False
+    is_pure: bool = False
+
+
+def audit_run(
+    root: Path, *, reporter: Reporter, num_canaries: int = CANARIES, on_private: bool = False
+) -> tuple[Audit, Path]:
+    """Audit the finished run in ``root``; write ``audit.json`` and ``audit.html``, and return the audit and its page.
+
+    They are in ``public/``, or with ``on_private`` in ``private/``. AuditError for a run without a guarantee, for a
+    method whose releases have no attack here, and for too few canaries to find half the noise.
+    """
+    run, config = finished_run(root)
+    statement = read_statement(run) if run.statement.is_file() else None
+    if not config.is_private or statement is None or statement.noise != OS_ENTROPY or not statement.epsilon:
+        raise AuditError(
+            f"{root}: claims no privacy (method {config.method}, "
+            f"noise {'none' if statement is None else statement.noise}), so there is nothing to audit; give a run with "
+            f"a finite epsilon and noise {OS_ENTROPY}."
+        )
+    parts = ["private", *(["test"] if "test" in statement.part_events else [])]
+    make = partial(shadows_of, run, config, statement, on_private=on_private)
+    audited = []
+    for part in parts:
+        shadows, control = make(part), make(part, noise_share=0.5)
+        _require_same_events(statement, part, shadows)
+        audited.append(_attacked(shadows, control, statement, part, num_canaries, reporter, centred=on_private))
+    found = Audit(
+        method=config.method,
+        unit=statement.unit,
+        relation=statement.relation,
+        delta=statement.delta,
+        epsilon=statement.epsilon,
+        # As record.json holds them, without infinities.
+        settings=values_digest(strict(config.settings_without())),
+        records="private" if on_private else "made",
+        not_attacked=("the choice of settings by validation records",) if "validation" in statement.part_events else (),
+        releases=tuple(audited),
+    )
+    folder = run.private if on_private else run.public
+    write_json(folder / run.audit.name, strict(found.to_json()), private=on_private)
+    write_text(folder / run.audit_page.name, audit_page(found), private=on_private)
+    return found, folder / run.audit_page.name
+
+
+def _attacked(
+    shadows: Shadows,
+    control: Shadows,
+    statement: PrivacyStatement,
+    part: str,
+    num_canaries: int,
+    reporter: Reporter,
+    *,
+    centred: bool,
+) -> AuditedRelease:
+    """Plan the number of guesses, draw both series of releases, and count the right guesses."""
+    assert statement.epsilon is not None
+    delta, num_releases = statement.delta, -(-num_canaries // shadows.num_canaries)
+    total = num_releases * shadows.num_canaries
+    # Half the noise doubles the shift of a Gaussian, and the epsilon of a Laplace variable.
+    ideal, of_control = (
+        IdealAttack(
+            epsilon=factor * statement.epsilon,
+            mu=None if shadows.is_pure else factor * gaussian_mu(statement.epsilon, delta),
+        )
+        for factor in (1.0, 2.0)
+    )
+
+    def at_best(attack: IdealAttack, count: int) -> Outcome:
+        return Outcome(
+            guesses=attack.guesses(num_canaries=count, delta=delta),
+            separation=attack.separation(num_canaries=count) if shadows.is_gaussian else None,
+        )
+
+    planned = at_best(ideal, total)
+    needed = total
+    while max(at_best(of_control, needed).bounds(delta)) <= statement.epsilon and needed < _MOST_CANARIES:
+        needed *= 2
+    if needed > total:
+        raise AuditError(
+            f"--canaries: {total:,} are too few: even the ideal attack would not see that half the noise is missing; "
+            f"give {needed:,}."
+        )
+    reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
+
+    def outcome(of: Shadows, name: str) -> Outcome:
+        # Coins that nobody can predict, as the theorem has them.
+        coins_RM = np.random.default_rng().random((num_releases, of.num_canaries)) < 0.5
+        scores_RM = np.empty(coins_RM.shape)
+        with reporter.stage(name) as advance:
+            for number, coins_M in enumerate(coins_RM):
+                scores_RM[number] = of.play(coins_M)
+                advance(number + 1, num_releases)
+        if centred:
+            # What the other records add to a canary's numbers; the mean over releases reads no coin.
+            scores_RM = scores_RM - scores_RM.mean(axis=0)
+        each = planned.guesses.num_guesses // 2
+        scores_M, coins_M = scores_RM.ravel(), coins_RM.ravel()
+        return Outcome(
+            guesses=guess(scores_M, coins_M, num_guessed_in=each, num_guessed_out=each),
+            separation=separate(scores_M, coins_M) if of.is_gaussian else None,
+        )
+
+    return AuditedRelease(
+        part=part,
+        release=shadows.events[0].noun,
+        attack=shadows.attack,
+        events=tuple(event_json(event) for event in shadows.events),
+        num_releases=num_releases,
+        canaries_each=shadows.num_canaries,
+        # Not always half: a little noise on whole numbers has no smooth price, by which the control is planned.
+        control_noise=min(
+            less[name] / value
+            for of_run, of_control in zip(shadows.events, control.events, strict=True)
+            for less in (_noises(of_control),)
+            for name, value in _noises(of_run).items()
+        ),
+        planned=planned,
+        found=outcome(shadows, "audit"),
+        control=outcome(control, "control"),
+    )
+
+
+def _require_same_events(statement: PrivacyStatement, part: str, shadows: Shadows) -> None:
+    """Raise AuditError unless the events of the shadow releases are those of the statement."""
+    stated = statement.events if part == "private" else statement.part_events[part]
+    expected = [event_json(event_from(event)) for event in stated]
+    found = [event_json(event) for event in shadows.events]
+
+    def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+        return one.keys() == other.keys() and all(
+            math.isclose(value, other[name], rel_tol=_EVENTS_ALIKE)
+            if isinstance(value, float)
+            else value == other[name]
+            for name, value in one.items()
+        )
+
+    if len(expected) != len(found) or not all(map(alike, expected, found)):
+        raise AuditError(
+            f"statement.json: states {expected}, and the run's settings draw {found} today; audit it with the version "
+            "that made it (environment.json)."
+        )
+
+
+def _noises(event: Any) -> dict[str, float]:
+    """The noise of an event, by the names of its fields."""
+    if isinstance(event, LaplaceReleases):
+        return {"epsilon": 1 / event.epsilon}
+    return {
+        name: value
+        for name, value in vars(event).items()
+        if isinstance(value, float)
+        and (name.startswith("noise_") or name.endswith(("_stddev_votes", "_multiplier", "laplace_scale")))
+    }
+
+
+def with_noise_share(event: Any, factor: float) -> Any:
+    """The event with ``factor`` times the noise on everything that it releases."""
+    if isinstance(event, LaplaceReleases):
+        return replace(event, epsilon=event.epsilon / factor)
+    return replace(event, **{name: value * factor for name, value in _noises(event).items()})
+
+
+def shadows_of(
+    run: RunDirectory,
+    config: Method,
+    statement: PrivacyStatement,
+    part: str,
+    *,
+    noise_share: float = 1.0,
+    on_private: bool = False,
+) -> Shadows:
+    """The shadow releases of one part of a run, under ``noise_share`` of the noise; AuditError where no attack is
+    known."""
+    facts = require_data(run)
+    loaded = None
+    if on_private:
+        require_data_by_name(run)
+        loaded = load_for(run, config.data)
+    events = [event_from(event) for event in (statement.events if part == "private" else statement.part_events[part])]
+    if part == "test":
+        return _metrics(run, facts, with_noise_share(events[0], noise_share), config, loaded)
+    if isinstance(config, PrivateMethod) and noise_share != 1:
+        # The same method, planned for what half the noise costs: nothing in the release path knows of an audit.
+        weaker = [with_noise_share(event, noise_share) for event in events]
+        epsilon = price(weaker, delta=config.target.delta, accounting=config.target.accounting).epsilon
+        config = config.model_copy(update={"target": config.target.model_copy(update={"epsilon": epsilon})})
+    match config:
+        case RecordVotes():
+            return _cells(run, facts, config, loaded)
+        case WeightedVotes() | ResidualVotes() | AdaSsp():
+            return _sums(run, facts, config, events, loaded)
+        case GnmaxMethod() if len(events) == 1 and isinstance(events[0], ConfidentGnmaxQueries):
+            return _votes(run, facts, config, with_noise_share(events[0], noise_share), on_private=on_private)
+        case DpSgdFamily() if all(isinstance(event, PoissonGaussians | PoissonGaussianLaplaces) for event in events):
+            return _models(facts, config, events, loaded)
+        case Postprocessing() if config.dp_postprocessing.base == "sgd":
+            return _counts(facts, config, loaded)
+    raise AuditError(
+        f"{config.method}: no attack on its releases is known here; audits are of record_votes, weighted_votes, "
+        "residual_votes, ada_ssp, methods with teachers, DP-SGD and dp_postprocessing with base=sgd."
+    )
+
+
+def _records(x: Tensor, y: IntArray, z: IntArray, *, name: str, unit: str = "record", copies: int = 1) -> Split:
+    """Records, ``copies`` of each for a person."""
+    names = [f"{name}-{number}" for number in range(len(x)) for _ in range(copies)]
+    index = np.repeat(np.arange(len(x)), copies)
+    return Split(
+        x=x[torch.from_numpy(index)],
+        y=torch.from_numpy(np.asarray(y, np.int64)[index]),
+        z=torch.from_numpy(np.asarray(z, np.int64)[index]),
+        record_id=[f"{person}-{row}" for row, person in enumerate(names)] if copies > 1 else names,
+        person_id=names if unit == "person" else (),
+    )
+
+
+def _joined(one: Split, other: Split) -> Split:
+    return Split(
+        x=torch.cat([one.x, other.x]),
+        y=torch.cat([one.y, other.y]),
+        z=torch.cat([one.z, other.z]),
+        record_id=[*one.record_id, *other.record_id],
+        person_id=[*one.person_id, *other.person_id],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The run's data set with made public records, and with other private records than its own.
+
+    ``others``: the private records that are always there. ``canaries``: all of them, with ``copies`` records each.
+    """
+
+    dataset: Dataset
+    others: Split
+    canaries: Split
+    copies: int
+
+    def with_canaries(self, included_M: Coins) -> Dataset:
+        """The data set with the canaries whose coins are true."""
+        rows = np.flatnonzero(np.repeat(included_M, self.copies))
+        return replace(self.dataset, private=_joined(self.others, self.canaries.take(rows.tolist())))
+
+
+def _setting(
+    facts: DataRecord,
+    public_x: Tensor,
+    canaries: tuple[Tensor, IntArray, IntArray],
+    *,
+    num_others: int,
+    loaded: Dataset | None,
+    is_embedded: bool,
+) -> Setting:
+    """Public records ``public_x``, ``num_others`` made private records, or those of ``loaded``, and canaries (x, y,
+    z)."""
+    sizes = len(facts.label_names), len(facts.group_names)
+
+    def made(x: Tensor, name: str, **options: Any) -> Split:
+        labels, groups = (np.arange(len(x)) % size for size in sizes)
+        return _records(x, labels, groups, name=name, **options)
+
+    public, copies = made(public_x, "public"), _COPIES if facts.unit == "person" else 1
+    # At the origin: of all records these hide a canary least, and epsilon holds for any.
+    others = made(torch.zeros(num_others, *public_x.shape[1:], dtype=public_x.dtype), "made", unit=facts.unit)
+    embedding = None
+    if is_embedded:
+        # Canaries are placed in the coordinates themselves: that there is an embedding says so, and it is never asked.
+        embedding = Embedding.of(public_x[:2], EmbeddingConfig(num_components=1, steps=0))
+    return Setting(
+        dataset=Dataset(
+            name=facts.name,
+            kind="image" if public_x.ndim == 4 else "tabular",
+            private=others,
+            public=public,
+            validation=public,
+            test=public,
+            label_names=facts.label_names,
+            group_names=facts.group_names,
+            sensitive_attribute=facts.sensitive_attribute,
+            embedding=embedding,
+        ),
+        others=others if loaded is None else loaded.private,
+        canaries=_records(*canaries, name="canary", unit=facts.unit, copies=copies),
+        copies=copies,
+    )
+
+
+def _training(config: Method, dataset: Dataset, model: torch.nn.Module | None = None) -> Training:
+    """The context of a release that is neither counted nor kept."""
+    return Training(
+        dataset=dataset,
+        model=model or torch.nn.Identity(),
+        run=RunDirectory(root=Path(tempfile.gettempdir()) / "fairpate-audit"),
+        reporter=Reporter(quiet=True),
+        seed=config.seed,
+    )
+
+
+def _declared_size(config: Method) -> int:
+    """The publisher's number of records or persons, or a thousand where none is declared."""
+    try:
+        return count_protected(config.data)
+    except UserError:  # records that came from Python, or a declaration that is gone
+        return _RECORDS_UNKNOWN
+
+
+def _log_ratio(released: Numbers, added: Numbers, stddev: float) -> FloatArray:
+    """The log-likelihood ratio of ``released`` numbers with ``added`` against without it, summed over axis 0."""
+    ratio: FloatArray = ((released - added / 2) * added / stddev**2).sum(axis=0)
+    return ratio
+
+
+def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Dataset | None) -> Shadows:
+    """One vote per record: a canary for every label, and group, at every prototype."""
+    kept = read_release(run.released)[0].arrays
+    num_classes, num_rows = len(facts.label_names), len(facts.label_names)
+    if config.by_group:
+        num_rows *= len(facts.group_names)
+    generator = np.random.default_rng(0)
+    shape = (min(len(kept["prototype_M"]), _MOST_POOL), *facts.record_shape)
+    public_x = torch.from_numpy(generator.normal(size=shape).astype(np.float32))
+    if facts.kind == "image":
+        public_x = torch.from_numpy(generator.integers(256, size=shape).astype(np.uint8))
+    if loaded is not None:
+        public_x = loaded.public.x
+    options: dict[str, Any] = {"num_others": _declared_size(config), "loaded": loaded, "is_embedded": False}
+    nobody = _setting(facts, public_x, (public_x[:0], *np.zeros((2, 0), np.int64)), **options)
+
+    def table_of(dataset: Dataset, **how: Any) -> Released:
+        return config.measure(replace(_training(config, dataset), **how))
+
+    # Without noise: what the attacker knows of the other records.
+    known = table_of(nobody.with_canaries(np.zeros(0, np.bool_)), noisy_sum=lambda exact_RW, **_: exact_RW)
+    # Public records and a public seed decide the prototypes: they are the same in every release.
+    prototypes, places = np.unique(known.arrays["prototype_M"], return_index=True)
+    at_M, row_M = np.repeat(places, num_rows), np.tile(np.arange(num_rows), len(places))
+    canaries = (public_x[torch.from_numpy(at_M)], row_M % num_classes, row_M // num_classes)
+    setting = _setting(facts, public_x, canaries, **options)
+    event: Any = known.events[0]
+    added_1M = np.full((1, len(row_M)), 1.0 if isinstance(event, VoteTables) else float(UNITS))
+
+    def cells(released: Released) -> IntArray:
+        arrays = released.arrays
+        table_KR = arrays["votes_KC"] if "votes_KC" in arrays else np.hstack([*arrays["votes_GKC"]])
+        found_M: IntArray = table_KR[np.repeat(prototypes, num_rows), row_M]
+        return found_M
+
+    def play(included_M: Coins) -> FloatArray:
+        found_M = cells(table_of(setting.with_canaries(included_M))) - cells(known)
+        return _log_ratio(found_M[None], added_1M, event.noise_stddev_votes)
+
+    return Shadows(
+        attack="likelihood ratio of the count in the canary's cell",
+        events=known.events,
+        num_canaries=len(row_M),
+        play=play,
+        is_gaussian=True,
+    )
+
+
+def _sums(
+    run: RunDirectory,
+    facts: DataRecord,
+    config: WeightedVotes | ResidualVotes | AdaSsp,
+    events: Sequence[Event],
+    loaded: Dataset | None,
+) -> Shadows:
+    """Sums of feature vectors, of their products and of residuals: a canary for each coordinate, of full length."""
+    if isinstance(config, ResidualVotes):
+        # Released sums decided it, and those of shadow releases might decide otherwise.
+        kind = "private" if any(isinstance(event, MomentSums) for event in events) else "public"
+        own = config.residual_votes.model_copy(update={"curvature": kind})
+        config = config.model_copy(update={"residual_votes": own})
+    if loaded is not None and loaded.embedding is None:
+        section: VectorsConfig = getattr(config, config.method)
+        loaded = placed(loaded, Embedding.of(loaded.public.x, section.embedding))
+    kept = read_release(run.released)[0].arrays["pool_MW"]
+    width = kept.shape[1] - 1
+    pool_MD = (
+        np.random.default_rng(0).normal(size=(min(len(kept), _MOST_POOL), width)) * EMBEDDED_NORM / math.sqrt(width)
+    )
+    public_x = torch.from_numpy(pool_MD.astype(np.float32)) if loaded is None else loaded.public.x
+    number_M = np.arange(min(width, _MOST_EACH))
+    canaries = (
+        _LOUD * EMBEDDED_NORM * torch.eye(width)[: len(number_M)],
+        number_M % len(facts.label_names),
+        number_M % len(facts.group_names),
+    )
+    setting = _setting(facts, public_x, canaries, num_others=_declared_size(config), loaded=loaded, is_embedded=True)
+    whole = config.model_copy(update={"ray": RayConfig(num_actors=0)}) if hasattr(config, "ray") else config
+    alone = replace(setting.dataset, private=setting.canaries)
+
+    def play(included_M: Coins) -> FloatArray:
+        released = whole.measure(_training(whole, setting.with_canaries(included_M)))
+        score_M = np.zeros(len(included_M))
+        for shown_RW, added_RW, stddev in _sums_and_gains(whole, released, alone):
+            # Only this canary moves its own column, and all move the first one, which counts records.
+            own = slice(1, 1 + len(included_M))
+            score_M += _log_ratio(shown_RW[:, own], added_RW[:, own], stddev)
+        return score_M
+
+    return Shadows(
+        attack="likelihood ratio of all released numbers that the canary alone moves",
+        events=whole.measure(_training(whole, setting.with_canaries(np.zeros(len(number_M), np.bool_)))).events,
+        num_canaries=len(number_M),
+        play=play,
+        is_gaussian=True,
+    )
+
+
+def _sums_and_gains(
+    config: WeightedVotes | ResidualVotes | AdaSsp, released: Released, canaries: Dataset
+) -> list[tuple[Numbers, Numbers, float]]:
+    """Each released sum, what all canaries add to it in view of the earlier ones, and the noise's standard
+    deviation."""
+    arrays, parts = released.arrays, list[tuple[Numbers, Numbers, float]]()
+    if isinstance(config, AdaSsp):
+        sums, moments, _ = (event.noise_stddev_votes for event in config.events())
+        ballot = WeightedBallot.of(canaries, config.ada_ssp.embedding)
+        records = RecordSums.of(ballot, canaries.private, BlockPool())
+        exact_WW = records.total(votes_themselves, norm=UNITS**2)
+        return [
+            (arrays["sums_CW"], records.total(indicators(canaries.num_classes), norm=UNITS), sums),
+            (np.triu(arrays["moments_WW"], 1), np.triu(exact_WW, 1), moments / math.sqrt(2)),
+            (arrays["moments_WW"].diagonal()[None], exact_WW.diagonal()[None], moments),
+        ]
+
+    # The method again, of the canaries alone: asked for a noisy sum it is given the one that was released, so that
+    # every later sum is computed from the rule that was.
+    def shown(exact_RW: IntArray, *, stddev: float, name: str, **_: Any) -> IntArray:
+        match name.split():
+            case ["moments"]:
+                found = np.triu(arrays["moments_WW"], 1)
+            case ["squares"]:
+                found = arrays["moments_WW"].diagonal()[None].copy()
+            case ["residuals", number, _]:
+                found = arrays["residuals_RCW"][int(number.strip(","))]
+            case _:
+                found = (arrays["sums_CW"] if "sums_CW" in arrays else arrays["sums_GCW"]).reshape(exact_RW.shape)
+        parts.append((found, exact_RW, stddev))
+        return found
+
+    config.measure(replace(_training(config, canaries), noisy_sum=shown))
+    return parts
+
+
+def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None) -> Shadows:
+    """Published models: a canary for each feature, which no other record has."""
+    rates = {rate for event in events if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
+    # The rate of the run, with which the number of records was published; coins must not change it.
+    size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
+    config = config.model_copy(update={"dp_sgd": config.dp_sgd.model_copy(update={"num_records": size})})
+    width = math.prod(facts.record_shape)
+    number_M = np.random.default_rng(0).permutation(width)[:_MOST_EACH]
+    loud_MD = torch.zeros(len(number_M), width)
+    loud_MD[torch.arange(len(number_M)), torch.from_numpy(number_M)] = 255 if facts.kind == "image" else _LOUD
+    canary_x = loud_MD.reshape(-1, *facts.record_shape)
+    canary_x = canary_x.to(torch.uint8) if facts.kind == "image" else canary_x
+    label_M = np.arange(len(number_M)) % len(facts.label_names)
+    canaries = (canary_x, label_M, np.arange(len(number_M)) % len(facts.group_names))
+    public_x = torch.zeros(_MOST_EACH, *facts.record_shape, dtype=canary_x.dtype) if loaded is None else loaded.public.x
+    setting = _setting(
+        facts, public_x, canaries, num_others=max(0, size - len(number_M) // 2), loaded=loaded, is_embedded=False
+    )
+    replaced = getattr(events[0], "relation", "") == "replace one"
+
+    def odds(model: torch.nn.Module) -> FloatArray:
+        """The log odds of every canary's label."""
+        with torch.no_grad():
+            logits_MC = model.eval()(scale_bytes(canary_x)).double()
+        own_M = logits_MC.gather(1, torch.from_numpy(label_M)[:, None])
+        rest_MC = logits_MC.scatter(1, torch.from_numpy(label_M)[:, None], -math.inf)
+        found_M: FloatArray = (own_M[:, 0] - rest_MC.logsumexp(dim=1)).numpy()
+        return found_M
+
+    def train(dataset: Dataset) -> Trained:
+        return config.train(_training(config, dataset, initial_model(config, dataset)))
+
+    def play(included_M: Coins) -> FloatArray:
+        dataset = setting.with_canaries(included_M)
+        if replaced:  # by a record at the origin
+            rest = setting.canaries.take(np.flatnonzero(np.repeat(~included_M, setting.copies)).tolist())
+            dataset = replace(dataset, private=_joined(dataset.private, replace(rest, x=torch.zeros_like(rest.x))))
+        # Less those of the first model, whose weights a public seed draws.
+        return odds(train(dataset).model) - odds(initial_model(config, dataset))
+
+    return Shadows(
+        attack="how much the published model raised the odds of the canary's label",
+        events=train(setting.with_canaries(np.ones(len(number_M), np.bool_))).events,
+        num_canaries=len(number_M),
+        play=play,
+        is_gaussian=sum(getattr(event, "count", 0) for event in events) >= _MANY,
+    )
+
+
+def _votes(
+    run: RunDirectory, facts: DataRecord, config: GnmaxMethod, event: ConfidentGnmaxQueries, *, on_private: bool
+) -> Shadows:
+    """Answers to queries: a canary is a teacher's record that turns its vote in every query, as a code of its own
+    says."""
+    parameters = {name: getattr(event, name) for name in MechanismParameters.__dataclass_fields__}
+    mechanism = mechanism_of(MechanismParameters(**parameters), config.aggregator.release)
+    num_voters, queries = config.num_voters, event.count
+    # Few enough that other canaries' votes hide one no more than the noise does.
+    num_canaries = max(1, min(_MOST_EACH, num_voters // 4, int(event.noise_stddev_votes**2 / 4)))
+    generator = np.random.default_rng(0)
+    groups = generator.integers(len(facts.group_names), size=queries).tolist()
+    code_QM = generator.integers(2, size=(queries, num_canaries))
+    sign_QM = 2 * code_QM - 1
+    votes_QC = np.zeros((queries, len(facts.label_names)), np.int64)
+    rest = num_voters - num_canaries
+    # Two classes share the votes, as near to a tie as the check lets pass.
+    votes_QC[:, 0] = max(-(-rest // 2), min(rest, event.threshold)) if math.isfinite(event.threshold) else -(-rest // 2)
+    votes_QC[:, 1] = rest - votes_QC[:, 0]
+    if on_private:
+        votes_QC = _real_votes(run, num_canaries)
+        queries = len(votes_QC)
+    first_Q, second_Q = np.argsort(-votes_QC, axis=1, kind="stable")[:, :2].T
+    keys, rows_Q = [str(number) for number in range(queries)], np.arange(queries)
+
+    def play(included_M: Coins) -> FloatArray:
+        # A teacher votes for one of two classes as its code says, and for the other one with the record.
+        for_first_Q = (code_QM[:queries] ^ included_M).sum(axis=1)
+        cast_QC = votes_QC.copy()
+        cast_QC[rows_Q, first_Q] += for_first_Q
+        cast_QC[rows_Q, second_Q] += num_canaries - for_first_Q
+        gate = DemographicParityGate(config.gate, num_groups=len(facts.group_names), num_classes=len(facts.label_names))
+        answers = mechanism.answer(cast_QC, groups=groups[:queries], keys=keys, gate=gate, source=OsEntropy())
+        lead_Q = np.zeros(queries)
+        for query, answer in enumerate(answers):
+            first, second = int(first_Q[query]), int(second_Q[query])
+            if answer.counts is not None:
+                known = votes_QC[query, first] - votes_QC[query, second]
+                lead_Q[query] = answer.counts[first] - answer.counts[second] - known
+            elif answer.label is not None:
+                lead_Q[query] = (answer.label == first) - float(answer.label == second)
+        # With the record, a teacher whose code is 1 votes for the second class.
+        found_M: FloatArray = -(lead_Q @ sign_QM[:queries])
+        return found_M
+
+    counted = config.aggregator.release == "counts"
+    return Shadows(
+        attack=f"the canary's code in the {'noisy counts' if counted else 'labels'} of all queries",
+        events=(event,),
+        num_canaries=num_canaries,
+        play=play,
+        is_gaussian=(counted and event.threshold == -math.inf) or queries >= _MANY,
+    )
+
+
+def _real_votes(run: RunDirectory, num_canaries: int) -> IntArray:
+    """The run's own votes, less those of the leading class that canaries cast instead."""
+    votes_QC = read_votes(run.votes).votes_QC.copy()
+    rows_Q, leader_Q = np.arange(len(votes_QC)), votes_QC.argmax(axis=1)
+    votes_QC[rows_Q, leader_Q] = np.maximum(votes_QC[rows_Q, leader_Q] - num_canaries, 0)
+    return votes_QC
+
+
+def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -> Shadows:
+    """Counts of DP-postprocessing: the attribute of a canary is one of two groups, for every label and prediction."""
+    num_groups, num_classes = len(facts.group_names), len(facts.label_names)
+    epsilon, pairs = config.target.epsilon, num_groups // 2
+    first_M, label_M, said_M = (
+        index.ravel() for index in np.meshgrid(2 * np.arange(pairs), np.arange(num_classes), np.arange(num_classes))
+    )
+    # So many that no count falls below 0, where it would be cut.
+    crowd = 1000 + round(100 / epsilon)
+    groups_N, labels_N, saids_N = (
+        np.repeat(index.ravel(), crowd)
+        for index in np.meshgrid(np.arange(num_groups), np.arange(num_classes), np.arange(num_classes))
+    )
+    if loaded is not None:
+        groups_N, labels_N = loaded.private.z.numpy(), loaded.private.y.numpy()
+        saids_N = labels_N  # the predictions of a perfect model
+    known_GYC = joint_table(saids_N, groups_N, num_groups=num_groups, num_classes=num_classes, labels_N=labels_N)
+
+    def play(included_M: Coins) -> FloatArray:
+        found_GYC = released_counts(
+            np.concatenate([saids_N, said_M]),
+            np.concatenate([labels_N, label_M]),
+            np.concatenate([groups_N, first_M + included_M]),
+            epsilon=epsilon,
+            source=config.source,
+            num_groups=num_groups,
+            num_classes=num_classes,
+        )
+        without_M, with_M = (
+            found_GYC[first_M + group, label_M, said_M] - known_GYC[first_M + group, label_M, said_M]
+            for group in (0, 1)
+        )
+        # Of Laplace noise: the distances from what was there without and with the canary.
+        ratio_M: FloatArray = np.abs(with_M) - np.abs(with_M - 1) + np.abs(without_M - 1) - np.abs(without_M)
+        return ratio_M * epsilon / 2
+
+    return Shadows(
+        attack="likelihood ratio of the two counts between which the canary's attribute decides",
+        events=(LaplaceReleases(count=1, epsilon=epsilon),),
+        num_canaries=len(first_M),
+        play=play,
+        is_pure=True,
+    )
+
+
+def _metrics(
+    run: RunDirectory, facts: DataRecord, event: PredictionTables, config: Method, loaded: Dataset | None
+) -> Shadows:
+    """The noisy table of private metrics: a canary for every group, label and prediction that the model makes."""
+    student, edges = load_student(run.student), config.evaluation.score_edges
+    generator = np.random.default_rng(0)
+    tried_x = torch.from_numpy(generator.normal(size=(_MOST_EACH, *facts.record_shape)).astype(np.float32)) * _LOUD
+    if facts.kind == "image":
+        tried_x = torch.from_numpy(generator.integers(256, size=(_MOST_EACH, *facts.record_shape)).astype(np.uint8))
+    tried = _records(tried_x, *np.zeros((2, len(tried_x)), np.int64), name="tried")
+    said_N, score_N = lone_predictions(student, tried, OsEntropy())
+    bin_N = np.searchsorted(edges, score_N, side="right")
+    _, places = np.unique(np.stack([bin_N, said_N]), axis=1, return_index=True)
+    num_groups, num_classes = len(facts.group_names), len(facts.label_names)
+    # One canary for each cell; where a unit is replaced, two cells share one that changes between them.
+    place_M, group_M, label_M = (
+        index.ravel() for index in np.meshgrid(places, np.arange(num_groups), np.arange(num_classes), indexing="ij")
+    )
+    moved = {"sensitive attribute": "group"}.get(event.unit, "label") if event.relation == "replace one" else ""
+    if moved:
+        kept_M = (group_M if moved == "group" else label_M) == 0
+        place_M, group_M, label_M = place_M[kept_M], group_M[kept_M], label_M[kept_M]
+    cells_M = bin_N[place_M], group_M, label_M, said_N[place_M]
+    others_M = bin_N[place_M], group_M + (moved == "group"), label_M + (moved == "label"), said_N[place_M]
+    copies = _COPIES if event.unit == "person" else 1
+    x = tried_x[torch.from_numpy(place_M)]
+    canaries = _records(x, label_M, group_M, name="canary", unit=event.unit, copies=copies)
+    moved_ones = _records(x, others_M[2], others_M[1], name="canary", unit=event.unit, copies=copies)
+    base = loaded.test if loaded is not None else canaries.take(range(0))
+    sizes: dict[str, Any] = {"num_groups": num_groups, "num_classes": num_classes, "edges": edges}
+
+    def play(included_M: Coins) -> FloatArray:
+        rows_N = np.repeat(included_M, copies)
+        records = _joined(base, canaries.take(np.flatnonzero(rows_N).tolist()))
+        if moved:
+            records = _joined(records, moved_ones.take(np.flatnonzero(~rows_N).tolist()))
+        table_BGYC = draw_table(student, records, event, OsEntropy(), **sizes).arrays["weights_BGYC"] / event.weight
+        # Of two cells the difference, whose noise is that of both.
+        found_M = table_BGYC[cells_M] - (table_BGYC[others_M] - 1 if moved else 0)
+        added, stddev = (2.0, math.sqrt(2) * event.noise_stddev_records) if moved else (1.0, event.noise_stddev_records)
+        return _log_ratio(found_M[None], np.full((1, len(found_M)), added), stddev)
+
+    return Shadows(
+        attack="likelihood ratio of the number in the canary's cell",
+        events=(event,),
+        num_canaries=len(place_M),
+        play=play,
+        is_gaussian=True,
+    )

@@ -1,0 +1,232 @@
+"""A release over sites on one machine: records are dealt to sites, and the real commands run as processes.
+
+Every party gets a folder with files, a declaration and an odometer of its own; the coordinator serves on the loopback
+interface. So what is simulated is who has which records, and nothing of the protocol. The records of a table are dealt
+as rows of the publisher's text, at random or by the value of a column, such as the state of a census record; pictures
+are dealt at random as vectors of numbers. All records of a person go to one site.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import yaml
+
+from fairpate.config import ConfigError, DataConfig
+from fairpate.data.dataset import Dataset
+from fairpate.data.declaration import read_declaration, rows_of
+from fairpate.data.registry import CODEBOOKS, entry_for, load_data, request_of
+from fairpate.data.tables import text_of
+from fairpate.run.context import RunDirectory
+from fairpate.sites.plan import key_text, new_key
+from fairpate.types import IntArray, UsageError, UserError
+
+# Of a codebook, what says how to read the publisher's files, or how to divide them.
+_OF_FILES = ("files", "header", "comment", "separator", "trim", "num_public", "num_validation", "num_test", "rows")
+_PARTS = ("private", "public", "test")
+
+
+class SimulationError(UserError):
+    """A process of the simulation failed; the message has its last words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """A finished simulation: the coordinator's run, the private records of each site, and what it took."""
+
+    run: RunDirectory
+    records: tuple[int, ...]
+    seconds: float
+    largest_process_mb: float
+
+
+def site_folders(folder: Path, sites: int) -> list[Path]:
+    """The folders of all sites of a simulation."""
+    return [folder / f"site{number}" for number in range(1, sites + 1)]
+
+
+def deal(data: DataConfig, folder: Path, *, sites: int, by: str | None = None) -> tuple[int, ...]:
+    """Write the files of all parties below ``folder``; return the number of private records of each site.
+
+    ``by``: a column of the publisher's table, whose values are dealt to sites in turn, the most frequent first;
+    ``COLUMN:N`` takes its first N characters. ConfigError for a column without as many values as sites, and for
+    pictures as pixels.
+    """
+    codebook = CODEBOOKS / f"{data.name}.yaml"
+    path = data.declaration.path if data.declaration else codebook
+    if path.is_file():
+        rows, declared = _rows(data, path)
+    elif by is None:
+        rows, declared = _vectors(load_data(data))
+    else:
+        raise ConfigError(f"--by: {data.name} are pictures, which have no columns; leave it out.")
+    order = np.random.default_rng(data.seed)
+    site_N = _dealt(rows["private"], declared, order, sites=sites, by=by)
+    declared |= {"files": {part: f"{part}.parquet" for part in _PARTS}, "rows": max(1, len(site_N) // sites)}
+    for number, party in enumerate([folder / "coordinator", *site_folders(folder, sites)], start=-1):
+        party.mkdir(parents=True)
+        (party / "data.yaml").write_text(yaml.safe_dump(declared, sort_keys=False), encoding="utf-8")
+        pq.write_table(rows["public"], party / "public.parquet")
+        # The coordinator has no private record, and no site needs test records that are public.
+        own = rows["private"].filter(pa.array(site_N == number))
+        pq.write_table(own if number >= 0 else rows["test"], party / f"{'private' if number >= 0 else 'test'}.parquet")
+    return tuple(np.bincount(site_N, minlength=sites).tolist())
+
+
+def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, Any]]:
+    """The rows of a declared table by part, as text, and its declaration without the parts that are about files."""
+    table, entry = read_declaration(path), entry_for(data)
+    found: dict[str, list[pa.Table]] = {}
+    # With all columns: one that is no feature may say where a record belongs.
+    whole = table.model_copy(update={"identity": table.identity.model_copy(update={"by_text": True})})
+    for part, _, rows in rows_of(whole, request_of(data, entry), table.files.parts):
+        for rule in table.keep:
+            rows = rows.filter(pc.invert(pc.is_in(text_of(rows[rule.column]), pa.array(rule.other_than, pa.string()))))
+        found.setdefault(part, []).append(rows)
+    rows_of_part = {part: pa.concat_tables(tables, promote_options="default") for part, tables in found.items()}
+    pooled = rows_of_part.pop("records", None)
+    if pooled is not None:
+        free = np.random.default_rng([data.seed, 1]).permutation(len(pooled))
+        for part in ("public", "test"):
+            if part not in rows_of_part:
+                asked = getattr(data, f"num_{part}")
+                size = asked if asked is not None else getattr(table, f"num_{part}") or len(pooled) // 10
+                rows_of_part[part], free = pooled.take(free[:size]), free[size:]
+        rows_of_part["private"] = pooled.take(free)
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    declared = {name: value for name, value in values.items() if name not in _OF_FILES}
+    if "when" not in json.dumps(declared):
+        declared.pop("options", None)  # they chose files
+    return rows_of_part, declared | {"name": f"{data.name}_sites"}
+
+
+def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
+    """The records of a data set by part, as vectors of numbers, and their declaration."""
+    if dataset.kind == "image":
+        raise ConfigError(
+            f"data.options.features: {dataset.name} are pictures; set oriented_gradients, as sites exchange no pixels."
+        )
+    rows = {}
+    for part in _PARTS:
+        split = dataset.splits[part]
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(split.x.numpy().ravel()), split.x.shape[1])
+        words: Mapping[str, Sequence[str]] = {"label": dataset.label_names, "group": dataset.group_names}
+        codes = {"label": split.y.tolist(), "group": split.z.tolist()}
+        named = {name: [words[name][code] if code >= 0 else "" for code in codes[name]] for name in words}
+        rows[part] = pa.table({"record": [f"{part}-{number}" for number in range(len(split))], "x": vectors} | named)
+    declared = {
+        "name": f"{dataset.name}_sites",
+        "kind": "embeddings",
+        "features": {"x": {"vector": int(dataset.private.x.shape[1])}},
+        "label": {"column": "label", "classes": {name: name for name in dataset.label_names}},
+        "group": {"column": "group", "values": {name: name for name in dataset.group_names}},
+        "identity": {"key": ["record"]},
+    }
+    return rows, declared
+
+
+def _dealt(
+    private: pa.Table, declared: Mapping[str, Any], order: np.random.Generator, *, sites: int, by: str | None
+) -> IntArray:
+    """The site of each private record, counted from 0."""
+    person = declared.get("person")
+    column, _, length = (by or "").partition(":")
+    column = column or (person["column"] if isinstance(person, Mapping) else person) or ""
+    if not column:
+        return order.permutation(len(private)) % sites
+    if column not in private.column_names:
+        raise ConfigError(f"--by: no column {column}; the table has {', '.join(private.column_names)}.")
+    text = text_of(private[column])
+    values = text if not length else pc.utf8_slice_codeunits(text, 0, int(length))
+    found, value_N = np.unique(np.array(values.to_pylist(), dtype=str), return_inverse=True)
+    if len(found) < sites:
+        raise ConfigError(f"--by: {by or column} has {len(found)} values, fewer than {sites} sites; ask for fewer.")
+    # In turn, the most frequent first; persons are many, and have no order.
+    ranked = np.argsort(-np.bincount(value_N), kind="stable") if by else order.permutation(len(found))
+    site_of = np.empty(len(found), np.int64)
+    site_of[ranked] = np.arange(len(found)) % sites
+    dealt_N: IntArray = site_of[value_N]
+    return dealt_N
+
+
+def simulate(
+    data: DataConfig,
+    folder: Path,
+    *,
+    sites: int,
+    by: str | None = None,
+    planning: Sequence[str] = (),
+    wait_s: float = 600.0,
+) -> Simulated:
+    """Deal the records of ``data`` to ``sites`` in ``folder``, and run plan, coordinator and sites as processes.
+
+    ``planning`` are further arguments of `fairpate site plan`. UsageError for a folder that exists, SimulationError for
+    a process that fails; no process stays behind.
+    """
+    if folder.exists():
+        raise UsageError(f"--out: {folder} exists already; give another folder.")
+    records = deal(data, folder, sites=sites, by=by)
+    coordinator, parties = folder / "coordinator", site_folders(folder, sites)
+    keys = {party.name: key_text(new_key(party / "own.key").public) for party in parties}
+    (coordinator / "roster.yaml").write_text("".join(f"{name}: {key}\n" for name, key in keys.items()), "utf-8")
+    started: list[subprocess.Popen[str]] = []
+
+    def start(party: Path, *words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            [sys.executable, "-m", "fairpate", "site", *words, "--json"],
+            cwd=party,
+            env=os.environ | {"FAIRPATE_STATE": str((party / "state").absolute())},
+            stdout=subprocess.PIPE,
+            # A file, since nobody reads while the others work: a full pipe would stop a party.
+            stderr=(party / f"{words[0]}.log").open("w"),
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    def result(process: subprocess.Popen[str], party: Path, command: str) -> dict[str, Any]:
+        output, _ = process.communicate()
+        if process.returncode:
+            raise SimulationError(f"{party.name}: `fairpate site {command}` failed: {output or '(no output)'}")
+        found: dict[str, Any] = json.loads(output)
+        return found
+
+    began_s = time.monotonic()
+    try:
+        words = ("data.yaml", "--sites", "roster.yaml", "-o", "plan.json", *planning)
+        digest = result(start(coordinator, "plan", *words), coordinator, "plan")["digest"]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        own = ("--data", "data.yaml", "--out", "run", "--wait-s", str(wait_s))
+        serving = start(coordinator, "serve", "plan.json", "--port", port, *own)
+        agreed = ("--key", "own.key", "--plan", digest, "--yes")
+        joining = [start(party, "join", f"http://127.0.0.1:{port}", *own, *agreed) for party in parties]
+        for party, process in zip(parties, joining, strict=True):
+            result(process, party, "join")
+        result(serving, coordinator, "serve")
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+    return Simulated(
+        run=RunDirectory(root=coordinator / "run"),
+        records=records,
+        seconds=time.monotonic() - began_s,
+        # In kB, on Linux; the coordinator's process, which trains the model, is mostly the largest.
+        largest_process_mb=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+    )

@@ -1,0 +1,151 @@
+"""The report of predictions that were made elsewhere: rates by hand and by fairlearn, small cells, and bad tables."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from fairlearn.metrics import MetricFrame, demographic_parity_difference, selection_rate
+from page_references import References
+
+from fairpate.config import fair_rule
+from fairpate.run.assess import AssessedPredictions, assess_predictions
+from fairpate.types import UsageError
+
+
+def applicants(number: int = 3000, seed: int = 0) -> pd.DataFrame:
+    """Applicants of two sexes and four races, the last of them rare; women are hired less often."""
+    random = np.random.default_rng(seed)
+    sex = random.choice(["F", "M"], number)
+    race = random.choice(["A", "B", "C", "rare"], number, p=[0.6, 0.25, 0.135, 0.015])
+    truth = random.random(number) < 0.4
+    hired = np.where(random.random(number) < 0.85, truth, ~truth) & ~((sex == "F") & (random.random(number) < 0.4))
+    words = np.array(["no", "yes"])
+    return pd.DataFrame(
+        {"sex": sex, "race": race, "truth": words[truth.astype(int)], "hired": words[hired.astype(int)]}
+    )
+
+
+def by_name(found: AssessedPredictions, division: int = 0) -> dict[str, Any]:
+    return {group.name: group for group in found.divisions[division].groups}
+
+
+def test_rates_ratios_and_gaps_agree_with_fairlearn() -> None:
+    table = applicants()
+    found = assess_predictions(table, groups=["sex", "race"], prediction="hired", label="truth")
+    assert [each.name for each in found.divisions] == ["sex", "race", "sex and race"]
+    hired, truth = (table[name] == "yes" for name in ("hired", "truth"))
+    for division, groups in ((0, table["sex"]), (1, table["race"])):
+        rates = MetricFrame(metrics=selection_rate, y_true=truth, y_pred=hired, sensitive_features=groups).by_group
+        shown = by_name(found, division)
+        assert {name: each.rate.value for name, each in shown.items()} == pytest.approx(rates.to_dict())
+        highest = max(rates[name] for name, each in shown.items() if not each.is_rare)
+        for name, each in shown.items():
+            assert each.rate.low < each.rate.value < each.rate.high
+            assert (
+                math.isnan(each.ratio.value)
+                if each.is_rare
+                else each.ratio.value == pytest.approx(rates[name] / highest)
+            )
+    measured = found.divisions[0].measured
+    assert measured is not None
+    assert measured.disparity == pytest.approx(
+        demographic_parity_difference(truth, hired, sensitive_features=table["sex"])
+    )
+    assert found.divisions[0].below == ("F",)
+    assert found.line.startswith("Not fair by ")
+    assert by_name(found, 1)["rare"].remark == "under 2\u00a0% of the records: no ratio"
+    assert "Under 2\u00a0% of the records: rare." in found.divisions[1].words
+
+
+def test_a_rare_group_is_not_the_highest_and_an_unknown_one_is_counted() -> None:
+    """By hand: 10 of 1,010 are all selected; without them 300 of 500 and 150 of 500 are, a ratio of one half."""
+    rows = [("A", "1")] * 300 + [("A", "0")] * 200 + [("B", "1")] * 150 + [("B", "0")] * 350 + [("C", "1.0")] * 10
+    table = pd.DataFrame([*rows, ("", "1"), (None, "0")], columns=["group", "prediction"])
+    found = assess_predictions(table, groups=["group"])
+    shown = by_name(found)
+    assert (shown["A"].ratio.value, shown["B"].ratio.value) == (1.0, 0.5)
+    assert (shown["C"].rate.value, shown["C"].is_rare) == (1.0, True)
+    assert found.num_unknown == 2
+    assert "2 records of which a group is not known" in found.left_out
+
+
+def test_a_score_above_the_median_selects() -> None:
+    table = {"z": ["a"] * 50 + ["b"] * 50, "score": [*range(50), *range(25, 75)]}
+    median = float(np.median(table["score"]))
+    shown = by_name(assess_predictions(table, groups=["z"], score="score"))
+    assert shown["a"].rate.value == np.mean(np.arange(50) > median)
+    assert shown["b"].rate.value == np.mean(np.arange(25, 75) > median)
+
+
+@pytest.mark.parametrize("change", ["no", ""])
+def test_no_number_of_any_division_shows_a_small_group(change: str) -> None:
+    """One record of a group of nine changes, and nothing of the report does; with another rule it is shown."""
+    table = applicants(2000)
+    table.loc[table["race"] == "rare", "race"] = "A"
+    table.loc[:8, ["sex", "race", "hired"]] = ["F", "few", "yes"]
+    found = assess_predictions(table, groups=["sex", "race"], prediction="hired", label="truth")
+    table.loc[0, "hired"] = change
+    other = assess_predictions(table, groups=["sex", "race"], prediction="hired", label="truth")
+    assert by_name(found, 1)["few"].num_records is None
+    assert "too few records to be shown" in json.dumps(found.to_json())
+    assert found.num_left_out == 10  # not nine, which would show its size
+    assert found.to_json() == other.to_json()
+    everything = assess_predictions(table, groups=["sex", "race"], prediction="hired", least_cell=1)
+    assert everything.num_left_out == 0
+
+
+def test_records_of_one_person_make_intervals_wider() -> None:
+    table = applicants(300).drop(columns="truth")
+    repeated = pd.concat([table.assign(person=table.index)] * 10)
+    alone = by_name(assess_predictions(repeated, groups=["sex"], prediction="hired"))["F"]
+    together = by_name(assess_predictions(repeated, groups=["sex"], prediction="hired", person="person"))["F"]
+    once = by_name(assess_predictions(table, groups=["sex"], prediction="hired"))["F"]
+    width = {name: each.rate.high - each.rate.low for name, each in zip("ato", (alone, together, once), strict=True)}
+    assert width["t"] == pytest.approx(width["o"], rel=0.15)
+    assert width["t"] > 2.5 * width["a"]
+    assert together.ratio.low < together.ratio.value < together.ratio.high
+
+
+def test_the_command_writes_a_page_that_begins_with_what_it_is_not(fairpate: Any, tmp_path: Path) -> None:
+    applicants().to_csv(tmp_path / "made.csv", index=False)
+    given = ("assess", tmp_path / "made.csv", "--group", "sex", "--prediction", "hired", "--label", "truth")
+    code, output, errors = fairpate(*given, "--fair-at", "four-fifths")
+    assert code == 0, errors
+    page = (tmp_path / "made-fairness.html").read_text(encoding="utf-8")
+    assert page.index("Outside any guarantee") < page.index("<h1>")
+    assert "the four-fifths rule" in page
+    assert References(page).found == []
+    assert "below four fifths" in output
+    assert "Outside any guarantee" in output
+    code, output, _ = fairpate(*given, "--json", "--out", tmp_path / "other.html")
+    facts = json.loads(output)
+    assert facts["divisions"][0]["groups"][0]["name"] == "F"
+    assert facts["divisions"][0]["evaluation"]["fair_at"] == {"notion": "demographic_parity", "limit": 0.1}
+    assert (tmp_path / "other.html").exists()
+    assert fair_rule("four-fifths").limit == 0.2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"groups": ["sexx"]}, "no column sexx; did you mean sex"),
+        ({"groups": []}, "expected a column of groups"),
+        ({"prediction": "race"}, "has 6 classes; name the one"),
+        ({"selected": "maybe"}, "no hired is 'maybe'"),
+        ({"score": "hired", "label": None}, "expected a number in every row"),
+        ({"score": "hired"}, "leave one of them out"),
+        ({"least_cell": 0}, "expected 1 or more"),
+        ({"person": "gap"}, "1 records have no gap"),
+    ],
+)
+def test_a_table_that_cannot_be_assessed_is_refused_with_the_column(changes: dict[str, Any], words: str) -> None:
+    table = applicants(100).assign(gap=["", *["x"] * 99])
+    given: dict[str, Any] = {"groups": ["sex"], "prediction": "hired", "label": "truth"}
+    with pytest.raises((UsageError, ValueError), match=words):
+        assess_predictions(table, **(given | changes))

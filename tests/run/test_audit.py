@@ -1,0 +1,310 @@
+"""Audits of runs: correct releases stay below their claim, broken ones are found, and a bundle takes what holds."""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small_runs import QUIET
+
+from aggregator import mechanism
+from fairpate.data import Dataset, Split
+from fairpate.fairness.gate import DemographicParityGate
+from fairpate.methods import dp_postprocessing, record_votes, residual_votes
+from fairpate.methods.base import configured
+from fairpate.nn import private_fit
+from fairpate.nn.per_example import ClippedSum
+from fairpate.privacy.accountant import least_noise
+from fairpate.privacy.audit import epsilon_lower_bound, guess
+from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.privacy.mechanism_events import NeighbourVotes
+from fairpate.report.audit_page import Audit, audit_page
+from fairpate.run import private_metrics
+from fairpate.run.audit import AuditError, audit_run
+from fairpate.run.bundle import verify_bundle, write_bundle
+from fairpate.run.context import RunDirectoryError
+from fairpate.run.run import run_method
+from fairpate.types import GateRule
+from teachers.neighbours import Sampler, blocks_of
+from teachers.ray_pool import LocalNeighbourhood
+
+WIDTH = 40
+LINEAR = {"student": {"model": {"name": "logistic"}}}
+KINDS: dict[str, tuple[dict[str, Any], int]] = {
+    # Settings, and the canaries that find half the noise for certain.
+    "record_votes": ({"record_votes": {"num_prototypes": 20}, "target": {"epsilon": 2.0}}, 1500),
+    "weighted_votes": ({}, 1500),
+    "residual_votes": ({"residual_votes": {"curvature": "private"}}, 800),
+    "ada_ssp": ({}, 1500),
+    "dp_sgd": ({"dp_sgd": {"epochs": 3, "batch_size": 100, "num_records": 200}, "target": {"epsilon": 1.5}}, 24_000),
+    "dp_postprocessing": ({}, 1500),
+    "pate": (
+        {
+            "teachers": {"num_teachers": 120, "model": {"name": "logistic"}, "fit": {"epochs": 1}},
+            "aggregator": {"num_queries": 60, "release": "counts", "mechanism": {"threshold": float("-inf")}},
+            "ray": {"num_actors": 0},
+        },
+        1500,
+    ),
+}
+
+
+def split(count: int, name: str) -> Split:
+    draws = np.random.default_rng(count)
+    x = torch.from_numpy(draws.normal(size=(count, WIDTH)).astype(np.float32))
+    z = torch.from_numpy(draws.integers(0, 2, count))
+    return Split(x=x, y=(x[:, 0] + 0.3 * z > 0).long(), z=z, record_id=[f"{name}{row}" for row in range(count)])
+
+
+def two_groups(persons: bool = False) -> Dataset:
+    private = split(600, "a")
+    if persons:
+        names = [f"p{row // 2}" for row in range(len(private))]
+        private = Split(x=private.x, y=private.y, z=private.z, record_id=private.record_id, person_id=names)
+    return Dataset(
+        name="made",
+        kind="tabular",
+        private=private,
+        public=split(200, "b"),
+        validation=split(50, "c"),
+        test=split(300, "d"),
+        label_names=("no", "yes"),
+        group_names=("F", "M"),
+        sensitive_attribute="sex",
+        parts="hash/1",
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory):
+    """The finished run of each method, made when it is first asked for."""
+    folder, found = tmp_path_factory.mktemp("audited"), dict[str, Path]()
+
+    def run_of(method: str, **more: Any) -> Path:
+        key = f"{method}{json.dumps(more, default=str)}"
+        if key not in found:
+            persons = more.pop("persons", False)
+            settings = {"target": {"epsilon": 4.0}} | LINEAR | KINDS.get(method, ({}, 0))[0] | more
+            settings["out"] = folder / str(len(found))
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setenv("FAIRPATE_STATE", str(folder / f"state-{len(found)}"))
+                found[key] = run_method(configured(settings, method=method), QUIET, two_groups(persons)).root
+        return found[key]
+
+    return run_of
+
+
+def audited(root: Path, **options: Any) -> Audit:
+    return audit_run(root, reporter=QUIET, **options)[0]
+
+
+SLOW = ("dp_sgd", "residual_votes")
+METHODS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in KINDS]
+
+
+def halve_noise(patched: pytest.MonkeyPatch) -> None:
+    """Half the noise wherever a release draws it; the events still claim all of it."""
+    for module in (record_votes, residual_votes, mechanism):
+        whole = module.discrete_gaussians
+        patched.setattr(
+            module, "discrete_gaussians", lambda stddev, words, source, whole=whole: whole(stddev / 2, words, source)
+        )
+    of_sums = private_fit.GaussianNoise.add_to
+    patched.setattr(private_fit.GaussianNoise, "add_to", lambda self, sums, stddev: of_sums(self, sums, stddev / 2))
+    laplace = dp_postprocessing.add_laplace
+    patched.setattr(
+        dp_postprocessing, "add_laplace", lambda exact, *, epsilon, **how: laplace(exact, epsilon=2 * epsilon, **how)
+    )
+    of_table = private_metrics.sample_discrete_gaussian
+    patched.setattr(private_metrics, "sample_discrete_gaussian", lambda stddev, source: of_table(stddev / 2, source))
+
+
+def count_twice(patched: pytest.MonkeyPatch) -> None:
+    """Every record adds twice what its bound allows."""
+    exact = record_votes.with_noise
+    patched.setattr(record_votes, "with_noise", lambda table, **how: exact(2 * table, **how))
+    total = residual_votes.RecordSums.total
+    patched.setattr(residual_votes.RecordSums, "total", lambda self, left, *, norm: 2 * total(self, left, norm=norm))
+    clipped = private_fit.GradientClipper.sum
+
+    def doubled(self: Any, *given: Any) -> ClippedSum:
+        found = clipped(self, *given)
+        torch._foreach_mul_(found.gradients, 2.0)
+        return found
+
+    patched.setattr(private_fit.GradientClipper, "sum", doubled)
+    table = dp_postprocessing.joint_table
+    patched.setattr(dp_postprocessing, "joint_table", lambda *given, **how: 2 * table(*given, **how))
+    votes = mechanism.ConfidentVotes._labels_and_counts
+    patched.setattr(
+        mechanism.ConfidentVotes, "_labels_and_counts", lambda self, votes_QC, *rest: votes(self, 2 * votes_QC, *rest)
+    )
+    patched.setattr(private_metrics, "records_of_unit", lambda records: np.full(len(records), 0.5))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_correct_release_stays_below_its_claim_and_its_control_does_not(runs: Any, method: str) -> None:
+    found = audited(runs(method), num_canaries=KINDS[method][1])
+    assert not found.refuted and found.has_power
+    assert found.proved() > 0.15 * found.epsilon
+    (release,) = found.releases
+    assert release.found.guesses.num_canaries >= KINDS[method][1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("fault", [halve_noise, count_twice])
+def test_half_the_noise_and_a_record_that_counts_twice_are_found(
+    runs: Any, method: str, fault: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = runs(method)
+    fault(monkeypatch)
+    assert audited(root, num_canaries=KINDS[method][1]).refuted
+
+
+@pytest.mark.parametrize("fault", [None, halve_noise, count_twice])
+def test_the_table_of_private_metrics_is_audited_too(runs: Any, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = runs("weighted_votes", evaluation={"metrics": "private", "score_edges": [0.5]})
+    if fault is not None:
+        fault(monkeypatch)
+    found = audited(root, num_canaries=1500)
+    assert [release.part for release in found.releases] == ["private", "test"]
+    table = found.releases[1]
+    # Of a table, the attack is nearly ideal.
+    assert max(table.found.bounds(found.delta)) > (found.epsilon if fault else 0.6 * found.epsilon)
+    assert found.refuted is (fault is not None)
+
+
+@pytest.mark.parametrize("method", ["weighted_votes", "record_votes"])
+def test_a_person_with_several_records_is_one_canary(runs: Any, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = runs(method, persons=True)
+    assert not audited(root, num_canaries=1500).refuted
+    # Persons' votes that are added up and not shortened.
+    monkeypatch.setattr(record_votes, "shortened_by_person", lambda votes, rows, *_, **__: (rows, votes))
+    assert audited(root, num_canaries=1500).refuted
+
+
+@pytest.mark.parametrize("method", ["pate", "weighted_votes", "record_votes", "dp_postprocessing"])
+def test_what_private_records_were_read_for_stays_private(
+    runs: Any, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = runs(method)
+    monkeypatch.setattr("fairpate.run.audit.load_for", lambda *_: two_groups())
+    monkeypatch.setattr("fairpate.run.audit.require_data_by_name", lambda _: None)
+    found, page = audit_run(root, reporter=QUIET, num_canaries=1500, on_private=True)
+    assert found.records == "private" and page.parent == root / "private" and not found.refuted
+    assert "Do not publish" in page.read_text()
+    assert page.stat().st_mode & 0o077 == 0
+    (root / "public" / "audit.json").unlink(missing_ok=True)
+    (root / "public" / "audit.html").unlink(missing_ok=True)
+    with zipfile.ZipFile(write_bundle(root)[0]) as bundle:
+        assert not any("audit" in name for name in bundle.namelist())
+
+
+def test_a_bundle_takes_an_audit_and_its_check_finds_every_edit(runs: Any, tmp_path: Path) -> None:
+    root = runs("pate")
+    audited(root, num_canaries=1500)
+    path, _ = write_bundle(root, tmp_path / "b.zip")
+    verdict = verify_bundle(path)
+    assert verdict.holds and any("an audit of these settings" in line for line in verdict.checked)
+    values = json.loads((root / "public" / "audit.json").read_text())
+
+    def differs(change: Any) -> str:
+        edited = json.loads(json.dumps(values))
+        change(edited)
+        (root / "public" / "audit.json").write_text(json.dumps(edited))
+        return " ".join(verify_bundle(write_bundle(root, tmp_path / "edited.zip")[0]).differs)
+
+    release = "releases"
+    assert "other settings" in differs(lambda edited: edited.update(settings="0" * 12))
+    assert "of private records" in differs(lambda edited: edited.update(records="private"))
+    assert "epsilon is 9" in differs(lambda edited: edited.update(epsilon=9.0))
+    assert "counts" in differs(lambda edited: edited[release][0]["found"].update(epsilon_assumption_free=0.0))
+    guesses = values[release][0]["found"]["guesses"]
+    all_right = {"num_correct": guesses["num_guesses"]}
+    refuted = Audit.from_json(
+        values
+        | {release: [values[release][0] | {"found": values[release][0]["found"] | {"guesses": guesses | all_right}}]}
+    )
+    assert refuted.refuted and "refuted" in refuted.headline and "Do not publish this run" in audit_page(refuted)
+    assert "refuted" in differs(lambda edited: edited.update(json.loads(json.dumps(refuted.to_json()))))
+    assert "format" in differs(lambda edited: edited.update(format="another"))
+    (root / "public" / "audit.json").write_text(json.dumps(values))
+
+
+def test_what_cannot_be_audited_says_why(runs: Any) -> None:
+    with pytest.raises(AuditError, match="claims no privacy"):
+        audited(runs("sgd"))
+    with pytest.raises(AuditError, match="claims no privacy"):
+        audited(runs("weighted_votes", noise="seeded"))
+    with pytest.raises(AuditError, match=r"randomised_response: no attack"):
+        audited(runs("randomised_response"))
+    with pytest.raises(AuditError, match=r"--canaries: 40 are too few.*give \d"):
+        audited(runs("weighted_votes"), num_canaries=10)
+    with pytest.raises(RunDirectoryError, match="from Python"):
+        audited(runs("weighted_votes"), on_private=True)
+
+
+def test_an_audit_of_other_events_than_the_statement_s_is_refused(runs: Any) -> None:
+    path = runs("ada_ssp") / "public" / "statement.json"
+    text = path.read_text()
+    values = json.loads(text)
+    values["events"][0]["noise_stddev_votes"] *= 2
+    path.write_text(json.dumps(values))
+    try:
+        with pytest.raises(AuditError, match="the run's settings draw"):
+            audited(runs("ada_ssp"), num_canaries=1500)
+    finally:
+        path.write_text(text)
+
+
+def test_the_page_says_what_the_record_says(runs: Any) -> None:
+    found, page = audit_run(runs("pate"), reporter=QUIET, num_canaries=1500)
+    text = page.read_text()
+    assert found.headline in text and found.power_words in text and "fairpate verify" in text
+    assert Audit.from_json(json.loads((page.parent / "audit.json").read_text())) == found
+
+
+@pytest.mark.slow
+def test_neighbours_stay_below_their_claim_and_half_the_noise_is_found() -> None:
+    """Queries of Private-kNN, which the command does not audit: a canary at the query, sampled or not."""
+    rate, queries, others = 0.5, 15_000, 12
+
+    def priced(stddev: float) -> list[NeighbourVotes]:
+        return [NeighbourVotes(count=1, noise_stddev_votes=stddev, sampling_rate=rate)]
+
+    stddev = least_noise(priced, target_epsilon=2.0, target_delta=1e-5, accounting="pld")
+    names = [str(number) for number in range(queries)]
+
+    def scores(is_in: bool, noise: float) -> np.ndarray:
+        places, labels = [1] * others + [0] * is_in, [0] * others + [1] * is_in
+        blocks = blocks_of(np.array(places, np.int32)[:, None], np.array(labels), names[: len(labels)], key=bytes(32))
+        found = LocalNeighbourhood(list(blocks), count=1, sampler=Sampler(rate, int(is_in)))
+        outcomes = mechanism.NearestCounts(
+            sampling_rate=rate,
+            num_neighbours=1,
+            threshold=-math.inf,
+            threshold_stddev_votes=noise,
+            noise_stddev_votes=noise,
+        ).answer(
+            found.nearest(np.zeros((queries, 1), dtype=np.int32), names).counts(2),
+            groups=[0] * queries,
+            keys=names,
+            gate=DemographicParityGate(GateRule(max_disparity=math.inf, min_count=1), num_groups=1, num_classes=2),
+            source=SeededSource(int(is_in)),
+        )
+        shown_Q2 = np.array([outcome.counts for outcome in outcomes])
+        return (shown_Q2[:, 1] - shown_Q2[:, 0]).astype(float)
+
+    def bound(noise: float) -> float:
+        both = np.concatenate([scores(True, noise), scores(False, noise)])
+        guesses = guess(both, np.arange(len(both)) < queries, num_guessed_in=300, num_guessed_out=300)
+        return epsilon_lower_bound(guesses, delta=1e-5)
+
+    right, broken = bound(stddev), bound(stddev / 2)
+    assert 0.2 < right < 2.0 < broken

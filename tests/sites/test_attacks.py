@@ -1,0 +1,201 @@
+"""Attacks by a coordinator, a site or a stranger: each is refused, and no second draw of noise for one sum leaves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from network import Network, StoppedError, plan_of
+from parties import KEYS, Parties, draw_of
+
+from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.sites.coordinator import CoordinatorSums
+from fairpate.sites.plan import Journal, PlanError, SitePlan, read_plan
+from fairpate.sites.secure_sum import STEPS, Coordinator, LateError, SumError
+from fairpate.sites.site import CoordinatorClient, SiteSums
+
+
+def test_a_site_signs_one_list_of_survivors() -> None:
+    parties = Parties(draw_of(5, may_vanish=1))
+    for step in ("hello", "masked"):
+        parties.send(step, range(5))
+        parties.coordinator.advance(time_is_up=True) if step == "hello" else None
+    lists = []
+    for gone in ((), (4,)):
+        kept = {key: value for key, value in parties.kept.items() if key not in {f"masked/{place}" for place in gone}}
+        coordinator = Coordinator(parties.draw, kept)
+        coordinator.advance(time_is_up=True)
+        lists.append(coordinator.published("survivors"))
+    first = parties.site(0).agreed(lists[0])
+    with pytest.raises(SumError, match="another list of survivors"):
+        parties.site(0).agreed(lists[1])
+    assert parties.site(0).agreed(lists[0]) == first
+
+
+@pytest.mark.parametrize("other", [{"number": 1}, {"plan": b"q" * 32}, {"plan": b"p" * 31 + b"q"}])
+def test_messages_of_another_sum_or_plan_are_refused(other: dict[str, Any]) -> None:
+    """A replayed round: whatever was signed, names the plan and the sum that it belongs to."""
+    one, two = Parties(draw_of(4)), Parties(draw_of(4, **other))
+    for step in STEPS:
+        for parties in (one, two):
+            parties.send(step, range(4))
+        for place in range(4):
+            message = one.kept[f"{step}/{place}"]
+            fresh = Coordinator(two.draw, {key: value for key, value in two.kept.items() if key != f"{step}/{place}"})
+            with pytest.raises(SumError, match="not signed by it for this plan"):
+                fresh.receive(step, place, message)
+        for parties in (one, two):
+            parties.coordinator.advance(time_is_up=True)
+    # Also a whole list: a site of the other sum finds that none of it is of its own.
+    with pytest.raises(SumError):
+        two.site(0).agreed(one.coordinator.published("survivors"))
+
+
+def test_a_coordinator_with_another_database_gets_the_old_messages_or_none(tmp_path: Path) -> None:
+    network = Network(tmp_path, 4)
+    with network.coordinator() as sums:
+        works: dict[Any, Any] = {k: lambda k=k: network.join(k, at=2, after=True) for k in range(4)}
+        waiting = threading.Thread(target=lambda: network.together(works))
+        waiting.start()
+        with sums._changed:
+            while len(sums._machines[0]._messages["masked"]) < 4:
+                sums._machines[0].advance()
+                sums._changed.wait(0.05)
+        waiting.join()
+    assert all(isinstance(network.found[k], StoppedError) for k in range(4)), network.found
+    # The same sites with fewer participants: their noise would get other masks.
+    with network.coordinator("other") as sums:
+        machine = sums._machines[0]
+        works = {k: lambda k=k: network.join(k, wait_s=3.0) for k in (0, 1, 2)}
+        waiting = threading.Thread(target=lambda: network.together(works))
+        waiting.start()
+        with sums._changed:
+            while len(machine._messages["hello"]) < 3:
+                sums._changed.wait(0.05)
+            machine.advance(time_is_up=True)
+        waiting.join()
+        assert machine._messages["masked"] == {}
+    for k in (0, 1, 2):
+        assert isinstance(network.found[k], SumError)
+        assert "another list of members" in str(network.found[k])
+
+
+def test_a_site_whose_folder_was_deleted_does_not_begin_anew(tmp_path: Path) -> None:
+    network = Network(tmp_path, 4, wait_s=3.0)
+    with network.coordinator() as sums:
+        with pytest.raises(StoppedError):
+            network.join(0, at=1)
+        (tmp_path / "site-0.sqlite").unlink()
+        with pytest.raises(SumError, match="folder was deleted"):
+            network.join(0)
+        assert network.charges[0] == 1
+        # Even without the note next to its odometer, the coordinator has its first message, which no other replaces.
+        shutil.rmtree(tmp_path / "begun")
+        (tmp_path / "site-0.sqlite").unlink()
+        works: dict[Any, Any] = {k: lambda k=k: network.join(k, wait_s=60.0) for k in range(4)}
+        kept = sums._machines[0]._messages["hello"][0]
+        found = network.together(works | {"coordinator": lambda: network.draw(sums)})
+        assert sums._machines[0]._messages["hello"][0] == kept
+    assert isinstance(found[0], SumError)
+    assert "lacks this site's own message" in str(found[0])
+    # The others had a sum without it: one site may vanish.
+    for number, total in enumerate(found["coordinator"]):
+        assert np.array_equal(total, network.expected(number, (1, 2, 3)))
+
+
+def test_two_folders_of_one_site_do_not_both_take_part(tmp_path: Path) -> None:
+    network = Network(tmp_path, 4)
+    with network.coordinator(), pytest.raises(StoppedError):
+        network.join(0, at=1)
+    with (
+        network.coordinator(),
+        Journal.opened(tmp_path / "elsewhere.sqlite", network.plan) as journal,
+        pytest.raises(SumError, match="took part in this plan with another folder"),
+    ):
+        SiteSums(network.plan, KEYS[0], journal, None, charge=int, begun=tmp_path / "begun" / "0")  # type: ignore[arg-type]
+
+
+def with_model(plan: SitePlan) -> SitePlan:
+    """The plan, whose last sum is about a model."""
+    values = json.loads(plan.content) | {"test_events": [{}]}
+    return read_plan(json.dumps(values).encode(), "plan")
+
+
+def test_tables_of_different_models_do_not_add_up(tmp_path: Path) -> None:
+    network = Network(tmp_path, 4)
+    network.plan = with_model(network.plan)
+    draws = {about: network.plan.draw(1, about) for about in (b"", b"one", b"two")}
+    assert len({draw.plan for draw in draws.values()}) == 3
+    assert network.plan.draw(0).plan == draws[b""].plan
+    # A site keeps the model that its noise was drawn for.
+    url = f"http://127.0.0.1:{network.port}"
+    client = CoordinatorClient(url, wait_s=0.1)
+    with Journal.opened(tmp_path / "site-0.sqlite", network.plan) as journal:
+        sums = SiteSums(
+            network.plan, KEYS[0], journal, client, charge=int, begun=tmp_path / "b", source=SeededSource(0)
+        )
+        table = network.exact[0][1]
+        for about, fault in ((b"one", "cannot be reached"), (b"two", "another model than before")):
+            sums._number = 1
+            with pytest.raises(Exception, match=fault):
+                sums(table, stddev=40.0, name="sum 1", about=about)
+    client.close()
+    # So does the coordinator, which may have been started with another run.
+    with Journal.opened(tmp_path / "coordinator.sqlite", network.plan) as journal:
+        journal.setdefault("model", b"one")
+        again = CoordinatorSums(network.plan, journal, wait_s=0.1)
+        again._number = 1
+        with pytest.raises(SumError, match="shown another model"):
+            again(np.zeros((1, 4), np.int64), stddev=40.0, name="sum 1", about=b"two")
+
+
+def test_a_stranger_does_not_let_the_coordinator_stop(tmp_path: Path) -> None:
+    network = Network(tmp_path, 4)
+    with network.coordinator() as sums, httpx.Client(base_url=f"http://127.0.0.1:{network.port}") as client:
+        works: dict[Any, Any] = {k: lambda k=k: network.join(k) for k in range(4)}
+        network.together(works | {"coordinator": lambda: network.draw(sums)})
+        for place in range(4):
+            assert client.get(f"/v1/sums/1/sum/{place}").status_code == 200
+            for body in (b"", bytes(64), KEYS[place].sign(b"done")):
+                assert client.post(f"/v1/done/{place}", content=body).status_code == 422
+        assert client.post("/v1/done/4", content=bytes(64)).status_code == 422
+        assert sums._done == set()
+        signature = KEYS[2].sign(network.plan.draw(0).tag("done", 2))
+        assert client.post("/v1/done/2", content=signature).status_code == 200
+        assert client.post("/v1/done/3", content=signature).status_code == 422
+        assert sums._done == {2}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"ray": {"num_actors": 64}},
+        {"student": {"model": {"weights": {"path": "/srv/any.pth", "sha256": None}}}},
+        {"teachers": {"model": {"weights": {"path": "imagenet"}}}},
+        {"storage": "s3://bucket/teachers"},
+        {"out": "/srv/elsewhere"},
+    ],
+)
+def test_a_plan_chooses_no_folder_file_or_cluster_of_a_site(settings: dict[str, Any]) -> None:
+    values = json.loads(plan_of(4).content) | {"settings": settings}
+    with pytest.raises(PlanError, match=r"settings\..*: a plan says nothing of folders, files or machines"):
+        read_plan(json.dumps(values).encode(), "plan")
+
+
+def test_a_second_message_never_takes_the_place_of_the_first() -> None:
+    parties = Parties(draw_of(4))
+    parties.send("hello", range(4))
+    parties.coordinator.advance()
+    members = parties.coordinator.members(0)
+    first = parties.site(0).masked(members, parties.exact[0], parties.source(0))
+    again = parties.site(0).masked(members, parties.exact[0] + 1, SeededSource(99))
+    assert again == first
+    other = Parties(parties.draw)
+    with pytest.raises(LateError, match="differs from an earlier one"):
+        parties.coordinator.receive("hello", 0, other.message("hello", 0) or b"")

@@ -1,0 +1,90 @@
+"""Records dealt to sites on one machine: nobody's are lost or twice, persons stay together, and the commands work."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hospitals import DECLARATION
+
+from fairpate.config import ConfigError, DataConfig
+from fairpate.config_reader import parse_config
+from fairpate.data.registry import load_at_site
+from fairpate.sites.simulate import deal, site_folders
+
+
+def source(folder: Path, *, person: bool = False, **settings: Any) -> DataConfig:
+    """A declaration whose records are in one file."""
+    folder.mkdir()
+    declared = DECLARATION.replace(
+        "{private: patients.csv, public: pool.csv, test: held_out.csv}", "{records: visits.csv}"
+    )
+    declared += "person: patient\n" * person + "num_public: 100\nnum_test: 50\n"
+    (folder / "hospitals.yaml").write_text(declared, encoding="utf-8")
+    lines = ["visit,patient,age,weight,ward,sex,readmitted,town"]
+    for visit in range(600):
+        draws = random.Random(visit)
+        row = (visit, f"p{visit // 2}", draws.randint(0, 99), draws.randint(40, 120), draws.choice("ABC"))
+        lines.append(",".join(map(str, (*row, draws.choice("FM"), draws.choice(["no", "yes"]), f"t{visit % 7}-x"))))
+    (folder / "visits.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    values = {"name": "hospitals", "declaration": str(folder / "hospitals.yaml")} | settings
+    return parse_config(values, DataConfig)
+
+
+def test_every_record_is_dealt_once_and_every_party_reads_its_files(tmp_path: Path) -> None:
+    records = deal(source(tmp_path / "all"), tmp_path / "parties", sites=4)
+    assert sum(records) == 450
+    assert max(records) - min(records) <= 1
+    coordinator, sites = tmp_path / "parties" / "coordinator", site_folders(tmp_path / "parties", 4)
+    names = [pq.read_table(coordinator / f"{part}.parquet")["visit"].to_pylist() for part in ("public", "test")]
+    names += [pq.read_table(site / "private.parquet")["visit"].to_pylist() for site in sites]
+    assert sorted((visit for each in names for visit in each), key=int) == [str(visit) for visit in range(600)]
+    for party in (coordinator, *sites):
+        values = {"name": "hospitals_sites", "declaration": str(party / "data.yaml")}
+        found = load_at_site(parse_config(values, DataConfig), has_private=party != coordinator)
+        expected = (0, 100, 50) if party == coordinator else (records[sites.index(party)], 100, 0)
+        assert (len(found.private), len(found.public), len(found.test)) == expected
+
+
+def test_persons_and_values_of_a_column_stay_together(tmp_path: Path) -> None:
+    deal(source(tmp_path / "all", person=True), tmp_path / "persons", sites=3)
+    patients = [
+        set(pq.read_table(site / "private.parquet")["patient"].to_pylist())
+        for site in site_folders(tmp_path / "persons", 3)
+    ]
+    assert not patients[0] & patients[1] | patients[0] & patients[2] | patients[1] & patients[2]
+    deal(source(tmp_path / "again"), tmp_path / "towns", sites=7, by="town:2")
+    for site in site_folders(tmp_path / "towns", 7):
+        assert len(set(pq.read_table(site / "private.parquet", columns=["town"])["town"].to_pylist())) == 1
+
+
+@pytest.mark.parametrize(
+    ("by", "sites", "fault"),
+    [("village", 2, "no column village; the table has visit"), ("sex", 3, "2 values, fewer than 3 sites")],
+)
+def test_what_cannot_be_dealt_is_refused(by: str, sites: int, fault: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        deal(source(tmp_path / "all"), tmp_path / "parties", sites=sites, by=by)
+    with pytest.raises(ConfigError, match="set oriented_gradients"):
+        deal(DataConfig(name="color_digits"), tmp_path / "pictures", sites=2)
+
+
+def test_the_command_runs_all_parties_as_processes(tmp_path: Path) -> None:
+    source(tmp_path / "all")
+    words = [sys.executable, "-m", "fairpate", "site", "simulate", "--data", "all/hospitals.yaml", "--sites", "3"]
+    words += ["--by", "ward", "--epsilon", "2", "--out", "parties", "--json"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)  # noqa: S603
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert sum(found["records"]) == 450
+    assert 1.9 < found["epsilon"] <= 2
+    assert (tmp_path / found["run"] / "public" / "report.html").is_file()
+    again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)  # noqa: S603
+    assert again.returncode == 2
+    assert "exists already" in again.stdout
