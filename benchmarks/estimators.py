@@ -50,7 +50,7 @@ def _plain(method: str) -> dict[str, Any]:
 def _accuracies(method: str, dataset: Dataset, epsilon: float, seeds: list[int], **settings: Any) -> str:
     """Mean and standard deviation in per cent."""
     private, public, test = dataset.private, dataset.public, dataset.test
-    local = {"ray": {"num_actors": 0}} if find_method(method).asks_teachers else {}
+    local: dict[str, Any] = {"ray": {"num_actors": 0}} if find_method(method).asks_teachers else {}
     found = []
     for seed in seeds:
         model = FairClassifier(method, epsilon=epsilon, random_state=seed, **local, **settings)

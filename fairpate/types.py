@@ -358,6 +358,16 @@ class PrivacyStatement:
     part_events: Mapping[str, tuple[dict[str, Any], ...]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        """Return a table of all fields that say something, one line for each of several values."""
+        lines = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            values = list(value) if isinstance(value, tuple) else [] if value is None or value == {} else [value]
+            names = [each.name.replace("_", " "), *[""] * len(values)]
+            lines += [f"{name:<30}{item}" for name, item in zip(names, values, strict=False)]
+        return "\n".join(lines)
+
     def to_json(self) -> dict[str, Any]:
         """Return the statement as JSON values, field for field."""
         return asdict(self)

@@ -39,7 +39,7 @@ from fairpate.cli.base import (
 )
 from fairpate.config import BACKBONES, ConfigError, fair_rule
 from fairpate.config_reader import Override, read_yaml
-from fairpate.files import check_output_folder
+from fairpate.files import check_output_file, check_output_folder
 from fairpate.terminal import Output, facts, waiting
 from fairpate.types import DEFAULT_NOTION, UsageError
 
@@ -640,12 +640,56 @@ def bundle(
     return Output(facts={"file": path, "head": digest}, words=f"{path}\n{digest}")
 
 
-def verify(
-    path: Annotated[Path, typer.Argument(help="A file of `fairpate bundle`, or the folder that it was unpacked to.")],
-    head: Annotated[str | None, typer.Option(help="Digest of the bundle, as published elsewhere.")] = None,
+def dossier(
+    folder: RunFolder,
+    form: Annotated[str, typer.Option("--for", help="registry, nist or egress.")],
+    out: Annotated[Path | None, typer.Option(help="The .json file to write; default: in the run directory.")] = None,
+    key: Annotated[Path | None, typer.Option(help="File of `fairpate site key`, to sign with.")] = None,
 ) -> Output:
-    """Verify a bundle: its files, epsilon by a second accountant, model and card. Exit code 1 if one differs."""
+    """Fill in a form about a published run: registry entry, NIST's hazards, or egress report.
+
+    Each line names the public field that it was read from, or is the operator's, or open.
+    """
+    from fairpate.cli.dossier import FORMS, make_dossier
+
+    if form not in FORMS:
+        raise UsageError(f"--for: expected one of {', '.join(FORMS)}, got {form}.")
+    if out is not None:
+        check_output_file(out, "--out", suffixes=(".json",))
+    with waiting("dossier"):
+        files, counts = make_dossier(folder, form, key=key, out=out)
+    said = f"{counts['filled']} lines filled in, {counts['operator']} for the operator, {counts['open']} open"
+    return Output(facts={"files": files, "lines": counts}, words="\n".join([*map(str, files.values()), said]))
+
+
+def verify(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A file of `fairpate bundle`, the folder that it was unpacked to, or a signed dossier (.json)."
+        ),
+    ],
+    head: Annotated[str | None, typer.Option(help="Digest of the bundle, as published elsewhere.")] = None,
+    key: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="The operator's public key, which signed a dossier.")
+    ] = None,
+) -> Output:
+    """Verify a bundle: its files, epsilon by a second accountant, model and card. Exit code 1 if one differs.
+
+    Of a dossier the signature is verified.
+    """
     from fairpate.run.bundle import verify_bundle
+
+    if path.suffix == ".json":
+        from fairpate.cli.dossier import verify_dossier
+
+        if head is not None:
+            raise UsageError("--head: of a bundle; a dossier is verified by --key alone.")
+        found = verify_dossier(path, key=key)
+        words = f"signed by this key: {found['for']}, of {len(found['files'])} files"
+        return Output(facts={"holds": True, "for": found["for"], "files": found["files"]}, words=words)
+    if key is not None:
+        raise UsageError("--key: signs a dossier; a bundle is compared with its published --head.")
 
     with waiting("verify"):
         verdict = verify_bundle(path, head=head)

@@ -1,6 +1,6 @@
 """A choice of settings inside the guarantee, by private validation records: among models of one release, or trainings.
 
-**Among models that learn from one release** (:func:`select_settings`) training costs nothing. The scores do: one
+**Among models that learn from one release** (:func:`select_settings`) training has no cost. The scores have one: one
 validation record moves the score of every candidate, so that noise for the two counts that one vote moves would be too
 little. The exponential mechanism (McSherry and Talwar 2007) needs no more for many candidates than for two. A unit adds
 to each score a whole number from 0 to ``WEIGHT``, and the probability of a candidate is in proportion to

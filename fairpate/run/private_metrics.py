@@ -70,9 +70,10 @@ from fairpate.report.metrics import (
 from fairpate.run.context import RunDirectory
 from fairpate.run.learn import Assessment
 from fairpate.run.release_log import Released, ReleaseLog, read_release
-from fairpate.types import IntArray, PrivacyStatement
+from fairpate.types import FairRule, IntArray, PrivacyStatement
 
 if TYPE_CHECKING:
+    from student.card import StudentCard
     from student.student import Student
 
 FloatArray = npt.NDArray[np.float64]
@@ -259,11 +260,17 @@ def assess_privately(
         noise=statement.noise,
         noisy_sum=noisy_sum,
     )
-    measured = evaluation_of(released, group_names=dataset.group_names, class_names=dataset.label_names)
-    measured = replace(measured, fair_at=config.evaluation.fair_at)
-    everybody = np.ones(len(dataset.test), np.bool_)  # for the operator's comparison alone
-    if student.card.idp3 is None:
-        return Assessment(evaluations={"student": measured}, measured_N=everybody)
+    found = assessment_of(released, student.card, seed=config.seed, fair_at=config.evaluation.fair_at)
+    return replace(found, measured_N=np.ones(len(dataset.test), np.bool_))  # for the operator's comparison alone
+
+
+def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: FairRule) -> Assessment:
+    """The metrics of a released table, and with a reject option those of orders that are simulated from it."""
+    measured = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
+    measured = replace(measured, fair_at=fair_at)
+    nobody = np.zeros(0, np.bool_)
+    if card.idp3 is None:
+        return Assessment(evaluations={"student": measured}, measured_N=nobody)
     # Orders are simulated on whole records: noisy counts are rounded, and none is below 0.
     counts_GYC = np.rint(np.array(measured.confusion_GYC, np.float64)).astype(np.int64)
     groups_N, truth_N, labels_N = np.repeat(np.argwhere(counts_GYC >= 0), counts_GYC.ravel(), axis=0).T
@@ -271,13 +278,13 @@ def assess_privately(
         labels_N,
         groups_N,
         true_labels_N=truth_N,
-        rule=student.card.idp3,
+        rule=card.idp3,
+        num_groups=len(card.group_names),
+        num_classes=len(card.label_names),
         # A public seed reveals nothing: these records are made up from the released table.
-        generator=np.random.default_rng(stream_seed(config.seed, Stream.ORDERS)),
-        num_groups=dataset.num_groups,
-        num_classes=dataset.num_classes,
+        generator=np.random.default_rng(stream_seed(seed, Stream.ORDERS)),
     )
-    return Assessment(evaluations={"student without refusals": measured}, measured_N=everybody, reject_option=spread)
+    return Assessment(evaluations={"student without refusals": measured}, measured_N=nobody, reject_option=spread)
 
 
 def evaluation_of(released: Released, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:

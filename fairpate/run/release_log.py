@@ -86,6 +86,9 @@ _MOST_DISTRIBUTIONS = 8
 _MOST_RULES = 2
 
 
+_SHOWN_DELTA = 1e-5  # of tables that name no other
+
+
 class OdometerError(UserError):
     """The odometer or a receipt cannot be read or written; nothing was released."""
 
@@ -322,6 +325,27 @@ class Odometer:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.path = (folder or state_folder()) / _FILE
+
+    def __str__(self) -> str:
+        """Return a table of what was released so far, a line for each data set, unit and relation."""
+        rows: list[tuple[str, ...]] = [
+            ("data set", "unit", "relation", "releases", "not private", "epsilon", "each in view", "limit")
+        ]
+        for total in self.totals(delta=_SHOWN_DELTA):
+            limit = "none" if total.epsilon_limit is None else f"{total.epsilon_limit:g}"
+            # Rounded up: a printed cost is never below the true one.
+            costs = (
+                f"{math.ceil(100 * each - 1e-9) / 100:.2f}" if math.isfinite(each) else "none finite"
+                for each in (total.epsilon, total.epsilon_adaptive)
+            )
+            rows.append(
+                (total.data, total.unit, total.relation, str(total.releases), str(total.not_private), *costs, limit)
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        return "\n".join([f"{self.path}, at delta {_SHOWN_DELTA:g}", *lines])
 
     def record(self, release: Release, *, plan: Sequence[Event] | None = None, enforce: bool = True) -> Release:
         """Store durably what a run released or is about to release. A later call for the same run replaces its row.

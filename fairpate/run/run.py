@@ -83,6 +83,8 @@ from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_
 from fairpate.nn.models import build_model, pin_weights
 from fairpate.pages import counted, epsilon_text, percent
 from fairpate.privacy.accountant import Event
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
+from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.secret_trials import SecretTrials, flat
 from fairpate.report.metrics import WithoutPrivacy
@@ -96,7 +98,7 @@ from fairpate.run.learn import (
     record_data,
     with_given_data,
 )
-from fairpate.run.private_metrics import assess_privately, check_metrics, stated_table
+from fairpate.run.private_metrics import assess_privately, check_metrics, stated_table, table_event
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import (
     Odometer,
@@ -457,6 +459,17 @@ def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, repor
         reporter.note("budget", f"has room for {num_fitting} of {planned} queries; the others will not be asked")
 
 
+def check_table(config: Method, dataset: Dataset, run: RunDirectory, log: ReleaseLog) -> None:
+    """Raise LimitReachedError if the odometer's limit has no room for the table of private metrics, before anything is
+    trained."""
+    table = log.of_part("test")
+    if config.evaluation.metrics != "private" or config.is_seeded or run.student.exists() or table.stored() is not None:
+        return
+    cost = planned_cost(config, dataset)
+    assert cost is not None  # `check_metrics` refuses a method without a guarantee
+    table.check([table_event(cost)], noise=OS_ENTROPY)
+
+
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
     """Build once every model that starts from a weights file, and report the file. ValueError if the file does not
     fit."""
@@ -550,6 +563,8 @@ def student_card(config: Method, dataset: Dataset, trained: Trained, *, embeddin
     )
 
 
+EXACT_METRICS = "exact metrics of private test records: not private"
+"""The label of the odometer's row where metrics of test records that a hash drew from private ones are exact."""
 _MOST_VALUES = 50_000_000  # 0.4 GB
 _SIDE, _MOST_FEATURES, _COMPONENTS = 16, 256, 64
 _AT_ONCE = 4096  # pictures
@@ -621,6 +636,8 @@ def state_release(
         parts["test"] = (stated_table(run, config.price(trained)),)
     if run.choice.exists():
         parts["validation"] = read_release(run.choice)[0].events
+        # Made under another odometer, perhaps: this one counts it by the id of the choice, once.
+        log.of_part("validation").count_published(parts["validation"], noise=trained.noise)
     and_of = [log.of_part(part).release(events, noise=trained.noise) for part, events in parts.items()]
     standing = log.standing(delta=config.target.delta, and_of=and_of)
     for remark in standing_remarks(standing, delta=config.target.delta):
@@ -746,6 +763,7 @@ def run_method(
     with opened as (config, dataset, run, log):
         if isinstance(config, VotingMethod):
             check_queries(config, dataset, log, reporter)
+        check_table(config, dataset, run, log)
         if not run.student.exists() and not reporter.console.quiet:
             for words in cautions(config, dataset, run):
                 reporter.note("caution", words)
@@ -975,6 +993,8 @@ def _student(
             # A version without an odometer may have released it, or another odometer may know the release.
             statement = read_statement(run)
             log.count_published(list(map(event_from, statement.events)), noise=statement.noise)
+            if run.choice.exists():
+                log.of_part("validation").count_published((), noise=statement.noise)
         return read_student(run, is_free=is_free), labels
 
     def train() -> Trained:
@@ -995,6 +1015,13 @@ def _student(
     return student, labels
 
 
+def count_exact_metrics(config: Method, dataset: Dataset, log: ReleaseLog) -> None:
+    """List in the odometer that exact metrics of test records are published, which no sum covers."""
+    relation: Relation = "replace one" if config.protects_attribute_only else "add or remove one"
+    event = PureReleases(count=1, epsilon=math.inf, unit=config.unit_of(dataset), relation=relation)
+    log.of_part("test").record([event], noise=EXACT_METRICS)
+
+
 def _report(
     config: Method,
     dataset: Dataset,
@@ -1012,6 +1039,9 @@ def _report(
             assessment = assess_privately(config, dataset, student, statement, run, log, noisy_sum)
     else:
         settings = config.evaluation
+        if dataset.part and config.is_private:
+            # The hash drew test records from private ones: a later table of them should not look like the first.
+            count_exact_metrics(config, dataset, log)
         assessment = assess(
             student,
             dataset,

@@ -191,7 +191,7 @@ def simulate(
             cwd=party,
             env=os.environ | {"FAIRPATE_STATE": str((party / "state").absolute())},
             stdout=subprocess.PIPE,
-            # A file, since nobody reads while the others work: a full pipe would stop a party.
+            # A file: a pipe is not read while the others work, and a full one would stop a party.
             stderr=(party / f"{words[0]}.log").open("w"),
             text=True,
         )

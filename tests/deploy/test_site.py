@@ -144,7 +144,7 @@ def test_it_reads_from_files_and_asks_no_other_host(site, tmp_path, monkeypatch)
 def test_pictures_are_those_of_the_code(tmp_path):
     pictures.main(tmp_path)
     drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
-    assert len(drawn) == 5
+    assert len(drawn) == 7
     for name, text in drawn.items():
         kept = (ROOT / "docs" / "img" / name).read_text(encoding="utf-8")
         assert words_of(text) == words_of(kept), "draw them anew: python docs/pictures.py"

@@ -112,3 +112,14 @@ def test_the_printed_oracle_learner_costs_infinity() -> None:
     x, _, _ = signal_records(8)
     with pytest.raises(ValueError, match="more than one record in every cell"):
         oracle_as_in_paper.sides_as_in_paper(oracle(x, torch.arange(8) % 2, (torch.arange(8) < 2).long()))
+
+
+def test_the_printed_term_of_pf_ld_moves_no_prediction_of_a_softmax_of_two_classes() -> None:
+    x, *_ = signal_records(256)
+    config = PfLdConfig(warmup_epochs=1, epochs=3, batch_size=64, learning_rate=0.1, dual_step=5.0, optimizer="sgd")
+    none = PfLdNoise(gradient=0.0, violation=0.0, size=0.0)
+    printed, plain = (
+        pf_ld(2, config.model_copy(update={"max_multiplier": most}), none)[0].model for most in (5.0, 1e-12)
+    )
+    assert not torch.allclose(printed(x), plain(x), atol=1e-3)
+    assert torch.allclose(printed(x).softmax(dim=1), plain(x).softmax(dim=1), atol=1e-5)

@@ -119,6 +119,15 @@ def test_both_accountants_agree_on_the_best_of_secret_trials(events: list[Any]) 
         assert 0.998 * by_curves < recomputed(*together) <= by_curves * (1 + 1e-4)
 
 
+def test_trials_for_another_unit_than_they_claim_are_refused() -> None:
+    (event,) = told(*OF_TRIALS[0])
+    inner = [[event["trials"][0][0] | {"unit": "person"}]]
+    with pytest.raises(ValueError, match="VoteSums is for"):
+        recomputed_epsilon([event | {"trials": inner}], delta=DELTA)
+    with pytest.raises(NotRecomputedError, match="inside of SecretTrials"):
+        recomputed_epsilon([event | {"trials": [[event]]}], delta=DELTA)
+
+
 def test_every_kind_of_event_is_recomputed_and_tested_or_said_not_to_be() -> None:
     stated = {name for name, kind in event_kinds().items() if kind.__module__.startswith("fairpate.")}
     stated = {name for name in stated if not event_kinds()[name].data_dependent}

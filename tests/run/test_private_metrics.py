@@ -155,6 +155,36 @@ def test_a_limit_is_one_for_each_part(clinic: Dataset, tmp_path: Path) -> None:
     assert len(rows_of_odometer()) == 2
 
 
+def test_a_limit_without_room_for_the_table_refuses_before_anything_is_trained(
+    clinic: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "first", clinic)
+    (table,) = [row for row in rows_of_odometer() if row.part.endswith("test")]
+    # Another state, which knows of an earlier table alone: there is room for the training, and none for a table.
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "other"))
+    Odometer().record(table)
+    Odometer().set_limit("clinic", "record", epsilon=1.1, delta=1e-5)
+    with pytest.raises(LimitReachedError):
+        run(tmp_path / "second", clinic)
+    assert [row.run for row in rows_of_odometer()] == [table.run]
+    assert not (tmp_path / "second/public/released.safetensors").exists()
+    run(tmp_path / "third", clinic, "evaluation.metrics=outside")
+
+
+def test_exact_metrics_of_records_that_a_hash_drew_are_listed_as_not_private(clinic: Dataset, tmp_path: Path) -> None:
+    done = run(tmp_path / "run", clinic, "evaluation.metrics=outside")
+    (total,) = Odometer().totals(delta=1e-5)
+    assert (total.releases, total.not_private) == (1, 1)
+    (row,) = [row for row in rows_of_odometer() if row.part.endswith("test")]
+    assert row.noise == "exact metrics of private test records: not private"
+    run(done.root, clinic, "evaluation.metrics=outside")
+    assert len(rows_of_odometer()) == 2
+    # Test records in a file of their own are of no rule: nothing is known of what they share with others.
+    apart = fairpate.load_data(DECLARED, private=columns(600, "r"), public=columns(300, "p"), test=columns(200, "t"))
+    run(tmp_path / "apart", apart, "evaluation.metrics=outside")
+    assert len(rows_of_odometer()) == 3
+
+
 def killed(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
@@ -522,6 +552,53 @@ def test_a_bundle_shows_that_metrics_are_those_of_the_priced_table(bundle: Path,
     differs = verify_bundle(folder).differs
     assert any("its event is not that of the statement" in each for each in differs)
     assert any(each.startswith("epsilon: recomputed") for each in differs)
+
+
+def test_a_bundle_of_a_reject_option_shows_that_other_orders_follow_from_the_table(
+    clinic: Dataset, tmp_path: Path
+) -> None:
+    done = run(tmp_path / "run", clinic, "student.idp3={max_disparity: 0.05, min_count: 20}")
+    bundle, _ = write_bundle(done.root)
+    assert verify_bundle(bundle).holds
+    folder = tmp_path / "open"
+    zipfile.ZipFile(bundle).extractall(folder)
+    metrics = read_json(folder / "metrics.json")
+    for name in ("orders", "without_refusals"):
+        (folder / "metrics.json").write_text(json.dumps(changed(metrics, name)))
+        assert any(f"metrics.safetensors gives ({name})" in each for each in verify_bundle(folder).differs)
+
+
+def changed(metrics: dict[str, Any], name: str) -> dict[str, Any]:
+    """The metrics with the first number in ``name`` raised."""
+    found = json.loads(json.dumps(metrics))
+    place = found[name]
+    while True:
+        key = next(key for key in place if isinstance(place[key], float | dict))
+        if isinstance(place[key], float):
+            place[key] += 0.1
+            return found  # type: ignore[no-any-return]
+        place = place[key]
+
+
+def test_a_bundle_whose_table_is_of_another_model_or_of_an_unknown_part_differs(bundle: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    zipfile.ZipFile(bundle).extractall(folder)
+    released, origin = read_release(folder / "metrics.safetensors")
+    other = replace(origin, settings=origin.settings | {"student": "0" * 64})
+    release_log.save_release(folder / "metrics.safetensors", released, other)
+    assert any("another model's predictions" in each for each in verify_bundle(folder).differs)
+    statement = read_json(folder / "statement.json")
+    statement["part_events"]["staff"] = statement["part_events"].pop("test")
+    (folder / "statement.json").write_text(json.dumps(statement))
+    assert any("{'staff'} are no parts" in each for each in verify_bundle(folder).differs)
+
+
+def test_a_release_of_one_division_is_not_learned_from_under_another(clinic: Dataset, tmp_path: Path) -> None:
+    """The rule of a hashed split is no setting where records come from Python, and is kept with the release."""
+    first = run(tmp_path / "first", clinic)
+    config = configured(first.config).model_copy(update={"out": tmp_path / "second"})
+    with pytest.raises(RunFolderError, match=r"released under other settings \(parts"):
+        run_method(config, QUIET, loaded(seed=1), release_of=first.root)
 
 
 def test_seeded_noise_repeats_and_is_called_not_private(clinic: Dataset, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def test_a_site_signs_one_list_of_survivors() -> None:
 
 @pytest.mark.parametrize("other", [{"number": 1}, {"plan": b"q" * 32}, {"plan": b"p" * 31 + b"q"}])
 def test_messages_of_another_sum_or_plan_are_refused(other: dict[str, Any]) -> None:
-    """A replayed round: whatever was signed, names the plan and the sum that it belongs to."""
+    """A replayed round: each signature is of one plan and one sum."""
     one, two = Parties(draw_of(4)), Parties(draw_of(4, **other))
     for step in STEPS:
         for parties in (one, two):

@@ -123,7 +123,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def one_trains_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sites are threads here, and first weights come from torch's generator, of which a process has one."""
+    """Let one site train at a time: they are threads here, and torch's own generator draws first weights."""
     lock, train = threading.Lock(), teacher_votes.train_ensemble
 
     def alone(*values: Any, **settings: Any) -> Any:
@@ -343,6 +343,7 @@ def test_a_site_refuses_a_plan_whose_numbers_are_not_those_of_its_method(tmp_pat
     assert refused(sums=[less]).startswith("sums: ")
     assert refused(events=[values["events"][0] | {"noise_stddev_votes": 1e9}]).startswith("events: ")
     assert refused(unit="person").startswith("unit: ")
+    assert refused(test_events=[{}]).startswith("test_events: ")
     assert refused(public_arrays="0" * 64).startswith("public_arrays: ")
     with pytest.raises(plan.PlanError, match="embedding"):
         plan.loader_of(group.plan, b"another", has_private=True)

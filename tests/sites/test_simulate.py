@@ -1,4 +1,4 @@
-"""Records dealt to sites on one machine: nobody's are lost or twice, persons stay together, and the commands work."""
+"""Records dealt to sites on one machine: each goes to one party, persons stay together, and the commands work."""
 
 from __future__ import annotations
 
