@@ -481,6 +481,9 @@ def _configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, se
     # The records are those of `fit`, so no other setting of the section `data` applies.
     if given["embedding"] == "auto":
         values["data"] = start.get("data", {}) if sizes.num_public else {}
+        if values["data"].get("embedding") and given["num_records"] is None:
+            # Its size is chosen by a declared number alone: epsilon covers no choice by the real one.
+            values["data"] = {"embedding": {}}
     else:
         values["data"] = {"embedding": _plain(given["embedding"])}
     declared = values.get("dp_sgd")
