@@ -116,7 +116,7 @@ def _cell(mark: Mark) -> str:
 
 
 def readme_table(marks: Sequence[Mark]) -> str:
-    """A row per data set of ``SHOWN``: public records, with the accuracies of the default and of the best other method."""
+    """A row per data set of ``SHOWN``: public records, and accuracies of the default and the best other method."""
     chosen = EPSILONS[0], EPSILONS[2]
     heads = [f"ε = {epsilon} | the best other" for epsilon in chosen]
     lines = [f"| data | public records | settings priced | {' | '.join(heads)} |", "|-" * 7 + "|"]
