@@ -1386,6 +1386,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         own = statement_of(model.config_, trained, parts=parts).remarks
         others = tuple(remark for remark in model.statement_.remarks if remark not in own)
         self.statement_ = statement_of(model.config_, trained, parts=parts, remarks=others)
+        assert self.statement_.epsilon is not None
         # A unit is in one part, and pays what the dearer of both costs.
         self.privacy_ = replace(price(self.events_, delta=self.delta), epsilon=self.statement_.epsilon)
         # The best model is known by the choice: alone, too, it states the price of all trials, and not that of one.
