@@ -1,7 +1,7 @@
 """The result of an audit: its record, which ``fairpate verify`` computes again, and its page.
 
-Bounds follow from counts and a t statistic alone, so whoever has the record can check them. Sentences are made of the
-bounds, for the page, the terminal and the JSON alike.
+Bounds follow from counts and a t statistic alone, so every reader of the record can check them. Sentences are made of
+the bounds, for the page, the terminal and the JSON alike.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _bound = lru_cache(epsilon_lower_bound)
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an attack found: right ``guesses``, and the separation of its scores where these are normal."""
+    """The outcome of an attack: right ``guesses``, and the separation of its scores where these are normal."""
 
     guesses: Guesses
     separation: Separation | None = None
@@ -91,7 +91,7 @@ _PLAIN = ("part", "release", "attack", "num_releases", "canaries_each", "control
 class Audit:
     """An audit of the claim ``epsilon`` at ``delta`` for ``unit`` and ``relation``.
 
-    ``settings``: the digest of the settings that were audited. ``records``: whether the records beside the canaries
+    ``settings``: the digest of the settings that were audited. ``records``: whether the other records than canaries
     were ``made`` or the ``private`` ones, which must not be published. ``not_attacked`` names what the statement also
     covers.
     """
@@ -138,7 +138,7 @@ class Audit:
 
     @property
     def power_words(self) -> str:
-        """What the control says of the audit."""
+        """Say whether the control exceeds the claim, and what follows for the audit."""
         proved, noise = min((max(each.control.bounds(self.delta)), each.noise_words) for each in self.releases)
         if self.has_power:
             return (

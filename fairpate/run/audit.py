@@ -1,4 +1,4 @@
-"""Audits of one's own run: canaries in shadow releases, what an attack proves of the claim, and the page that says so.
+"""Audit a run: canaries in shadow releases, the bound on epsilon that an attack proves, and the page that reports it.
 
 A shadow release is drawn by the run's own method under the run's own settings, from made records of the run's
 declaration and from canaries, each of which enters by a fair coin. No private record is read, so that the result may be
@@ -199,7 +199,7 @@ def _attacked(
     reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
 
     def outcome(of: Shadows, name: str) -> Outcome:
-        # Coins that nobody can predict, as the theorem has them.
+        # From the system's entropy: the theorem has fair coins that no attacker can predict.
         coins_RM = np.random.default_rng().random((num_releases, of.num_canaries)) < 0.5
         scores_RM = np.empty(coins_RM.shape)
         with reporter.stage(name) as advance:
@@ -605,7 +605,8 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
         events=train(setting.with_canaries(np.ones(len(number_M), np.bool_))).events,
         num_canaries=len(number_M),
         play=play,
-        is_gaussian=sum(getattr(event, "count", 0) for event in events) >= _MANY,
+        # Without sampling, a step is Gaussian itself.
+        is_gaussian=not rates or sum(getattr(event, "count", 0) for event in events) >= _MANY,
     )
 
 

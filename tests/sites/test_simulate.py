@@ -75,6 +75,7 @@ def test_what_cannot_be_dealt_is_refused(by: str, sites: int, fault: str, tmp_pa
         deal(DataConfig(name="color_digits"), tmp_path / "pictures", sites=2)
 
 
+@pytest.mark.slow
 def test_the_command_runs_all_parties_as_processes(tmp_path: Path) -> None:
     source(tmp_path / "all")
     words = [sys.executable, "-m", "fairpate", "site", "simulate", "--data", "all/hospitals.yaml", "--sites", "3"]
