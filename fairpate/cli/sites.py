@@ -72,8 +72,8 @@ def make_plan(
     from fairpate.sites import plan as plans
 
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
-    config = resolved([*(overrides or []), *as_overrides(given)], method)
     roster = plans.read_roster(sites)
+    config = resolved([*(overrides or []), *as_overrides(given)], method, num_sites=len(roster))
     with waiting("plan"):
         plan, embedding = plans.make_plan(config, roster, may_vanish=may_vanish, may_collude=may_collude)
     if embedding is not None:
