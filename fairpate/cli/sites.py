@@ -191,7 +191,10 @@ def simulate_plan(
     overrides: Overrides = None,
     data_dir: DataDir = None,
 ) -> Output:
-    """Deal public records to sites on this machine, and let them share a release with the real protocol."""
+    """Deal public records to sites on this machine, and let them share a release with the real protocol.
+
+    One machine sees them all. A declaration's records may be private: your own odometer counts their release too.
+    """
     from fairpate.cli.base import data_config
     from fairpate.run.context import read_json
     from fairpate.sites.simulate import simulate
