@@ -1,6 +1,6 @@
 """Estimators that are told epsilon alone, beside ones with the plain defaults of every section and no embedding.
 
-python benchmarks/estimators.py [DATA ...] [--methods fairpate dp_sgd weighted_votes] [--epsilon 1] [--seeds 0 1 2]
+python benchmarks/estimators.py [DATA ...] [--methods NAME ...] [--epsilon 1] [--seeds 0 1 2]
 
 Both see the same private and public records and are measured on the same test records. Data sets other than the digits
 are read from FAIRPATE_DATA.
@@ -24,7 +24,7 @@ def main() -> None:
     """Print one row per data set and method."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="*", default=["color_digits", "adult", "heart"])
-    parser.add_argument("--methods", nargs="+", default=["fairpate", "dp_sgd", "weighted_votes"])
+    parser.add_argument("--methods", nargs="+", default=["fairpate", "dp_sgd", "weighted_votes", "residual_votes"])
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     given = parser.parse_args()
@@ -50,7 +50,7 @@ def _plain(method: str) -> dict[str, Any]:
 def _accuracies(method: str, dataset: Dataset, epsilon: float, seeds: list[int], **settings: Any) -> str:
     """Mean and standard deviation in per cent."""
     private, public, test = dataset.private, dataset.public, dataset.test
-    local = {"ray": {"num_actors": 0}} if find_method(method).asks_teachers else {}
+    local: dict[str, Any] = {"ray": {"num_actors": 0}} if find_method(method).asks_teachers else {}
     found = []
     for seed in seeds:
         model = FairClassifier(method, epsilon=epsilon, random_state=seed, **local, **settings)

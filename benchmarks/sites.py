@@ -1,4 +1,4 @@
-"""Models over sites beside their rivals; seconds, bytes and memory of a secure sum; what faults end in.
+"""Models over sites and their rivals; seconds, bytes and memory of a secure sum; what faults end in.
 
     python benchmarks/sites.py --sites 500 --numbers 400       one sum: seconds and bytes of a site and the coordinator
     python benchmarks/sites.py --processes 50 --numbers 400    one sum over HTTP, every site a process: memory too
@@ -15,9 +15,9 @@ row, under seeded noise. The rivals have the same public pool, embedding and eps
     federated        DP-SGD by logistic regression on the embedding: clipping per record, Poisson samples at the sites,
                      a secure sum of gradients in every round, with the shares of noise that the plan above has
 
-Nothing was tuned: the federated rival has the settings that `dp_sgd` has by default for these records, and one message
-of the model's size in every round where a plan has one message in all. Clipping what a whole site sends (DP-FedAvg)
-protects sites instead of records; its epsilon is of another unit and stands in no row.
+Nothing was tuned: the federated rival has the settings that `dp_sgd` has by default for as many records in one place,
+about 200 rounds, and a secure sum of the model's size in every round where a plan has one sum in all. Clipping what a
+whole site sends (DP-FedAvg) protects sites instead of records; its epsilon is of another unit and stands in no row.
 
 A fault stops a site for good or for a moment, loses or changes a message, repeats an old one, or stops the coordinator;
 a party that comes back is made anew from its store. A sum may be exact or not come about: anything else is an error.
@@ -300,7 +300,7 @@ class Hospitals:
 
         source = DataConfig(name=data, options=options, data_dir=Path(os.environ["FAIRPATE_DATA"]))
         self.records = deal(source, folder, sites=sites, by=by)
-        self.folder, self.epsilon = folder, 1.0
+        self.folder, self.epsilon, self.num_sites = folder, 1.0, sites
         config = self.config("weighted_votes")
         self.together = load_at_site(config.data, has_private=False)
         embedding = self.together.embedding
@@ -316,7 +316,7 @@ class Hospitals:
         declared = (party or self.folder / "coordinator") / "data.yaml"
         name = yaml.safe_load(declared.read_text(encoding="utf-8"))["name"]
         given = [f"data.declaration={declared}", f"data.name={name}", f"target.epsilon={self.epsilon}", *options]
-        return resolved(given, method)
+        return resolved(given, method, num_sites=1 if party else self.num_sites)
 
     def training(self, dataset: Any, noisy_sum: Any) -> Any:
         from torch import nn
@@ -356,11 +356,13 @@ class Hospitals:
     def federated(self, num_colluding: int, seed: int) -> float:
         """The accuracy of federated DP-SGD whose rounds are secure sums."""
         from fairpate.config import PrivacyTarget
-        from fairpate.methods.base import noise_within
+        from fairpate.methods.base import configured, fitted_to, noise_within
         from fairpate.privacy.accountant import PoissonGaussians
 
-        settings = self.config("dp_sgd").dp_sgd
+        # As `fairpate run --method dp_sgd` has for as many records in one place: five epochs of batches of a fiftieth.
         num_records = sum(self.records)
+        values = fitted_to("dp_sgd", count=num_records, num_public=len(self.together.public))
+        settings: Any = getattr(configured({"dp_sgd": values["dp_sgd"]}, method="dp_sgd"), "dp_sgd")  # noqa: B009
         rate = settings.batch_size / num_records
         rounds = round(settings.epochs / rate)
         target = PrivacyTarget(epsilon=self.epsilon)
@@ -472,7 +474,7 @@ def models(
 
 
 def _shared(exact_RW: Any, stddev: float, sites: int, t: int, seed: int) -> Any:
-    """The table with the noise of all sites' shares, of which all but t have the variance that is priced."""
+    """Add the noise of all sites' shares to a table; all shares but t have the priced variance together."""
     share = stddev / math.sqrt(sites - t)
     for place in range(sites):
         source = SeededSource(1000 * seed + place)

@@ -20,8 +20,9 @@ from matplotlib.figure import Figure
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.privacy.accountant import DEFAULT_ORDERS, epsilon_of_curve, least_noise
 from fairpate.privacy.gnmax import gnmax_rdp, gnmax_rdp_data_independent, log_q
-from fairpate.privacy.mechanism_events import VoteSums
+from fairpate.privacy.mechanism_events import PredictionTables, VoteSums
 from fairpate.types import GateRule
+from fairpate.words import least_wrong, most_detected
 from teachers.ensemble import assign_teachers, shard_key
 
 FOLDER = Path(__file__).parent / "img"
@@ -146,12 +147,64 @@ def votes(figure: Figure) -> None:
     axis.legend()
 
 
+def covered(figure: Figure) -> None:
+    """The parts of the private records, what is released of each, and what no epsilon covers."""
+    figure.set_size_inches(6.4, 3.9)
+    axis = figure.subplots()
+    axis.set(xlim=(0, 10), ylim=(-1.2, 3.8))
+    axis.axis("off")
+    # Each at epsilon 1, in parallel: a table of predictions has the noise that this price asks for.
+    table = least_noise(
+        lambda noise: [PredictionTables(count=1, noise_stddev_records=noise, weight=2**20)],
+        target_epsilon=1.0,
+        target_delta=DELTA,
+        accounting="pld",
+    )
+    rows = (
+        ("training records", "noisy sums, votes, gradients", "the model"),
+        ("validation records", "a choice of settings, or scores of trials", "its settings"),
+        ("test records", f"a table of counts, noise of {table:.1f} records", "its metrics"),
+    )
+    for row, words in enumerate(rows):
+        for left, text, colour in zip((0.1, 3.0, 7.6), words, (_GROUPS[0], _INK, _GROUPS[1]), strict=True):
+            box = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": colour}
+            axis.text(left, 3 - row, text, va="center", color=colour, bbox=box)
+        for left, right in ((2.35, 2.85), (6.85, 7.45)):
+            axis.annotate("", (right, 3 - row), (left, 3 - row), arrowprops={"arrowstyle": "->", "color": _MUTED})
+    rule = "a keyed hash sends each private record to one part: ε is the largest of three"
+    axis.text(0.1, 3.6, rule, color=_MUTED, va="center")
+    axis.text(9.3, 2, "ε = 1 each", rotation=90, va="center", color=_INK)
+    outside = (
+        "not covered: public records; defaults and lists of settings that others made;",
+        "errors of reading; exact metrics, where no private ones are asked for;",
+        "other releases of the same records, which the odometer adds up",
+    )
+    for row, line in enumerate(outside):
+        axis.text(0.1, 0.15 - 0.5 * row, line, color="#c00000", va="center")
+
+
+def risk(figure: Figure) -> None:
+    """The largest share of units that an attacker finds, by the share of false alarms, at three epsilons."""
+    alarms = np.concatenate([[0.0], np.geomspace(1e-4, 1, 300)])
+    axis = figure.subplots()
+    for epsilon, style in ((3.0, ":"), (1.0, "--"), (0.3, "-")):
+        found = [most_detected(float(share), epsilon, DELTA) for share in alarms]
+        right = 100 * (1 - least_wrong(epsilon, DELTA))
+        label = f"ε = {epsilon:g}: right {right:.0f} % of the time at even odds"
+        axis.plot(alarms, found, style, color=_GROUPS[0], label=label)
+    axis.plot([0, 1], [0, 1], color=_MUTED, linewidth=0.8, label="guesses without a look")
+    axis.set(xlabel="false alarms, as a share of units that are not there", ylabel="units found, at most")
+    axis.legend(loc="lower right")
+
+
 PICTURES: dict[str, Callable[[Figure], None]] = {
     "unit": unit,
     "cost": cost,
     "gate": gate,
     "reject": reject,
     "votes": votes,
+    "covered": covered,
+    "risk": risk,
 }
 
 if __name__ == "__main__":

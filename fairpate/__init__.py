@@ -35,6 +35,11 @@ _MODULE_OF = {name.name: node.module for node in _STUB.body if isinstance(node, 
 __all__ = ["__version__", *_MODULE_OF]
 
 
+def __dir__() -> list[str]:
+    """Return the public names, which an editor completes."""
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     module = _MODULE_OF.get(name)

@@ -28,16 +28,18 @@ import inspect
 import json
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 import yaml
 from pydantic import BaseModel
@@ -51,11 +53,13 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from fairpate.config import ConfigError, Section, nearest
-from fairpate.config_reader import merge, parse_config, placeless_values
+from fairpate.config_reader import merge, parse_config, placeless_values, read_yaml
 from fairpate.data import Dataset, Split
-from fairpate.data.dataset import SEPARATORS, counted, keyed_uniform, sha256_of
+from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
+from fairpate.data.declaration import read_declaration
 from fairpate.data.embedding import embedded, save_embedding
 from fairpate.data.large_arrays import Names
+from fairpate.data.tables import TableFaults, cells, codes_of, encode, plain_batches, require_columns, text_of
 from fairpate.methods.base import (
     FITTED,
     Method,
@@ -72,19 +76,28 @@ from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.choice import TrialsError, group_weights, plan_trials, require_planned, score_of
+from fairpate.run.choice import (
+    MAY_FAIL,
+    TrialsError,
+    group_weights,
+    plan_trials,
+    require_planned,
+    score_of,
+    unheard,
+)
 from fairpate.run.context import write_json
 from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import Assessment, assess, record_data
-from fairpate.run.private_metrics import WEIGHT
+from fairpate.run.private_metrics import WEIGHT, require_kept_names
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.run import statement_of, train_model
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, Unit, heard_by, strict
+from fairpate.types import PrivacyStatement, Unit, strict
 from student.card import StudentFileError
 from student.student import Student, load_student, save_student
 
 Values = npt.NDArray[Any]
+_GIVEN: tuple[Part, ...] = ("private",)
 _MOST_DRAWN = 10**7
 # By name, so that pandas is not imported to ask for its types.
 _TYPES_OF_NOTHING = ("NAType", "NaTType", "NoneType")
@@ -260,6 +273,60 @@ def _require_known(groups: Values, name: str) -> None:
         raise ValueError(f"{name}: some records have no group (None or NaN); name a group for what is not known.")
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeclaredRecords:
+    """Rows of a declared table: encoded features, and labels, groups and persons where ``X`` has their columns."""
+
+    x: Values
+    labels: Values | None
+    groups: Values | None
+    persons: Values | None
+
+
+def declared_records(declaration: Any, X: Any, name: str = "X") -> DeclaredRecords:
+    """Encode a frame as its declaration says: numbers by their bounds, categories and missing values by their own
+    features.
+
+    DataError, a ValueError, names every column with values that are not declared. ValueError for a declaration of
+    pictures, or one that leaves rows out.
+    """
+    table = read_declaration(declaration, given=_GIVEN)
+    if table.pictures or table.keep or table.trim:
+        raise ValueError(
+            f"declaration: {table.name} declares pictures, keep or trim, which an estimator does not apply; use "
+            "fairpate.load_data and fairpate.run_method."
+        )
+    frame = pa.table(X) if isinstance(X, Mapping) else pa.Table.from_pandas(X, preserve_index=False)
+    rows = pa.concat_tables(plain_batches(frame, name))
+    options, faults = {key: option.default for key, option in table.all_options.items()}, TableFaults()
+    features = table.visible(options)
+    require_columns(rows, [column for column, _ in features], name)
+    x = encode(rows, features, name, faults)
+
+    def coded(coding: Any, what: str) -> Values | None:
+        if coding.column not in rows.column_names:
+            return None
+        found = cells(rows, coding.column, name, faults)
+        return codes_of(found, coding, what, may_lack=what == "class").numpy()
+
+    labels, groups = coded(table.label, "class"), None
+    chosen = table.chosen_groups(options).values()
+    if {group.column for group in chosen} <= set(rows.column_names):
+        crossed: Values = np.zeros(len(rows), dtype=np.int64)
+        for group in chosen:
+            # The last group changes first, as in :meth:`Declaration.group_names`.
+            crossed = crossed * len(group.names) + np.asarray(coded(group, "group"))
+        groups = np.array(table.group_names(options))[crossed]
+    faults.require_none()
+    person, persons = table.person, None
+    if person is not None and not person.when and person.column in rows.column_names:
+        persons = np.array(text_of(rows[person.column]).to_pylist())
+    if labels is not None:
+        # Of public records labels may be unknown, -1.
+        labels = None if (labels < 0).any() else np.array(table.label.names)[labels]
+    return DeclaredRecords(x=x, labels=labels, groups=groups, persons=persons)
+
+
 def person_names(persons: Any, count: int) -> Names:
     """Return the person of each record as text: 7, 7.0 and " 7" are one. No names without ``persons``."""
     if persons is None:
@@ -335,6 +402,7 @@ def dataset_of(
         label_names=tuple(str(name) for name in classes),
         group_names=tuple(str(name) for name in groups) or ("everyone",),
         sensitive_attribute="group",
+        keeps_names=bool(persons),
     )
     return dataset, classes, groups
 
@@ -372,6 +440,8 @@ _SHORT = {
 }
 _OF_ESTIMATORS = {
     "embedding": "auto",
+    "odometer": None,
+    "declaration": None,
     "sensitive_feature": None,
     "public_X": None,
     "public_sensitive_features": None,
@@ -420,6 +490,9 @@ def _configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, se
     # The records are those of `fit`, so no other setting of the section `data` applies.
     if given["embedding"] == "auto":
         values["data"] = start.get("data", {}) if sizes.num_public else {}
+        if values["data"].get("embedding") and given["num_records"] is None:
+            # Its size is chosen by a declared number alone: epsilon covers no choice by the real one.
+            values["data"] = {"embedding": {}}
     else:
         values["data"] = {"embedding": _plain(given["embedding"])}
     declared = values.get("dp_sgd")
@@ -562,6 +635,80 @@ def _require_inputs(
         )
 
 
+_Setting = Mapping[str, Any] | Section | None
+
+
+class Parameters(TypedDict, total=False):
+    """The parameters of :class:`FairClassifier` for every method of this package, for type checkers and editors.
+
+    A method has those of its sections (`fairpate methods NAME`).
+    """
+
+    epsilon: float | None
+    delta: float | None
+    model: str | _Setting
+    idp3: _Setting
+    calibration: _Setting
+    target: _Setting
+    student: _Setting
+    public_data: _Setting
+    evaluation: _Setting
+    noise: Literal["os_entropy", "seeded"]
+    embedding: str | Mapping[str, Any] | None
+    declaration: str | Mapping[str, Any] | None
+    sensitive_feature: str | int | Mapping[str, Any] | SensitiveFeature | None
+    public_X: Any
+    public_sensitive_features: Any
+    num_records: int | None
+    progress: bool
+    random_state: Any
+    folder: Path | str | None
+    ray: _Setting
+    storage: _Setting
+    teachers: _Setting
+    teacher_votes: _Setting
+    aggregator: _Setting
+    pate_s_in: _Setting
+    sf_pate: _Setting
+    f_ld: _Setting
+    private_knn: _Setting
+    record_votes: _Setting
+    weighted_votes: _Setting
+    residual_votes: _Setting
+    ada_ssp: _Setting
+    sgd: _Setting
+    dp_sgd: _Setting
+    fair_dp_sgd: _Setting
+    dp_fermi: _Setting
+    covariance_constraint: _Setting
+    pf_ld: _Setting
+    raco_dp: _Setting
+    dp_postprocessing: _Setting
+    dp_oracle_learner: _Setting
+    randomised_response: _Setting
+
+
+def _require_settings(method: str, name: str, value: Any) -> None:
+    """Raise ConfigError for a mapping with a field that the section of ``method`` does not have; ``fit`` checks
+    values."""
+    section = dict(find_method(method)()).get(name)
+    # Of the student, `fit` also names the fields that other methods read.
+    if name == "student" or not isinstance(value, Mapping) or not isinstance(section, BaseModel):
+        return
+    known = type(section).model_fields
+    for unknown in (each for each in value if each not in known):
+        raise ConfigError(f"{name}.{unknown}: unknown field{nearest(unknown, known)}.")
+
+
+_NO_BETTER = "FairClassifier: on its own training records {} is right {:.1%} of the time, and always {!r} {:.1%}."
+_UNSCALED = (
+    "FairClassifier: {} of X has values beyond {:g}, and no public records scale {}: clipping and noise then decide "
+    "what is learned. Divide by public bounds, give public_X, or declare the table (FairClassifier.from_declaration)."
+)
+_MOST_UNSCALED = 20.0
+_MOST_JUDGED = 10_000
+
+
 class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Any method as a classifier.
 
@@ -577,10 +724,14 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
       many records of independent standard normal features, for when there is no public record.
     - ``sensitive_feature``: the column of ``X`` that holds the groups, by name or position; it is no feature then. A
       mapping of ``column`` and ``edges`` divides numbers, such as ages, between public edges.
+    - ``declaration``: a declaration of a table (a YAML file or a mapping) by which frames are encoded; see
+      :meth:`from_declaration`.
     - ``embedding``: what is seen of a record, as ``data.embedding``: a mapping; None: the record itself; "auto": an
       embedding of public records where there are some and whole records are protected.
     - ``num_records``: a public number of private records, or of persons where ``fit`` is given them, by which settings
       are chosen; None: the real one, which then counts as public, and the statement says so.
+    - ``odometer``: a name for the records, under which the operator's odometer counts each fit, with runs on the data
+      set of that name; ``fit`` is then refused beyond a limit (`fairpate ledger limit NAME`). None: nothing is counted.
     - ``folder``, of methods that ask teachers: where teachers, votes and the ledger stay; None: a temporary folder.
     - ``progress``: whether ``fit`` shows its progress.
     - ``random_state``: an integer is the ``seed`` of the configuration. It does not seed secret samples and noise,
@@ -590,23 +741,56 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ``feature_names_in_``; ``network_`` and ``student_``, the published model, with the embedding that it reads;
     ``trained_``, all that the method released; ``events_``, what touched private records; ``privacy_``, what they cost
     together; ``noise_``, where the noise came from; ``config_``, the configuration that ran. A search over settings
-    trains on the same records many times: each training costs ``privacy_`` again, and none is counted in the operator's
-    odometer.
+    trains on the same records many times: each training costs ``privacy_`` again, and the operator's odometer counts
+    them where it is given (``odometer``).
 
     >>> FairClassifier("dp_fermi", epsilon=1.0, dp_fermi={"weight": 2.0}, random_state=0)
     FairClassifier(method='dp_fermi', epsilon=1.0, dp_fermi={'weight': 2.0}, random_state=0)
+    >>> rows = np.random.default_rng(0).uniform(-1, 1, size=(2000, 2))
+    >>> model = FairClassifier("weighted_votes", epsilon=3.0, embedding=None).fit(rows, rows[:, 0] > 0, public_X=1000)
+    >>> model.statement().epsilon <= 3.0
+    True
+    >>> model.score(rows, rows[:, 0] > 0) > 0.8
+    True
     """
 
-    def __init__(self, method: str = FITTED, **settings: Any) -> None:
+    def __init__(self, method: str = FITTED, **settings: Unpack[Parameters]) -> None:
         if not isinstance(method, str):
             raise TypeError(f"method: expected a name, got {method!r}.")
         known = parameters_of(method)
         unknown = sorted(settings.keys() - known.keys())
         if unknown:
-            raise TypeError(f"{method} has no parameter {unknown[0]!r}; it has {', '.join(known)}.")
+            raise TypeError(f"{method} has no parameter {unknown[0]!r}{nearest(unknown[0], known)}.")
+        for name, value in settings.items():
+            _require_settings(method, name, value)
         self.method = method
         for name, value in (known | settings).items():
             setattr(self, name, value)
+
+    @classmethod
+    def from_declaration(
+        cls, declaration: Path | str | Mapping[str, Any], /, method: str = FITTED, **settings: Unpack[Parameters]
+    ) -> Self:
+        """Return a classifier of frames with the columns of a declared table, categories and missing values included.
+
+        Numbers are scaled by their declared bounds, never by the records. ``fit`` takes labels, groups and persons from
+        the declared columns unless they are given; ``predict`` needs the columns of features alone. ConfigError, a
+        ValueError, for a declaration with faults.
+
+        >>> clinic = {
+        ...     "name": "clinic", "task": "comes back", "rows": 400, "files": {"private": "visits.csv"},
+        ...     "label": {"column": "back", "classes": ["no", "yes"]},
+        ...     "group": {"column": "sex", "values": ["F", "M"]},
+        ...     "features": {"age": {"bounds": [0, 110], "missing": 50}, "ward": {"categories": ["A", "B"]}},
+        ... }
+        >>> model = FairClassifier.from_declaration(clinic, "weighted_votes", epsilon=1.0, public_X=1000)
+        >>> model.declaration["name"]
+        'clinic'
+        """
+        read_declaration(declaration if isinstance(declaration, Mapping) else Path(declaration), given=_GIVEN)
+        kept = dict(declaration) if isinstance(declaration, Mapping) else str(declaration)
+        settings["declaration"] = kept
+        return cls(method, **settings)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Parameters by name; with ``deep`` also the settings in sections, as ``section__setting``."""
@@ -635,7 +819,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def fit(
         self,
         X: npt.ArrayLike,
-        y: npt.ArrayLike,
+        y: npt.ArrayLike | None = None,
         *,
         sensitive_features: npt.ArrayLike | None = None,
         public_X: npt.ArrayLike | int | None = None,
@@ -646,7 +830,11 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
         ``X``: tables (N, F), or images (N, channels, height, width), bytes or floats. ``public_X`` (M, ...) and
         ``public_sensitive_features`` (M,) have no labels. ``persons`` (N,) names the person of each record: all records
-        of a person are then protected together. The sets of classes and groups count as public.
+        of a person are then protected together. The sets of classes and groups count as public. With a declaration
+        ``X`` and ``public_X`` are frames of its columns, from which labels, groups and persons come unless given.
+
+        Warns, the operator alone, of columns that nothing scales, and of a model that is right on its own training
+        records no more often than the most common class.
 
         Raises:
             ValueError: Settings out of range, with the field; records that are needed and not given, of other lengths
@@ -654,12 +842,25 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 ``X`` did; a method that protects the group alone and gets it, or an encoding of it, as a column of
                 ``X``.
         """
+        if self.declaration is not None:
+            found = declared_records(self.declaration, X)
+            X, y = found.x, found.labels if y is None else y
+            sensitive_features = found.groups if sensitive_features is None else sensitive_features
+            persons = found.persons if persons is None else persons
         config, dataset, sizes, classes, group_names = self._prepared(
             X, y, sensitive_features, public_X, public_sensitive_features, persons
         )
+        if not len(dataset.public) and config.data.embedding is None and dataset.kind == "tabular":
+            largest_F = np.abs(dataset.private.x.numpy()).max(axis=0)
+            if places := np.flatnonzero(largest_F > _MOST_UNSCALED).tolist():
+                column = f"column {places[0]}" if len(places) == 1 else f"{len(places)} columns"
+                text = _UNSCALED.format(column, _MOST_UNSCALED, "it" if len(places) == 1 else "them")
+                warnings.warn(text, UserWarning, stacklevel=2)
         folder = getattr(self, "folder", None)
         with tempfile.TemporaryDirectory(prefix="fairpate-") if folder is None else nullcontext(folder) as root:
-            trained, student = train_model(config, dataset, Reporter(quiet=not self.progress), folder=Path(root))
+            trained, student = train_model(
+                config, dataset, Reporter(quiet=not self.progress), folder=Path(root), odometer=self.odometer
+            )
         # Set when all has succeeded: an estimator whose training failed does not look fitted.
         self.classes_, self.groups_ = classes, group_names
         # The data set of the configuration is the records that were given, not the one that commands have by default.
@@ -667,7 +868,23 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.trained_, self.student_, self.network_ = trained, student, student.network
         self.events_, self.noise_, self.privacy_ = trained.events, trained.noise, config.price(trained)
         self.statement_ = statement_of(config, trained, remarks=self._remarks(sizes, dataset.unit))
+        # The data set is embedded already. Of many records the first are enough to judge by.
+        judged = dataset.private.take(range(min(len(dataset.private), _MOST_JUDGED)))
+        bare = replace(student, embedding=None)
+        right = bare.probabilities(judged.x, judged.z.numpy() if student.card.needs_group else None).argmax(axis=1)
+        accuracy = float((right == judged.y.numpy()).mean())
+        shares_C = np.bincount(judged.y.numpy(), minlength=len(classes)) / len(judged)
+        if accuracy <= shares_C.max():
+            text = _NO_BETTER.format(config.method, accuracy, str(classes[shares_C.argmax()]), shares_C.max())
+            warnings.warn(text, UserWarning, stacklevel=2)
         return self
+
+    def _records(self, X: Any, groups: Any) -> CheckedRecords:
+        """Return features as the model reads them, and groups, of records that are given after ``fit``."""
+        if self.declaration is None:
+            return records_like(self, X, groups)
+        found = declared_records(self.declaration, X)
+        return records_like(self, found.x, found.groups if groups is None else groups)
 
     def predict_proba(
         self, X: npt.ArrayLike, *, sensitive_features: npt.ArrayLike | None = None
@@ -677,7 +894,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ``sensitive_features`` (N,) are needed where predictions are mixed by group. NotFittedError before ``fit``.
         """
         check_is_fitted(self, "student_")
-        records = records_like(self, X, sensitive_features)
+        records = self._records(X, sensitive_features)
         return self.student_.probabilities(features(records.x), self._codes(records.groups))
 
     def predict(
@@ -691,7 +908,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self, "student_")
         seed = stream_seed(self.config_.seed, Stream.PREDICTION) if random_state is None else _seed_of(random_state)
-        records = records_like(self, X, sensitive_features)
+        records = self._records(X, sensitive_features)
         predicted = self._student_for(records.groups).predict(
             features(records.x), self._codes(records.groups), generator=np.random.default_rng(seed)
         )
@@ -701,18 +918,27 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def score(
         self,
         X: npt.ArrayLike,
-        y: npt.ArrayLike,
+        y: npt.ArrayLike | None = None,
         sample_weight: npt.ArrayLike | None = None,
         *,
         sensitive_features: npt.ArrayLike | None = None,
     ) -> float:
-        """Return the accuracy on answered records; NaN if none is answered."""
+        """Return the accuracy on answered records; NaN if none is answered. Declared frames hold ``y`` themselves."""
+        y = self._labels(X, y)
         labels = self.predict(X, sensitive_features=sensitive_features)
         answered = ~np.ma.getmaskarray(labels)
         if not answered.any():
             return float("nan")
         weights = None if sample_weight is None else np.asarray(sample_weight)[answered]
         return float(accuracy_score(np.asarray(y)[answered], np.asarray(labels)[answered], sample_weight=weights))
+
+    def _labels(self, X: Any, y: Any) -> Any:
+        """Return ``y``, or else the labels that a declared frame holds."""
+        if y is None and self.declaration is not None:
+            y = declared_records(self.declaration, X).labels
+        if y is None:
+            raise ValueError("y: expected labels, got none; give them, or a declared frame with its label column.")
+        return y
 
     def statement(self) -> PrivacyStatement:
         """Return the privacy statement of the fitted model, as a run publishes it. NotFittedError before ``fit``."""
@@ -744,6 +970,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "feature_names": None if names is None else names.tolist(),
                 "num_features": self.n_features_in_,
                 "sensitive_feature": None if column is None else column.model_dump(mode="json"),
+                "declaration": read_yaml(Path(self.declaration), as_text=True)
+                if isinstance(self.declaration, str)
+                else self.declaration,
                 "statement": self.statement_.to_json(),
                 "files": {file.name: sha256_of(file) for file in sorted(temporary.iterdir())},
             }
@@ -792,6 +1021,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             **{name: getattr(config, name) for name in known},
             embedding=_plain(config.data.embedding),
             sensitive_feature=values["sensitive_feature"],
+            declaration=values.get("declaration"),
             random_state=config.seed,
         )
         statement = PrivacyStatement.from_json(values["statement"])
@@ -867,7 +1097,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _tested(self, X: Any, y: Any, groups: Any) -> tuple[Student, Dataset, Assessment]:
         """Return the published model, test records alone as its network sees them, and what they measure."""
-        records, labels = records_like(self, X, groups), column_or_1d(y, warn=True)
+        records, labels = self._records(X, groups), column_or_1d(self._labels(X, y), warn=True)
         unknown = set(np.unique(labels).tolist()) - set(self.classes_.tolist())
         if unknown or len(labels) != len(records.x):
             raise ValueError(f"y: expected {len(records.x)} labels among {self.classes_.tolist()}, got others.")
@@ -994,6 +1224,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if groups is not None:
                 raise ValueError("Expected public_X with public_sensitive_features, got the groups alone.")
             return None
+        if self.declaration is not None and not isinstance(x, int | np.integer):
+            found = declared_records(self.declaration, x, "public_X")
+            return public_records(self, found.x, found.groups if groups is None else groups, seed=seed)
         if not isinstance(x, int | np.integer):
             passed_on = [getattr(each, "transform_input", None) or () for each, _ in _pipelines_in_front()]
             if not all(in_fit and "public_X" in names for names in passed_on):
@@ -1014,7 +1247,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             found += [_FOLLOWS_FROM_SIZE.format(f"{unit}s")] if few != many else []
         steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
         fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
-        return (*found, f"{fitted}{_UNACCOUNTED}", _NOT_COUNTED)
+        return (*found, f"{fitted}{_UNACCOUNTED}", *(() if self.odometer else (_NOT_COUNTED,)))
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
         """Return the codes of groups if predictions need them."""
@@ -1094,6 +1327,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         if not 0 < self.validation_share < 1:
             raise ValueError(f"validation_share: expected a number between 0 and 1, got {self.validation_share}.")
         base = clone(self.estimator).set_params(delta=self.delta)
+        if base.declaration is not None:
+            raise ValueError("estimator: a search takes encoded records; give arrays in place of a declaration.")
         seed = _seed_of(self.random_state)
         checked, labels = private_records(base, X, y, sensitive_features)
         names = person_names(persons, len(labels))
@@ -1112,6 +1347,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         x, known = _safe_indexing(X if hasattr(X, "columns") else np.asarray(X), rows), labels[rows]
         candidates = [clone(base).set_params(**each) for each in settings]
         prepared = [each.set_params(epsilon=self.epsilon)._prepared(x, known, **given) for each in candidates]
+        for config, *_ in prepared:
+            require_kept_names(config, whole)
 
         def events_at(of_one: float) -> list[tuple[Event, ...]]:
             found = []
@@ -1133,12 +1370,12 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         )
         validation = whole.private.take(kept_apart.tolist())
         source, best = OsEntropy(), None
-        with heard_by(lambda *_: None):
+        with unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:
                 model = clone(candidates[number]).set_params(epsilon=plan.epsilon, progress=False)
                 try:
                     model.fit(x, known, **given)
-                except ValueError:  # which noise may cause: the worst outcome of a trial
+                except MAY_FAIL:
                     continue
                 require_planned(model.events_, plan.trainings)
                 score = plan.with_noise(_right_predictions(model, validation, whole, weights, source), source)
@@ -1153,11 +1390,16 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
             self.feature_names_in_ = model.feature_names_in_
         self.events_ = (plan.trainings,)
         trained = replace(model.trained_, events=self.events_)
-        self.privacy_ = price(self.events_, delta=self.delta)
         parts = {"validation": (plan.scores,)}
         own = statement_of(model.config_, trained, parts=parts).remarks
         others = tuple(remark for remark in model.statement_.remarks if remark not in own)
         self.statement_ = statement_of(model.config_, trained, parts=parts, remarks=others)
+        assert self.statement_.epsilon is not None
+        # A unit is in one part, and pays what the dearer of both costs.
+        self.privacy_ = replace(price(self.events_, delta=self.delta), epsilon=self.statement_.epsilon)
+        # The best model is known by the choice: alone, too, it states the price of all trials, and not that of one.
+        model.trained_, model.events_ = trained, self.events_
+        model.privacy_, model.statement_ = self.privacy_, self.statement_
         return self
 
     def predict(self, X: npt.ArrayLike, **given: Any) -> Labels:

@@ -126,6 +126,18 @@ def least_wrong(epsilon: float, delta: float) -> float:
     return max(0.0, 1 - delta) * math.exp(-epsilon) / (1 + math.exp(-epsilon))
 
 
+def most_detected(false_alarms: float, epsilon: float, delta: float) -> float:
+    """Return the largest share of units that an attacker can find, with this share of false alarms.
+
+    The trade-off curve of an (epsilon, delta) guarantee (Kairouz, Oh and Viswanath, arXiv 1311.0776): P[found] <=
+    e^eps P[false alarm] + delta, and the same for what is not found, with the two exchanged.
+    """
+    missed = max(0.0, math.exp(-epsilon) * (1 - delta - false_alarms))
+    # Compared as logarithms: e^eps may overflow.
+    found = math.exp(min(epsilon + math.log(false_alarms), 0.0)) + delta if false_alarms else delta
+    return min(found, 1 - missed, 1.0)
+
+
 def strength(epsilon: float, delta: float) -> Strength:
     """Return ``weak`` if the attacker may be right 95 % of the time, ``void`` if 99.9 %."""
     wrong = least_wrong(epsilon, delta)

@@ -333,14 +333,23 @@ class Training:
     noisy_sum: NoisySum | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
-        """Check that the release limits have room for all ``events``, before anything is drawn that may end the
-        training.
+        """Check that the release limits have room for all ``events`` of a method of several releases, before the first.
 
-        LimitReachedError if there is no room. A refusal after the draw would reveal the outcome of the draw. A method
-        of several releases calls it before the first: then all of them are one plan.
+        LimitReachedError if there is no room. Then all of them are one plan: from the first charge on, no other run
+        takes the room of the rest.
         """
         if self.log is not None:
             self.log.admit(events, noise=noise)
+
+    def reserve(self, events: Sequence[Event], noise: str) -> None:
+        """Charge ``events`` durably, before their noise is drawn.
+
+        LimitReachedError, with nothing charged, if the release limits have no room: a refusal after the draw would
+        reveal its outcome. An error or a crash after this call leaves all of them charged, a training that ends charges
+        what it released. Sites charge a sum themselves, when its first message leaves.
+        """
+        if self.log is not None and self.noisy_sum is None:
+            self.log.reserve(events, noise=noise)
 
     def release(
         self, draw: Callable[[], Released], *, settings: dict[str, Any], noise: str, name: str = ""
@@ -885,34 +894,37 @@ _FOLLOW_FROM_COUNT = frozenset({"teachers", "private_knn", "record_votes", "dp_s
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 
-def resolved(overrides: Sequence[Override], method: str | None = None) -> Method:
+def resolved(overrides: Sequence[Override], method: str | None = None, *, num_sites: int = 1) -> Method:
     """The configuration of a run without a file: settings that suit the data set, with ``overrides`` on top.
 
-    `fairpate run` without a file uses it, and commands that are printed rely on it.
+    `fairpate run` without a file uses it, and commands that are printed rely on it. ``num_sites`` sites each have as
+    many records as the data set declares.
     """
-    return configured(start_values(overrides, method), overrides, method=method)
+    return configured(start_values(overrides, method, num_sites=num_sites), overrides, method=method)
 
 
-def start_values(overrides: Sequence[Override], method: str | None = None) -> Values:
+def start_values(overrides: Sequence[Override], method: str | None = None, *, num_sites: int = 1) -> Values:
     """The settings to which :func:`resolved` applies ``overrides``."""
     said = _said(overrides)
     name = said.get("method") if method is None else method
     if name is not None and not isinstance(name, str):
         return {}  # refused with the rest of the configuration
-    return fitted(parse_config(said.get("data", {}), DataConfig), name)
+    return fitted(parse_config(said.get("data", {}), DataConfig), name, num_sites=num_sites)
 
 
-def fitted(data: DataConfig, method: str | None = None) -> Values:
+def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -> Values:
     """Settings of ``method`` that suit ``data``; None: the method that is used if none is named."""
     name = FITTED if method is None else method
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry_for(data).rows is not None
     count = count_protected(data) if needed else _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
-    return fitted_to(name, count=count, num_public=pool_size(data))
+    return fitted_to(name, count=count, num_public=pool_size(data), num_sites=num_sites)
 
 
-def fitted_to(name: str, *, count: int, num_public: int) -> Values:
-    """Settings that suit ``count`` protected records or persons and ``num_public`` public records.
+def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> Values:
+    """Settings that suit ``count`` protected records or persons at each site and ``num_public`` public records.
+
+    Teachers are those of a site; what is computed from the sum over all sites follows from all records.
 
     Values that the method's class sets itself take precedence.
     """
@@ -942,7 +954,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
             "sampling_rate": rate,
             "num_neighbours": max(_FEWEST_NEIGHBOURS, int(share * rate * count)),
         },
-        "record_votes": {"rule": "linear", "num_records": count},
+        "record_votes": {"rule": "linear", "num_records": count * num_sites},
         "dp_sgd": {
             "epochs": 5,
             "batch_size": min(max(_SMALLEST_BATCH, min(count // _BATCHES, _LARGEST_BATCH)), most),
@@ -954,7 +966,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
         # Every number of a record gets the same noise, and few records stand out against it in few numbers only.
-        components = min(max(_FEWEST_COMPONENTS, count // _RECORDS_PER_COMPONENT), _MOST_COMPONENTS)
+        components = min(max(_FEWEST_COMPONENTS, count * num_sites // _RECORDS_PER_COMPONENT), _MOST_COMPONENTS)
         values["data"] = {"embedding": {"num_components": components}}
     # What the class sets itself counts as set in its sections; defaults of a section do not.
     own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}

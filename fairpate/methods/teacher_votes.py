@@ -10,7 +10,7 @@ its vote on every query from one class to another: the table moves by sqrt(2 Q) 
 table is one event, of a number of queries that is known beforehand, and there is no data-dependent cost. (A person who
 is replaced by another touches two shards, 2 sqrt(Q); that relation is not priced here.) Gate, reject option and student
 read the table alone. With :mod:`fairpate.methods.pate` a query is asked, priced and gated by itself, and a service may
-go on asking; here nothing can be asked later, and the sum may be over several sites: each has T shards of its own
+ask more; here no query can be added later, and the sum may be over several sites: each has T shards of its own
 records (:mod:`fairpate.sites`), and no computation crosses shards.
 
 Shapes: T teachers, Q queries, C classes.
@@ -119,6 +119,7 @@ class TeacherVotes(VotesOfRecords):
                     )
                 with reporter.stage("votes") as advance:
                     votes_QC = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
+        training.reserve((event,), self.source.label)
         noisy_QC = with_noise(
             votes_QC,
             stddev=event.noise_stddev_votes,
@@ -134,7 +135,7 @@ class TeacherVotes(VotesOfRecords):
         """Label the queries by their noisy counts, and train a student on the most certain labels."""
         counts_QC, (event,) = released.arrays["counts_QC"], released.events
         assert isinstance(event, VoteSums)
-        # From the release: over several sites, nobody need know how many of them took part.
+        # From the release: over several sites, the number of those that took part is not known here.
         num_teachers = max(1, round(float(counts_QC.sum(axis=1).mean())))
         said = labels_of_chances(
             label_chances(counts_QC, num_teachers=num_teachers, noise_stddev_votes=event.noise_stddev_votes)
@@ -144,7 +145,7 @@ class TeacherVotes(VotesOfRecords):
 
 
 def two_moves(num_queries: int) -> float:
-    """The L2 norm, rounded up, of a table of which one vote moves from one class to another in every row."""
+    """The L2 norm, rounded up, by which a table moves if one vote of every row goes from one class to another."""
     norm = math.sqrt(2 * num_queries)
     while Fraction(norm) ** 2 < 2 * num_queries:
         norm = math.nextafter(norm, math.inf)

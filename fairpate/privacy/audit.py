@@ -141,7 +141,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Separation:
-    """How far the scores of included canaries lie above those of the others: the t statistic of both samples."""
+    """The distance of the included canaries' scores above those of the others, as the t statistic of both samples."""
 
     num_included: int
     num_left_out: int

@@ -40,7 +40,7 @@ _LEAST_GAMMA = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class SecretTrials:
-    """The best of K trials, of which ``expected_trials`` are expected; the law of K has the shape ``eta``.
+    """Publication of the best of K trials, where K has the mean ``expected_trials`` and a law of the shape ``eta``.
 
     ``trials`` are the events of one trial, for each settings that it may draw. ValueError for parameters out of range,
     without trials, and for events under another unit or relation.
@@ -93,7 +93,7 @@ class SecretTrials:
 
 
 def mean_trials(gamma: float, eta: float) -> float:
-    """E[K]."""
+    """Return the expected number of trials, E[K]."""
     if not eta:
         return (1 / gamma - 1) / -math.log(gamma)
     return eta * (1 / gamma - 1) / -math.expm1(eta * math.log(gamma))
@@ -114,7 +114,7 @@ def _(event: SecretTrials, orders_A: FloatArray) -> FloatArray:
 
 
 def flat(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return ``events`` with those of trials in the place of the trials."""
+    """Return ``events``, where the events inside of trials replace the trials."""
     return tuple(
         inner
         for event in events

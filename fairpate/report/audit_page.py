@@ -1,7 +1,7 @@
 """The result of an audit: its record, which ``fairpate verify`` computes again, and its page.
 
-Bounds follow from counts and a t statistic alone, so whoever has the record can check them. Sentences are made of the
-bounds, for the page, the terminal and the JSON alike.
+Bounds follow from counts and a t statistic alone, so every reader of the record can check them. Sentences are made of
+the bounds, for the page, the terminal and the JSON alike.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gau
 from fairpate.report.records import upper
 
 FORMAT = "fairpate.audit/1"
-SURE = 0.999
-"""The confidence at which a claim counts as refuted."""
+SURE = 0.99
+"""The confidence at which a claim counts as refuted. Much more is out of reach: delta may explain a few guesses."""
 _bound = lru_cache(epsilon_lower_bound)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an attack found: right ``guesses``, and the separation of its scores where these are normal."""
+    """The outcome of an attack: right ``guesses``, and the separation of its scores where these are normal."""
 
     guesses: Guesses
     separation: Separation | None = None
@@ -91,7 +91,7 @@ _PLAIN = ("part", "release", "attack", "num_releases", "canaries_each", "control
 class Audit:
     """An audit of the claim ``epsilon`` at ``delta`` for ``unit`` and ``relation``.
 
-    ``settings``: the digest of the settings that were audited. ``records``: whether the records beside the canaries
+    ``settings``: the digest of the settings that were audited. ``records``: whether the other records than canaries
     were ``made`` or the ``private`` ones, which must not be published. ``not_attacked`` names what the statement also
     covers.
     """
@@ -112,7 +112,7 @@ class Audit:
 
     @property
     def refuted(self) -> bool:
-        """True if a lower bound exceeds the claim beyond chance, at a confidence of 99.9 %.
+        """True if a lower bound exceeds the claim at a confidence of 99 %.
 
         Where an attack is nearly ideal, one in twenty of correct releases exceeds it at 95 %.
         """
@@ -132,13 +132,13 @@ class Audit:
         if proved > self.epsilon:
             return (
                 f"Not decided: ε ≥ {proved:.2f} at 95 % confidence is more than the {claimed} that is claimed, and at "
-                "99.9 % it is not; repeat the audit with more canaries."
+                "99 % it is not; repeat the audit with more canaries."
             )
         return f"No attack exceeds the claim: ε ≥ {proved:.2f} is proved, and {claimed} is claimed."
 
     @property
     def power_words(self) -> str:
-        """What the control says of the audit."""
+        """Say whether the control exceeds the claim, and what follows for the audit."""
         proved, noise = min((max(each.control.bounds(self.delta)), each.noise_words) for each in self.releases)
         if self.has_power:
             return (

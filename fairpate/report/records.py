@@ -237,8 +237,9 @@ def described_event(event: Mapping[str, Any]) -> str:
     number = event.get("count", 1)
     samples = "over Poisson samples" if event.get("sampling_rate", 1) < 1 else ""
     each = " each" if number > 1 else ""
+    trials = " or ".join(", ".join(map(described_event, events)) for events in event.get("trials", ()))
     words = (counted(number, head) + "".join(of), samples, f"({numbers}{each})" if numbers else "")
-    return " ".join(filter(None, words))
+    return " ".join(filter(None, (*words, trials and f"of {trials}")))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Audits of one's own run: canaries in shadow releases, what an attack proves of the claim, and the page that says so.
+"""Audit a run: canaries in shadow releases, the bound on epsilon that an attack proves, and the page that reports it.
 
 A shadow release is drawn by the run's own method under the run's own settings, from made records of the run's
 declaration and from canaries, each of which enters by a fair coin. No private record is read, so that the result may be
@@ -35,7 +35,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from aggregator.mechanism import mechanism_of
+from aggregator.session import mechanism_within
 from fairpate.config import EMBEDDED_NORM, EmbeddingConfig, RayConfig
 from fairpate.config_reader import values_digest
 from fairpate.data import Dataset
@@ -62,6 +62,7 @@ from fairpate.privacy.mechanism_events import (
     VoteTables,
     event_from,
     event_json,
+    of_teachers,
 )
 from fairpate.report.audit_page import Audit, AuditedRelease, Outcome, audit_page
 from fairpate.run.context import (
@@ -77,7 +78,7 @@ from fairpate.run.private_metrics import draw_table, lone_predictions
 from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import initial_model
 from fairpate.terminal import Reporter
-from fairpate.types import IntArray, MechanismParameters, PrivacyStatement, UsageError, UserError, strict
+from fairpate.types import IntArray, PrivacyStatement, UsageError, UserError, strict
 from student.student import load_student
 from teachers.ensemble import BlockPool
 
@@ -198,7 +199,7 @@ def _attacked(
     reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
 
     def outcome(of: Shadows, name: str) -> Outcome:
-        # Coins that nobody can predict, as the theorem has them.
+        # From the system's entropy: the theorem has fair coins that no attacker can predict.
         coins_RM = np.random.default_rng().random((num_releases, of.num_canaries)) < 0.5
         scores_RM = np.empty(coins_RM.shape)
         with reporter.stage(name) as advance:
@@ -305,7 +306,7 @@ def shadows_of(
         case WeightedVotes() | ResidualVotes() | AdaSsp():
             return _sums(run, facts, config, events, loaded)
         case GnmaxMethod() if len(events) == 1 and isinstance(events[0], ConfidentGnmaxQueries):
-            return _votes(run, facts, config, with_noise_share(events[0], noise_share), on_private=on_private)
+            return _votes(run, facts, config, events[0], noise_share=noise_share, on_private=on_private)
         case DpSgdFamily() if all(isinstance(event, PoissonGaussians | PoissonGaussianLaplaces) for event in events):
             return _models(facts, config, events, loaded)
         case Postprocessing() if config.dp_postprocessing.base == "sgd":
@@ -380,7 +381,7 @@ def _setting(
     embedding = None
     if is_embedded:
         # Canaries are placed in the coordinates themselves: that there is an embedding says so, and it is never asked.
-        embedding = Embedding.of(public_x[:2], EmbeddingConfig(num_components=1, steps=0))
+        embedding = Embedding.of(torch.eye(2, public_x.shape[1]), EmbeddingConfig(num_components=1, steps=0))
     return Setting(
         dataset=Dataset(
             name=facts.name,
@@ -604,18 +605,33 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
         events=train(setting.with_canaries(np.ones(len(number_M), np.bool_))).events,
         num_canaries=len(number_M),
         play=play,
-        is_gaussian=sum(getattr(event, "count", 0) for event in events) >= _MANY,
+        # Without sampling, a step is Gaussian itself.
+        is_gaussian=not rates or sum(getattr(event, "count", 0) for event in events) >= _MANY,
     )
 
 
 def _votes(
-    run: RunDirectory, facts: DataRecord, config: GnmaxMethod, event: ConfidentGnmaxQueries, *, on_private: bool
+    run: RunDirectory,
+    facts: DataRecord,
+    config: GnmaxMethod,
+    stated: ConfidentGnmaxQueries,
+    *,
+    noise_share: float,
+    on_private: bool,
 ) -> Shadows:
     """Answers to queries: a canary is a teacher's record that turns its vote in every query, as a code of its own
     says."""
-    parameters = {name: getattr(event, name) for name in MechanismParameters.__dataclass_fields__}
-    mechanism = mechanism_of(MechanismParameters(**parameters), config.aggregator.release)
-    num_voters, queries = config.num_voters, event.count
+    mechanism, target = config.mechanism, config.target
+    if target.epsilon is not None:
+        mechanism = mechanism_within(
+            mechanism,
+            target_epsilon=target.epsilon,
+            target_delta=target.delta,
+            num_queries=config.aggregator.num_queries or stated.count,
+        )
+    mechanism = mechanism.scaled(noise_share)
+    num_voters, queries = config.num_voters, stated.count
+    event: Any = of_teachers(mechanism.worst_case(queries), stated.unit)
     # Few enough that other canaries' votes hide one no more than the noise does.
     num_canaries = max(1, min(_MOST_EACH, num_voters // 4, int(event.noise_stddev_votes**2 / 4)))
     generator = np.random.default_rng(0)

@@ -19,7 +19,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from fairpate.report.records import Guarantee
 from fairpate.report.run_page import CardData, IntendedUse, card_page
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_labels, read_statement, run_at
 from fairpate.run.folder import environment
-from fairpate.run.private_metrics import evaluation_of
+from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
 from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
@@ -80,8 +80,8 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     run = run_at(root)
     out = root / "bundle.zip" if out is None else out
     check_output_file(out, "--out", suffixes=(".zip",))
-    statement = _published_statement(run)
-    _require_card(run, statement)
+    statement = published_statement(run)
+    require_card(run, statement)
     missing = [name for name in REQUIRED if not (run.public / name).is_file()]
     if missing:
         raise RunDirectoryError(f"{run.public}: {', '.join(missing)} missing; give the command of the run again.")
@@ -156,7 +156,7 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _published_statement(run: RunDirectory) -> PrivacyStatement:
+def published_statement(run: RunDirectory) -> PrivacyStatement:
     """The statement of a run that may be published; else RunDirectoryError, which says why not."""
     if not run.statement.is_file():
         raise RunDirectoryError(
@@ -176,7 +176,7 @@ def _published_statement(run: RunDirectory) -> PrivacyStatement:
     return statement
 
 
-def _require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
+def require_card(run: RunDirectory, statement: PrivacyStatement) -> None:
     """Write the card unless both of its files belong to this statement and student. A stated use is preserved."""
     use: Mapping[str, Any] = {}
     if run.card.is_file():
@@ -441,9 +441,15 @@ class _Check:
         self.require(same, "metrics.safetensors: its event is not that of the statement")
         same = origin.settings["student"] == sha256_of(self.bundle.student)
         self.require(same, "metrics.safetensors: a table of another model's predictions")
-        expected = evaluation_of(released, group_names=card.group_names, class_names=card.label_names)
-        expected = replace(expected, fair_at=measured.fair_at)
-        self.require(_alike(expected.to_json(), measured.to_json()), "metrics.json: not what metrics.safetensors gives")
+        # With what a reject option does in other orders, which is simulated from the table by the run's public seed.
+        expected = assessment_of(
+            released, card, seed=_json(self.bundle, "record.json")["seed"], fair_at=measured.fair_at
+        ).to_json()
+        given = _json(self.bundle, "metrics.json")
+        wrong = sorted(
+            name for name in expected.keys() | given.keys() if not _alike(expected.get(name), given.get(name))
+        )
+        self.require(not wrong, f"metrics.json: not what metrics.safetensors gives ({', '.join(wrong)})")
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
 
     def choice(self) -> str | None:

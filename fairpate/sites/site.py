@@ -180,7 +180,7 @@ class SiteSums:
             raise
 
     def take_leave(self) -> None:
-        """Tell the coordinator that this site needs nothing more; it stops waiting for one that cannot tell."""
+        """Sign that this site needs nothing more; without it, the coordinator waits for a while and then stops."""
         signature = self._key.sign(self._plan.draw(0).tag("done", self._place))
         with suppress(CoordinatorError):
             self._client.request(f"/v1/done/{self._place}", signature, wait_s=0.0)

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "benchmarks"))
 
 import figures  # noqa: E402
+import marks  # noqa: E402
 import measured  # noqa: E402
 import papers  # noqa: E402
 import significance  # noqa: E402
@@ -47,9 +48,32 @@ def test_pictures_are_drawn_from_the_results_that_are_here() -> None:
 
 
 def test_every_quotation_is_what_was_measured() -> None:
-    text = COVERAGE.read_text(encoding="utf-8")
-    assert len(measured.QUOTE.findall(text)) > 100
-    assert measured.quoted(text) == text, "write it anew: python benchmarks/measured.py docs/coverage.md"
+    for page, least in (("coverage", 100), ("results-published", 40)):
+        text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+        assert len(measured.QUOTE.findall(text)) > least
+        assert measured.quoted(text) == text, f"write it anew: python benchmarks/measured.py docs/{page}.md"
+
+
+def test_the_default_and_its_rivals_are_quoted_as_they_were_measured() -> None:
+    found = [mark for file in marks.FILES for mark in marks.marks_of(measured.read(file))]
+    assert marks.table(found) in (ROOT / "docs" / "results-published.md").read_text(encoding="utf-8")
+    assert marks.readme_table(found) in (ROOT / "README.md").read_text(encoding="utf-8")
+    met = sum(mark.is_met for mark in found)
+    assert f"Met in {met} of {len(found)}" in (ROOT / "docs" / "results-published.md").read_text(encoding="utf-8")
+
+
+def test_a_mark_is_met_within_three_tenths_of_a_point_or_two_standard_errors_below_a_point() -> None:
+    """Losses of .2, .5, .5 and 1.1 points on average, with standard errors of .1, .3, .1 and 1 point."""
+    cells = {"adult/residual_votes/epsilon=1": {"seeds": [0, 1, 2], "accuracy": [0.8, 0.8, None]}}
+    # A rival that is less accurate, and ran a seed more.
+    cells["adult/ada_ssp/epsilon=1"] = {"seeds": [0, 1, 3], "accuracy": [0.7, 0.7, 0.7]}
+    for losses, is_met in (((1, 3), True), ((2, 8), True), ((4, 6), False), ((1, 21), False)):
+        theirs = [0.8 + loss / 1000 for loss in losses]
+        cells["adult/dp_sgd/epsilon=1"] = {"seeds": [1, 0], "accuracy": theirs}
+        (found,) = marks.marks_of(cells)
+        assert (found.rival, found.seeds, found.is_met) == ("dp_sgd", (0, 1), is_met)
+        assert found.loss == pytest.approx(sum(losses) / 2000)
+        assert found.error == pytest.approx((losses[1] - losses[0]) / 2000)
 
 
 def test_a_cell_with_a_degenerate_seed_is_marked_where_it_is_quoted() -> None:

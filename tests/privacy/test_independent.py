@@ -95,9 +95,9 @@ OF_TRIALS = [
     for trials in (((SUMS,),), ((SAMPLED,), (SUMS, SUMS)), ((PURE,),))
 ]
 
-
 ALL = [*WITH_DISTRIBUTION, *BY_CURVES, *OF_TRIALS]
-NOT_RECOMPUTED = {"RecordWithinPerson"}  # of sums over releases alone: no statement of a run holds one
+# Of sums over releases alone: no statement of a run holds one.
+NOT_RECOMPUTED = {"RecordWithinPerson", "AttributeOfUnit"}
 
 
 @pytest.mark.parametrize("events", WITH_DISTRIBUTION, ids=lambda events: type(events[0]).__name__)
@@ -117,6 +117,15 @@ def test_both_accountants_agree_on_the_best_of_secret_trials(events: list[Any]) 
         by_curves = accountant.epsilon(together, target_delta=DELTA).epsilon
         # Tighter where the other one's grid of orders is coarse.
         assert 0.998 * by_curves < recomputed(*together) <= by_curves * (1 + 1e-4)
+
+
+def test_trials_for_another_unit_than_they_claim_are_refused() -> None:
+    (event,) = told(*OF_TRIALS[0])
+    inner = [[event["trials"][0][0] | {"unit": "person"}]]
+    with pytest.raises(ValueError, match="VoteSums is for"):
+        recomputed_epsilon([event | {"trials": inner}], delta=DELTA)
+    with pytest.raises(NotRecomputedError, match="inside of SecretTrials"):
+        recomputed_epsilon([event | {"trials": [[event]]}], delta=DELTA)
 
 
 def test_every_kind_of_event_is_recomputed_and_tested_or_said_not_to_be() -> None:

@@ -15,6 +15,7 @@ from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import event_from, event_json, of_a_record
 from fairpate.privacy.secret_trials import SecretTrials, flat, mean_trials
+from fairpate.report.records import described_event
 
 SHAPES = [(eta, expected) for eta in (-0.5, 0.0, 1.0, 2.5) for expected in (1.5, 3.0, 30.0)]
 ADDED = {"unit": "record", "relation": "add or remove one"}
@@ -119,6 +120,10 @@ def test_events_of_trials_are_stored_and_moved_to_other_units() -> None:
     event = SecretTrials(expected_trials=4, trials=((pure(0.2), pure(0.1)), (pure(0.3),)))
     assert event_from(event_json(event)) == event
     assert flat([event, pure(9)]) == (pure(0.2), pure(0.1), pure(0.3), pure(9))
+    said = described_event(event_json(event))
+    assert said.startswith(
+        "1 secret number of trials (expected trials 4, eta 0) of 1 release of pure differential privacy"
+    )
     of_person = of_unit(event, "person")
     assert {inner.unit for inner in flat([of_person])} == {"person"}
     # Of a record, a person's event is priced as another one.

@@ -9,10 +9,12 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import ray
+import yaml
 from rich.console import Console
 from sweeps import COLOUR_UNSEEN, SMALL, counted, measured, ran, refused, run, sweep_of
 
@@ -326,3 +328,15 @@ def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
     (row,) = compared.rows
     assert row.record is not None
     assert row.data == "clinic"
+
+
+def test_a_comparison_of_the_examples_reads_embedded_data_alone(
+    fairpate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FAIRPATE_DATA", raising=False)
+    settings = ("--set", "methods=[weighted_votes]", "--set", "seeds=[0]", "--set", "data_sets.loans.grid={}")
+    code, output, errors = fairpate("compare", "--example", "quick", *settings, "--out", "out")
+    assert code == 0, errors
+    assert "color_digits" in output
+    sweep = yaml.safe_load((tmp_path / "out" / "sweep.yaml").read_text(encoding="utf-8"))
+    assert [*sweep["data_sets"]] == ["color_digits", "loans"]

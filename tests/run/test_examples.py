@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fairpate import __version__
 from fairpate.cli.base import EXAMPLE_FILES, EXAMPLES
@@ -30,16 +29,6 @@ def test_an_example_is_copied_whole_or_not_at_all(fairpate, example):
 def test_every_file_of_the_folder_belongs_to_an_example():
     there = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".yaml")}
     assert there == {name for files in EXAMPLE_FILES.values() for name in files}
-
-
-def test_a_comparison_of_the_examples_reads_embedded_data_alone(fairpate, tmp_path, monkeypatch):
-    monkeypatch.delenv("FAIRPATE_DATA", raising=False)
-    settings = ("--set", "methods=[weighted_votes]", "--set", "seeds=[0]", "--set", "data_sets.loans.grid={}")
-    code, output, errors = fairpate("compare", "--example", "quick", *settings, "--out", "out")
-    assert code == 0, errors
-    assert "color_digits" in output
-    sweep = yaml.safe_load((tmp_path / "out" / "sweep.yaml").read_text(encoding="utf-8"))
-    assert [*sweep["data_sets"]] == ["color_digits", "loans"]
 
 
 @pytest.mark.parametrize(

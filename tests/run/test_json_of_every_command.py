@@ -45,6 +45,7 @@ SUCCEEDS = {
     "site join": None,
     "audit": None,
     "bundle": None,
+    "dossier": None,
     "verify": None,
     "serve": None,
     "query": None,

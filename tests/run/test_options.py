@@ -159,8 +159,9 @@ def fields_set_by_options():
 def test_a_field_that_an_option_and_set_both_give_is_refused(fairpate, tmp_path, words, option, value, field):
     needed = {"run": {}, "compare": {"config": "x"}, "aggregate": {"votes": "x", "--unit": "x", "--classes": "a,b"}}
     needed["select"] = {"config": "x", "--epsilon": "1", "--out": "x"}
-    needed["site"] = {"data": "x", "--sites": "x", "--output": "x.json"}
-    given = needed[words[0]] | {option: value}
+    needed["site plan"] = {"data": "x", "--sites": "x", "--output": "x.json"}
+    needed["site simulate"] = {"--data": "x", "--sites": "3", "--out": "x"}
+    given = needed[" ".join(words)] | {option: value}
     line = [word for name, each in given.items() for word in ([name, each] if name[0] == "-" else [each])]
     for override in (f"{field}=7", f"{field}.part=7", f"{field.rpartition('.')[0] or field}=null"):
         code, output, errors = fairpate(*words, *line, "--set", override)
@@ -179,8 +180,8 @@ def test_options_that_set_fields_are_those_that_a_configuration_has():
     """Every typed option of a run, a comparison and votes made elsewhere that is a field says so."""
     told = {(words[0], option) for words, option, *_ in (each.values for each in fields_set_by_options())}
     for command, options in {
-        "run": "--method --data --epsilon --delta --seed --weights --out --data-dir",
-        "compare": "--out --data-dir",
+        "run": "--method --data --epsilon --delta --seed --weights --fair-at --out --data-dir --keep",
+        "compare": "--fair-at --out --data-dir",
         "select": "--data-dir",
         "aggregate": "--unit --classes --voters --features --id --group --test --label --name --epsilon --delta "
         "--mechanism --out",

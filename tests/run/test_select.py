@@ -18,6 +18,7 @@ import yaml
 from small_runs import QUIET, read_json
 
 from fairpate.config import ConfigError, ModelConfig
+from fairpate.config_reader import values_digest
 from fairpate.data import Split
 from fairpate.methods.base import configured
 from fairpate.nn.models import build_model
@@ -139,14 +140,48 @@ def test_a_repeated_command_makes_no_second_choice_and_a_crash_counts_one_that_n
             select_settings(candidates, epsilon=0.01, out=tmp_path, reporter=QUIET)
     assert parts_counted() == ["private", "validation"]
     first = select_settings(candidates, epsilon=0.01, out=tmp_path, reporter=QUIET)
-    assert parts_counted() == ["private", "test", "validation", "validation"]
+    assert parts_counted() == ["private", "test", "validation"]
+    # In one row, and stated as two choices.
+    assert [event["count"] for event in read_statement(first).part_events["validation"]] == [1, 1]
     files = {path.name: path.read_bytes() for path in first.public.iterdir() if path.suffix == ".safetensors"}
     monkeypatch.setattr(choice, "choice_among", lambda *_, **__: pytest.fail("drawn again"))
     again = select_settings(candidates, epsilon=0.01, out=tmp_path, reporter=QUIET)
     assert {path.name: path.read_bytes() for path in again.public.iterdir() if path.name in files} == files
-    assert len(parts_counted()) == 4
+    assert len(parts_counted()) == 3
     with pytest.raises(RunFolderError, match="released under other settings"):
         select_settings(candidates[:2], epsilon=0.01, out=tmp_path, reporter=QUIET)
+
+
+def test_a_choice_is_counted_by_an_odometer_that_did_not_see_it(
+    candidates: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = select_settings(candidates, epsilon=0.9, out=tmp_path, reporter=QUIET)
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "other"))
+    config = configured(run.config).model_copy(update={"out": run.root})
+    run_method(config, QUIET)
+    assert parts_counted() == ["private", "test", "validation"]
+    run_method(config, QUIET)
+    assert parts_counted() == ["private", "test", "validation"]
+
+
+def test_a_choice_belongs_to_its_release_and_to_models_as_they_are_pinned(
+    candidates: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_seed(config: Any) -> Any:
+        return config.model_copy(update={"seed": 7})
+
+    # As where a checksum of a weights file is pinned: the settings that run are not those that were given.
+    monkeypatch.setattr(choice, "with_pinned_weights", with_seed)
+    select_settings(candidates, epsilon=3.0, out=tmp_path / "a", reporter=QUIET)
+    _, origin = release_log.read_release(RunDirectory(root=tmp_path / "a/release").choice)
+    digests = [values_digest(with_seed(config).settings_without()) for config in candidates]
+    assert origin.settings["candidates"] == digests
+    # The choice of one release does not stand beside another.
+    select_settings(candidates, epsilon=3.0, out=tmp_path / "b", reporter=QUIET)
+    kept = RunDirectory(root=tmp_path / "a/release")
+    kept.released.write_bytes(RunDirectory(root=tmp_path / "b/release").released.read_bytes())
+    with pytest.raises(RunFolderError, match=r"released under other settings \(release"):
+        select_settings(candidates, epsilon=3.0, out=tmp_path / "a", reporter=QUIET)
 
 
 def test_only_the_chosen_settings_state_the_choice(candidates: list[Any], tmp_path: Path) -> None:

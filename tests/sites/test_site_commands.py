@@ -51,7 +51,7 @@ class Machines:
         return process
 
     def run(self, party: str, *words: str, code: int = 0) -> tuple[str, str]:
-        """Output and errors of a command that waits for nobody: it needs no process."""
+        """Output and errors of a command that talks to no other party, in this process."""
         with self.monkeypatch.context() as patched:
             patched.chdir(self.root / party)
             patched.setenv("FAIRPATE_STATE", str(self.root / party / "state"))
@@ -158,6 +158,8 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
     assert "name it with --plan DIGEST" in refused("north", *joining)
 
 
+@pytest.mark.slow  # ten processes
+@pytest.mark.slow
 def test_the_tutorial_of_three_hospitals_works_as_it_is_printed(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "fairpate" / "examples" / "three_hospitals.py"
     words = [sys.executable, str(example), "--out", str(tmp_path / "hospitals")]

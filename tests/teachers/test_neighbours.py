@@ -186,19 +186,20 @@ def test_seeded_samples_do_not_depend_on_how_blocks_are_dealt() -> None:
 @pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
 @pytest.mark.parametrize("seed", [None, 8])
 def test_every_record_is_sampled_with_the_rate_that_is_priced(factor: float, seed: int | None) -> None:
+    """Bounds that chance passes once in a million: a sample without a seed is another one each time."""
     rate, size, queries = 0.2, 50, 600
     sampler = Sampler(factor * rate, seed)
     chosen_QN = np.zeros((queries, size))
     for query in range(queries):
         chosen_QN[query, sampler.rows(str(query), 0, size)] = 1
     deviation = math.sqrt(rate * (1 - rate) / (queries * size))
-    assert (abs(chosen_QN.mean() - rate) < 4 * deviation) == (factor == 1)
+    assert (abs(chosen_QN.mean() - rate) < 5.5 * deviation) == (factor == 1)
     if factor == 1:
-        assert np.abs(chosen_QN.mean(axis=0) - rate).max() < 5 * math.sqrt(rate * (1 - rate) / queries)
+        assert np.abs(chosen_QN.mean(axis=0) - rate).max() < 6.5 * math.sqrt(rate * (1 - rate) / queries)
         among_records = np.corrcoef(chosen_QN.T) - np.eye(size)
-        assert np.abs(among_records).max() < 5 / math.sqrt(queries), "records enter independently"
+        assert np.abs(among_records).max() < 6.5 / math.sqrt(queries), "records enter independently"
         among_queries = np.corrcoef(chosen_QN[:-1].ravel(), chosen_QN[1:].ravel())[0, 1]
-        assert abs(among_queries) < 4 / math.sqrt(queries * size), "each query has a sample of its own"
+        assert abs(among_queries) < 5.5 / math.sqrt(queries * size), "each query has a sample of its own"
 
 
 def test_the_same_query_gets_another_sample_each_time_unless_seeded() -> None:
