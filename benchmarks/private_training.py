@@ -18,6 +18,7 @@ import argparse
 import time
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -31,12 +32,15 @@ from fairpate.methods.dp_sgd import FairDpSgdConfig, regulariser_gradient
 from fairpate.nn.models import build_model, memory_format_for, to_memory_format
 from fairpate.nn.per_example import CrossEntropy, DenseChain, GradientClipper
 from fairpate.nn.private_fit import (
+    DP_SGD,
     GaussianNoise,
     OsRandomness,
     PoissonBatches,
     PrivateSteps,
     PrivateTraining,
     PublicGradient,
+    ShiftedClipper,
+    StepPlan,
 )
 
 LEARNING_RATE, CLIP_NORM, NOISE_MULTIPLIER, BATCHES_PER_EPOCH = 0.05, 1.0, 1.0, 40
@@ -44,6 +48,7 @@ COLUMNS = (
     ("DP-SGD", "plain"),
     ("DP-SGD", "by hand"),
     ("FairDP-SGD", "DP-SGD"),
+    ("Algorithm 6", "DP-SGD"),
     ("hooks", "plain"),
     ("ghost", "plain"),
     ("vmap", "plain"),
@@ -139,7 +144,9 @@ def by_hand_step(case: Case, x: Tensor, y: Tensor) -> Step | None:
     return step
 
 
-def private_step(case: Case, x: Tensor, y: Tensor, public_gradient: PublicGradient | None = None) -> Step:
+def private_step(
+    case: Case, x: Tensor, y: Tensor, public_gradient: PublicGradient | None = None, plan: StepPlan = DP_SGD
+) -> Step:
     """What a private training repeats."""
     steps = PrivateSteps(
         num_steps=0,
@@ -150,7 +157,14 @@ def private_step(case: Case, x: Tensor, y: Tensor, public_gradient: PublicGradie
         learning_rate=LEARNING_RATE,
     )
     training = PrivateTraining(
-        case.fresh_model(x), x, y, CrossEntropy(), steps, randomness=OsRandomness(), public_gradient=public_gradient
+        case.fresh_model(x),
+        x,
+        y,
+        CrossEntropy(),
+        steps,
+        randomness=OsRandomness(),
+        public_gradient=public_gradient,
+        plan=plan,
     )
     return training.step
 
@@ -167,10 +181,16 @@ def noise_step(case: Case, x: Tensor) -> Step:
     return step
 
 
-def fair_step(case: Case, x: Tensor, y: Tensor) -> Step:
-    """The same, regularised on public batches of the size that ``fair_dp_sgd`` has by default."""
+def fair_step(case: Case, x: Tensor, y: Tensor, *, before_clipping: bool = False) -> Step:
+    """The same, regularised on public batches of the size that ``fair_dp_sgd`` has by default.
+
+    ``before_clipping``: as the paper's Algorithm 6 is printed.
+    """
     groups, generator = torch.arange(len(x), device=x.device) % 2, torch.Generator().manual_seed(0)
-    return private_step(case, x, y, regulariser_gradient(x, groups, FairDpSgdConfig(), generator))
+    public = regulariser_gradient(x, groups, FairDpSgdConfig(), generator)
+    if before_clipping:
+        return private_step(case, x, y, plan=StepPlan(clipper=partial(ShiftedClipper, public_gradient=public)))
+    return private_step(case, x, y, public)
 
 
 def vmap_step(case: Case, x: Tensor, y: Tensor) -> Step:
@@ -234,6 +254,7 @@ def contenders(case: Case, device: str) -> dict[str, Step]:
         "by hand": by_hand_step(case, x, y),
         "DP-SGD": private_step(case, x, y),
         "FairDP-SGD": fair_step(case, x, y),
+        "Algorithm 6": fair_step(case, x, y, before_clipping=True),
         "vmap": vmap_step(case, x, y),
         "noise": noise_step(case, x),
     }
