@@ -540,7 +540,7 @@ class EvaluationConfig(Section):
     )
     fair_at: Annotated[FairRule, BeforeValidator(fair_rule)] = Field(
         FairRule(),
-        description="What you call fair, on report, card and verdict: the largest demographic-parity gap, such as 0.1; "
+        description="What you call fair, in report, card and verdict: the largest demographic-parity gap, such as 0.1; "
         "`four-fifths`; or the largest value of another notion, as in equalized_odds=0.1. It changes no number.",
     )
 
