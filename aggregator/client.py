@@ -368,11 +368,18 @@ def reply_facts(reply: Reply, label_names: Sequence[str]) -> dict[str, Any]:
     return {"key": reply.key, "status": reply.status, "label": reply.label, "label_name": name}
 
 
+CLOSED = (
+    "closed: queries that were asked before are answered again, free of charge; new ones need a run that keeps room "
+    "for them (`fairpate run --keep 30%`), whose epsilon adds to this one"
+)
+"""What can be done once no new query has room."""
+
+
 def _budget_line(name: str, budget: Budget) -> str:
     spent = "unbounded" if budget.epsilon_submitted is None else f"{budget.epsilon_submitted:.3f}"
     limit = "no limit" if budget.epsilon_limit is None else f"limit {budget.epsilon_limit:g}"
     queries = "" if budget.max_queries is None else f" of {budget.max_queries}"
-    closed = "; closed" if budget.closed else ""
+    closed = f"; {CLOSED}" if budget.closed else ""
     return (
         f"{name:<10} epsilon {spent} ({limit}, delta {delta_text(budget.delta)}, {budget.kind.replace('_', '-')}), "
         f"queries {budget.queries_submitted}{queries}{closed}"

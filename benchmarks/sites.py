@@ -15,9 +15,9 @@ row, under seeded noise. The rivals have the same public pool, embedding and eps
     federated        DP-SGD by logistic regression on the embedding: clipping per record, Poisson samples at the sites,
                      a secure sum of gradients in every round, with the shares of noise that the plan above has
 
-Nothing was tuned: the federated rival has the settings that `dp_sgd` has by default for these records, and one message
-of the model's size in every round where a plan has one message in all. Clipping what a whole site sends (DP-FedAvg)
-protects sites instead of records; its epsilon is of another unit and stands in no row.
+Nothing was tuned: the federated rival has the settings that `dp_sgd` has by default for as many records in one place,
+about 200 rounds, and a secure sum of the model's size in every round where a plan has one sum in all. Clipping what a
+whole site sends (DP-FedAvg) protects sites instead of records; its epsilon is of another unit and stands in no row.
 
 A fault stops a site for good or for a moment, loses or changes a message, repeats an old one, or stops the coordinator;
 a party that comes back is made anew from its store. A sum may be exact or not come about: anything else is an error.
@@ -356,11 +356,13 @@ class Hospitals:
     def federated(self, num_colluding: int, seed: int) -> float:
         """The accuracy of federated DP-SGD whose rounds are secure sums."""
         from fairpate.config import PrivacyTarget
-        from fairpate.methods.base import noise_within
+        from fairpate.methods.base import configured, fitted_to, noise_within
         from fairpate.privacy.accountant import PoissonGaussians
 
-        settings = self.config("dp_sgd").dp_sgd
+        # As `fairpate run --method dp_sgd` has for as many records in one place: five epochs of batches of a fiftieth.
         num_records = sum(self.records)
+        values = fitted_to("dp_sgd", count=num_records, num_public=len(self.together.public))
+        settings: Any = getattr(configured({"dp_sgd": values["dp_sgd"]}, method="dp_sgd"), "dp_sgd")  # noqa: B009
         rate = settings.batch_size / num_records
         rounds = round(settings.epochs / rate)
         target = PrivacyTarget(epsilon=self.epsilon)

@@ -28,6 +28,7 @@ nb_execution_mode = os.environ.get("TUTORIALS", "force")  # "off" builds the pag
 nb_execution_in_temp = True
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
+nb_output_stderr = "remove"  # progress
 
 # What tutorials run: this environment's commands, and each an odometer in the folder that it runs in.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -55,7 +56,14 @@ def setup(app: Any) -> None:
     """Pages get what is generated from the code as they are read, in every build."""
     app.connect("source-read", fill_in)
     app.connect("build-finished", make_reachable)
+    app.connect("build-finished", write_live_pages)
     app.connect("env-get-outdated", lambda *_: list(BELOW))
+
+
+def write_live_pages(app: Any, error: Exception | None) -> None:
+    """Write the interactive frontier, which live-frontier.md shows in a frame."""
+    if error is None and app.builder.format == "html":
+        Path(app.outdir, "frontier.html").write_text(generated.live_frontier(), encoding="utf-8")
 
 
 def fill_in(_: Any, page: str, source: list[str]) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,6 +21,9 @@ from typer.cli import get_docs_for_click
 from fairpate.cli.summaries import as_yaml, fields_of
 from fairpate.config import SweepConfig
 from fairpate.methods.base import all_methods, find_method
+from fairpate.report.frontier import Row
+from fairpate.report.frontier_page import FrontierReport, frontier_report
+from fairpate.types import RunRecord
 
 _ROUTING = ", ".join(f"set_{name}_request" for name in ("fit", "predict", "predict_proba", "score"))
 _MEMBERS = ["   :members:", f"   :exclude-members: {_ROUTING}"]  # scikit-learn documents those
@@ -47,6 +52,45 @@ def navigation(index: str) -> str:
 def _contents(part: str) -> str:
     pages = "\n".join(_LINK.findall(part))
     return f"```{{toctree}}\n:hidden:\n:caption: {part.splitlines()[0]}\n\n{pages}\n```\n"
+
+
+_NOTION_IN = {
+    "demographic_parity": "parity",
+    "equalized_odds": "odds",
+    "accuracy_parity": "accuracy_parity",
+    "false_negative_rate": "fnr",
+    "false_positive_rate": "fpr",
+}
+"""The name of a notion of fairness in the recorded results."""
+
+
+def live_frontier(recorded: Path = Path(__file__).parent / "results" / "utkface.json") -> str:
+    """The interactive page of a recorded comparison, as `fairpate compare` would write it; nothing runs."""
+    results = json.loads(recorded.read_text(encoding="utf-8"))
+    rows = []
+    for name, cell in results["cells"].items():
+        data, method, *settings = name.split("/", 2)
+        config = {"method": method} | dict(each.split("=", 1) for each in ",".join(settings).split(",") if each)
+        for place, seed in enumerate(cell["seeds"]):
+            value = {key: each[place] for key, each in cell.items() if isinstance(each, list)}
+            ends = {notion: value.get(key) for notion, key in _NOTION_IN.items()}
+            record = RunRecord(
+                **{key: cell[key] for key in ("unit", "relation", "delta")},
+                **{key: value[key] for key in ("accuracy", "coverage", "majority_accuracy")},
+                method=method,
+                data=data,
+                seed=seed,
+                epsilon=math.inf if value["epsilon"] is None else value["epsilon"],
+                epsilon_is_data_dependent=False,
+                disparity=value["parity"],
+                config=config,
+                degenerate=("is no better than a constant, or is one",) * bool(value["degenerate"]),
+                fairness={notion: dict.fromkeys(("value", "low", "high"), each) for notion, each in ends.items()},
+            )
+            row = {"method": method, "data": data, "seed": seed, "config": config, "command": results["command"]}
+            rows.append(Row(digest=name, minutes=math.nan, record=record, **row))
+    report = FrontierReport(title="PATE and DP-SGD families on faces", rows=rows, publish_unprotected=True)
+    return frontier_report(report)
 
 
 def commands() -> str:

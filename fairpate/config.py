@@ -620,6 +620,13 @@ class QueriesConfig(Section):
         description="null: the target; without one, data_independent with room for the run's queries and for one block "
         "that a crash may waste.",
     )
+    keep: float = Field(
+        0.0,
+        ge=0,
+        le=0.9,
+        description="Share of the queries within target.epsilon that is kept for later ones, as of a service; the "
+        "noise is larger for it.",
+    )
     admission: AdmissionConfig | None = Field(
         None, description="null: Algorithm 1, public records in their order. Needs num_queries."
     )

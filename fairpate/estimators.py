@@ -431,6 +431,7 @@ _SHORT = {
 }
 _OF_ESTIMATORS = {
     "embedding": "auto",
+    "odometer": None,
     "declaration": None,
     "sensitive_feature": None,
     "public_X": None,
@@ -717,6 +718,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
       embedding of public records where there are some and whole records are protected.
     - ``num_records``: a public number of private records, or of persons where ``fit`` is given them, by which settings
       are chosen; None: the real one, which then counts as public, and the statement says so.
+    - ``odometer``: a name for the records, under which the operator's odometer counts each fit, with runs on the data
+      set of that name; ``fit`` is then refused beyond a limit (`fairpate ledger limit NAME`). None: nothing is counted.
     - ``folder``, of methods that ask teachers: where teachers, votes and the ledger stay; None: a temporary folder.
     - ``progress``: whether ``fit`` shows its progress.
     - ``random_state``: an integer is the ``seed`` of the configuration. It does not seed secret samples and noise,
@@ -726,8 +729,8 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ``feature_names_in_``; ``network_`` and ``student_``, the published model, with the embedding that it reads;
     ``trained_``, all that the method released; ``events_``, what touched private records; ``privacy_``, what they cost
     together; ``noise_``, where the noise came from; ``config_``, the configuration that ran. A search over settings
-    trains on the same records many times: each training costs ``privacy_`` again, and none is counted in the operator's
-    odometer.
+    trains on the same records many times: each training costs ``privacy_`` again, and the operator's odometer counts
+    them where it is given (``odometer``).
 
     >>> FairClassifier("dp_fermi", epsilon=1.0, dp_fermi={"weight": 2.0}, random_state=0)
     FairClassifier(method='dp_fermi', epsilon=1.0, dp_fermi={'weight': 2.0}, random_state=0)
@@ -843,7 +846,9 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 warnings.warn(text, UserWarning, stacklevel=2)
         folder = getattr(self, "folder", None)
         with tempfile.TemporaryDirectory(prefix="fairpate-") if folder is None else nullcontext(folder) as root:
-            trained, student = train_model(config, dataset, Reporter(quiet=not self.progress), folder=Path(root))
+            trained, student = train_model(
+                config, dataset, Reporter(quiet=not self.progress), folder=Path(root), odometer=self.odometer
+            )
         # Set when all has succeeded: an estimator whose training failed does not look fitted.
         self.classes_, self.groups_ = classes, group_names
         # The data set of the configuration is the records that were given, not the one that commands have by default.
@@ -1230,7 +1235,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             found += [_FOLLOWS_FROM_SIZE.format(f"{unit}s")] if few != many else []
         steps = [name for _, steps in _pipelines_in_front() for name, step in steps if get_tags(step).requires_fit]
         fitted = f"Fitted to the private records before, by a pipeline: {', '.join(steps)}. " if steps else ""
-        return (*found, f"{fitted}{_UNACCOUNTED}", _NOT_COUNTED)
+        return (*found, f"{fitted}{_UNACCOUNTED}", *(() if self.odometer else (_NOT_COUNTED,)))
 
     def _codes(self, groups: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
         """Return the codes of groups if predictions need them."""

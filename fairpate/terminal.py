@@ -29,6 +29,7 @@ from typing import Any, TextIO
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.prompt import Confirm
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
@@ -268,8 +269,9 @@ def is_live(console: Console) -> bool:
 class Reporter:
     """Announces stages. :meth:`stage` yields ``advance(done, total)``; :meth:`note` adds what a stage found."""
 
-    def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
+    def __init__(self, console: Console | None = None, *, quiet: bool = False, asks: bool = False) -> None:
         self.console = console or terminal(stderr=True, quiet=quiet or is_for_program())
+        self.asks = asks
 
     @contextmanager
     def stage(self, name: str, *, patience_s: float = 0.0) -> Iterator[Advance]:
@@ -281,8 +283,20 @@ class Reporter:
             yield tell
             return
         shown = _bar if is_live(self.console) else _lines
-        with shown(self.console, f"{name:<{_NAME_WIDTH}}", patience_s) as advance, heard_by(advance):
+        with shown(self.console, f"{name:<{_NAME_WIDTH}}", patience_s) as advance, heard_by(advance, self._announce):
             yield advance
+
+    def _announce(self, step: str, seconds: float) -> None:
+        self.note("", f"{step}: about {duration(seconds)}")
+
+    def consent(self, question: str) -> None:
+        """Ask the person at the terminal, if this reporter asks. UsageError without a terminal, or without consent."""
+        if not self.asks:
+            return
+        if is_for_program() or not sys.stdin.isatty():
+            raise UsageError(f"{question} There is no terminal to ask on: give --yes to agree.")
+        if not Confirm.ask(f"{question} Go on?", console=self.console, default=False):
+            raise UsageError("--yes: not agreed; nothing was trained, charged or published.")
 
     def note(self, name: str, text: str) -> None:
         """Print one line under a stage."""

@@ -10,6 +10,7 @@ Shapes: Q queries, C classes, G groups.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -94,6 +95,18 @@ IN_PARALLEL = (
     "and the larger cost of the two holds for both."
 )
 """Remark of a statement that covers metrics of test records."""
+
+KEEPS_KEY = (
+    "ε covers a record or person that is replaced by another one with the same key: a keyed hash of it decides whether "
+    "records are training, validation or test records."
+)
+"""Remark of a statement whose parts are disjoint under the relation `replace one`."""
+
+TABLES_LOST = (
+    "The table of test records was drawn more than once, because an earlier one was deleted or was not finished; ε "
+    "covers all of them."
+)
+"""Remark of a statement that prices earlier tables of metrics too."""
 
 _NOT_COVERED = (
     "It does not cover how the list was made, nor the defaults of this package, which were compared on the test "
@@ -472,6 +485,9 @@ def restored(kind: type[ItemT], value: Any) -> ItemT:
 Advance = Callable[[int, int], None]
 # By context and not global: runs in several threads of a process do not report to each other's listener.
 _listener: ContextVar[Advance | None] = ContextVar("listener", default=None)
+Announce = Callable[[str, float], None]
+_announcer: ContextVar[Announce | None] = ContextVar("announcer", default=None)
+_LONG_S = 20.0
 
 
 def tell(done: int, total: int) -> None:
@@ -479,6 +495,23 @@ def tell(done: int, total: int) -> None:
     listener = _listener.get()
     if listener is not None:
         listener(done, total)
+
+
+def in_blocks(items: Any, size: int, what: str) -> Iterator[Any]:
+    """Yield ``size`` of ``items`` at a time and report each block as done; ``what`` names the step.
+
+    After the first block a step of 20 seconds or more is announced with the time that it will take.
+    """
+    started_s, count = time.monotonic(), len(items)
+    # At least once: what is computed of no item has a shape too.
+    for start in range(0, max(count, 1), size):
+        yield items[start : start + size]
+        if not (done := min(start + size, count)):
+            return
+        tell(done, count)
+        expected_s, announce = (time.monotonic() - started_s) * count / done, _announcer.get()
+        if start == 0 and expected_s >= _LONG_S and announce is not None:
+            announce(f"{what} of {count:,} records", expected_s)
 
 
 def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
@@ -489,10 +522,12 @@ def stepwise(items: Sequence[ItemT]) -> Iterator[ItemT]:
 
 
 @contextmanager
-def heard_by(advance: Advance) -> Iterator[None]:
-    """Inside, ``advance(done, total)`` is called for every reported step."""
-    token = _listener.set(advance)
+def heard_by(advance: Advance, announce: Announce | None = None) -> Iterator[None]:
+    """Inside, ``advance(done, total)`` is called for every reported step, and ``announce(step, seconds)`` at the
+    beginning of a long one."""
+    token, announcing = _listener.set(advance), _announcer.set(announce)
     try:
         yield
     finally:
         _listener.reset(token)
+        _announcer.reset(announcing)

@@ -18,7 +18,7 @@ from fairpate.estimators import FairClassifier
 from fairpate.methods.dp_sgd import DpSgd, DpSgdConfig
 from fairpate.methods.f_ld import FldConfig
 from fairpate.run.context import RunDirectory, read_labels
-from fairpate.run.release_log import Odometer
+from fairpate.run.release_log import LimitReachedError, Odometer
 from fairpate.types import GateRule
 
 LOGISTIC = {"name": "logistic"}
@@ -356,3 +356,17 @@ def test_a_column_that_tells_all_groups_but_one_record_s_is_a_feature(classifier
 )
 def test_estimators_that_protect_whole_records_may_see_the_group(classifier: Any) -> None:
     fit_beside(classifier, ENCODINGS["its codes"])
+
+
+def test_a_fit_is_counted_where_it_is_given_an_odometer(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path))
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(200, 3)).astype(np.float32)
+    for odometer, releases in ((None, []), ("clinic", [1]), ("clinic", [2])):
+        found = FairClassifier("weighted_votes", epsilon=1.0, odometer=odometer, random_state=0)
+        found.fit(x, (x[:, 0] > 0).astype(int), public_X=x[:100] + 1)
+        assert [total.releases for total in Odometer().totals(delta=1e-5, data="clinic")] == releases
+        assert any("did not count" in remark for remark in found.statement().remarks) == (odometer is None)
+    Odometer().set_limit("clinic", "record", epsilon=1.5, delta=1e-5)
+    with pytest.raises(LimitReachedError, match="clinic, unit record: 2 releases"):
+        found.fit(x, (x[:, 0] > 0).astype(int), public_X=x[:100] + 1)

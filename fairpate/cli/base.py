@@ -255,6 +255,8 @@ def _message(error: Any) -> str:
     message = str(format_message() if callable(format_message) else error) or kind
     if kind == "NoSuchOption" and error.option_name == "--json" and hasattr(error.ctx.command, "list_commands"):
         return f"--json: goes after a command; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."
+    if message.startswith("Got unexpected extra argument"):
+        return f"{message}; is an option missing in front of it? `{error.ctx.command_path} --help` lists them."
     if message.startswith("No such command") and message.endswith("."):  # no similar name was found
         return f"{message[:-1]}; known: {', '.join(error.ctx.command.list_commands(error.ctx))}."
     return message
@@ -294,6 +296,9 @@ Epsilon = Annotated[
     Sets("target.epsilon"),
 ]
 Delta = Annotated[float | None, typer.Option(help="Delta at which epsilon is stated."), Sets("target.delta")]
+Yes = Annotated[
+    bool, typer.Option("--yes", help="Spend without being asked, also where the sum of all releases is above a limit.")
+]
 FairAt = Annotated[
     str | None,
     typer.Option(

@@ -30,6 +30,7 @@ from fairpate.cli.base import (
     RunFolder,
     Sets,
     Weights,
+    Yes,
     as_overrides,
     checked_arguments,
     data_named,
@@ -99,6 +100,16 @@ def run(
             "--dry-run", help="Only show the privacy cost of the run and how much signal its noise would leave."
         ),
     ] = False,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Share of the target's queries that is kept for later ones, as of `fairpate serve`, such as 30%; the "
+            "noise is larger for it.",
+        ),
+        Sets("aggregator.keep"),
+    ] = None,
+    yes: Yes = False,
 ) -> Output:
     """Train one method, and publish its model, metrics and report with the privacy guarantee.
 
@@ -113,9 +124,10 @@ def run(
 
     if out is not None:  # checked first, because choosing settings may have to count public records
         check_output_folder(out, "--out")
-    if config is not None and {"files", "label", "features"} <= read_yaml(config).keys():
+    if config is not None and {"files", "label"} <= read_yaml(config).keys():
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
+    given |= {"aggregator.keep": None if keep is None else _share_of(keep)}
     given |= {"evaluation.fair_at": fair_at}
     options: list[Override] = [*(overrides or []), *as_overrides(given)]
     # In front of the user's options, which are applied later and win.
@@ -144,7 +156,15 @@ def run(
         is_named = method is not None or any(each.startswith("method=") for each in overrides or [])
         options += as_overrides({"data.data_dir": data_dir})
         return _dry_run(placed, release_of, None if path is not None or is_named else options)
-    return outcome(run_method(placed, Reporter(), release_of=release_of, with_graph=True))
+    return outcome(run_method(placed, Reporter(asks=not yes), release_of=release_of, with_graph=True))
+
+
+def _share_of(text: str) -> float:
+    """Return the share that ``text`` says, such as 30% or 0.3."""
+    try:
+        return float(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        raise UsageError(f"--keep: expected a share such as 30% or 0.3, got {text!r}.") from None
 
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
@@ -172,6 +192,7 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
     if overrides is not None:
         with waiting("voters"):
             found += run.other_voters(overrides, config.method)
+    found = run.measured_before(folder.root.parent, found, config.data.name)
     return Output(
         facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found},
         words=run.describe(dataset.name, cost, spent, found),
@@ -215,16 +236,21 @@ def _compare(
     overrides: Overrides = None,
     out: SweepFolder = None,
     data_dir: DataDir = None,
+    yes: Yes = False,
 ) -> Output:
     from fairpate.run.compare import compare_methods, comparison_outcome
     from fairpate.run.sweep import load_sweep
+    from fairpate.terminal import Reporter
 
     config = _sweep_file(config, example)
     asked = [] if fair_at is None else [f"settings.evaluation.fair_at={fair_at}"]
     sweep = load_sweep(config, [*(overrides or []), *asked], data_dir=data_dir)
     # Now rather than after hours of training.
     check_output_folder(out or sweep.out or Path("runs"), "--out")
-    comparison = compare_methods(sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem)
+    reporter = Reporter(asks=not yes)
+    comparison = compare_methods(
+        sweep, out=out, data_dir=data_dir, folder=config.parent, title=config.stem, reporter=reporter
+    )
     return comparison_outcome(comparison)
 
 
@@ -253,6 +279,7 @@ def _compare_and_draw(
     overrides: Overrides = None,
     out: SweepFolder = None,
     data_dir: DataDir = None,
+    yes: Yes = False,
 ) -> Output:
     from fairpate.fairness.rates import DEFAULT, notion_named
     from fairpate.report.figures import FigureStyle
@@ -276,12 +303,12 @@ def _compare_and_draw(
         chosen = None if notion is None else notion_named(notion)
     # Finished results are drawn, and nothing runs.
     if config.is_dir() or config.suffix == ".parquet":
-        unread = {"--fair-at": fair_at, "--set": overrides, "--out": out, "--data-dir": data_dir}
+        unread = {"--fair-at": fair_at, "--set": overrides, "--out": out, "--data-dir": data_dir, "--yes": yes}
         for option in (option for option, value in unread.items() if value):
             raise UsageError(f"{option}: not read where finished results are drawn and nothing runs; leave it out.")
         files = write_figures(config, style=style, notion=chosen or DEFAULT, out=figures)
         return Output(facts={"figures": files}, words="\n".join(map(str, files)))
-    compared = _compare(given, example, fair_at, overrides, out, data_dir)
+    compared = _compare(given, example, fair_at, overrides, out, data_dir, yes)
     if compared.code:  # some cells failed: figures would miss them
         return compared
     results = compared.facts["files"]["results"]

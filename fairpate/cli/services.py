@@ -92,10 +92,26 @@ def describe_data(name: DatasetName, data_dir: DataDir = None, options: OptionVa
 
 @data_app.command("declare")
 def declare_data(
-    file: Annotated[Path, typer.Argument(help="Table of private records; only its header is read.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="Table of private records, of which only the header is read, or a folder of pictures."),
+    ],
     public: Annotated[
         Path | None, typer.Option(help="Table of public records: the same columns, the label may be missing.")
     ] = None,
+    label: Annotated[str | None, typer.Option(help="Column of the label; default: one that --public lacks.")] = None,
+    group: Annotated[str | None, typer.Option(help="Column of the group whose fairness counts.")] = None,
+    person: Annotated[
+        str | None, typer.Option(help="Column that is the same in all rows of one person; default: ids that repeat.")
+    ] = None,
+    read_private: Annotated[
+        bool,
+        typer.Option(
+            "--read-private",
+            help="Also read private rows, for the values of the label and for ids that repeat; these lines ask you to "
+            "confirm them from knowledge. Bounds and categories are never taken from them.",
+        ),
+    ] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML file to write; default: none.")] = None,
 ) -> Output:
     """Draft a declaration of your own records, with questions where public records do not suffice."""
@@ -105,10 +121,15 @@ def declare_data(
     for name, table in (("file", file), ("--public", public)):
         if table is not None and not table.exists():
             raise ConfigError(f"{name}: {table} not found; give the path of a table.")
+        if table is not None and table.suffix in (".yaml", ".yml"):
+            raise ConfigError(f"{name}: {table} is a declaration or a configuration; give the table of records itself.")
     from fairpate.data.registry import QUESTION, draft_declaration
 
     with waiting("data"):
-        text = draft_declaration(file, public, Path.cwd() if output is None else output.parent)
+        folder = Path.cwd() if output is None else output.parent
+        text = draft_declaration(
+            file, public, folder, label=label, group=group, person=person, reads_private=read_private
+        )
     from fairpate.pages import counted
 
     # The mark occurs once more, in the line that explains it.
@@ -134,7 +155,7 @@ def check_data(
         found = check_declaration(data_config(name, options, data_dir))
     # Exit code 1 where a run would refuse the records, so that scripts notice.
     facts = strict(found) | {"remarks": [READING_TELLS]}
-    return Output(facts=facts, words=check_table(found), code=int(bool(found.refused)))
+    return Output(facts=facts, words=check_table(found, name), code=int(bool(found.refused)))
 
 
 def _data_dir_from_environment() -> Path | None:
@@ -308,7 +329,8 @@ def limit_releases(
             f"{data}, unit {unit}: earlier releases count as {spent:.4g} where later ones may depend on them, which is "
             f"above {epsilon:g}: every new release is refused"
         )
-    counted = "; includes releases by person" if unit == "record" else ""
+    includes = {"record": "; includes releases by person", "sensitive attribute": "; includes releases of all units"}
+    counted = includes.get(unit, "")
     return Output(
         facts={"data": data, "unit": unit, "epsilon_limit": epsilon, "delta": delta, "is_known": data in known},
         words=f"{data}, unit {unit}: at most epsilon {epsilon:g} at delta {delta_text(delta)}{counted}",

@@ -12,6 +12,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -34,10 +35,14 @@ from fairpate.data import REGISTRY, DatasetDescription, DatasetListing
 from fairpate.data.registry import Check
 from fairpate.files import PlaceError, check_output_folder
 from fairpate.methods.base import find_method, method_names
-from fairpate.pages import counted
+from fairpate.methods.pate import NO_GATE
+from fairpate.pages import counted, epsilon_text
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
+from fairpate.report.figures import FAMILIES
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
-from fairpate.run.release_log import OdometerError, state_folder
+from fairpate.run.release_log import Odometer, OdometerError, state_folder
+from fairpate.run.run import spent
 from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import READING_TELLS, UsageError
 from student.card import read_card
@@ -47,33 +52,58 @@ _WIDTH = 100  # columns; otherwise prose is as wide as its longest sentence
 
 def list_methods() -> Output:
     """Return one line per registered method, under its default configuration."""
-    found, table = [], listing("name", "method", "protects", "source")
+    found, table = [], listing("name", "family", "protects", "needs")
     for name in method_names():
         try:
             found.append(_method_facts(name))
-            table.add_row(*found[-1].values())
+            table.add_row(*(found[-1][column] for column in ("name", "family", "protects", "needs")))
         except ConfigError as error:  # a method of another package, no reason to hide the others
             found.append({"name": name, "broken": str(error)})
             table.add_row(name, "broken", "", Text(str(error)))
-    return Output(facts={"methods": found}, words=Constrain(table, _WIDTH))
+    when = facts((family.title, f"for {family.take_when}") for family in FAMILIES)
+    note = "A method that protects nothing shows what privacy costs. `fairpate methods NAME`: its paper and settings."
+    return Output(facts={"methods": found}, words=Constrain(Group(table, Text(), when, Text(f"\n{note}")), _WIDTH))
 
 
 def _method_facts(name: str) -> dict[str, str]:
     method = find_method(name)
-    return {"name": name, "title": method.title, "protects": method().unit, "source": method.paper}
+    config = method()
+    family = next((each for each in FAMILIES if name in each.methods), None)
+    needs = {
+        "teachers": hasattr(config, "teachers"),
+        "pool": "method" in config.needing_public,
+        "groups": config.reads_groups or getattr(config, "gate", NO_GATE) != NO_GATE,
+        "two classes": config.learns_two_classes,
+    }
+    if not method.is_private:
+        take_for = "what privacy costs, compared with it; never to publish"
+    elif config.protects_attribute_only:
+        take_for = "groups that are secret, in records whose features and labels are not"
+    else:
+        take_for = "" if family is None else family.take_when
+    return {
+        "name": name,
+        "title": method.title,
+        "family": "" if family is None else family.title,
+        "protects": config.unit,
+        "needs": ", ".join(what for what, is_needed in needs.items() if is_needed) or "nothing",
+        "take_for": take_for,
+        "source": method.paper,
+    }
 
 
 def describe_method(name: str) -> Output:
     """Return every field with its default, as ``--set`` takes it, and its meaning. ConfigError for an unknown name."""
-    method = find_method(name)
+    method, about = find_method(name), _method_facts(name)
     found = list(fields_of(method()))
     heading = Text(f"{method.title}: {method.paper}\n{(method.__doc__ or '').strip().splitlines()[0]}\n")
-    lines: list[RenderableType] = [heading]
+    told = facts((title.replace("_", " "), about[title]) for title in ("family", "protects", "needs", "take_for"))
+    lines: list[RenderableType] = [heading, told, Text()]
     for each in found:
         lines.append(Text(each.get("set", each["field"]), style="bold"))
         if each["meaning"]:
             lines.append(Padding(Text(each["meaning"]), (0, 0, 0, 4), expand=False))
-    return Output(facts=_method_facts(name) | {"fields": found}, words=Constrain(Group(*lines), _WIDTH))
+    return Output(facts=about | {"fields": found}, words=Constrain(Group(*lines), _WIDTH))
 
 
 def fields_of(section: Any, prefix: str = "") -> Iterator[dict[str, Any]]:
@@ -130,7 +160,16 @@ def summarise(run: RunDirectory) -> Group:
     # The numbers of statement and metrics are above; without queries the operator's page has little to add.
     unnamed = {"statement", "metrics", *(["operator_only"] if queries is None else [])}
     places = ((name.replace("_", " "), str(path)) for name, path in _files(run).items() if name not in unnamed)
-    return Group(Text(), facts([*rows, *places]))
+    return Group(Text(), facts([*rows, *places, *spending_rows(run)]))
+
+
+def spending_rows(run: RunDirectory) -> list[tuple[str, str]]:
+    """Return what a private run spent, and what all releases on its data set cost so far; no row for another run."""
+    statement, data = read_statement(run), read_json(run.record)["data"]
+    if statement.epsilon is None or statement.noise != OS_ENTROPY:
+        return []
+    own = f"ε = {epsilon_text(statement.epsilon)} of each {statement.unit}"
+    return [("spent", f"{own}; so far {spent(data, Odometer(), delta=statement.delta)}")]
 
 
 def _files(run: RunDirectory) -> dict[str, Path]:
@@ -146,8 +185,8 @@ def _files(run: RunDirectory) -> dict[str, Path]:
     return {name: path for name, path in files.items() if path.exists()}
 
 
-def check_table(check: Check) -> Group:
-    """Return a table of what the check reveals, rows by file, counts by column, and faults."""
+def check_table(check: Check, declaration: str) -> Group:
+    """Return a table of what the check reveals, rows by file, counts by column, and faults or the next command."""
     table = listing("file", "column", "rows", "clipped", "missing", "other")
     for file, rows in check.rows.items():
         table.add_row(file, "", f"{rows:,}", "", "", "")
@@ -155,7 +194,10 @@ def check_table(check: Check) -> Group:
             if each.file == file:
                 counts = (f"{count:,}" if count else "" for count in (each.clipped, each.missing, each.other))
                 table.add_row("", each.column, "", *counts)
-    verdict = f"refused: {counted(len(check.refused), 'fault')}" if check.refused else "nothing is refused"
+    following = f"fairpate run --data {shlex.quote(declaration)} --epsilon 1 --dry-run"
+    verdict = (
+        f"refused: {counted(len(check.refused), 'fault')}" if check.refused else f"nothing is refused; {following}"
+    )
     said = Text("\n".join([*check.refused, verdict]))
     return Group(Text(READING_TELLS), *([table] if check.rows else []), said)
 

@@ -8,6 +8,7 @@ person for one record.
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fairpate.config import LARGEST, Count, Fraction, Section
@@ -26,6 +29,7 @@ Floats = npt.NDArray[np.float64]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 When = dict[str, str]
 OTHER = "other"
+ISO_DATE = "%Y-%m-%d"
 
 
 def stretched(values: Floats, scale: str | None) -> Floats:
@@ -86,6 +90,11 @@ class Feature(Section):
         "error, or with `unknown` the lower bound or no category.",
     )
     unknown: Texts = Field((), description="Further values in the file that mean a missing one, like an empty cell.")
+    date: Literal["year", "age"] | None = Field(
+        None, description="Number: the column holds dates, which count as their year, or as whole years up to `age_on`."
+    )
+    date_format: str = Field(ISO_DATE, description="Date: how it is written, as in %d.%m.%Y or %m/%d/%Y.")
+    age_on: datetime.date | None = Field(None, description="Date: the public day on which an age is taken.")
     when: When = Field({}, description="Options and the value at which this declaration holds.")
 
     @property
@@ -129,7 +138,7 @@ class Feature(Section):
         if self.vector is not None and self.may_be_missing:
             raise ValueError("Expected no missing value of a vector; leave such rows out of the file")
         if self.bounds is not None:
-            (low, high), number = self.bounds, _number_in(self.missing)
+            (low, high), number = self.bounds, number_in(self.missing)
             # On its scale too: logarithms of two large bounds may be one float.
             if not np.less(*stretched(np.array(self.bounds), self.scale)):
                 raise ValueError(f"Expected bounds [low, high] with low < high, got [{low:g}, {high:g}]")
@@ -138,8 +147,12 @@ class Feature(Section):
                     "missing: expected a number within the bounds, which a missing value counts as, got "
                     f"{self.missing!r}; what means a missing value in the file is `unknown`"
                 )
-        elif self.scale != "linear":
-            raise ValueError("Expected `scale` only together with `bounds`")
+        elif self.scale != "linear" or self.date is not None:
+            raise ValueError("Expected `scale` and `date` only together with `bounds`")
+        if (self.date == "age") != (self.age_on is not None):
+            raise ValueError("Expected `age_on`, a public day such as 2025-12-31, with date: age and only there")
+        if self.date_format != ISO_DATE and self.date is None:
+            raise ValueError("Expected `date_format` only together with `date`")
         if not self.categories and (self.aliases or self.other):
             raise ValueError("Expected `aliases` and `other` only together with `categories`")
         if self.bands and (self.may_be_missing or any(not a < b for a, b in itertools.pairwise(self.bands.values()))):
@@ -290,13 +303,16 @@ class Group(Coding):
         return self.values
 
 
-def _number_in(value: float | str | None) -> float | None:
-    """The finite number that ``value`` is, or that its text spells; otherwise None."""
+def number_in(value: float | str | None) -> float | None:
+    """The finite number that ``value`` is, or that Arrow reads in its text; otherwise None."""
     try:
-        number = math.nan if value is None else float(value)
-    except ValueError:
+        # Not `float`, which also reads 1_000: a value must mean the same where its whole column is cast at once.
+        number: float | None = (
+            pc.cast(pa.scalar(value.strip()), pa.float64()).as_py() if isinstance(value, str) else value
+        )
+    except pa.ArrowInvalid:
         return None
-    return number if math.isfinite(number) else None
+    return float(number) if number is not None and math.isfinite(number) else None
 
 
 def _require_distinct(values: Sequence[str]) -> None:
@@ -458,8 +474,8 @@ class RecordForm:
                 # `other` holds the values of all other features of the column: it is 1 where the text is none of them.
                 features += [(text in (code.values or ())) != (code.kind == "other") for code in codes]
                 continue
-            number, unknown = _number_in(value), first.unknown or ()
-            if value in unknown or (number is not None and number in map(_number_in, unknown)):
+            number, unknown = number_in(value), first.unknown or ()
+            if value in unknown or (number is not None and number in map(number_in, unknown)):
                 number = None
             elif value is not None and number is None:
                 raise ValueError(f"{column}: expected a number, got {value!r}")

@@ -14,6 +14,7 @@ all files are reported together.
 
 from __future__ import annotations
 
+import codecs
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -73,10 +74,12 @@ from fairpate.data.tables import (
     encode,
     is_vectors,
     numbers,
+    numbers_of_dates,
     plain_batches,
     read_batches,
     require_columns,
     text_of,
+    with_decimal_points,
     with_vectors,
 )
 from fairpate.types import IntArray
@@ -262,6 +265,12 @@ class Declaration(Section):
         description="Character between two fields; empty: a tab in .tsv files, else a comma.",
     )
     header: tuple[str, ...] = Field((), description="Names of all columns, for files without a header line.")
+    encoding: str = Field("utf-8", description="Encoding of text files, such as cp1252 or latin-1.")
+    decimal: Literal[".", ","] = Field(
+        ".",
+        description="Decimal sign of text files: with a comma, points are between thousands. Declared numbers are "
+        "written with a decimal point all the same.",
+    )
     comment: str = Field("", description="Start of a first line that is skipped, such as #; empty: none is skipped.")
     trim: tuple[Trim, ...] = Field((), description="Characters that are not part of values.")
     options: dict[str, Choice] = Field({}, description="Options of the data set, whose values `when` refers to.")
@@ -342,6 +351,10 @@ class Declaration(Section):
             for file in (*files, *(other for each in files for other in each.alternatives))
             if file.extracted or file.path.endswith(".zip")
         ]
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            faults.append(f"encoding: unknown encoding {self.encoding!r}; give one such as utf-8 or cp1252")
         faults += [f"options.{name}: this name is taken; choose another" for name in self.options if name in RESERVED]
         for name, of in self.intersections.items():
             if name in self.groups:
@@ -412,6 +425,17 @@ class Declaration(Section):
         return tuple(
             (column, feature) for name, feature in self.features.items() for column in feature.columns or (name,)
         )
+
+    @property
+    def numeric_columns(self) -> tuple[str, ...]:
+        """Every column whose values are read as numbers under some option."""
+        codings = (self.label, *self.groups.values())
+        ranged = [
+            each.column for each in codings if all(one.has_range for one in itertools.chain(*each.meanings.values()))
+        ]
+        ruled = [rule.column for rule in self.keep if rule.has_range]
+        measured = [column for column, each in self.columns if each.bounds is not None or each.bands]
+        return tuple(dict.fromkeys((*measured, *ruled, *ranged)))
 
     def attribute(self, options: Mapping[str, Any]) -> str:
         """The name of the chosen attribute, in words."""
@@ -537,6 +561,7 @@ def rows_of(
                 columns=table.header or None,
                 separator=table.separator,
                 comment=table.comment,
+                encoding=table.encoding,
                 wanted=None if table.identity.by_text else table.used(request.options),
             )
             for rows in with_vectors(batches, path, choice.path, arrays):
@@ -564,6 +589,15 @@ def _used_columns(table: Declaration, part: Part, rows: pa.Table, name: str, req
             short = shorten(text, characters)
             # A value of such characters alone keeps one of them: the code 00 is 0.
             text = pc.if_else(pc.equal(short, ""), pc.utf8_slice_codeunits(text, 0, 1), short)
+        rows = rows.set_column(rows.column_names.index(column), column, text)
+    dated = {column: each for column, each in table.columns if each.date and holds(each.when, request.options)}
+    numeric = table.numeric_columns if table.decimal == "," else ()
+    for column in (each for each in dict.fromkeys((*dated, *numeric)) if each in rows.column_names):
+        text = rows[column].combine_chunks()
+        if column in dated:
+            text = numbers_of_dates(text_of(text), dated[column])
+        elif pa.types.is_string(text.type):
+            text = with_decimal_points(text)
         rows = rows.set_column(rows.column_names.index(column), column, text)
     return rows
 

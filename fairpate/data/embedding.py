@@ -36,7 +36,7 @@ from fairpate.data.dataset import BeforeEmbedding, DataError, Dataset, DataSetti
 from fairpate.files import write_atomically
 from fairpate.later import functional, safetensors_torch, sklearn, torch
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
-from fairpate.types import IntArray, UserError
+from fairpate.types import IntArray, UserError, in_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +114,7 @@ class Graph:
         copies_VMD = [components(copy).numpy() for copy in _copies(pool)]
         radius = max(largest_norm(copy_MD) for copy_MD in copies_VMD)
         copies = [Nearness.to(copy_MD, radius=radius) for copy_MD in copies_VMD]
-        blocks = (copies_VMD[0][start : start + _AT_ONCE] for start in range(0, len(pool), _AT_ONCE))
+        blocks = in_blocks(copies_VMD[0], _AT_ONCE, "neighbours")
         found = [nearest_copies(part, copies, _NEIGHBOURS + 1) for part in blocks]
         near_MK, squared_MK = (np.concatenate(side) for side in zip(*found, strict=True))
         # A record is nearest to itself, in one copy or another.
@@ -142,7 +142,7 @@ class Graph:
     def __call__(self, x: Tensor) -> Tensor:
         """Coordinates (N, E) of records (N, ...)."""
         parts = []
-        for part in torch.split(x, _AT_ONCE):
+        for part in in_blocks(x, _AT_ONCE, "neighbours"):
             near, _ = nearest_copies(self.components(part).numpy(), self.copies, _VOTING_NEIGHBOURS)
             parts.append(torch.from_numpy(self.coordinates_ME[near].mean(axis=1)))
         return torch.cat(parts)
@@ -277,10 +277,10 @@ class Components:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Coordinates (N, E), ``float32``, of records ``x`` (N, ...)."""
-        embedded_NE = torch.empty(len(x), len(self.unit_E))
-        for start in range(0, len(x), _EMBEDDED_AT_ONCE):
-            part = x[start : start + _EMBEDDED_AT_ONCE]
+        embedded_NE, start = torch.empty(len(x), len(self.unit_E)), 0
+        for part in in_blocks(x, _EMBEDDED_AT_ONCE, "components"):
             embedded_NE[start : start + len(part)] = self.at_once(part)
+            start += len(part)
         return embedded_NE
 
     def at_once(self, x: Tensor) -> Tensor:

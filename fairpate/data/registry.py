@@ -11,6 +11,7 @@ belong under `public/`.
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import math
@@ -34,6 +35,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from fairpate.config import DataConfig, nearest
 from fairpate.config_reader import parse_config
+from fairpate.data.columns import ISO_DATE
 from fairpate.data.dataset import (
     OWN_FILES,
     SET_ASIDE,
@@ -70,8 +72,17 @@ from fairpate.data.declaration import (
 from fairpate.data.embedding import embedded, with_features
 from fairpate.data.large_arrays import as_names
 from fairpate.data.loans import applications
-from fairpate.data.pictures import LOADERS, pictures_entry
-from fairpate.data.tables import COMMAS, DATES, TYPED_SUFFIXES, TableFaults, column_names, read_batches, text_of
+from fairpate.data.pictures import LEVEL, LOADERS, folder_table, pictures_entry
+from fairpate.data.tables import (
+    COMMAS,
+    DATES,
+    TYPED_SUFFIXES,
+    TableFaults,
+    column_names,
+    read_batches,
+    text_of,
+    with_decimal_points,
+)
 from fairpate.later import torch
 from fairpate.types import Unit
 
@@ -576,6 +587,10 @@ _GROUPS = re.compile(
     re.IGNORECASE,
 )
 _PERSONS = re.compile(r"(patient|person|subject|client|customer|user|member|student)(?!s)", re.IGNORECASE)
+_IDS = re.compile(r"(^|[^a-z])(id|nr|no|number|key|code)$", re.IGNORECASE)
+# As they may be written, most usual first; a day after the twelfth tells the last two apart.
+_DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
+_FROM_PRIVATE = "confirm from knowledge: read from private rows"
 _MARKS = frozenset({"na", "n/a", "nan", "null", "none", "missing", "unknown", "?", "-", "."})
 _LIKE = {"date": re.compile(DATES), "comma": re.compile(COMMAS)}
 _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
@@ -617,6 +632,27 @@ class Seen:
         if len(numbers):
             self.low, self.high = min(self.low, float(numbers.min())), max(self.high, float(numbers.max()))
 
+    def with_decimal_points(self) -> Seen:
+        """The same column where a comma is the decimal sign."""
+        if self.kind != "comma":
+            return self
+        found = Seen(missing=self.missing, repeats=self.repeats)
+        found.add(with_decimal_points(pa.array([*self.values], pa.string())))
+        found.rows, found.repeats = self.rows, self.repeats or found.repeats
+        return found
+
+    @property
+    def is_repeated_id(self) -> bool:
+        """True if more values than categories could be come back: each names several rows."""
+        return self.repeats and len(self.values) > _MOST_CATEGORIES and len(self.values) < self.rows - self.missing
+
+    @property
+    def date_format(self) -> str | None:
+        """The only usual form that all dates have; None if several fit, or none."""
+        plain = [value[:10] for value in self.values if value not in self.marks]
+        fitting = [each for each in _DATE_FORMATS if all(_date(value, each) for value in plain)]
+        return fitting[0] if len(fitting) == 1 else None
+
     @property
     def kind(self) -> str:
         """The likely kind: `number`, `category`, `name`, `date`, `comma`, `text`, `constant` or `empty`."""
@@ -625,6 +661,9 @@ class Seen:
         if len(self.values) == 1:
             return "constant"
         plain = self.values.keys() - (self.marks.keys() if self.is_number else ())
+        # Before names: a date of birth may be another one in each row.
+        if len(self.values) > _MOST_CODES and all(map(_LIKE["date"].match, plain - self.marks.keys())):
+            return "date"
         is_whole = all(re.fullmatch(r"[-+]?\d+", value) for value in plain)
         # Another value in each row names records; in a few rows it may be chance.
         if not self.repeats and self.rows > _MOST_CODES and (is_whole or not self.is_number):
@@ -637,39 +676,93 @@ class Seen:
         return next((kind for kind, like in _LIKE.items() if all(map(like.match, plain - self.marks.keys()))), "text")
 
 
-def draft_declaration(file: Path, public: Path | None, folder: Path) -> str:
+def draft_declaration(
+    file: Path,
+    public: Path | None,
+    folder: Path,
+    *,
+    label: str | None = None,
+    group: str | None = None,
+    person: str | None = None,
+    reads_private: bool = False,
+) -> str:
     """A draft of a declaration from public records: YAML with a comment on each line, questions after ``# ?``.
 
     Of the private ``file`` nothing but the header is read. Bounds are those of the ``public`` file, rounded outwards,
     and its categories are listed; both are questions, because private records may hold others. Columns that look like
     names of records or free text are left out with a remark. Without a ``public`` file, every column is a question.
-    Both files are below ``folder``. :class:`DataError` for a file that cannot be read.
+    Both files are below ``folder``, and may be folders of pictures.
+
+    ``label``, ``group`` and ``person`` name columns; without, they are guessed. ``reads_private``: private rows are
+    read too, for the classes of the label and for ids that repeat, never for bounds and categories; each such line asks
+    to confirm it from knowledge. :class:`DataError` for a file that cannot be read, :class:`DataSettingsError` for a
+    column that is not there.
     """
+    if file.is_dir():
+        return _draft_of_pictures(file, public, folder, reads_private=reads_private)
     # The separator that splits the public header into most fields; none in a file with types.
     separator, first = None, public or file
+    encoding = _encoding_of(first, with_rows=first is public)
     if first.suffix not in TYPED_SUFFIXES:
-        separator = max(_SEPARATORS, key=lambda each: len(column_names(first, first.name, separator=each)))
-    private_columns = column_names(file, file.name, separator=separator if file.suffix not in TYPED_SUFFIXES else None)
+        separator = max(
+            _SEPARATORS, key=lambda each: len(column_names(first, first.name, separator=each, encoding=encoding))
+        )
+    private_columns = column_names(
+        file,
+        file.name,
+        separator=separator if file.suffix not in TYPED_SUFFIXES else None,
+        encoding=encoding,
+    )
+    for option, column in (("label", label), ("group", group), ("person", person)):
+        if column is not None and column not in private_columns:
+            raise DataSettingsError(
+                f"--{option}: {file.name} has no column {column}{nearest(column, private_columns)}."
+            )
     seen: dict[str, Seen] = {}
-    for batch in () if public is None else read_batches(public, public.name, separator=separator):
+    for batch in () if public is None else read_batches(public, public.name, separator=separator, encoding=encoding):
         for column in batch.column_names:
             seen.setdefault(column, Seen()).add(text_of(batch[column]))
+    # Where fields are apart by another sign, a comma in a number is its decimal sign.
+    has_decimal_comma = separator not in (None, ",") and any(each.kind == "comma" for each in seen.values())
+    if has_decimal_comma:
+        seen = {column: each.with_decimal_points() for column, each in seen.items()}
+    seen_private: dict[str, Seen] = {}
+    for batch in read_batches(file, file.name, separator=separator, encoding=encoding) if reads_private else ():
+        for column in batch.column_names:
+            seen_private.setdefault(column, Seen()).add(text_of(batch[column]))
     # In the order of the private file, which a user knows.
     columns = [column for column in private_columns if column in seen]
     missing = [column for column in private_columns if column not in seen]
     categories = [column for column in private_columns if column in seen and seen[column].kind == "category"]
-    label = next((column for column in private_columns if _LABELS.match(column)), None)
+    free = [column for column in private_columns if column not in (group, person)]
+    label = label or next((column for column in free if _LABELS.match(column)), None)
     # Public records often lack the label: a column that they do not have is likelier than the last category.
     if public is not None:
-        label = label or next(iter(missing), None) or next(iter(reversed(categories)), None)
+        lacking = [column for column in missing if column in free]
+        label = (
+            label or next(iter(lacking), None) or next((each for each in reversed(categories) if each in free), None)
+        )
     candidates = categories if public else private_columns
-    group = next((column for column in candidates if _GROUPS.search(column) and column != label), None)
+    group = group or next((each for each in candidates if _GROUPS.search(each) and each not in (label, person)), None)
     others = [column for column in private_columns if column not in (label, group)]
-    person = next((column for column in others if _PERSONS.search(column)), None)
+    known = seen | {column: each for column, each in seen_private.items() if column not in seen}
+    person_is_given, person_words = person is not None, "all rows of one person have one value; the unit of splits"
+    person = person or next((column for column in others if _PERSONS.search(column)), None)
+    if person is None:
+        # Ids that come back: many different values, each for few rows.
+        ids = [each for each in others if _IDS.search(each) and each in known and known[each].is_repeated_id]
+        ids += [each for each in others if _IDS.search(each) and each in seen_private and each not in ids]
+        repeated = [each for each in ids if (seen_private.get(each) or known[each]).is_repeated_id]
+        person = next(iter(repeated), None)
+        if person is not None:
+            person_words = f"its values repeat: {person_words}"
+            if not (person in seen and seen[person].is_repeated_id):
+                person_words = f"{_FROM_PRIVATE}. Its values repeat there: all rows of one person have one value"
     name = re.sub(r"\W+", "_", file.name.partition(".")[0].lower()).strip("_")
     name = name if re.match("[a-z]", name) else f"data_{name}"
     lines = [
-        f"# Drafted from {f'{public.name}, and ' if public else ''}the header of {file.name}. Answer every line with "
+        f"# Drafted from {f'{public.name}, and ' if public else ''}the {'rows' if reads_private else 'header'} of "
+        f"{file.name}. Answer every line with "
         f"`{QUESTION}`, then:",
         "#   fairpate data check THIS_FILE",
         f"name: {name}  # of the data set, in commands and in what is published",
@@ -684,15 +777,23 @@ def draft_declaration(file: Path, public: Path | None, folder: Path) -> str:
     ]
     if separator not in (None, ","):
         lines.append(f"separator: {json.dumps(separator)}  # between two fields")
+    if encoding != "utf-8":
+        lines.append(f"encoding: {encoding}  {QUESTION} the file is not in UTF-8: are names and values right?")
+    if has_decimal_comma:
+        lines.append(f'decimal: ","  {QUESTION} is 1.234,5 a number above a thousand?')
     lines.append(f"# rows: 10000  {QUESTION} about how many private records, if that is public; some methods need it")
     if label is None:
         lines.append(f'label: {{column: label, classes: ["no", "yes"]}}  {QUESTION} which column, and its values')
     else:
-        values = seen[label].values if label in seen else {}
+        is_public = label in seen and 2 <= len(seen[label].values) <= _MOST_CATEGORIES
+        values = known[label].values if label in known else {}
         is_known = 2 <= len(values) <= _MOST_CATEGORIES
         classes = _listed(sorted(values) if is_known else ["no", "yes"])
         asks = "is this the label, and are these all its values?"
-        asks = asks if is_known else "the label? its values are not in the public file"
+        if not is_known:
+            asks = "the label? its values are not in the public file"
+        elif not is_public:
+            asks = f"{_FROM_PRIVATE}. {asks[0].upper()}{asks[1:]}"
         lines.append(f"label: {{column: {_quoted(label)}, classes: {classes}}}  {QUESTION} {asks}")
     if group not in seen:
         lines.append(
@@ -705,7 +806,7 @@ def draft_declaration(file: Path, public: Path | None, folder: Path) -> str:
             "the group whose fairness counts, and are these all its values?"
         )
     lines.append(
-        f"person: {_quoted(person)}  {QUESTION} all rows of one person have one value; the unit of splits"
+        f"person: {_quoted(person)}  {'#' if person_is_given else QUESTION} {person_words}"
         if person
         else f"# person: patient_id  {QUESTION} the column that is the same in all rows of one person, if there is one"
     )
@@ -722,6 +823,65 @@ def draft_declaration(file: Path, public: Path | None, folder: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _date(text: str, form: str) -> datetime.date | None:
+    try:
+        return datetime.datetime.strptime(text, form).date()
+    except ValueError:
+        return None
+
+
+def _encoding_of(file: Path, *, with_rows: bool) -> str:
+    """UTF-8, or cp1252 for a text file whose header, or whole content ``with_rows``, is something else."""
+    if file.suffix in TYPED_SUFFIXES or ".gz" in file.suffixes or not file.is_file():
+        return "utf-8"
+    with file.open("rb") as stream:
+        try:
+            for line in stream if with_rows else [stream.readline()]:
+                line.decode("utf-8")
+        except UnicodeDecodeError:
+            return "cp1252"
+    return "utf-8"
+
+
+def _draft_of_pictures(file: Path, public: Path | None, folder: Path, *, reads_private: bool) -> str:
+    """A draft for folders of pictures, laid as CLASS/GROUP/PICTURE: each split is a folder."""
+    if public is not None and not public.is_dir():
+        raise DataSettingsError(f"--public: expected a folder of pictures, as {file.name} is, got {public.name}.")
+    own, pool = (None if each is None else _levels(each) for each in (file if reads_private else None, public))
+    lines = [
+        f"# Drafted for folders of pictures. Answer every line with `{QUESTION}`, then:",
+        "#   fairpate data check THIS_FILE",
+        f"name: {re.sub(r'[^a-z0-9]+', '_', file.name.lower()).strip('_') or 'pictures'}  # of the data set",
+        "kind: images",
+        f'task: ""  {QUESTION} what the label says, in a few words',
+        "files:",
+        f"  private: {_below(file, folder)}  # what is protected",
+        f"  public: {_below(public, folder)}  # what is not"
+        if public is not None
+        else "  # public: FOLDER  # what is not, if there is any: gates, penalties and teachers need it",
+        f"  # test: FOLDER  {QUESTION} labelled pictures to measure on; without, no accuracy is claimed",
+        f"# rows: 10000  {QUESTION} about how many private pictures, if that is public; some methods need it",
+        f"pictures: {{size: 64, channels: 3}}  {QUESTION} height and width to read, and 1 for grey",
+    ]
+    for place, (what, values) in enumerate({"label": "classes", "group": "values"}.items()):
+        for found, asks in ((pool, "are these all?"), (own, f"{_FROM_PRIVATE}. Are these all?"), (None, "which?")):
+            names = sorted(found[place]) if found is not None and len(found) > place else []
+            if len(names) >= 2 or (found is None and asks == "which?"):
+                names = names or (["no", "yes"] if what == "label" else ["a", "b"])
+                lines.append(
+                    f"{what}: {{column: level_{place + 1}, {values}: {_listed(names)}}}  {QUESTION} the names of the "
+                    f"folders at level {place + 1}: {asks}"
+                )
+                break
+    return "\n".join(lines) + "\n"
+
+
+def _levels(folder: Path) -> list[set[str]]:
+    """The names of the folders between ``folder`` and its pictures, by level."""
+    table = folder_table(folder, folder)
+    return [set(table[name].to_pylist()) for name in table.column_names if name.startswith(LEVEL)]
+
+
 def _feature_line(column: str, seen: Seen) -> str:
     name = _quoted(column)
     if seen.kind == "number":
@@ -735,10 +895,16 @@ def _feature_line(column: str, seen: Seen) -> str:
         numeric = " or a number, with bounds?" if seen.is_number else ""
         asks = f"all values? others are an error, unless `other: true`.{numeric}"
         return f"  {name}: {{categories: {_listed(sorted(seen.values))}{missing}}}  {QUESTION} {asks}"
+    if seen.kind == "date" and (form := seen.date_format):
+        years = [date.year for value in seen.values if (date := _date(value[:10], form))]
+        written = "" if form == ISO_DATE else f", date_format: {_quoted(form)}"
+        asks = "the first and the last possible year? or an age: {date: age, age_on: 2025-12-31, bounds: [0, 110]}"
+        bounds = f"[{min(years)}, {max(*years, min(years) + 1)}]"
+        return f"  {name}: {{date: year{written}, bounds: {bounds}}}  {QUESTION} {asks}"
     remark = {
         "name": f"left out: another value in each row. If it names records: `identity: {{key: {name}}}`",
-        "date": "left out: dates. To use them, write a number of each, such as its year",
-        "comma": "left out: numbers with commas. To use them, write a decimal point, and nothing between thousands",
+        "date": "left out: dates. To use them, declare `date: year` or `date: age` with its date_format, and bounds",
+        "comma": "left out: numbers with commas. To use them, write a decimal point, or declare `decimal: ','`",
         "text": f"left out: free text, or more than {_MOST_CATEGORIES} values",
         "constant": "left out: one value in all public records",
         "empty": "left out: empty in all public records",

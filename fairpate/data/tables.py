@@ -15,7 +15,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import math
 import re
 import zlib
 from collections import Counter
@@ -33,7 +32,7 @@ import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from fairpate.config import nearest
-from fairpate.data.columns import OTHER, Coding, Feature, Floats, Mask, stretched
+from fairpate.data.columns import ISO_DATE, OTHER, Coding, Feature, Floats, Mask, number_in, stretched
 from fairpate.data.dataset import DataError
 from fairpate.later import arrow_dataset, torch
 from fairpate.types import tell
@@ -121,21 +120,24 @@ def read_batches(
     columns: Sequence[str] | None = None,
     separator: str | None = None,
     comment: str = "",
+    encoding: str = "utf-8",
     wanted: Sequence[str] | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of the file at ``path``, batch by batch; its suffix decides between Parquet, Feather, Arrow and text.
 
-    Delimited text may be gzipped: ``columns`` names the fields of a file without a header line, ``separator`` None is
-    a tab in .tsv files and else a comma, and a first line that begins with ``comment`` is skipped. Files with types are
-    read without the columns that are not ``wanted``. :class:`DataError` as :func:`read_table`.
+    Delimited text in ``encoding`` may be gzipped: ``columns`` names the fields of a file without a header line,
+    ``separator`` None is a tab in .tsv files and else a comma, and a first line that begins with ``comment`` is
+    skipped. Files with types are read without the columns that are not ``wanted``. :class:`DataError` as
+    :func:`read_table`.
     """
+    require_readable(path, name)
     if path.suffix not in TYPED_SUFFIXES:
-        separator = separator or _usual_separator(path)
+        separator, layout = separator or _usual_separator(path), {"comment": comment, "encoding": encoding}
         try:
             # The file's own position, also for a gzipped one: its unpacked size is not known.
             size = path.stat().st_size
             with path.open("rb") as file, gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream:
-                for rows in _text_batches(stream, name, columns=columns, separator=separator, comment=comment):
+                for rows in _text_batches(stream, name, columns=columns, separator=separator, **layout):
                     tell(file.tell(), size)
                     yield rows
         except (OSError, EOFError, zlib.error) as error:
@@ -166,13 +168,33 @@ def plain_batches(table: pa.Table, name: str) -> Iterator[pa.Table]:
         yield _plain_batch(batch, name)
 
 
-def column_names(path: Path, name: str, *, separator: str | None = None) -> list[str]:
+_ELSEWHERE = {
+    ".xlsx": "read_excel",
+    ".xls": "read_excel",
+    ".ods": "read_excel",
+    ".db": "read_sql",
+    ".sqlite": "read_sql",
+}
+
+
+def require_readable(path: Path, name: str) -> None:
+    """Raise DataError for a spreadsheet or a database, which pandas reads."""
+    if reader := _ELSEWHERE.get(path.suffix.lower()):
+        raise DataError(
+            f"{name}: a {'spreadsheet' if reader == 'read_excel' else 'database'}, which is not read here; write it as "
+            f"CSV or Parquet, or give the frame of pandas.{reader}: fairpate.load_data(DECLARATION, private=FRAME)."
+        )
+
+
+def column_names(path: Path, name: str, *, separator: str | None = None, encoding: str = "utf-8") -> list[str]:
     """The header of a file, or its schema; no row of it is read."""
+    require_readable(path, name)
     try:
         if path.suffix in TYPED_SUFFIXES:
             return list(arrow_dataset.dataset(path, format=TYPED_SUFFIXES[path.suffix]).schema.names)
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-            return _distinct(_read_header(stream, name, separator or _usual_separator(path)))  # type: ignore[arg-type]
+            header = _read_header(stream, name, separator or _usual_separator(path), encoding)  # type: ignore[arg-type]
+            return _distinct(header)
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise DataError(f"{name}: damaged or unreadable file ({error}); {_RESTORE}.") from error
 
@@ -197,18 +219,21 @@ def _text_batches(
     columns: Sequence[str] | None,
     separator: str,
     comment: str = "",
+    encoding: str = "utf-8",
 ) -> Iterator[pa.Table]:
     """The batches of delimited text, every field as trimmed text."""
     # Bytes in memory cannot be looked at without being read.
     stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
     if comment and stream.peek(len(comment)).startswith(comment.encode()):
         stream.readline()
-    header = _distinct(columns if columns is not None else _read_header(stream, name, separator))
+    header = _distinct(columns if columns is not None else _read_header(stream, name, separator, encoding))
     rows = 0
     try:
         with arrow_csv.open_csv(
             pa.PythonFile(stream, mode="r"),
-            read_options=arrow_csv.ReadOptions(column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False),
+            read_options=arrow_csv.ReadOptions(
+                column_names=header, block_size=_BYTES_AT_ONCE, use_threads=False, encoding=encoding
+            ),
             # A quoted field may hold line breaks.
             parse_options=arrow_csv.ParseOptions(delimiter=separator, newlines_in_values=True),
             # An empty field stays empty text: only the declaration knows its meaning.
@@ -223,15 +248,20 @@ def _text_batches(
         reason = str(error).removeprefix("CSV parse error: ")
         if "Empty CSV" in reason:
             reason = "it has no row"
+        elif ragged := re.search(r"Expected \d+ columns, got \d+", reason):
+            # Not the row itself, which Arrow quotes: it may be a private record.
+            place = re.match(r"Row #\d+: ", reason)
+            reason = f"{place[0] if place else ''}{ragged[0]} in a row"
         raise DataError(f"{name}: not a readable table ({reason}); {_RESTORE}{_hint(reason)}.") from error
     if not rows:
         raise DataError(f"{name}: not a readable table (it has no row); {_RESTORE}.")
 
 
-def _read_header(stream: IO[bytes], name: str, separator: str) -> list[str]:
+def _read_header(stream: IO[bytes], name: str, separator: str, encoding: str) -> list[str]:
     """The fields of the header, which quotes may extend over several lines."""
     # Read line by line, so that the stream is at the first row afterwards. A byte-order mark is not part of a name.
-    lines = (line.decode("utf-8-sig") for line in iter(stream.readline, b""))
+    decoded_as = "utf-8-sig" if encoding == "utf-8" else encoding
+    lines = (line.decode(decoded_as) for line in iter(stream.readline, b""))
     try:
         first = next(csv.reader(lines, delimiter=separator, strict=False), None)
     except (UnicodeDecodeError, csv.Error) as error:
@@ -243,7 +273,7 @@ def _read_header(stream: IO[bytes], name: str, separator: str) -> list[str]:
 
 def _hint(reason: str) -> str:
     if "utf-8" in reason.lower() or "utf8" in reason.lower():
-        return ", in UTF-8"
+        return ", in UTF-8, or declare its `encoding`, such as cp1252"
     return ", or declare its `separator` or `header`" if "columns" in reason else ""
 
 
@@ -318,6 +348,29 @@ def text_of(values: Any) -> pa.Array:
     return pc.coalesce(whole.cast(pa.string()), text)
 
 
+_WITH_DECIMAL_COMMA = r"^[-+]?(\d{1,3}(\.\d{3})+|\d+)(,\d+)?$"
+
+
+def with_decimal_points(text: pa.Array) -> pa.Array:
+    """Numbers such as 1.234,5 as 1234.5; other text unchanged."""
+    is_number = pc.match_substring_regex(text, _WITH_DECIMAL_COMMA)
+    return pc.if_else(is_number, pc.replace_substring(pc.replace_substring(text, ".", ""), ",", "."), text)
+
+
+def numbers_of_dates(text: pa.Array, feature: Feature) -> pa.Array:
+    """The year of each date, or the whole years from it to ``age_on``; other text unchanged."""
+    # A typed file's time of day is no part of a date.
+    text_of_day = pc.utf8_slice_codeunits(text, 0, 10) if feature.date_format == ISO_DATE else text
+    dates = pc.strptime(text_of_day, format=feature.date_format, unit="s", error_is_null=True)
+    years = pc.year(dates)
+    if feature.age_on is not None:
+        is_before = pc.greater(
+            pc.add(pc.multiply(pc.month(dates), 100), pc.day(dates)), feature.age_on.month * 100 + feature.age_on.day
+        )
+        years = pc.subtract(feature.age_on.year, pc.add(years, is_before.cast(pa.int64())))
+    return pc.coalesce(years.cast(pa.string()), text)
+
+
 def column_of(table: pa.Table, column: str, name: str) -> pa.Array:
     """One column as one array; :class:`DataError` with the nearest column if it is missing."""
     require_columns(table, [column], name)
@@ -346,8 +399,8 @@ def _distinct(names: Sequence[str]) -> list[str]:
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 _NO_NUMBER = "correct it, or declare it as `unknown`"
-_COMMA = "write numbers with a decimal point, and nothing between thousands"
-_DATE = "a date is no number: write what counts of it as one, such as its year, or a number of days"
+_COMMA = "write a decimal point and nothing between thousands, or declare `decimal: ','` if the comma is the point"
+_DATE = "declare `date: year` or `date: age`, with its date_format; or write a number of it, such as its days"
 COMMAS = r"^[-+]?\d[\d.]*,[\d.,]*\d$"
 DATES = r"^(\d{4}-\d{2}-\d{2}([ T].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4})$"
 
@@ -445,7 +498,7 @@ def codes(table: pa.Table, column: str, meanings: Mapping[str, int], file: str) 
 
 def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
     """The column as finite numbers, NaN for a missing value. Any other text is a fault and becomes NaN."""
-    meant_N = [number for value in unknown if (number := _number(value)) is not None]
+    meant_N = [number for value in unknown if (number := number_in(value)) is not None]
     if not pa.types.is_string(found.values.type):
         values_N = np.array(found.values.cast(pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
         found.require(~np.isinf(values_N), expected="a number", remedy=_NO_NUMBER)
@@ -455,7 +508,7 @@ def numbers(found: ColumnCells, unknown: Sequence[str] = ()) -> Floats:
     try:
         values = pc.cast(text, pa.float64())
     except pa.ArrowInvalid:
-        values = pa.array([_number(value) for value in text.to_pylist()], pa.float64())
+        values = pa.array([number_in(value) for value in text.to_pylist()], pa.float64())
     values_N = np.array(values.to_numpy(zero_copy_only=False), dtype=np.float64)
     right_N = np.isfinite(values_N) | _mask(text.is_null())
     if not right_N.all():
@@ -472,7 +525,7 @@ def _codes(found: ColumnCells, published: Mapping[str, int]) -> tuple[IntArray, 
     text = found.text
     if not pa.types.is_string(found.values.type):  # a file with types does not distinguish 1.0 from 1
         # The text that a number in the declaration has in such a file.
-        typed = {text: number for text in published if (number := _number(text)) is not None}
+        typed = {text: number for text in published if (number := number_in(text)) is not None}
         published = {
             str(pa.scalar(typed[text]).cast(pa.string()).as_py()) if text in typed else text: code
             for text, code in published.items()
@@ -555,13 +608,3 @@ def _is_empty(found: ColumnCells) -> Mask:
 
 def _mask(flags: pa.Array) -> Mask:
     return np.array(flags.to_numpy(zero_copy_only=False), dtype=bool)
-
-
-def _number(text: str | None) -> float | None:
-    """The finite number that Arrow reads in ``text``, else None."""
-    try:
-        # Not `float`, which also reads 1_000: a value must mean the same where its whole column is cast at once.
-        number: float = pc.cast(pa.scalar(text), pa.float64()).as_py()
-    except pa.ArrowInvalid:
-        return None
-    return number if number is not None and math.isfinite(number) else None

@@ -122,6 +122,8 @@ class AdaSsp(RulesOfRecords):
             records = RecordSums.of(ballot, dataset.private, pool)
             exact_CW = records.total(indicators(dataset.num_classes), norm=UNITS)
             exact_WW = records.total(votes_themselves, norm=UNITS**2)
+            released = tuple(of_unit(event, dataset.unit) for event in events)
+            training.reserve(released, source.label)
             arrays: dict[str, npt.NDArray[Any]] = {
                 "pool_MW": ballot.votes(dataset.public.x).astype(np.int16),
                 "sums_CW": with_noise(exact_CW, stddev=sums.noise_stddev_votes, source=source, row="sums, class"),
@@ -132,7 +134,7 @@ class AdaSsp(RulesOfRecords):
                 ),
             }
         training.reporter.note("votes", f"{len(exact_WW)} numbers per class, and their second moments")
-        return Released(arrays=arrays, events=tuple(of_unit(event, dataset.unit) for event in events))
+        return Released(arrays=arrays, events=released)
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Fit least squares to the release. Publish the rule, or a student of its labels where settings ask for one."""

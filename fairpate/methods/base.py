@@ -333,14 +333,23 @@ class Training:
     noisy_sum: NoisySum | None = None
 
     def admit(self, events: Sequence[Event], noise: str) -> None:
-        """Check that the release limits have room for all ``events``, before anything is drawn that may end the
-        training.
+        """Check that the release limits have room for all ``events`` of a method of several releases, before the first.
 
-        LimitReachedError if there is no room. A refusal after the draw would reveal the outcome of the draw. A method
-        of several releases calls it before the first: then all of them are one plan.
+        LimitReachedError if there is no room. Then all of them are one plan: from the first charge on, no other run
+        takes the room of the rest.
         """
         if self.log is not None:
             self.log.admit(events, noise=noise)
+
+    def reserve(self, events: Sequence[Event], noise: str) -> None:
+        """Charge ``events`` durably, before their noise is drawn.
+
+        LimitReachedError, with nothing charged, if the release limits have no room: a refusal after the draw would
+        reveal its outcome. An error or a crash after this call leaves all of them charged, a training that ends charges
+        what it released. Sites charge a sum themselves, when its first message leaves.
+        """
+        if self.log is not None and self.noisy_sum is None:
+            self.log.reserve(events, noise=noise)
 
     def release(
         self, draw: Callable[[], Released], *, settings: dict[str, Any], noise: str, name: str = ""

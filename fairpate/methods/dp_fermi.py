@@ -586,7 +586,7 @@ class DpFermi(DpSgdFamily):
         )
         relation = self.target.record_relation
         # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.
-        training.admit((steps.event, *share_events(settings, relation, unit)), randomness.label)
+        training.reserve((steps.event, *share_events(settings, relation, unit)), randomness.label)
         shares = release_shares(cells, settings, relation=relation, randomness=randomness, person_N=person_N)
         for remark in shares.remarks:
             training.reporter.note("shares", remark)

@@ -236,7 +236,7 @@ class Setting:
     target: PrivacyTarget
     rules: GameRules
     source: NoiseSource
-    admit: Callable[[Sequence[Event], str], None]
+    reserve: Callable[[Sequence[Event], str], None]
 
     @property
     def sizes(self) -> LaplaceReleases:
@@ -277,7 +277,7 @@ class Setting:
         ``events``: all that the game will release, these shares included.
         """
         # Before the draw, which may end the run: a refusal afterwards would reveal that it did not.
-        self.admit(events, self.source.label)
+        self.reserve(events, self.source.label)
         sizes_GE = self.noisy_sums(np.ones(len(self.features)), norm=1.0, epsilon=self.sizes.epsilon)
         shares_GE: FloatArray = sizes_GE / len(self.features)
         with spent([self.sizes], noise=self.source.label):
@@ -480,12 +480,12 @@ def train(
     target: PrivacyTarget,
     num_groups: int,
     source: NoiseSource,
-    admit: Callable[[Sequence[Event], str], None] = lambda *_: None,
+    reserve: Callable[[Sequence[Event], str], None] = lambda *_: None,
     on_progress: Progress = lambda *_: None,
 ) -> OracleTrained:
     """Learn from public ``x`` (N, ...), bytes or floats, and binary ``y`` (N,), and private ``groups`` (N,).
 
-    ``admit`` is called before the first release with all events and the label of the noise source.
+    ``reserve`` is called before the first release with all events and the label of the noise source.
 
     ValueError for codes out of range, a cell below ``min_share`` and an epsilon too small for the paper's first round.
     """
@@ -524,7 +524,7 @@ def train(
     )
     by_group = config.rules == "by_group"
     setting = Setting(
-        features=features, cells=cells, config=config, target=target, rules=rules, source=source, admit=admit
+        features=features, cells=cells, config=config, target=target, rules=rules, source=source, reserve=reserve
     )
     sides = group_sides(setting) if by_group else linear_sides(setting)
     played, mean_multipliers = play(
@@ -600,6 +600,6 @@ class OracleLearner(AttributeMethod):
                 target=self.target,
                 num_groups=training.dataset.num_groups,
                 source=self.source,
-                admit=training.admit,
+                reserve=training.reserve,
                 on_progress=advance,
             )

@@ -53,6 +53,9 @@ class VotesFileError(UserError):
     """A file of votes cannot be used; the message lists every fault."""
 
 
+GROUP, EVERYONE = "group", "everyone"
+
+
 class VotesConfig(Section):
     """A file of votes, and what its columns mean."""
 
@@ -69,7 +72,9 @@ class VotesConfig(Section):
         "voter.",
     )
     id: str = Field("record_id", description="Column with the names of the public records.")
-    group: str = Field("group", description="Column with the groups of the public records.")
+    group: str = Field(
+        GROUP, description="Column with the groups of the public records; without a gate a file may lack `group`."
+    )
     features: tuple[str, ...] = Field(
         (), description="Numeric columns that the student learns from; empty: no student."
     )
@@ -168,7 +173,7 @@ def _table(path: Path, wanted: Sequence[str]) -> pa.Table:
             table = csv.read_csv(path, convert_options=kinds)
     except (OSError, pa.ArrowInvalid, UnicodeDecodeError) as error:
         raise VotesFileError(f"{path}: cannot be read ({error}); give CSV in UTF-8, or Parquet.") from error
-    missing = [name for name in wanted if name not in table.column_names]
+    missing = [name for name in wanted if name not in (*table.column_names, GROUP)]
     repeated = sorted({name for name in table.column_names if table.column_names.count(name) > 1})
     if missing or repeated or not len(table):
         what = f"no column {', '.join(missing)}" if missing else f"column {', '.join(repeated)} twice"
@@ -181,7 +186,9 @@ def _table(path: Path, wanted: Sequence[str]) -> pa.Table:
 def _names_and_groups(
     table: pa.Table, config: VotesConfig, faults: _Faults
 ) -> tuple[npt.NDArray[np.str_], npt.NDArray[np.str_]]:
-    names, groups = _text(table, config.id), _text(table, config.group)
+    names = _text(table, config.id)
+    # A gate is what needs groups, and asks for them (:meth:`OwnVotes.check_data`).
+    groups = _text(table, config.group) if config.group in table.column_names else np.full(len(names), EVERYONE)
     faults.add(config.id, names == "", "no id")
     repeated = np.ones(len(names), dtype=np.bool_)
     # The first row of each id repeats nothing.
@@ -200,7 +207,8 @@ def _test(
     found = _Faults(path, faults.found)
     names, groups = _names_and_groups(table, config, found)
     found.add(config.id, np.isin(names, public_names), "an id of the file of votes, whose record may teach the student")
-    z = _codes(table, config.group, group_names)
+    z = (groups[:, None] == np.array(group_names)).argmax(axis=1)
+    z = np.where(np.isin(groups, group_names), z, -1)
     found.add(config.group, (z < 0) & (groups != ""), f"a group that no public record has ({', '.join(group_names)})")
     y = _codes(table, config.label, config.classes)
     found.add(config.label, y < 0, f"no label among {', '.join(config.classes)}")
@@ -354,6 +362,11 @@ class OwnVotes(GnmaxMethod):
         """Raise ConfigError also for a data set with records other than those of the file."""
         if dataset.public.record_id != tuple(read_votes_file(self.votes).votes.record_ids):
             raise ConfigError(f"data.name: {self.votes.path} has votes on other records than {dataset.name}.")
+        if self.gate != NO_GATE and dataset.group_names == (EVERYONE,):
+            raise ConfigError(
+                f"aggregator.gate: {self.votes.path} has no column {self.votes.group}, and a gate needs groups; name "
+                "their column (--group), or leave the gate out."
+            )
         super().check_data(dataset)
 
     @contextmanager

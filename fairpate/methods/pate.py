@@ -110,8 +110,8 @@ class VotingMethod(Method):
     @property
     def leaves_room(self) -> bool:
         """True if the budget may have room for queries beyond the run's own. Noise that is calibrated to a target
-        leaves none."""
-        return self.target.epsilon is None
+        leaves none, unless a share is kept."""
+        return self.target.epsilon is None or self.aggregator.keep > 0
 
     @property
     def num_voters(self) -> int:
@@ -133,22 +133,32 @@ class VotingMethod(Method):
         """Raise ConfigError for a target and a budget at once."""
         if self.target.epsilon is not None and self.aggregator.budget is not None:
             raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
+        if self.aggregator.keep and self.target.epsilon is None:
+            raise ConfigError(
+                "aggregator.keep: a share of target.epsilon, and there is none; set it, or leave room with "
+                "aggregator.budget instead."
+            )
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """Everything that is fixed before the first vote. Noise is as configured, or scaled to the target."""
-        settings, budget, target = self.aggregator, self.aggregator.budget, self.target
-        mechanism = self.mechanism
+        budget, target, mechanism = self.aggregator.budget, self.target, self.mechanism
         if target.epsilon is not None:
             mechanism = mechanism_within(
                 mechanism,
                 target_epsilon=target.epsilon,
                 target_delta=target.delta,
                 # A public number of public records: noise that is scaled to it reveals nothing.
-                num_queries=settings.num_queries or len(choose_queries(dataset, settings)),
+                num_queries=self.planned_queries(dataset),
             )
             # The target limits the ledger as well: a service that asks after the run may not pass it.
             budget = BudgetConfig(kind="data_independent", epsilon=target.epsilon)
         return ReleasePlan(method=self, mechanism=mechanism, budget=budget, unit=self.unit_of(dataset))
+
+    def planned_queries(self, dataset: Dataset) -> int:
+        """The number of queries that the target pays for: the run's own, and those that are kept for later."""
+        own = self.aggregator.num_queries or len(choose_queries(dataset, self.aggregator))
+        # Rounded as the decimal that it prints: 1 - 0.3 is a little less than 0.7.
+        return math.ceil(own / (1 - Fraction(repr(self.aggregator.keep))))
 
     def queried(self, dataset: Dataset) -> Dataset:
         """The data set as the teachers see it: their training records, and the queries as public records."""

@@ -48,7 +48,6 @@ from fairpate.methods.label_queries import (
     Labels,
     ReleasePlan,
     StandingVoters,
-    choose_queries,
     digest_of_records,
     passing,
 )
@@ -305,12 +304,11 @@ class PrivateKnn(VotingMethod):
         if settings.budget is not None:
             return plan
         # Composed loss distributions are no filter: they price a number of queries that is fixed before the first.
-        num_queries = settings.num_queries or len(choose_queries(dataset, settings))
-        return replace(plan, budget=BudgetConfig(kind="query_count", max_queries=num_queries))
+        return replace(plan, budget=BudgetConfig(kind="query_count", max_queries=self.planned_queries(dataset)))
 
     @property
     def leaves_room(self) -> bool:
-        return self.aggregator.budget is not None
+        return self.aggregator.budget is not None or self.aggregator.keep > 0
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:

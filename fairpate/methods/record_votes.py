@@ -413,8 +413,10 @@ class RecordVotes(VotesOfRecords):
             if person_N is None and dataset.unit == "person":
                 # No private record is here, and those of other sites are of persons, whose votes have units.
                 person_N = np.zeros(0, dtype=np.int64)
+            nearest_N = prototypes.nearest(private.x)
+            training.reserve((event(stddev),), self.source.label)
             votes = noisy_votes(
-                prototypes.nearest(private.x),
+                nearest_N,
                 row_N,
                 shape=(len(prototypes.centres), num_rows),
                 stddev=stddev,
@@ -651,6 +653,7 @@ class WeightedVotes(VotesOfRecords):
             ballot = WeightedBallot.of(dataset, self.weighted_votes.embedding)
             row_N, num_rows = self.rows(dataset)
             table = ballot.table(private.x, row_N, num_classes=num_rows, person_N=private.person_N)
+            training.reserve((event,), self.source.label)
             noisy = with_noise(
                 table,
                 stddev=event.noise_stddev_votes,

@@ -411,6 +411,9 @@ class ResidualVotes(RulesOfRecords):
 
             pool_MW = ballot.votes(dataset.public.x).astype(np.int16)
             sums = settings.events(noise, "public")[0]
+            # Before the first draw, at the cost of both curvatures: which of them follows, released sums decide.
+            planned = settings.events(noise, settings.curvature or "private")
+            training.reserve([of_unit(event, dataset.unit) for event in planned], source.label)
             sums_CW = noisy_sum(indicators(dataset.num_classes), sums, "sums")
             # The constant's column counts records, under the same noise: the real number is never read.
             num_records = max(float(sums_CW[:, 0].sum()) / ONE_RECORD, 1.0)

@@ -119,6 +119,7 @@ class TeacherVotes(VotesOfRecords):
                     )
                 with reporter.stage("votes") as advance:
                     votes_QC = collect_votes(ensemble, queries.x, pool=pool, on_progress=advance)
+        training.reserve((event,), self.source.label)
         noisy_QC = with_noise(
             votes_QC,
             stddev=event.noise_stddev_votes,

@@ -554,8 +554,12 @@ class RecordWithinPerson:
 
 @event_rdp.register
 def _(event: RecordWithinPerson, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return _out_and_in(event.by_person, orders_A)
+
+
+def _out_and_in(event: Event, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     # Renyi curves alone: this triangle inequality has no counterpart here for loss distributions.
-    out_A, in_A = (event_rdp(event.by_person, orders) for orders in (2 * orders_A, 2 * orders_A - 1))
+    out_A, in_A = (event_rdp(event, orders) for orders in (2 * orders_A, 2 * orders_A - 1))
     return np.asarray((orders_A - 0.5) / (orders_A - 1) * out_A + in_A)
 
 
@@ -570,3 +574,31 @@ def of_a_record(event: Any) -> Any:
     # Called for its TypeError: what is priced for persons alone has no price for a record.
     of_unit(event, "record")
     return RecordWithinPerson(by_person=event)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributeOfUnit:
+    """``by_unit``, an event priced for a record or a person, for the sensitive attribute of one record.
+
+    A record whose attribute changes is one way to replace a record, and its person. Under "add or remove one" that is
+    two steps, as for :class:`RecordWithinPerson`; votes of teachers move by one in either case.
+    """
+
+    by_unit: Event
+    unit: ClassVar[Unit] = "sensitive attribute"
+    relation: ClassVar[Relation] = "replace one"
+    noun: ClassVar[str] = "release by record or person"
+    data_dependent: ClassVar[bool] = False
+
+
+@event_rdp.register
+def _(event: AttributeOfUnit, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    whole = event.by_unit
+    if isinstance(whole, TeacherEvent | SmoothRelease) or whole.relation == "replace one":
+        return event_rdp(whole, orders_A)
+    return _out_and_in(whole, orders_A)
+
+
+def of_an_attribute(event: Event) -> AttributeOfUnit:
+    """The event that covers one record's sensitive attribute, from an event priced per record or per person."""
+    return AttributeOfUnit(by_unit=event)

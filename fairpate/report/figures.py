@@ -96,11 +96,15 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Methods of one kind, which share a shape; ``methods`` maps each to the index of its colour."""
+    """Methods of one kind, which share a shape; ``methods`` maps each to the index of its colour.
+
+    ``take_when``: what the kind is good for, in a clause.
+    """
 
     title: str
     shape: Shape
     methods: Mapping[str, int]
+    take_when: str
 
 
 FAMILIES = (
@@ -108,6 +112,7 @@ FAMILIES = (
         title="PATE family",
         shape=_SHAPE_OF["circle"],
         methods={"fairpate": 0, "pate": 4, "pate_s_pre": 5, "pate_s_in": 3, "sf_pate": 1, "own_votes": 6},
+        take_when="records for hundreds of teachers, and labels that a service may be asked for later",
     ),
     Family(
         title="Records vote",
@@ -120,18 +125,26 @@ FAMILIES = (
             "ada_ssp": 2,
             "teacher_votes": 4,
         },
+        take_when="the most accurate model at a small epsilon, of a table or of embedded pictures",
     ),
     Family(
         title="DP-SGD family",
         shape=_SHAPE_OF["square"],
         methods={"dp_sgd": 2, "fair_dp_sgd": 1, "dp_fermi": 5, "raco_dp": 3, "pf_ld": 4, "f_ld": 0, "sgd": 6},
+        take_when="a network that learns from the private records themselves, at a larger epsilon",
     ),
     Family(
         title="Noisy rates and labels",
         shape=_SHAPE_OF["cross"],
         methods={"dp_postprocessing": 4, "dp_oracle_learner": 2, "randomised_response": 0},
+        take_when="groups that are secret, in records whose features and labels are not",
     ),
-    Family(title="Constrained regression", shape=_SHAPE_OF["x"], methods={"covariance_constraint": 0}),
+    Family(
+        title="Constrained regression",
+        shape=_SHAPE_OF["x"],
+        methods={"covariance_constraint": 0},
+        take_when="a linear rule, to compare with",
+    ),
 )
 # A second shape only where another package brings more methods than there are colours.
 _OTHER_SHAPES = tuple(_SHAPE_OF[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
@@ -367,6 +380,8 @@ def shifts(
             near_K3 = np.array(near)
             distances_TK = np.hypot(x + across_T[:, None] - near_K3[:, 0], y - near_K3[:, 1])
             spare_T = (distances_TK - (near_K3[:, 2] + diameter) / 2).min(axis=1)
+            # Beyond the axis a mark would show a value that there is not, such as a gap below 0.
+            spare_T[np.abs(x + across_T - _ROOM[0] / 2) > _ROOM[0] / 2] = -np.inf
             best = int(np.argmax(spare_T >= 0)) if (spare_T >= 0).any() else int(spare_T.argmax())
         moved.append(int(tried_T[best]))
         by_cell.setdefault((column, row), []).append((x + float(across_T[best]), y, diameter))

@@ -74,6 +74,7 @@ from fairpate.report.frontier import (
 )
 from fairpate.report.records import fair_words, listed
 from fairpate.types import FairRule, MetricsKind, NotionName
+from fairpate.words import strength
 
 _LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4
@@ -444,6 +445,10 @@ def _class_view(
         if panel.privacy != privacy:
             continue
         compared = baseline_words(baselines(points))
+        # As printed: two epsilons of one text are one choice.
+        budgets = sorted({epsilon_text(point.value("epsilon")) for point in ranked(points)}, key=_budget)
+        # The slider begins at the largest budget that is called private.
+        private = [budget for budget in budgets if strength(_budget(budget), privacy.delta) == "bounded"]
         seen = []
         for found in (panels_of_notion[panel] for panels_of_notion in by_notion):
             num_undefined = len(frontier(found).undefined)
@@ -464,8 +469,8 @@ def _class_view(
                 "number": number,
                 "label": class_label(privacy),
                 "compared": compared,
-                # As printed: two epsilons of one text are one choice.
-                "budgets": sorted({epsilon_text(point.value("epsilon")) for point in ranked(points)}, key=_budget),
+                "budgets": budgets,
+                "begin": max(len(private) - 1, 0),
                 "levels": [(place, epsilon_text(level)) for place, level in enumerate(epsilon_levels(points))],
                 "level": middle_level(points),
                 "names": list(looks(points)),

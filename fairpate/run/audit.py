@@ -1,4 +1,4 @@
-"""Audits of one's own run: canaries in shadow releases, what an attack proves of the claim, and the page that says so.
+"""Audit a run: canaries in shadow releases, the bound on epsilon that an attack proves, and the page that reports it.
 
 A shadow release is drawn by the run's own method under the run's own settings, from made-up records of the run's
 declaration and from canaries, each of which enters by a fair coin. No private record is read, so that the result may be

@@ -139,6 +139,8 @@ def select_settings(
         if first.is_seeded:
             source = SeededSource(stream_seed(first.seed, Stream.CHOICE))
 
+        event = PureReleases(count=1, epsilon=epsilon, unit=unit, relation=relation)
+
         def draw() -> Released:
             scores_M = [score_of(student, dataset.validation, weights, source) for student in students]
             return choice_among(scores_M, epsilon=epsilon, unit=unit, relation=relation, source=source)
@@ -156,7 +158,7 @@ def select_settings(
             raise RunDirectoryError(
                 f"{out / 'release'}: lacks the choice that {model.root} states; copy {model.choice.name} back."
             )
-        made = log.of_part("validation").step(draw, settings=settings, pool="", noise=source.label)
+        made = log.of_part("validation").step(draw, settings=settings, pool="", noise=source.label, events=(event,))
     chosen = candidates[int(made.arrays["chosen"][0])]
     run = run_method(chosen.model_copy(update={"out": out / "model"}), reporter, release_of=out / "release")
     if not run.choice.exists():  # then the statement would not price it

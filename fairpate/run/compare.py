@@ -48,7 +48,7 @@ from fairpate.report.metrics import GroupsTold
 from fairpate.run.context import RunDirectory, read_json, read_votes, write_text, write_votes
 from fairpate.run.folder import create_run_directory
 from fairpate.run.release_log import LimitReachedError, MetricsFolder, Odometer, OdometerError, Release, read_receipt
-from fairpate.run.run import make_release, run_method, spent, with_pinned_weights
+from fairpate.run.run import make_release, question_above, run_method, spent, spent_since, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver
 from fairpate.terminal import Output, Pace, Reporter, is_live
 from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
@@ -78,6 +78,8 @@ class Comparison:
     changed: bool
     notion: NotionName = DEFAULT
     fair_at: FairRule = field(default_factory=FairRule)
+    spent: tuple[str, ...] = ()
+    """A sentence for each data set on what this call released of its records, and what was spent so far."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -114,6 +116,7 @@ def compare_methods(
     folder: Path | None = None,
     title: str = "comparison",
     console: Console | None = None,
+    reporter: Reporter | None = None,
 ) -> Comparison:
     """Run `fairpate compare`: check the sweep, run the missing cells, write tables, pages and figures.
 
@@ -124,19 +127,26 @@ def compare_methods(
     config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep), folder=folder, data_dir=data_dir)
     cells = cells_of(config, folder=folder, data_dir=data_dir)
     root = out or config.out or Path("runs") / title
-    comparison = compare(config, cells, root, console or Reporter().console)
+    reporter = reporter or Reporter(console)
+    comparison = compare(config, cells, root, reporter.console, reporter=reporter)
     write_frontier_reports(comparison, title=title)
     return comparison
 
 
 def compare(
-    sweep: SweepConfig, cells: Sequence[Cell], root: Path, console: Console, *, compute: Compute | None = None
+    sweep: SweepConfig,
+    cells: Sequence[Cell],
+    root: Path,
+    console: Console,
+    *,
+    compute: Compute | None = None,
+    reporter: Reporter | None = None,
 ) -> Comparison:
     """Run the cells that have no result yet, and assemble the tables. Cells come from :func:`cells_of`.
 
     ``compute`` None trains and measures, as :func:`run_cell`. A cell that fails is kept with its cause and tried again
     by the next call. However the sweep ends, finished cells stay, and the tables hold them. PoolError where no node
-    can hold a cell and none comes in time.
+    can hold a cell and none comes in time. ``reporter`` may ask for consent (:meth:`Reporter.consent`).
     """
     rules = list(dict.fromkeys(cell.config.evaluation.fair_at for cell in cells)) or [FairRule()]
     if len(rules) > 1:
@@ -151,8 +161,10 @@ def compare(
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
             return Comparison(folder=folder, changed=False, **shown)
-        reporter = Reporter(console)
-        for words in planned_spending(missing, Odometer()):
+        reporter, odometer = reporter or Reporter(console), Odometer()
+        data_sets = {cell.config.data.name: cell.config.target.delta for cell in missing if cell.config.is_private}
+        before = {data: odometer.released(data) for data in data_sets}
+        for words in planned_spending(missing, odometer, reporter):
             reporter.note("spends", words)
         try:
             if missing:
@@ -167,13 +179,17 @@ def compare(
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
-    return Comparison(folder=folder, changed=True, **shown)
+    released = tuple(
+        words for data, delta in data_sets.items() if (words := spent_since(before[data], data, odometer, delta=delta))
+    )
+    return Comparison(folder=folder, changed=True, spent=released, **shown)
 
 
-def planned_spending(cells: Sequence[Cell], odometer: Odometer) -> Iterator[str]:
+def planned_spending(cells: Sequence[Cell], odometer: Odometer, reporter: Reporter | None = None) -> Iterator[str]:
     """For each data set say how many releases ``cells`` make, what they may cost, and what was spent before.
 
-    A shared release counts once. Seeded noise, which is not private, and methods without privacy are left out.
+    A shared release counts once. Seeded noise, which is not private, and methods without privacy are left out. Then
+    ``reporter`` asks for consent, where the sum is above a limit.
     """
     of_data: dict[str, dict[str, Cell]] = {}
     for cell in cells:
@@ -190,6 +206,10 @@ def planned_spending(cells: Sequence[Cell], odometer: Odometer) -> Iterator[str]
         )
         before = spent(data, odometer, delta=targets[0].delta)
         yield f"{counted(len(found), 'release')} on {data}, {most}; so far {before}"
+        is_own = next(iter(found.values())).config.data.declaration is not None
+        question = question_above(data, planned=sum(known), odometer=odometer, delta=targets[0].delta, is_own=is_own)
+        if question and reporter is not None:
+            reporter.consent(question)
 
 
 def _require_room(sweep: SweepConfig, *, since: float) -> bool:
@@ -662,6 +682,7 @@ def comparison_outcome(comparison: Comparison) -> Output:
         "failed": [_named(row) | {"command": row.command, "cause": row.error} for row in failed],
         "left_out": withheld,
         "files": {"results": folder.results, "report": folder.report, "operator_only": folder.private},
+        "spent": comparison.spent,
     }
     lines = [
         *(
@@ -678,6 +699,8 @@ def comparison_outcome(comparison: Comparison) -> Output:
         files.add_row("left out", left_out)
     for name, path in (("results", folder.results), ("report", folder.report), ("operator only", folder.private)):
         files.add_row(name, str(path))
+    for spent_words in comparison.spent:
+        files.add_row("spent", spent_words)
     # Commands are not wrapped, so that they can be copied.
     words = Group(*tables, *(Text(line, no_wrap=True, overflow="ignore") for line in lines), files)
     trouble = f"{counted(len(failed), 'cell')} failed; the same command tries them again." if failed else None

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +39,8 @@ class RunDirectory:
     """Paths of one run: what ``fairpate.run_method`` returns and ``fairpate.open_run_directory`` finds again."""
 
     root: Path
+    states_all_draws: ClassVar[bool] = False
+    """Whether the file of a release also lists the events of earlier draws of it, whose files are gone."""
 
     @property
     def public(self) -> Path:
@@ -145,7 +147,7 @@ def run_at(root: Path) -> RunDirectory:
     """The run in ``root``. RunFolderError if there is no run."""
     run = RunDirectory(root=root)
     if not run.config.is_file():
-        reason = "no config.yaml" if root.is_dir() else "no such folder"
+        reason = "no config.yaml" if root.is_dir() else "a file" if root.is_file() else "no such folder"
         raise RunFolderError(f"{root}: holds no run ({reason}); give the folder that `fairpate run` printed.")
     return run
 

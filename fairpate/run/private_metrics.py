@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,7 +69,7 @@ from fairpate.report.metrics import (
 )
 from fairpate.run.context import RunDirectory
 from fairpate.run.learn import Assessment
-from fairpate.run.release_log import Released, ReleaseLog, read_release
+from fairpate.run.release_log import MetricsFolder, Released, ReleaseLog, read_receipt, read_release
 from fairpate.types import FairRule, IntArray, PrivacyStatement
 
 if TYPE_CHECKING:
@@ -128,12 +128,13 @@ def table_event(cost: Price) -> PredictionTables:
     return events(least_noise(events, target_epsilon=cost.epsilon, target_delta=cost.delta, accounting="pld"))[0]
 
 
-def stated_table(run: RunDirectory, cost: Price) -> PredictionTables:
-    """The event of the table that the run keeps, or else of the one that it is about to draw."""
-    kept = run.metrics_table
-    event = read_release(kept)[0].events[0] if kept.exists() else table_event(cost)
-    assert isinstance(event, PredictionTables)
-    return event
+def stated_tables(run: RunDirectory, next_event: Callable[[], Event]) -> tuple[Event, ...]:
+    """The events of all tables that the run drew, last that of the table which it keeps or is about to draw."""
+    if run.metrics_table.exists():
+        return read_release(run.metrics_table)[0].events
+    # Tables whose files are gone were seen, or may have been.
+    lost = read_receipt(MetricsFolder(root=run.root))
+    return (*(() if lost is None else lost.events), next_event())
 
 
 def draw_table(
@@ -236,7 +237,9 @@ def release_table(
         )
 
     settings = {"student": sha256_of(run.student), "parts": dataset.parts, "score_edges": list(edges)}
-    return log.step(draw, settings=settings, pool="", noise=noise)
+    # Sites charge a sum themselves, when its first message leaves.
+    events = () if noisy_sum is not None else (event,)
+    return log.step(draw, settings=settings, pool="", noise=noise, events=events)
 
 
 def assess_privately(
@@ -254,7 +257,7 @@ def assess_privately(
         config,
         dataset,
         student,
-        event_from(statement.part_events["test"][0]),
+        event_from(statement.part_events["test"][-1]),
         run,
         log.of_part("test"),
         noise=statement.noise,
@@ -289,7 +292,7 @@ def assessment_of(released: Released, card: StudentCard, *, seed: int, fair_at: 
 
 def evaluation_of(released: Released, *, group_names: Sequence[str], class_names: Sequence[str]) -> Evaluation:
     """All metrics of a released table. What the table does not determine is NaN, and no number is exact."""
-    (event,) = released.events
+    *_, event = released.events
     if not isinstance(event, PredictionTables):
         raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}.")  # noqa: TRY004 - of a file
     stddev, z = event.noise_stddev_records, _deviations(1)

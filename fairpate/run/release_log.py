@@ -36,7 +36,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -68,6 +68,7 @@ from fairpate.privacy.mechanism_events import (
     event_json,
     merged,
     of_a_record,
+    of_an_attribute,
     of_teachers,
 )
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, changed_fields, write_json
@@ -316,8 +317,10 @@ _READ = """
     ifnull(part, '') AS part, rdp AS rdp_A FROM releases LEFT JOIN plans USING (run) LEFT JOIN parts USING (run)
     WHERE data = ifnull(:data, data) AND run = ifnull(:run, run) ORDER BY number
 """
-# A guarantee for a person holds for each record of theirs; the reverse bounds nothing, as a person may have many.
-_IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",)}
+# A guarantee for a person holds for each record of theirs, and one for a record for its attribute; the reverse bounds
+# nothing: a person may have many records, and a record more than its attribute.
+_IMPLYING: dict[Unit, tuple[Unit, ...]] = {"record": ("person",), "sensitive attribute": ("record", "person")}
+_WITHIN: dict[Unit, Callable[[Event], Event]] = {"record": of_a_record, "sensitive attribute": of_an_attribute}
 
 
 class Odometer:
@@ -347,12 +350,16 @@ class Odometer:
         ]
         return "\n".join([f"{self.path}, at delta {_SHOWN_DELTA:g}", *lines])
 
-    def record(self, release: Release, *, plan: Sequence[Event] | None = None, enforce: bool = True) -> Release:
+    def record(
+        self, release: Release, *, plan: Sequence[Event] | None = None, enforce: bool = True, holds: bool = False
+    ) -> Release:
         """Store durably what a run released or is about to release. A later call for the same run replaces its row.
 
         ``plan``: all events of a new run, if they were fixed before the first of them; None: the release is all of
-        them; empty: nothing was fixed. Returns the release as stored, with the plan that it was admitted by.
-        LimitReachedError, with ``enforce``, for a new release or more of one that would pass the limit.
+        them; empty: nothing was fixed. With ``holds`` limits charge the plan from now on, so that no other run takes
+        its room. Returns the release as stored, with the plan that limits charge. LimitReachedError, with ``enforce``,
+        for a new release or more of one that would pass the limit; what costs no more than the row that it replaces is
+        admitted with that row.
         """
         with self._transaction() as database:
             rows = _rows(database, data=release.data)
@@ -360,9 +367,16 @@ class Odometer:
             if before is not None:
                 # A plan is fixed by the first call: a later one, which has seen releases, cannot exchange it.
                 release = replace(release, plan=before.plan)
-            # The same events once more, as of a repeated command, were admitted already.
-            if enforce and (before is None or before.events != release.events):
+            # The same events once more, as of a repeated command, or those of a reserved draw, were admitted already.
+            is_settled = before is not None and _costs_no_more(release, before)
+            if enforce and is_settled and release.plan and covering(release.plan, release.events) != release.plan:
+                # Earlier values of the same release chose events at the cost that was reserved: they are the plan now.
+                release, rows = replace(release, plan=()), [row for row in rows if row.run != release.run]
+                is_settled = False
+            if enforce and not is_settled:
                 release = _admitted(database, release, rows, plan)
+                if holds and plan:
+                    release = replace(release, plan=merged(plan))
             if release.plan:  # more than was planned is charged too, where it is out already
                 release = replace(release, plan=covering(release.plan, release.events))
             values = release_values(release)
@@ -382,18 +396,25 @@ class Odometer:
         with self._transaction() as database:
             return next(iter(_rows(database, run=run)), None)
 
+    def released(self, data: str) -> dict[str, Release]:
+        """The stored releases on ``data``, by run."""
+        with self._transaction() as database:
+            return {row.run: row for row in _rows(database, data=data)}
+
     def standing(self, run: str, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
         """The earlier releases of the same data set, unit and relation, and their cost with this one; None if it is not
         private. ``and_of``: releases of the same run from other parts, counted or not."""
         with self._transaction() as database:
             found = _rows(database, run=run)
             rows = _rows(database, data=found[0].data) if found else []
-        number = next((number for number, row in enumerate(rows) if row.run == run), None)
-        if number is None or not rows[number].is_private:
+        place_of = {row.run: place for place, row in enumerate(rows)}
+        if run not in place_of or not (own := rows[place_of[run]]).is_private:
             return None
-        own = rows[number]
-        # Up to its own row: later releases are reported by their own statements.
-        before = [row for row in rows[: number + 1] if row.run not in {other.run for other in and_of}]
+        others = {other.run for other in and_of}
+        # Up to its own last row: later releases are reported by their own statements. A run that learns from a release
+        # of another may draw its own table long after it, and what is still to be drawn comes after all that is there.
+        last = max(place_of.get(each, len(rows) - 1) for each in {run, *others})
+        before = [row for row in rows[: last + 1] if row.run not in others]
         same = [row for row in _counted_by(own.unit, before) if row.is_private and row.relation == own.relation]
         earlier, same = len(same) - 1, [*same, *and_of]
         return Standing(
@@ -411,7 +432,12 @@ class Odometer:
             }
         kinds = {(row.data, row.unit, row.relation) for row in rows}
         # A limit has its line also where all that counts in it was released under another unit.
-        kinds |= {(row.data, unit, row.relation) for row in rows for unit in _IMPLYING if (row.data, unit) in limits}
+        kinds |= {
+            (row.data, unit, row.relation)
+            for unit in _IMPLYING
+            for row in _counted_by(unit, rows)
+            if (row.data, unit) in limits
+        }
         totals = []
         for name, unit, relation in sorted(kinds):
             same = [
@@ -434,6 +460,11 @@ class Odometer:
                 )
             )
         return totals
+
+    def limits(self, data: str) -> dict[Unit, float]:
+        """The limits on releases of ``data``, by unit."""
+        with self._transaction() as database:
+            return dict(database.execute("SELECT unit, epsilon FROM limits WHERE data = ? ORDER BY unit", (data,)))
 
     def set_limit(self, data: str, unit: Unit, *, epsilon: float, delta: float) -> float:
         """Set a limit on the cost of all releases on ``data``, each chosen in view of the earlier ones.
@@ -509,9 +540,24 @@ def _counted_by(unit: Unit, releases: Sequence[Release]) -> list[Release]:
         if each.unit == unit:
             found.append(each)
         elif each.is_private and each.unit in _IMPLYING.get(unit, ()):
-            events, plan = (tuple(map(of_a_record, some)) for some in (each.events, each.plan))
-            found.append(replace(each, unit="record", events=events, plan=plan, rdp_A=_NEW))
+            events, plan = (tuple(map(_WITHIN[unit], some)) for some in (each.events, each.plan))
+            relation = events[0].relation if events else each.relation
+            found.append(replace(each, unit=unit, relation=relation, events=events, plan=plan, rdp_A=_NEW))
     return found
+
+
+_SAME_COST = 1e-9
+"""Relative difference of two Renyi curves that only comes from rounding where one noise is calibrated for both."""
+
+
+def _costs_no_more(release: Release, before: Release) -> bool:
+    """True if ``release`` replaces ``before``, a row of the same run, at no greater cost at any order."""
+    if release.events == before.events:
+        return True
+    if (release.unit, release.relation, release.noise) != (before.unit, before.relation, before.noise):
+        return False
+    known_A = np.isfinite(before.rdp_A)
+    return bool(known_A.any() and np.all(release.rdp_A[known_A] <= before.rdp_A[known_A] * (1 + _SAME_COST)))
 
 
 def _least_limit(releases: Sequence[Release], *, delta: float) -> float:
@@ -536,10 +582,10 @@ def _admitted(
         whole = replace(release, events=planned, plan=(), rdp_A=_NEW)
         if not _fits(whole, others, limits, is_planned=True):
             release = replace(release, plan=planned)
-    if release.plan and covering(release.plan, release.events) != release.plan:
+    if limits and release.plan and covering(release.plan, release.events) != release.plan:
         raise LimitReachedError(
-            f"{release.data}, unit {release.unit}: this run was admitted as the only release by its plan, and asks for "
-            "more than was planned; raise the limit with `fairpate ledger limit` and start another run."
+            f"{release.data}, unit {release.unit}: this run was admitted by its plan, and asks for more than was "
+            "planned; raise the limit with `fairpate ledger limit` and start another run."
         )
     _fits(release.charged, others, limits, is_planned=bool(release.plan))
     return release
@@ -691,7 +737,13 @@ def take_release(run: RunDirectory, source: Path) -> None:
 @dataclass(frozen=True, kw_only=True)
 class _OneFile(RunDirectory):
     """The folder of a run as the log of a release from another part of the data set sees it: one file, its receipt, and
-    as its ``statement`` what proves that it was published."""
+    as its ``statement`` what proves that it was published.
+
+    A draw whose file is gone may be drawn once more. The new file then lists the events of both, its own last, and the
+    statement prices both.
+    """
+
+    states_all_draws: ClassVar[bool] = True
 
     def release_files(self) -> list[Path]:
         return [self.released] if self.released.exists() else []
@@ -751,6 +803,7 @@ class ReleaseLog:
         self._run, self._odometer = run, odometer
         self._data, self._method, self._part = data, method, part
         self._planned: tuple[Event, ...] | None = None
+        self._is_reserved = False
         self._before: tuple[Event, ...] = ()
         self._steps: list[tuple[Released, Origin]] = []
         self._continues = False
@@ -769,14 +822,22 @@ class ReleaseLog:
             self.id = secrets.token_hex(16)
 
     def step(
-        self, draw: Callable[[], Released], *, settings: dict[str, Any], pool: str, noise: str, name: str = ""
+        self,
+        draw: Callable[[], Released],
+        *,
+        settings: dict[str, Any],
+        pool: str,
+        noise: str,
+        name: str = "",
+        events: Sequence[Event] = (),
     ) -> Released:
         """One release of arrays: the one that the run keeps, or what ``draw`` returns, counted before it is kept.
 
         ``settings`` are all that the release follows from, but for records, noise, the public records of digest
-        ``pool`` and the steps before it. The first step has no ``name``, each later one has its own. RunDirectoryError
-        if the kept release was made from something else, or is gone although its run was published. LimitReachedError
-        if a limit has no room.
+        ``pool`` and the steps before it. The first step has no ``name``, each later one has its own. ``events`` that
+        are known beforehand are charged before the draw; without them, ``draw`` calls :meth:`reserve` before it draws
+        noise, or nothing of it is visible before it returns. RunDirectoryError if the kept release was made from
+        something else, or is gone although its run was published. LimitReachedError if a limit has no room.
         """
         path, after = self._run.release_file(name), tuple(arrays_digest(released.arrays) for released, _ in self._steps)
         if path.exists():
@@ -790,9 +851,14 @@ class ReleaseLog:
         else:
             # Before the draw: what must not be drawn again is refused while no noise exists.
             self._begin(path)
+            if events:
+                self.reserve(events, noise=noise)
             released = draw()
             # Counted as soon as its events are known, and before it is kept: until then nothing of it is visible.
             self.record((*self._before, *released.events), noise=noise, plan=self._planned)
+            self._is_reserved = False
+            if self._run.states_all_draws:
+                released = replace(released, events=(*self._before, *released.events))
             origin = Origin(id=self.id, settings=settings, pool=pool, after=after)
             save_release(path, released, origin)
         self._steps.append((released, origin))
@@ -814,12 +880,12 @@ class ReleaseLog:
         else:
             own = beyond(trained.events, [event for released, _ in self._steps for event in released.events])
             if own:
-                if self._steps:  # counted with them, under one id
+                if self._steps and not self._is_reserved:  # counted with them, under one id
                     self._begin(self._run.student)
                 self.record((*self._before, *own), noise=trained.noise)
             return trained
         # Outside of the handler: where a limit has no room for the release, its refusal must not carry that message.
-        if self._steps:
+        if self._steps and not self._is_reserved:
             self._begin(self._run.student)
         # Limits are asked for the whole plan: giving up must be refused just when a run that does not is refused too.
         self.record(self._planned or (*self._before, *reason.events), noise=reason.noise)
@@ -843,7 +909,8 @@ class ReleaseLog:
             self.id, self._before = receipt.run, ()
             return
         # A further release of this run: one row counts it together with those before it.
-        if receipt is not None and self._run.released.exists() and not self._is_copy(receipt):
+        is_kept = self._run.released.exists()
+        if receipt is not None and (is_kept or self._run.states_all_draws) and not self._is_copy(receipt):
             self.id, self._before = receipt.run, receipt.events
             return
         if receipt is not None and not self._run.released.exists():
@@ -914,11 +981,12 @@ class ReleaseLog:
         ``plan`` and errors as :meth:`Odometer.record`.
         """
         if num_queries is None:
-            stored = self.stored()
-            num_queries = 0 if stored is None else stored.num_queries
+            before = self.stored()
+            num_queries = 0 if before is None else before.num_queries
         release = self.release(events, noise=noise, num_queries=num_queries)
+        stored = self._odometer.record(release, plan=plan, enforce=enforce, holds=self._planned is not None)
         # The row before the receipt: a crash between them counts a release that was not seen, never the reverse.
-        write_json(self._run.receipt, release_values(self._odometer.record(release, plan=plan, enforce=enforce)))
+        write_json(self._run.receipt, release_values(stored))
 
     def release(self, events: Sequence[Event], *, noise: str, num_queries: int = 0) -> Release:
         """The row that :meth:`record` would store."""
@@ -941,10 +1009,21 @@ class ReleaseLog:
         self._odometer.check(self.release(events, noise=noise))
 
     def admit(self, events: Sequence[Event], *, noise: str) -> None:
-        """Check all events that the run will release (:meth:`check`), and store them as its plan; a later call replaces
-        the plan."""
+        """Check all events that the run will release (:meth:`check`), and fix them as its plan; a later call replaces
+        the plan. From the first charge on, limits charge the whole plan: no other run takes the room of the rest."""
         self.check(events, noise=noise)
         self._planned = tuple(events)
+
+    def reserve(self, events: Sequence[Event], *, noise: str) -> None:
+        """Charge ``events`` durably before their noise is drawn.
+
+        What is drawn then replaces the charge. A draw that ends with an error or a crash stays charged, and so does a
+        charge that no draw followed. LimitReachedError, with nothing charged, if a limit has no room.
+        """
+        if self._steps and not self._is_reserved:
+            self._begin(self._run.student)
+        self.record((*self._before, *events), noise=noise, plan=self._planned)
+        self._is_reserved = True
 
     def standing(self, *, delta: float, and_of: Sequence[Release] = ()) -> Standing | None:
         """The earlier releases and their cost with this run's, as :meth:`Odometer.standing`."""

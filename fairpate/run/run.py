@@ -85,7 +85,7 @@ from fairpate.pages import counted, epsilon_text, percent
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.laplace import PureReleases
-from fairpate.privacy.mechanism_events import event_from, event_json
+from fairpate.privacy.mechanism_events import beyond, event_from, event_json
 from fairpate.privacy.secret_trials import SecretTrials, flat
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, sole_worker, write_json
@@ -98,7 +98,7 @@ from fairpate.run.learn import (
     record_data,
     with_given_data,
 )
-from fairpate.run.private_metrics import assess_privately, check_metrics, stated_table, table_event
+from fairpate.run.private_metrics import assess_privately, check_metrics, stated_tables, table_event
 from fairpate.run.publication import write_portable, write_reports
 from fairpate.run.release_log import (
     Odometer,
@@ -107,6 +107,7 @@ from fairpate.run.release_log import (
     Released,
     ReleaseLog,
     Standing,
+    composed_epsilon,
     read_release,
     release_values,
     save_release,
@@ -118,8 +119,10 @@ from fairpate.terminal import Reporter, listing
 from fairpate.types import (
     CHOSEN,
     IN_PARALLEL,
+    KEEPS_KEY,
     READING_TELLS,
     RECORDS_ALONE,
+    TABLES_LOST,
     TELLS_SIZE,
     TESTED_DEFAULTS,
     TRIED,
@@ -153,7 +156,8 @@ class RunForecast:
     ``epsilon`` is what the run would publish; None: no guarantee. ``votes`` decide a label, ``noise_stddev_votes`` is
     the standard deviation of the noise on each count, ``labels`` public records get a label, and noise leaves a label
     unchanged 19 times in 20 where the winning class leads by ``lead_needed`` of the votes (above 1: never). These are
-    None for a method that releases no labels. ``caution``: why the model cannot beat the most common class.
+    None for a method that releases no labels. ``measured``: the accuracy of earlier runs of the method on the data set
+    at about this epsilon, no forecast. ``caution``: why the model cannot beat the most common class.
     ``refused``: why this method cannot run; then there are no numbers.
     """
 
@@ -163,6 +167,7 @@ class RunForecast:
     noise_stddev_votes: float | None = None
     labels: int | None = None
     lead_needed: float | None = None
+    measured: tuple[float, ...] = ()
     caution: str | None = None
     refused: str | None = None
 
@@ -240,6 +245,46 @@ def spent(data: str, odometer: Odometer, *, delta: float) -> str:
     return "; ".join(totals) or "nothing"
 
 
+def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
+    """Say what was released on ``data`` since the odometer held ``before``, and what all releases cost; empty if
+    nothing private was."""
+    of_kind: dict[tuple[str, str], list[Release]] = {}
+    for run, release in odometer.released(data).items():
+        events = beyond(release.events, before[run].events if run in before else ())
+        if events and release.is_private:
+            new = replace(release, events=events, plan=(), rdp_A=np.zeros(0))
+            of_kind.setdefault((release.unit, release.relation), []).append(new)
+    now = [
+        f"ε = {epsilon_text(composed_epsilon(found, delta=delta))} of each {unit}"
+        for (unit, _), found in of_kind.items()
+    ]
+    return f"{' and '.join(now)} of {data}; so far {spent(data, odometer, delta=delta)}" if now else ""
+
+
+ASK_ABOVE = 10.0
+"""Epsilon of all releases on records of the user's own above which a command asks first, where no limit is set: such a
+sum bounds an improved guess by a factor of 22,000."""
+
+
+def question_above(data: str, *, planned: float, odometer: Odometer, delta: float, is_own: bool) -> str | None:
+    """Return what to ask before releases on ``data`` that cost ``planned`` in sum; None if nothing needs to be asked.
+
+    Asked is above the operator's limit, which will refuse a part of them, and where there is none above
+    :data:`ASK_ABOVE`, if the records are the user's own and not a published data set.
+    """
+    before = max((total.epsilon for total in odometer.totals(delta=delta, data=data) if total.releases), default=0.0)
+    limit, after = min(odometer.limits(data).values(), default=None), before + planned
+    if after <= (ASK_ABOVE if limit is None else limit) or (limit is None and not is_own):
+        return None
+    bound = (
+        f"{ASK_ABOVE:g}, and no limit is set" if limit is None else f"the limit of {limit:g}, which refuses the rest"
+    )
+    return (
+        f"The releases on {data} may come to ε = {epsilon_text(after)} in sum ({epsilon_text(before)} so far), above "
+        f"{bound}."
+    )
+
+
 def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast]:
     """Return forecasts of the other kinds of voters, with the settings that fit the data set under ``overrides``.
 
@@ -261,9 +306,39 @@ def other_voters(overrides: Sequence[Override], chosen: str) -> list[RunForecast
     return sorted(found, key=lambda each: math.inf if each.lead_needed is None else each.lead_needed)
 
 
+_NEAR = 1.25  # factor between epsilons that count as about the same
+
+
+def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> list[RunForecast]:
+    """Return ``found`` with the accuracy of finished runs in ``folder`` of the same methods on ``data``, at about the
+    same epsilon."""
+    accuracies: dict[str, list[tuple[float, float]]] = {}
+    for record in _records_in(folder).values():
+        epsilon, accuracy = record.get("epsilon"), record.get("accuracy")
+        if record.get("data") == data and epsilon is not None and accuracy is not None:
+            accuracies.setdefault(record.get("method", ""), []).append((epsilon, accuracy))
+    return [
+        replace(
+            each,
+            measured=tuple(
+                sorted(
+                    accuracy
+                    for epsilon, accuracy in accuracies.get(each.method, ())
+                    if each.epsilon is not None and max(epsilon, each.epsilon) <= _NEAR * min(epsilon, each.epsilon)
+                )
+            ),
+        )
+        for each in found
+    ]
+
+
 def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast]) -> Group:
     """Return one sentence and one table of forecasts, the run's own first. ``spent`` explains why nothing more is
-    spent."""
+    spent.
+
+    Accuracy is not forecast: how often a label survives its noise says little about how often voters are right. The
+    table holds what earlier runs measured instead, where there are some.
+    """
     run = found[0]
     if spent is not None:
         sentence = f"{run.method} on {data} would spend nothing more: {spent}."
@@ -272,9 +347,12 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
     else:
         sentence = (
             f"{run.method} on {data} would spend epsilon {epsilon_text(cost.epsilon)} at delta "
-            f"{delta_text(cost.delta)} ({cost.relation} {cost.unit})."
+            f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): all that it publishes improves a guess about one "
+            f"{cost.unit} by a factor of {math.exp(min(cost.epsilon, 700)):.3g} at most."
         )
-    right = [Column(name, justify="right") for name in ("epsilon", "votes a label", "noise", "lead needed", "labels")]
+    headings = ("epsilon", "votes a label", "noise", "lead needed", "labels")
+    has_runs = any(each.measured for each in found)
+    right = [Column(name, justify="right") for name in (*headings, *(["accuracy of earlier runs"] * has_runs))]
     table = listing("method", "who votes", *right)
     for each in found:
         voters = VOTERS.get(each.method, "nobody" if each.votes is None and not each.refused else "teachers")
@@ -284,9 +362,12 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
         if each.votes is not None and each.lead_needed is not None:
             lead = percent(each.lead_needed) if each.lead_needed <= 1 else "never"
             numbers[1:] = [f"{each.votes:,}", f"{each.noise_stddev_votes:.3g}", lead, f"{each.labels:,}"]
+        if has_runs:
+            ends = dict.fromkeys(map(percent, (each.measured[0], each.measured[-1]) if each.measured else ()))
+            numbers.append(f"{' to '.join(ends)} ({counted(len(each.measured), 'run')})" if ends else "")
         table.add_row(each.method, voters, *numbers)
     notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
-    notes.append("Nothing was trained, charged or written.")
+    notes.append("Nothing was trained, charged or written; accuracy is not forecast.")
     if any(each.votes is not None for each in found):
         notes.append(
             "lead needed: by this share of votes the first class must lead for noise to leave it first 19 times in 20."
@@ -311,12 +392,8 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
     majority, found = known_majority(config.data, dataset), []
     epsilon = getattr(config.target, "epsilon", None)
     # Runs in the folder of this one: others are not searched for.
-    for path in sorted(run.root.parent.glob("*/public/record.json")):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):  # damaged, or of another program
-            continue
-        if path == run.record or not isinstance(record, dict) or record.get("data") != config.data.name:
+    for path, record in _records_in(run.root.parent).items():
+        if path == run.record or record.get("data") != config.data.name:
             continue
         name, share, accuracy = path.parent.parent.name, record.get("majority_accuracy"), record.get("accuracy")
         if share is None or accuracy is None:
@@ -335,6 +412,19 @@ def cautions(config: Method, dataset: Dataset, run: RunDirectory) -> tuple[str, 
     if voting is not None and (words := too_little_to_learn(voting, dataset.num_classes, majority)):
         found.append(words)
     return tuple(found)
+
+
+def _records_in(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return the readable records of the finished runs in ``folder``, by path."""
+    found = {}
+    for path in sorted(folder.glob("*/public/record.json")):
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # damaged, or of another program
+            continue
+        if isinstance(record, dict):
+            found[path] = record
+    return found
 
 
 def too_little_to_learn(voting: ExpectedVotes, num_classes: int, majority: Majority | None) -> str | None:
@@ -633,7 +723,7 @@ def state_release(
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
         # The table is drawn after this statement, which prices it before anything of it is visible.
-        parts["test"] = (stated_table(run, config.price(trained)),)
+        parts["test"] = stated_tables(run, lambda: table_event(config.price(trained)))
     if run.choice.exists():
         parts["validation"] = read_release(run.choice)[0].events
         # Made under another odometer, perhaps: this one counts it by the id of the choice, once.
@@ -647,6 +737,29 @@ def state_release(
         config, trained, standing=standing, records_alone=alone, shared=shared, remarks=remarks, parts=parts
     )
     write_json(run.statement, strict(statement.to_json()))
+
+
+def _with_lost_tables(statement: PrivacyStatement, run: RunDirectory, log: ReleaseLog) -> PrivacyStatement:
+    """The statement, which also prices tables of private metrics whose files are gone, and is written if it did not.
+
+    A model that is there is not stated again, and its table may be drawn once more.
+    """
+    tables = stated_tables(run, lambda: event_from(statement.part_events["test"][-1]))
+    if list(map(event_json, tables)) == list(statement.part_events["test"]):
+        return statement
+    cost = price(tables, delta=statement.delta).epsilon
+    standing = log.standing(delta=statement.delta, and_of=[log.of_part("test").release(tables, noise=statement.noise)])
+    is_named = statement.earlier_releases is not None and standing is not None
+    found = replace(
+        statement,
+        epsilon=None if statement.epsilon is None else max(statement.epsilon, cost),
+        part_events={**statement.part_events, "test": tuple(map(event_json, tables))},
+        epsilon_with_earlier=max(standing.epsilon, cost) if is_named and standing else None,
+        epsilon_adaptive_with_earlier=max(standing.epsilon_adaptive, cost) if is_named and standing else None,
+        remarks=(*(remark for remark in statement.remarks if remark != TABLES_LOST), TABLES_LOST),
+    )
+    write_json(run.statement, strict(found.to_json()))
+    return found
 
 
 _NOT_PROTECTED: dict[Unit, str] = {
@@ -705,6 +818,8 @@ def statement_of(
             *shared,
             *((IN_PARALLEL,) if "test" in parts else ()),
             *chosen_remarks(config, parts.get("validation", ())),
+            *((TABLES_LOST,) if len(parts.get("test", ())) > 1 else ()),
+            *((KEEPS_KEY,) if parts and cost.relation == "replace one" and cost.unit != "sensitive attribute" else ()),
             *size_remarks(config, flat(trained.events), cost.unit),
             *((RECORDS_ALONE,) if config.is_private and records_alone and cost.unit == "record" else ()),
             *((READING_TELLS,) if config.is_private and config.data.name not in REGISTRY else ()),
@@ -888,34 +1003,61 @@ def _opened(
             take_choice(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         log = ReleaseLog(run, odometer := Odometer(), data=dataset.name, method=config.method, part=dataset.part)
-        is_first = log.stored() is None and release_of is None and not reporter.console.quiet
+        is_first = log.stored() is None and release_of is None and (reporter.asks or not reporter.console.quiet)
         if is_first and (words := spending(config, dataset, odometer)):
             reporter.note("spends", words)
+            cost = planned_cost(config, dataset)
+            question = cost and question_above(
+                dataset.name,
+                planned=cost.epsilon,
+                odometer=odometer,
+                delta=cost.delta,
+                is_own=config.data.declaration is not None,
+            )
+            if question:
+                reporter.consent(question)
         yield config, as_trained(run, config, dataset), run, log
 
 
-def train_model(config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path) -> tuple[Trained, Student]:
+def train_model(
+    config: Method, dataset: Dataset, reporter: Reporter, *, folder: Path, odometer: str | None = None
+) -> tuple[Trained, Student]:
     """Train on a data set from Python, then post-process on its public records: what was released, and the student.
 
-    As :func:`run_method`, but no release is counted in the operator's odometer. ``folder`` only holds the ledger of a
-    method that asks teachers, with its files, and the key of the order of records.
+    ``folder`` holds the ledger of a method that asks teachers, with its files, and the key of the order of records.
+    ``odometer``: the name under which the operator's odometer counts what is released; None: it is not counted.
+    LimitReachedError where that name's limit has no room.
     """
     config.check()
     config = with_pinned_weights(with_given_data(config, dataset).model_copy(update={"out": folder}))
     check_data(config, dataset)
     run = RunDirectory(root=folder)
-    if config.asks_teachers:
+    if config.asks_teachers or odometer is not None:
         run = create_run_directory(config)
         record_data(run, dataset, given_from_python=True)
+    log = None
+    if odometer is not None and config.is_private:
+        log = ReleaseLog(run, Odometer(), data=odometer, method=config.method)
+        reporter.note("spends", spending(config, replace(dataset, name=odometer), Odometer()))
     check_model_files(config, dataset, reporter)
     dataset = as_trained(run, config, dataset)
-    return train_uncounted(config, dataset, run, reporter)
+    return _trained(config, dataset, run, reporter, log)
 
 
 def train_uncounted(config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter) -> tuple[Trained, Student]:
     """Train, then post-process on public records; no release is counted or kept."""
-    training = replace(_training(config, dataset, run, reporter, None), model=initial_model(config, dataset))
-    trained = config.train(training)
+    return _trained(config, dataset, run, reporter, None)
+
+
+def _trained(
+    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None
+) -> tuple[Trained, Student]:
+    training = replace(_training(config, dataset, run, reporter, log), model=initial_model(config, dataset))
+    # Labels are counted query by query, as their ledger charges them.
+    if log is None or isinstance(config, VotingMethod):
+        trained = config.train(training)
+    else:
+        trained = log.model(lambda: config.train(training), is_release=config.releases_model)
     processed = post_process(trained, config, training)
     card = student_card(config, dataset, processed)
     return trained, Student(card=card, network=processed.model, embedding=dataset.embedding)
@@ -1035,6 +1177,7 @@ def _report(
     """Write metrics, records and pages of a released model."""
     statement = read_statement(run)
     if config.evaluation.metrics == "private":
+        statement = _with_lost_tables(statement, run, log)
         with reporter.stage("metrics"):
             assessment = assess_privately(config, dataset, student, statement, run, log, noisy_sum)
     else:

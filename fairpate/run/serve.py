@@ -158,7 +158,7 @@ Started = Callable[[Sequence[Mapping[str, object]]], object]
 """Called with the runs that are served and their URLs, once they are."""
 SPENT = (
     "The budget was planned for the run's own queries: they are answered again, and new ones hardly find room. To "
-    "leave room for new ones, run without a target and with aggregator.budget."
+    "leave room for new ones, run with --keep 30%, or without a target and with aggregator.budget."
 )
 
 

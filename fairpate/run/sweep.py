@@ -515,6 +515,11 @@ def _check_data(config_json: str) -> None:
 def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | None = None) -> SweepConfig:
     """Read a sweep's YAML file and apply overrides such as ``seeds=[0,1]``; as :func:`parse_sweep`."""
     values = read_yaml(path)
+    if {"files", "label"} <= values.keys():
+        raise ConfigError(
+            f"{path}: is a declaration of records, not a comparison; name it in one, as in `data_sets: {{NAME: "
+            f"{{settings: {{data.declaration: {path}}}}}}}`, or run one method with `fairpate run --data {path}`."
+        )
     for override in overrides:
         apply_override(values, override)
     # Before the values are checked, because that imports the class of a method of another package.

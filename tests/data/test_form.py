@@ -73,6 +73,7 @@ def test_every_column_has_one_input_that_says_what_it_takes():
         ({"age": None}, "age: expected a number, got none"),
         ({"age": "old"}, "age: expected a number"),
         ({"age": math.inf}, "age: expected a number"),
+        ({"age": "1_000"}, "age: expected a number"),  # nor in a file
         ({"city": ""}, "city: expected one of its categories"),
         ({"work": "Army"}, "work: expected one of its categories, got 'Army'"),
         ({"code": -1}, "code: expected a number from 0 on"),

@@ -89,6 +89,18 @@ def test_every_public_name_is_in_the_reference():
         assert f":: fairpate.{name}\n" in text or name == "__version__"
 
 
+def test_the_live_frontier_holds_every_recorded_configuration_and_fetches_nothing():
+    cells = json.loads((ROOT / "docs" / "results" / "utkface.json").read_text(encoding="utf-8"))["cells"]
+    page = generated.live_frontier()
+    (text,) = re.findall(r'<script type="application/json" id="model">(.*?)</script>', page, re.DOTALL)
+    points = json.loads(text)["points"]
+    assert len(points) == len(cells)
+    accuracies = sorted(round(sum(each["accuracy"]) / len(each["accuracy"]), 4) for each in cells.values())
+    assert sorted(round(point["values"][2], 4) for point in points) == pytest.approx(accuracies, abs=2e-4)
+    assert "default-src 'none'" in page
+    assert len(page) < 2.2e6
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site as `make docs` builds it, tutorials run."""

@@ -16,7 +16,13 @@ from fairpate.privacy.accountant import (
     least_epsilon,
     of_unit,
 )
-from fairpate.privacy.mechanism_events import RecordWithinPerson, VoteSums, VoteTables, of_a_record
+from fairpate.privacy.mechanism_events import (
+    RecordWithinPerson,
+    VoteSums,
+    VoteTables,
+    of_a_record,
+    of_an_attribute,
+)
 
 ORDERS = np.array(DEFAULT_ORDERS)
 
@@ -75,3 +81,12 @@ def test_votes_of_a_person_may_move_and_a_teachers_may_not() -> None:
 def test_replacing_is_priced_as_it_is() -> None:
     event = PoissonGaussians(count=1, noise_multiplier=2.0, sampling_rate=0.1, unit="person", relation="replace one")
     assert of_a_record(event) == of_unit(event, "record")
+
+
+def test_the_attribute_of_a_record_that_stays_is_a_record_replaced() -> None:
+    added = PoissonGaussians(count=20, noise_multiplier=4.0, sampling_rate=0.3)
+    replaced = PoissonGaussians(count=20, noise_multiplier=4.0, sampling_rate=0.3, relation="replace one")
+    assert least_epsilon([of_an_attribute(added)], target_delta=1e-5) >= epsilon_pld([replaced], target_delta=1e-5)
+    # One teacher sees the record, and casts one vote with either attribute.
+    asked = ConfidentGnmaxQueries(count=3, threshold=5, threshold_stddev_votes=9, noise_stddev_votes=7)
+    assert (event_rdp(of_an_attribute(asked), ORDERS) == event_rdp(asked, ORDERS)).all()

@@ -227,12 +227,9 @@ def test_a_bundle_takes_an_audit_and_its_check_finds_every_edit(runs: Any, tmp_p
     assert "of private records" in differs(lambda edited: edited.update(records="private"))
     assert "epsilon is 9" in differs(lambda edited: edited.update(epsilon=9.0))
     assert "counts" in differs(lambda edited: edited[release][0]["found"].update(epsilon_assumption_free=0.0))
-    guesses = values[release][0]["found"]["guesses"]
-    all_right = {"num_correct": guesses["num_guesses"]}
-    refuted = Audit.from_json(
-        values
-        | {release: [values[release][0] | {"found": values[release][0]["found"] | {"guesses": guesses | all_right}}]}
-    )
+    far_apart = values[release][0]["found"]["separation"] | {"t": 60.0}
+    found = values[release][0] | {"found": values[release][0]["found"] | {"separation": far_apart}}
+    refuted = Audit.from_json(values | {release: [found]})
     assert refuted.refuted and "refuted" in refuted.headline and "Do not publish this run" in audit_page(refuted)
     assert "refuted" in differs(lambda edited: edited.update(json.loads(json.dumps(refuted.to_json()))))
     assert "format" in differs(lambda edited: edited.update(format="another"))
@@ -246,8 +243,8 @@ def test_what_cannot_be_audited_says_why(runs: Any) -> None:
         audited(runs("weighted_votes", noise="seeded"))
     with pytest.raises(AuditError, match=r"randomised_response: no attack"):
         audited(runs("randomised_response"))
-    with pytest.raises(AuditError, match=r"--canaries: 40 are too few.*give \d"):
-        audited(runs("weighted_votes"), num_canaries=10)
+    with pytest.raises(AuditError, match=r"--canaries: 12 are too few.*give \d"):
+        audited(runs("dp_postprocessing"), num_canaries=10)
     with pytest.raises(RunDirectoryError, match="from Python"):
         audited(runs("weighted_votes"), on_private=True)
 

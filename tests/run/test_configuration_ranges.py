@@ -33,6 +33,7 @@ BEYOND: dict[str, Sequence[float]] = {
         ["num_public", "num_validation", "max_restarts", "max_retries", "reference_group", "positive_label"], COUNT_OR_0
     ),
     **dict.fromkeys(["label", "min_count", "warmup_epochs", "epochs", "num_actors", "steps"], COUNT_OR_0),
+    "keep": [-1e-9, 0.9 + 1e-9],
     "DpSgdConfig.epochs": ABOVE_0,
     **dict.fromkeys(["public_rounds", "private_rounds"], COUNT),
     "FairRule.limit": (0.0, -0.1, 1 + 1e-9),

@@ -109,3 +109,13 @@ def test_the_planned_queries_that_fit_are_those_whose_price_is_within_the_budget
     budget = Budget(kind="data_independent", delta=1e-5, epsilon=limit)
     assert queries_that_fit(terms(budget), 300) == expected
     assert queries_that_fit(terms(Budget(kind="query_count", delta=1e-5, max_queries=7)), 300) == 7
+
+
+def test_a_declaration_given_to_a_comparison_is_called_one(fairpate, tmp_path):
+    (tmp_path / "clinic.yaml").write_text(
+        "name: clinic\nfiles: {records: a.csv}\nlabel: {column: y}\n", encoding="utf-8"
+    )
+    code, _, said = fairpate("compare", "clinic.yaml")
+    assert (code, "clinic.yaml: is a declaration of records, not a comparison" in said) == (2, True), said
+    code, _, said = fairpate("run", "clinic.yaml")
+    assert (code, "give it with --data clinic.yaml" in said) == (2, True), said

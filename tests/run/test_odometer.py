@@ -134,9 +134,12 @@ def test_units_and_relations_are_sums_of_their_own_and_seeded_noise_is_in_none(o
     found = {(row.unit, row.relation): row for row in odometer.totals(delta=1e-5)}
     assert {key: (row.releases, row.not_private) for key, row in found.items()} == {
         ("record", "add or remove one"): (1, 2),
-        ("sensitive attribute", "replace one"): (1, 0),
+        ("sensitive attribute", "replace one"): (2, 0),
     }
-    assert found["sensitive attribute", "replace one"].epsilon == pytest.approx(0.5, abs=1e-4)
+    # The record's release covers its attribute too, which is replaced: with twice the sensitivity, so a curve of four
+    # times the slope, less than the 0.5 * alpha * 0.5^2 at most by which a pure release of 0.5 grows.
+    assert renyi_epsilon(4 / (2 * 10**2)) < found["sensitive attribute", "replace one"].epsilon
+    assert found["sensitive attribute", "replace one"].epsilon < renyi_epsilon(4 / (2 * 10**2) + 0.5**3)
 
 
 def renyi_epsilon(slope, delta=1e-5):
@@ -367,6 +370,20 @@ def test_releases_by_person_count_in_the_sum_and_limit_of_records(odometer, mete
         ("person", None),
         ("record", 9),
     ]
+
+
+def test_a_limit_of_the_attribute_counts_releases_by_record_and_by_person(odometer, meter):
+    odometer.set_limit("adult", "sensitive attribute", epsilon=2.0, delta=1e-5)
+    meter("record").record([gaussians(5)], noise="os_entropy")
+    (total,) = (row for row in odometer.totals(delta=1e-5) if row.unit == "sensitive attribute")
+    # A changed attribute is a record replaced: at least twice the sensitivity, or four times as many releases.
+    assert (total.releases, total.relation) == (1, "replace one")
+    assert renyi_epsilon(5 * 4 / 200) <= total.epsilon <= 1.2 * renyi_epsilon(5 * 4 / 200)
+    with pytest.raises(LimitReachedError, match="sensitive attribute: 1 release"):
+        meter("person").record([of_unit(gaussians(20), "person")], noise="os_entropy")
+    with pytest.raises(LimitReachedError, match="sensitive attribute: 1 release"):
+        meter("attribute").record([PureReleases(count=1, epsilon=1.5)], noise="os_entropy")
+    meter("small").record([PureReleases(count=1, epsilon=0.1)], noise="os_entropy")
 
 
 def test_a_limit_of_persons_does_not_hold_records_back(odometer, meter):

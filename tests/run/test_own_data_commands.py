@@ -8,7 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+from fairpate.data import load_data
 from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import outwards
 from fairpate.types import READING_TELLS
@@ -61,14 +63,119 @@ def test_without_public_records_every_column_is_a_question(clinic, fairpate):
     assert {"age", "weight", "ward"} < set(found.features)
 
 
-def test_dates_and_numbers_with_commas_are_left_out_with_what_to_write_instead(tmp_path, fairpate):
-    rows = [f'{1 + i % 28}.03.20{i % 3 + 20},"{i % 35 + 1},500",{i % 3}' for i in range(90)]
+def test_dates_that_may_be_read_in_two_ways_and_commas_are_left_out_with_what_to_declare(tmp_path, fairpate):
+    rows = [f'{1 + i % 12}/03/20{i % 3 + 20},"{i % 35 + 1},500",{i % 3}' for i in range(90)]
     for name in ("own.csv", "pool.csv"):
         (tmp_path / name).write_text("\n".join(["seen,paid,y", *rows]) + "\n", encoding="utf-8")
     assert fairpate("data", "declare", "own.csv", "--public", "pool.csv", "-o", "own.yaml")[0] == 0
     text = (tmp_path / "own.yaml").read_text(encoding="utf-8")
-    assert "# seen: left out: dates. To use them, write" in text
+    assert "# seen: left out: dates. To use them, declare `date: year`" in text
     assert "# paid: left out: numbers with commas. To use them, write" in text
+
+
+def german(i: int) -> str:
+    return f"{1 + i % 28:02d}.{1 + i % 12:02d}.{1950 + i % 50};{1 + i % 40}.00{i % 10},5;{'FM'[i % 2]};c{i // 3:04d}"
+
+
+@pytest.fixture
+def kunden(tmp_path: Path) -> Path:
+    """A German export: semicolons, decimal commas, days first, cp1252, and a customer with three rows."""
+    rows = [f"{german(i)};{('Zürich', 'Bern')[i // 2 % 2]}" for i in range(300)]
+    labelled = [f"{row};{('ja', 'nein')[i // 4 % 2]}" for i, row in enumerate(rows)]
+    header = "geburt;betrag;sex;kd_nr;ort"
+    for name, lines in (("kunden.csv", [f"{header};ausfall", *labelled]), ("pool.csv", [header, *rows[:150]])):
+        (tmp_path / name).write_bytes("\n".join(lines).encode("cp1252"))
+    return tmp_path
+
+
+def test_a_german_export_is_drafted_and_read(kunden, fairpate):
+    assert fairpate("data", "declare", "kunden.csv", "--public", "pool.csv", "-o", "own.yaml")[0] == 0
+    path = kunden / "own.yaml"
+    found = read_declaration(path)
+    assert (found.encoding, found.decimal, found.separator) == ("cp1252", ",", ";")
+    # A customer's rows share an id, though its name does not say that it is of persons.
+    assert (found.label.column, found.person.column) == ("ausfall", "kd_nr")
+    assert found.features["betrag"].bounds == (1000, 41000)
+    assert found.features["ort"].categories == ("Bern", "Zürich")
+    birth = found.features["geburt"]
+    assert (birth.date, birth.date_format, birth.bounds) == ("year", "%d.%m.%Y", (1950, 1999))
+    text = path.read_text(encoding="utf-8")
+    assert "Zürich" not in fairpate("data", "declare", "kunden.csv")[1]  # private rows are not read
+    text = text.replace("classes: [no, yes]", "classes: [ja, nein]").replace("person: kd_nr", "# person: kd_nr")
+    age = "{date: age, age_on: 2020-06-15, date_format: '%d.%m.%Y', bounds: [0, 100]}"
+    text = "\n".join(f"  geburt: {age}" if line.startswith("  geburt") else line for line in text.splitlines())
+    path.write_text(text, encoding="utf-8")
+    private = load_data(path).private.x
+    found = sorted((round(row[0] * 100), round(row[1] * 40000 + 1000, 1)) for row in private.tolist())
+    # Whoever was born after 15 June has not had the birthday yet.
+    expected = [
+        (2020 - (1950 + i % 50) - ((1 + i % 12, 1 + i % 28) > (6, 15)), (1 + i % 40) * 1000 + i % 10 + 0.5)
+        for i in range(300)
+    ]
+    assert [age for age, _ in found] == [age for age, _ in sorted(expected)]
+    assert [paid for _, paid in found] == pytest.approx([paid for _, paid in sorted(expected)], abs=0.2)
+
+
+def test_what_was_read_from_private_rows_asks_to_be_confirmed_and_is_no_bound(kunden, fairpate):
+    private = (kunden / "kunden.csv").read_bytes().decode("cp1252").splitlines()
+    # No id repeats in the pool.
+    (kunden / "pool.csv").write_bytes("\n".join(line.rpartition(";")[0] for line in private[:300:3]).encode("cp1252"))
+    pool_only = fairpate("data", "declare", "kunden.csv", "--public", "pool.csv")[1]
+    code, text, _ = fairpate("data", "declare", "kunden.csv", "--public", "pool.csv", "--read-private")
+    assert code == 0
+    confirmed = [line for line in text.splitlines() if "confirm from knowledge" in line]
+    assert [line.partition(":")[0] for line in confirmed] == ["label", "person"]
+    assert "classes: [ja, nein]" in confirmed[0]
+    assert "ja, nein" not in pool_only
+    # Features are those of the pool; the person is none.
+    (features, of_pool) = (each.partition("features:")[2].splitlines() for each in (text, pool_only))
+    assert features == [line for line in of_pool if not line.startswith("  # kd_nr")]
+
+
+def test_columns_may_be_named(kunden, fairpate):
+    named = ("--label", "ort", "--group", "ausfall", "--person", "kd_nr")
+    text = fairpate("data", "declare", "kunden.csv", "--public", "pool.csv", *named)[1]
+    assert "label: {column: ort, classes: [Bern, Zürich]}" in text
+    assert "group: {column: ausfall," in text
+    assert "person: kd_nr  # all rows of one person" in text
+    code, _, said = fairpate("data", "declare", "kunden.csv", "--public", "pool.csv", "--person", "kunden_nr")
+    assert (code, "--person: kunden.csv has no column kunden_nr; did you mean kd_nr?" in said) == (2, True), said
+
+
+def test_folders_of_pictures_are_drafted(tmp_path, fairpate):
+    for place in ("own/no/F/1", "own/yes/M/2", "pool/no/F/3", "pool/no/M/4"):
+        path = tmp_path / f"{place}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16)).save(path)
+    plain = fairpate("data", "declare", "own", "--public", "pool")[1]
+    assert "group: {column: level_2, values: [F, M]}  # ? the names of the folders at level 2: are these all?" in plain
+    assert "which?" in next(line for line in plain.splitlines() if line.startswith("label"))
+    assert fairpate("data", "declare", "own", "--public", "pool", "--read-private", "-o", "own.yaml")[0] == 0
+    found = read_declaration(tmp_path / "own.yaml")
+    assert (found.kind, found.label.column, found.label.names) == ("images", "level_1", ("no", "yes"))
+    code, _, said = fairpate("data", "declare", "own", "--public", "own.yaml")
+    assert (code, "is a declaration or a configuration" in said) == (2, True), said
+
+
+def test_a_row_with_too_many_cells_is_not_printed(clinic, fairpate):
+    header, *rows = (clinic / "pool.csv").read_text(encoding="utf-8").splitlines()
+    rows[20] += ";HIV positive"
+    (clinic / "pool.csv").write_text("\n".join([header, *rows]), encoding="utf-8")
+    code, said, errors = fairpate("data", "declare", "patients.csv", "--public", "pool.csv")
+    assert code == 1
+    assert "pool.csv: not a readable table" in errors
+    assert "Expected 7 columns, got 8" in errors
+    assert "HIV" not in said + errors
+    assert "p10" not in errors
+
+
+@pytest.mark.parametrize("name", ["own.xlsx", "own.sqlite"])
+def test_what_pandas_reads_is_named(name, tmp_path, fairpate):
+    (tmp_path / name).write_bytes(b"PK")
+    code, _, said = fairpate("data", "declare", name)
+    assert code == 1
+    assert f"{name}: a {'spreadsheet' if name.endswith('xlsx') else 'database'}, which is not read here" in said
+    assert "pandas.read_" in said
 
 
 def test_nothing_but_the_header_of_private_records_is_read(clinic, fairpate):
@@ -184,7 +291,7 @@ def test_a_check_counts_what_is_clipped_missing_and_other(declared, fairpate):
     ]
     assert found["refused"] == []
     assert "learns that about the records" in found["remarks"][0]
-    assert "nothing is refused" in fairpate("data", "check", "clinic.yaml")[1]
+    assert "nothing is refused; fairpate run --data clinic.yaml" in fairpate("data", "check", "clinic.yaml")[1]
 
 
 def test_a_check_lists_all_that_is_refused(declared, fairpate):

@@ -1,22 +1,37 @@
 """`fairpate run --dry-run`: what it says a run would spend is what the run publishes, and it touches nothing."""
 
+import io
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from each_method import METHODS, config_of, load_two_labels
+from rich.console import Console
 
 from aggregator.mechanism import ConfidentGnmax
+from aggregator.session import queries_that_fit
 from fairpate.config import SweepConfig
 from fairpate.config_reader import parse_config
-from fairpate.methods.base import Method
+from fairpate.methods.base import Method, price
+from fairpate.methods.label_queries import ledger_terms
 from fairpate.run.compare import planned_spending
 from fairpate.run.context import read_statement
 from fairpate.run.release_log import Odometer
-from fairpate.run.run import VOTERS, forecast, planned_cost
+from fairpate.run.run import (
+    VOTERS,
+    RunForecast,
+    describe,
+    forecast,
+    measured_before,
+    planned_cost,
+    question_above,
+)
 from fairpate.run.sweep import cells_of
+from fairpate.terminal import Reporter
+from fairpate.types import UsageError
 
 
 def test_the_right_class_wins_as_often_as_in_a_simulation() -> None:
@@ -137,3 +152,123 @@ def test_a_comparison_counts_a_shared_release_once_and_leaves_out_what_is_not_pr
     ]
     seeded = [replace(cell, config=cell.config.model_copy(update={"noise": "seeded"})) for cell in cells]
     assert list(planned_spending(seeded, Odometer(tmp_path))) == []
+
+
+def test_a_comparison_above_a_limit_asks_and_without_a_terminal_names_yes(fairpate, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(
+        "methods: [weighted_votes]\ndata_sets: [color_digits]\ngrid: {target.epsilon: [6, 7]}\n"
+        "settings: {student.fit.epochs: 1}\nray: {num_cpus: 1}\n",
+        encoding="utf-8",
+    )
+    Odometer().set_limit("color_digits", "record", epsilon=9, delta=1e-5)
+    code, _, errors = fairpate("compare", sweep, "--out", "sweep")
+    assert (code, "ε = 13.00 in sum (0.00 so far), above the limit of 9" in errors) == (2, True), errors
+    assert "give --yes" in errors
+    assert Odometer().totals(delta=1e-5) == []
+
+
+@pytest.mark.parametrize(("is_own", "limit", "asks"), [(True, None, True), (False, None, False), (False, 11, True)])
+def test_own_records_are_asked_for_above_ten_and_published_ones_above_their_limit(
+    tmp_path: Path, is_own: bool, limit: float | None, asks: bool
+) -> None:
+    odometer = Odometer(tmp_path)
+    if limit is not None:
+        odometer.set_limit("clinic", "record", epsilon=limit, delta=1e-5)
+    words = question_above("clinic", planned=12, odometer=odometer, delta=1e-5, is_own=is_own)
+    assert (words is not None) == asks
+    assert question_above("clinic", planned=9, odometer=odometer, delta=1e-5, is_own=is_own) is None
+
+
+def test_a_terminal_is_asked_and_a_no_spends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    answers = iter([False, True])
+    monkeypatch.setattr("fairpate.terminal.Confirm.ask", lambda *_, **__: next(answers))
+    reporter = Reporter(quiet=True, asks=True)
+    with pytest.raises(UsageError, match="not agreed; nothing was"):
+        reporter.consent("Above 10.")
+    reporter.consent("Above 10.")
+    Reporter(quiet=True).consent("Above 10.")  # from Python nobody is asked
+
+
+def test_a_finished_run_ends_with_what_it_spent(fairpate, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    fast = ("--set", "student.fit.epochs=1", "--data", "color_digits", "--method", "weighted_votes")
+    assert fairpate("run", *fast, "--epsilon", "1", "--out", "first")[0] == 0
+    code, output, _ = fairpate("run", *fast, "--epsilon", "2", "--out", "second")
+    assert code == 0
+    last = " ".join(output.splitlines()[-1].split())
+    assert last.startswith("spent ε = 2.00 of each record; so far 2 releases at ε = 2.")
+    assert last.endswith("per record, no limit")
+
+
+def test_accuracy_is_what_earlier_runs_measured_and_no_forecast(fairpate, tmp_path) -> None:
+    for number, (epsilon, accuracy, data) in enumerate([(1, 0.81, "adult"), (1.1, 0.83, "adult"), (3, 0.9, "adult")]):
+        place = tmp_path / f"runs/{number}/public/record.json"
+        place.parent.mkdir(parents=True)
+        record = {"method": "weighted_votes", "data": data, "epsilon": epsilon, "accuracy": accuracy}
+        place.write_text(json.dumps(record), encoding="utf-8")
+    found = [RunForecast(method="weighted_votes", epsilon=1.0), RunForecast(method="pate", epsilon=1.0)]
+    near, other = measured_before(tmp_path / "runs", found, "adult")
+    assert (near.measured, other.measured) == ((0.81, 0.83), ())
+    assert measured_before(tmp_path / "runs", found, "bank")[0].measured == ()
+    terminal = Console(width=200, file=io.StringIO())
+    terminal.print(describe("adult", None, None, [near, other]))
+    text = terminal.file.getvalue()
+    assert "81.0 % to 83.0 % (2 runs)" in text.replace("\N{NO-BREAK SPACE}", " "), text
+    assert "accuracy is not forecast" in text
+
+
+def test_a_dry_run_says_what_is_guaranteed(fairpate) -> None:
+    code, output, _ = fairpate("run", "--method", "weighted_votes", "--epsilon", "2", "--dry-run")
+    assert code == 0
+    assert "improves a guess about one record by a factor of 7.39 at most" in " ".join(output.split())
+
+
+def test_methods_say_their_family_what_they_need_and_when_to_take_them(fairpate) -> None:
+    code, output, _ = fairpate("methods", "--json")
+    assert code == 0
+    about = {each["name"]: each for each in json.loads(output)["methods"]}
+    assert (about["fairpate"]["family"], about["fairpate"]["needs"]) == ("PATE family", "teachers, pool, groups")
+    assert (about["residual_votes"]["needs"], about["dp_sgd"]["needs"]) == ("nothing", "nothing")
+    assert "two classes" in about["randomised_response"]["needs"]
+    assert "never to publish" in about["sgd"]["take_for"]
+    assert all(each["take_for"] for each in about.values())
+    words = fairpate("methods", "fairpate")[1]
+    assert "needs     teachers, pool, groups" in words
+    assert "take for  records for hundreds of teachers" in words
+
+
+@pytest.mark.parametrize("method", ["pate", "private_knn"])
+def test_a_share_that_is_kept_leaves_room_for_later_queries_within_the_target(tmp_path: Path, method: str) -> None:
+    own = ("noise=os_entropy", "aggregator.num_queries=70")
+    alone = config_of(method, tmp_path, *own)
+    kept = config_of(method, tmp_path, *own, "aggregator.keep=0.3")
+    dataset = load_two_labels(alone.data)
+    room, noise = [], []
+    for config in (alone, kept):
+        plan = config.plan(dataset)
+        terms = ledger_terms(plan, dataset, ensemble="0" * 16)
+        # The run itself asks its own 70; what is left is for a service.
+        assert config.num_fitting(dataset) == 70
+        room.append(queries_that_fit(terms, 10**6))
+        noise.append(float(plan.mechanism.parameters["noise_stddev_votes"]))
+        assert price([plan.worst_case(room[-1])], delta=1e-4).epsilon <= 2 * (1 + 1e-3)
+    assert 70 <= room[0] < 72
+    assert 100 <= room[1] < 102
+    assert noise[1] == pytest.approx(noise[0] * math.sqrt(100 / 70), rel=0.05)
+    assert (alone.leaves_room, kept.leaves_room) == (False, True)
+
+
+def test_a_share_is_kept_of_a_target_only(fairpate) -> None:
+    for words, message in (
+        (
+            ("--keep", "30%", "--set", "target.epsilon=null"),
+            "aggregator.keep: a share of target.epsilon, and there is none",
+        ),
+        (("--keep", "lots", "--epsilon", "1"), "--keep: expected a share such as 30% or 0.3, got 'lots'"),
+        (("--keep", "120%", "--epsilon", "1"), "aggregator.keep: expected <= 0.9, got 1.2"),
+    ):
+        code, _, errors = fairpate("run", "--method", "pate", *words)
+        assert (code, message in errors) == (2, True), errors

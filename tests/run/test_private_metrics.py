@@ -22,11 +22,11 @@ import fairpate
 from fairpate.config import ConfigError, ModelConfig
 from fairpate.data import Dataset, Split
 from fairpate.fairness import rates
-from fairpate.methods.base import Price, configured
+from fairpate.methods.base import Price, configured, price
 from fairpate.nn.models import build_model
 from fairpate.privacy.accountant import epsilon_pld
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
-from fairpate.privacy.mechanism_events import PredictionTables
+from fairpate.privacy.mechanism_events import PredictionTables, event_from
 from fairpate.report.metrics import GAPS, Evaluation
 from fairpate.report.records import Guarantee
 from fairpate.run import private_metrics, release_log
@@ -44,7 +44,7 @@ from fairpate.run.private_metrics import (
 from fairpate.run.publication import write_card
 from fairpate.run.release_log import LimitReachedError, Odometer, Released, read_release
 from fairpate.run.run import run_method
-from fairpate.types import GateRule
+from fairpate.types import KEEPS_KEY, TABLES_LOST, GateRule
 from student.card import StudentCard
 from student.student import Student, load_student
 
@@ -222,17 +222,84 @@ def test_a_crash_draws_no_second_table_that_is_not_counted(
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path / "run", clinic)
     counted_before = [row for row in rows_of_odometer() if row.part.endswith("test")]
-    assert len(counted_before) == (when in ("keeping", "publishing"))
+    assert len(counted_before) == (when != "counting")
     done = run(tmp_path / "run", clinic)
     again = run(tmp_path / "run", clinic)
     assert again.metrics.read_bytes() == done.metrics.read_bytes()
-    counted = [row for row in rows_of_odometer() if row.part.endswith("test")]
-    # Where it was counted and nobody has it, it stays counted, and the next one is counted too.
-    assert len(counted) == 1 + (when == "keeping")
-    assert len(drawn) == {"drawing": 1, "counting": 2, "keeping": 2, "publishing": 1}[when]
+    (counted,) = (row for row in rows_of_odometer() if row.part.endswith("test"))
+    # Where it was counted and nobody has it, it stays counted and stated, and so is the next one.
+    is_lost = when in ("drawing", "keeping")
+    assert sum(event.count for event in counted.events) == 1 + is_lost
+    statement = read_statement(done)
+    assert sum(event["count"] for event in statement.part_events["test"]) == 1 + is_lost
+    assert (TABLES_LOST in statement.remarks) == is_lost
+    tables = [event_from(event) for event in statement.part_events["test"]]
+    assert statement.epsilon == pytest.approx(max(1.0, price(tables, delta=statement.delta).epsilon), rel=1e-3)
+    assert statement.epsilon > 1.3 or not is_lost
+    assert verify_bundle(write_bundle(done.root)[0]).differs == ()
+    assert len(drawn) == {"drawing": 1, "counting": 1, "keeping": 2, "publishing": 1}[when]
     kept, _ = read_release(done.metrics_table)
     assert np.array_equal(kept.arrays["weights_BGYC"], drawn[-1].arrays["weights_BGYC"])
     assert not np.array_equal(drawn[0].arrays["weights_BGYC"], drawn[-1].arrays["weights_BGYC"]) or len(drawn) == 1
+
+
+def test_a_second_table_after_table_and_metrics_were_deleted_is_stated_before_it_is_drawn(
+    clinic: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(tmp_path / "run", clinic, "names_earlier=true")
+    first = read_statement(done)
+    done.metrics_table.unlink()
+    done.metrics.unlink()
+    draw, stated = private_metrics.draw_table, []
+
+    def noted(*given: Any, **named: Any) -> Released:
+        stated.append(read_statement(done))
+        return draw(*given, **named)
+
+    monkeypatch.setattr(private_metrics, "draw_table", noted)
+    run(tmp_path / "run", clinic, "names_earlier=true")
+    (second,) = stated
+    assert second == read_statement(done)
+    (event,) = first.part_events["test"]
+    assert second.part_events["test"] == (event, event)
+    # Two Gaussians of 3.7304 are one of that over the root of 2.
+    assert second.epsilon == pytest.approx(
+        price([replace(event_from(event), count=2)], delta=first.delta).epsilon, rel=1e-6
+    )
+    assert second.epsilon > 1.3 > first.epsilon
+    assert second.epsilon_with_earlier == pytest.approx(second.epsilon)
+    assert second.remarks.count(TABLES_LOST) == 1
+
+
+def test_learners_of_one_release_count_each_others_tables(clinic: Dataset, tmp_path: Path) -> None:
+    found = []
+    for number in range(3):
+        config = configured(
+            SETTINGS,
+            [f"out={tmp_path / str(number)}", "names_earlier=true", f"weighted_votes.taught_share={1 - number / 4}"],
+            method="weighted_votes",
+        )
+        learner = run_method(config, QUIET, clinic, release_of=tmp_path / "0" if number else None)
+        found.append(read_statement(learner))
+    tables = [event_from(each.part_events["test"][0]) for each in found]
+    for number, statement in enumerate(found):
+        # A test record is in the tables of all learners so far; a training record is in the one release.
+        together = price(tables[: number + 1], delta=statement.delta).epsilon
+        assert statement.earlier_releases == number
+        assert statement.epsilon_with_earlier == pytest.approx(together, rel=1e-3)
+    # Stated again, the first does not count what came later.
+    again = run_method(
+        config.model_copy(
+            update={
+                "out": tmp_path / "1",
+                "weighted_votes": config.weighted_votes.model_copy(update={"taught_share": 0.75}),
+            }
+        ),
+        QUIET,
+        clinic,
+        release_of=tmp_path / "0",
+    )
+    assert read_statement(again) == found[1]
 
 
 def test_a_table_that_was_published_and_is_gone_or_of_another_model_is_refused(clinic: Dataset, tmp_path: Path) -> None:
@@ -270,6 +337,7 @@ def test_one_that_keeps_its_name_is_priced_as_replaced(clinic: Dataset, tmp_path
     """A record that is replaced leaves one cell for another, the root of 2 apart."""
     small = ("dp_sgd.epochs=1", "dp_sgd.num_records=1200", "dp_sgd.batch_size=1200")
     done = run(tmp_path / "run", clinic, "target.relation=replace one", *small, method="dp_sgd")
+    assert KEEPS_KEY in read_statement(done).remarks
     (event,) = read_statement(done).part_events["test"]
     assert event["relation"] == "replace one"
     assert event["noise_stddev_records"] == pytest.approx(3.7304 * math.sqrt(2), rel=2e-3)

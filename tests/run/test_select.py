@@ -140,12 +140,14 @@ def test_a_repeated_command_makes_no_second_choice_and_a_crash_counts_one_that_n
             select_settings(candidates, epsilon=0.01, out=tmp_path, reporter=QUIET)
     assert parts_counted() == ["private", "validation"]
     first = select_settings(candidates, epsilon=0.01, out=tmp_path, reporter=QUIET)
-    assert parts_counted() == ["private", "test", "validation", "validation"]
+    assert parts_counted() == ["private", "test", "validation"]
+    # In one row, and stated as two choices.
+    assert [event["count"] for event in read_statement(first).part_events["validation"]] == [1, 1]
     files = {path.name: path.read_bytes() for path in first.public.iterdir() if path.suffix == ".safetensors"}
     monkeypatch.setattr(choice, "choice_among", lambda *_, **__: pytest.fail("drawn again"))
     again = select_settings(candidates, epsilon=0.01, out=tmp_path, reporter=QUIET)
     assert {path.name: path.read_bytes() for path in again.public.iterdir() if path.name in files} == files
-    assert len(parts_counted()) == 4
+    assert len(parts_counted()) == 3
     with pytest.raises(RunFolderError, match="released under other settings"):
         select_settings(candidates[:2], epsilon=0.01, out=tmp_path, reporter=QUIET)
 

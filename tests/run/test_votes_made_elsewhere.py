@@ -113,7 +113,6 @@ def broken(column, row, value):
         (broken("site 2", 0, ""), "column site 2: 1 row has no vote"),
         (broken("age", 0, math.nan), "column age: 1 row has no finite number"),
         (broken("age", 0, 1e39), "column age: 1 row has no finite number of 32 bits"),
-        (lambda columns: {name: v for name, v in columns.items() if name != "group"}, "no column group; it has"),
         (lambda columns: {name: v for name, v in columns.items() if name != "size"}, "no column size; it has"),
         (lambda columns: dict(itertools.islice(columns.items(), 5)), "expected a column for each of 2 or more voters"),
         (lambda columns: {name: v[:0] for name, v in columns.items()}, "no row"),
@@ -432,3 +431,15 @@ def test_a_service_answers_what_is_in_the_file_and_nothing_else(state, tmp_path,
     finally:
         server.stop()
         backend.close()
+
+
+def test_groups_are_needed_for_a_gate_only(tmp_path, fairpate, state):
+    columns = {name: values for name, values in table().items() if name != "group"}
+    path = written(tmp_path, columns)
+    code, _, errors = aggregate(fairpate, path, tmp_path / "run", "--epsilon", "5")
+    assert code == 0, errors
+    gate = ("--set", "aggregator.gate={max_disparity: 0.1, min_count: 5}")
+    code, _, errors = aggregate(fairpate, path, tmp_path / "gated", "--epsilon", "5", *gate)
+    assert (code, "has no column group, and a gate needs groups; name their column (--group)" in errors) == (2, True)
+    code, _, errors = aggregate(fairpate, path, tmp_path / "named", "--epsilon", "5", "--group", "sex")
+    assert (code, "no column sex; it has" in errors) == (1, True)

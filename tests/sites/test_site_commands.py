@@ -51,7 +51,7 @@ class Machines:
         return process
 
     def run(self, party: str, *words: str, code: int = 0) -> tuple[str, str]:
-        """Output and errors of a command that waits for nobody: it needs no process."""
+        """Output and errors of a command that talks to no other party, in this process."""
         with self.monkeypatch.context() as patched:
             patched.chdir(self.root / party)
             patched.setenv("FAIRPATE_STATE", str(self.root / party / "state"))
