@@ -624,8 +624,8 @@ class QueriesConfig(Section):
         0.0,
         ge=0,
         le=0.9,
-        description="Share of the queries within target.epsilon that is kept for later ones, as of a service; the "
-        "noise is larger for it.",
+        description="Share of the queries within target.epsilon to keep for later, as for a service; a larger share "
+        "needs more noise.",
     )
     admission: AdmissionConfig | None = Field(
         None, description="null: Algorithm 1, public records in their order. Needs num_queries."

@@ -104,8 +104,8 @@ def run(
         str | None,
         typer.Option(
             metavar="SHARE",
-            help="Share of the target's queries that is kept for later ones, as of `fairpate serve`, such as 30%; the "
-            "noise is larger for it.",
+            help="Share of the target's queries to keep for later, such as 30% for `fairpate serve`; a larger share "
+            "needs more noise.",
         ),
         Sets("aggregator.keep"),
     ] = None,

@@ -42,7 +42,7 @@ def blocks(kind: str) -> dict[str, list[str]]:
 
 def test_there_are_snippets_and_each_has_a_language_that_is_tested() -> None:
     assert sum(map(len, blocks("python").values())) > 5
-    known = {"", "json", "python", "yaml", "sh", "bash"}
+    known = {"", "json", "python", "yaml", "sh", "bash", "{raw} html"}
     for path in sorted((ROOT / "docs").rglob("*.md")):
         fences = re.findall(r"^```(.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(fences) <= known, path
@@ -61,6 +61,19 @@ def taken_for_granted() -> dict[str, Any]:
     return {"X": x, "y": y, "X_test": x_test, "y_test": y_test, "pool": pool, "groups": groups}
 
 
+def write_clinic(folder: Path) -> None:
+    """The declared table of docs/python.md, in the files that its program reads."""
+    features = "{age: {bounds: [0, 110], missing: 50}, ward: {categories: [A, B]}}"
+    (folder / "clinic.yaml").write_text(
+        "{name: clinic, task: comes back, rows: 240, files: {private: visits.csv}, label: {column: back, classes: "
+        f"['no', 'yes']}}, group: {{column: sex, values: [F, M]}}, features: {features}}}"
+    )
+    ages = np.random.default_rng(0).integers(18, 90, 240).tolist()
+    rows = [f"{age},{'AB'[age % 2]},{'FM'[int(age % 3 == 0)]},{'yes' if age > 50 else 'no'}" for age in ages]
+    for name in ("visits.csv", "pool.csv", "new.csv"):
+        (folder / name).write_text("\n".join(["age,ward,sex,back", *rows, ""]))
+
+
 def pages(kind: str) -> list[Any]:
     """A page whose programs take more than ten seconds is slow: it trains on pictures, and makes a card and a plot."""
     is_slow = {("python", "docs/python.md")}
@@ -74,6 +87,7 @@ def pages(kind: str) -> list[Any]:
 @pytest.mark.parametrize(("page", "texts"), pages("python"))
 def test_programs_run_as_they_stand(page, texts, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
+    write_clinic(tmp_path)
     names = taken_for_granted()
     with sklearn.config_context():
         for text in texts:
