@@ -1,4 +1,4 @@
-"""How much less accurate the default of `fairpate run` is than the best other private method: rows of the documents.
+"""Compare the default of `fairpate run` with the best other private method, for tables of the documents.
 
     python benchmarks/papers.py configs/published/marks.yaml
     python benchmarks/papers.py configs/published/marks_parkinsons.yaml
@@ -61,7 +61,7 @@ class Mark:
 
     @property
     def is_met(self) -> bool:
-        """Whether the mark is met."""
+        """True if the mark is met."""
         return self.loss <= _LOSS or (self.loss <= _ERRORS * self.error and self.loss <= _MOST)
 
 
@@ -116,7 +116,7 @@ def _cell(mark: Mark) -> str:
 
 
 def readme_table(marks: Sequence[Mark]) -> str:
-    """A row per data set of ``SHOWN``: public records, and the default's accuracy beside the best other method's."""
+    """A row per data set of ``SHOWN``: public records, and accuracies of the default and the best other method."""
     chosen = EPSILONS[0], EPSILONS[2]
     heads = [f"ε = {epsilon} | the best other" for epsilon in chosen]
     lines = [f"| data | public records | settings priced | {' | '.join(heads)} |", "|-" * 7 + "|"]
@@ -134,7 +134,7 @@ def readme_table(marks: Sequence[Mark]) -> str:
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print both tables and the marks that are missed."""
     marks = [mark for file in FILES for mark in marks_of(measured.read(file))]
     print(table(marks), readme_table(marks), sep="\n\n")
     missed = [mark for mark in marks if not mark.is_met]

@@ -605,7 +605,8 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
         events=train(setting.with_canaries(np.ones(len(number_M), np.bool_))).events,
         num_canaries=len(number_M),
         play=play,
-        is_gaussian=sum(getattr(event, "count", 0) for event in events) >= _MANY,
+        # Without sampling, a step is Gaussian itself.
+        is_gaussian=not rates or sum(getattr(event, "count", 0) for event in events) >= _MANY,
     )
 
 
