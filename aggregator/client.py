@@ -372,7 +372,7 @@ CLOSED = (
     "closed: queries that were asked before are answered again, free of charge; new ones need a run that keeps room "
     "for them (`fairpate run --keep 30%`), whose epsilon adds to this one"
 )
-"""What can be done once no new query has room."""
+"""The remedies for a budget that has no room for a new query."""
 
 
 def _budget_line(name: str, budget: Budget) -> str:

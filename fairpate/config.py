@@ -540,7 +540,7 @@ class EvaluationConfig(Section):
     )
     fair_at: Annotated[FairRule, BeforeValidator(fair_rule)] = Field(
         FairRule(),
-        description="What you call fair, on report, card and verdict: the largest demographic-parity gap, such as 0.1; "
+        description="What you call fair, in report, card and verdict: the largest demographic-parity gap, such as 0.1; "
         "`four-fifths`; or the largest value of another notion, as in equalized_odds=0.1. It changes no number.",
     )
 
@@ -624,8 +624,8 @@ class QueriesConfig(Section):
         0.0,
         ge=0,
         le=0.9,
-        description="Share of the queries within target.epsilon that is kept for later ones, as of a service; the "
-        "noise is larger for it.",
+        description="Share of the queries within target.epsilon to keep for later, as for a service; a larger share "
+        "needs more noise.",
     )
     admission: AdmissionConfig | None = Field(
         None, description="null: Algorithm 1, public records in their order. Needs num_queries."

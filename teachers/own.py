@@ -128,7 +128,7 @@ def _parts(teacher: Any) -> list[Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherVotes:
+class OwnTeachersVotes:
     """The votes ``votes_QC``, whose rows sum to T, and a digest of everything that determines them; both are
     private."""
 
@@ -158,7 +158,7 @@ def ask_own_teachers(
     block_size: int = 4,
     pool: BlockPool | None = None,
     on_progress: Progress | None = None,
-) -> TeacherVotes:
+) -> OwnTeachersVotes:
     """Return the votes of one teacher per shard on the queries; as private as the records.
 
     Args:
@@ -231,7 +231,7 @@ def ask_own_teachers(
             num_teachers,
             first_failure,
         )
-    return TeacherVotes(
+    return OwnTeachersVotes(
         votes_QC=count_votes(np.concatenate([each[_PREDICTIONS] for each in stored]), num_classes),
         digest=digest_of(blocks),
     )

@@ -149,6 +149,12 @@ def _logs_are_caught_at_the_root() -> None:
     catching_logs.__enter__ = enter  # type: ignore[method-assign]
 
 
+@pytest.fixture
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty odometer of the test's own."""
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Any]:
     """A PostgreSQL server of the session, started by the first test that asks for it."""

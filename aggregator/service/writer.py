@@ -459,7 +459,7 @@ _MAX_QUERIES_TOGETHER = 1024
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Waiting:
+class _WaitingRequest:
     """A request with new queries, and the future that gets its replies."""
 
     questions: Sequence[Question]
@@ -486,7 +486,7 @@ class Batcher:
         self._count_votes, self._quotas, self._own_limits = count_votes, quotas, own_limits
         self._answer_step_s = answer_step_s
         self._on_group = on_group
-        self._line: list[_Waiting] = []
+        self._line: list[_WaitingRequest] = []
         self._server: asyncio.Task[None] | None = None
 
     async def ask(self, questions: Sequence[Question], caller: KnownCaller, request_id: str) -> Sequence[Reply]:
@@ -503,7 +503,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         came_in_s = loop.time()
         answered: asyncio.Future[Sequence[Reply]] = loop.create_future()
-        self._line.append(_Waiting(questions=questions, caller=caller, request_id=request_id, answered=answered))
+        self._line.append(_WaitingRequest(questions=questions, caller=caller, request_id=request_id, answered=answered))
         # Between its last look at the line and its end the task awaits nothing, so no request is left behind.
         if self._server is None or self._server.done():
             self._server = loop.create_task(self._serve())
@@ -539,7 +539,7 @@ class Batcher:
                     request.answered.set_result(result)
 
     def _ask_together(
-        self, session: AggregatorSession, group: Sequence[_Waiting]
+        self, session: AggregatorSession, group: Sequence[_WaitingRequest]
     ) -> list[Sequence[Reply] | QuotaExceededError]:
         """Return the replies to each request, or why it was refused. On the writer's thread, one group at a time."""
         ledger = self._writer.books.ledger

@@ -7,9 +7,9 @@
 - ``egress``: what a trusted research environment asks before a model leaves it: what the file holds, the bounds on
   every attack, and what attacks were measured to reach.
 
-Each line of a form has a value that was read from named fields of public files, or belongs to the operator, who alone
-knows it, or is open, as long as no file shows it. Lines are counted by kind, and no number of them is a mark. Nothing
-private is read. The JSON of a dossier names the files with their SHA-256, and may be signed with the operator's Ed25519
+Each line of a form is *filled* with a value from named fields of public files, or *the operator's*, who alone knows its
+answer, or *open* until a file shows it. The lines of each kind are counted; the counts are not a score. Nothing private
+is read. The JSON of a dossier names the files with their SHA-256, and may be signed with the operator's Ed25519
 key.
 """
 
@@ -25,8 +25,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fairpate.data.dataset import sha256_of
 from fairpate.pages import decimal, epsilon_text, percent
@@ -50,10 +48,10 @@ class DossierError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a form: its ``place``, and its ``value``, which follows from the fields ``read_from`` alone.
+    """One line of a form: its ``place`` in the form, and its ``value``, computed from the fields ``read_from`` alone.
 
-    A field is ``FILE:NAME.NAME``. The value is None for a line of the operator's, and for an open one, whose ``note``
-    says what would close it.
+    A field is ``FILE:NAME.NAME``. The value is None unless the line is filled; the ``note`` of an open line says what
+    would fill it.
     """
 
     place: str
@@ -91,7 +89,7 @@ class _Facts:
         otherwise: Kind = "operator",
         note: str = "",
     ) -> Line:
-        """The line with the ``words`` of these fields; where they give None, one of the kind ``otherwise``."""
+        """The line whose value is ``words`` of these fields; if that is None, a line of the kind ``otherwise``."""
         value = words(*map(self.get, fields)) if fields else None
         if value is None:
             return Line(place=place, kind=otherwise, note=note)
@@ -142,20 +140,18 @@ def verify_dossier(path: Path, *, key: str | None) -> dict[str, Any]:
         raise DossierError(f"{path}: not a dossier ({FORMAT}); give the JSON file of `fairpate dossier`.")
     if key is None:
         raise UsageError(
-            "--key: a dossier is checked against the operator's public key, which they published; give it."
+            "--key: missing; give the operator's published key, against which the dossier's signature is checked."
         )
     signature = plain.pop("signature", None)
     expected = public_keys(key, "--key")
     if not isinstance(signature, Mapping):
         raise DossierError(f"{path}: not signed; ask the operator for a signed one (`fairpate dossier --key`).")
     try:
-        Ed25519PublicKey.from_public_bytes(expected.signing).verify(
-            bytes.fromhex(str(signature.get("ed25519"))), _bytes(plain)
-        )
-    except (InvalidSignature, ValueError):
-        raise DossierError(
-            f"{path}: not signed by this key, or changed since; ask the operator for their file."
-        ) from None
+        is_signed = expected.signed(bytes.fromhex(str(signature.get("ed25519"))), _bytes(plain))
+    except ValueError:  # no hexadecimal digits, or a number that JSON does not have
+        is_signed = False
+    if not is_signed:
+        raise DossierError(f"{path}: not signed by this key, or changed since; ask the operator for their file.")
     return plain
 
 
@@ -286,18 +282,18 @@ def _nist(facts: _Facts) -> Iterator[Line]:
         "guarantee: releases that add up",
         f"{_S}:epsilon_with_earlier",
         words=_earlier,
-        note="the odometer knows earlier releases; names_earlier=true states them",
+        note="the odometer lists earlier releases; names_earlier=true states them",
     )
     yield line(
         "algorithms: mechanisms and what one unit may change", f"{_S}:events", f"{_S}:part_events", words=_events
     )
     yield line("algorithms: settings chosen on private records", f"{_S}:tuning_accounted", words=_tuned)
     yield line(
-        "algorithms: an accountant in error", otherwise="open", note="`fairpate verify` recomputes ε of a bundle"
+        "algorithms: errors of the accountant", otherwise="open", note="`fairpate verify` recomputes ε of a bundle"
     )
     yield line("algorithms: results too noisy to be useful", "metrics.json:accuracy", words=_accuracy)
     yield line("algorithms: groups that are treated worse", "metrics.json:gaps.dp_one_vs_rest", words=_gap)
-    yield line("deployment: an implementation in error", *_AUDIT, words=_audited, otherwise="open", note=_AUDIT_NOTE)
+    yield line("deployment: errors of the implementation", *_AUDIT, words=_audited, otherwise="open", note=_AUDIT_NOTE)
     yield line("deployment: noise that can be predicted", f"{_S}:noise", words=_noise)
     yield line("deployment: rounding of floating-point noise", *_DISCRETE, words=_discrete)
     yield line("deployment: time and other side channels", otherwise="open", note="how long a run takes is not hidden")
@@ -310,7 +306,6 @@ def _nist(facts: _Facts) -> Iterator[Line]:
 
 _AUDIT = ("audit.json:headline", "audit.json:has_power")
 _AUDIT_NOTE = "`fairpate audit` measures what attacks prove of the claim"
-_VERIFY_NOTE = "`fairpate verify` recomputes ε of a bundle"
 _MEMBERSHIP_NOTE = "the guarantee is for a replaced unit, and does not bound who is among the records"
 _DISCRETE = (f"{_S}:events",)
 
@@ -326,7 +321,7 @@ def _discrete(events: Sequence[Mapping[str, Any]]) -> str | None:
     flat = [each for event in events for of in event.get("trials", [[event]]) for each in of]
     found = sorted({event["kind"] for event in flat} & continuous)
     if found:
-        return f"Noise of training steps is of floating point ({', '.join(found)})."
+        return f"The noise of training steps is floating-point ({', '.join(found)})."
     return "All noise is on whole numbers, drawn exactly."
 
 
@@ -374,7 +369,7 @@ def _egress(facts: _Facts) -> Iterator[Line]:
         "measured attack: what it read", "audit.json:records", otherwise="open", words=_attacked, note=_AUDIT_NOTE
     )
     yield line(
-        "model inversion and reconstruction", otherwise="open", note="bounded as every attack; none was measured"
+        "model inversion and reconstruction", otherwise="open", note="bounded by ε like every attack; none was measured"
     )
     yield line("choice of settings", f"{_S}:tuning_accounted", words=_tuned)
     yield line("earlier outputs on the same records", f"{_S}:epsilon_with_earlier", words=_earlier)
@@ -409,11 +404,11 @@ def _content(epsilon: float, delta: float, relation: str) -> str:
 
 
 def _attacked(records: str | None) -> str | None:
-    return None if records is None else f"Shadow releases of {records} records; no private record was read."
+    return "Shadow releases of made-up records; no private record was read." if records == "made" else None
 
 
 def _entry(lines: Sequence[Line]) -> str:
-    """The registry's YAML, and below it, as comments, what its authors have to add."""
+    """The registry's YAML, followed by comments that list what its authors have to add."""
     nested: dict[str, Any] = {"status": "Draft", "tier": 2}
     for line in lines:
         if line.kind != "filled":
@@ -432,11 +427,11 @@ def _page(form: Form, lines: Sequence[Line]) -> str:
     titles = {"nist": "Hazards of a differential-privacy guarantee", "egress": "Egress report of a model"}
     rows = [f"# {titles[form]}", "", "| | answer | read from |", "|-|-|-|"]
     for line in lines:
-        words = {"filled": str(line.value), "operator": "the operator's", "open": "open"}[line.kind]
+        words = {"filled": str(line.value), "operator": "for the operator", "open": "open"}[line.kind]
         words += f" ({line.note})" if line.note else ""
         # Names of classes and groups may hold anything.
         cells = (line.place, words, ", ".join(line.read_from))
         rows.append("| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |")
     counts = Counter(line.kind for line in lines)
-    said = f"{counts['filled']} lines filled in, {counts['operator']} are the operator's, {counts['open']} are open."
+    said = f"{counts['filled']} lines are filled in, {counts['operator']} are for the operator, {counts['open']} open."
     return "\n".join([*rows, "", said, ""])

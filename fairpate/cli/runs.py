@@ -104,8 +104,8 @@ def run(
         str | None,
         typer.Option(
             metavar="SHARE",
-            help="Share of the target's queries that is kept for later ones, as of `fairpate serve`, such as 30%; the "
-            "noise is larger for it.",
+            help="Share of the target's queries to keep for later, such as 30% for `fairpate serve`; a larger share "
+            "needs more noise.",
         ),
         Sets("aggregator.keep"),
     ] = None,
@@ -335,16 +335,15 @@ def select(
         float,
         typer.Option(
             min=1e-6,
-            help="Epsilon of the choice, which validation records pay and no others; with --trials, that of all trials "
-            "and of the choice.",
+            help="Epsilon of the choice, for validation records alone; with --trials, of all trials and the choice.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the choice, and for the run of the chosen settings.")],
     trials: Annotated[
         float | None,
         typer.Option(
-            help="Train settings drawn at random, a secret number of times that is expected to be this, and publish "
-            "the best; without it, settings must share one release.",
+            help="Expected number of trials: settings drawn at random are trained a secret number of times, and the "
+            "best model is published. Without it, all settings must share one release.",
         ),
     ] = None,
     shares: Annotated[
@@ -352,7 +351,7 @@ def select(
         typer.Option(
             "--share",
             metavar="GROUP=SHARE",
-            help="Public share of a group among records, once for each group: all groups then count alike.",
+            help="Public share of a group among records, once for each group; scores then weigh all groups equally.",
         ),
     ] = None,
     overrides: Overrides = None,
@@ -426,31 +425,37 @@ def card(
 
 def assess(
     predictions: Annotated[
-        Path, typer.Argument(help="CSV, Parquet or Feather file: a row per record, with its prediction and its groups.")
+        Path, typer.Argument(help="CSV, Parquet or Feather file with a row per record: its prediction and its groups.")
     ],
     group: Annotated[
-        list[str], typer.Option(help="Column of groups; repeat it for several, whose intersections are compared too.")
+        list[str],
+        typer.Option(help="Column of groups; repeat it for several columns, whose intersections are compared too."),
     ],
     prediction: Annotated[
         str, typer.Option(help="Column of predicted classes; an empty one is a refusal.")
     ] = "prediction",
     label: Annotated[str | None, typer.Option(help="Column of true classes: adds accuracy and all gaps.")] = None,
     score: Annotated[
-        str | None, typer.Option(help="Column of scores instead of classes: selected is a score above the median.")
+        str | None, typer.Option(help="Column of scores instead of classes; a score above the median is selected.")
     ] = None,
     selected: Annotated[
-        str | None, typer.Option(help="The class that is the selection; default: of two the last by name.")
+        str | None, typer.Option(help="The class that counts as selected; default: the last by name of two.")
     ] = None,
     person: Annotated[
-        str | None, typer.Option(help="Column of persons, who may have several records: intervals are over persons.")
+        str | None, typer.Option(help="Column of persons with several records each; intervals are then over persons.")
     ] = None,
     fair_at: FairAt = None,
     least_cell: Annotated[
-        int, typer.Option(help="Groups of fewer records, or persons, are not shown; 1 shows all.")
+        int, typer.Option(help="Groups with fewer records (or persons) are not shown; 1 shows all.")
     ] = 10,
-    out: Annotated[Path | None, typer.Option(help="The page to write; default: FILE-fairness.html here.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; default: FILE-fairness.html in this folder.")
+    ] = None,
 ) -> Output:
-    """Report how predictions made elsewhere treat groups: rates, impact ratios, gaps, intervals. No guarantee."""
+    """Report how predictions made elsewhere treat groups: rates, impact ratios, gaps, intervals.
+
+    The numbers are exact, without any privacy guarantee.
+    """
     from datetime import UTC, datetime
 
     from fairpate.run.assess import assess_predictions
@@ -622,16 +627,14 @@ def specify(
 def audit(
     folder: RunFolder,
     canaries: Annotated[
-        int, typer.Option(min=2, help="Number of canaries, of whose presence an attacker guesses.")
+        int, typer.Option(min=2, help="Number of canaries whose presence an attacker guesses.")
     ] = 20_000,
     on_private: Annotated[
         bool,
-        typer.Option(
-            "--on-private", help="Add canaries to the private records themselves; the result stays in private/."
-        ),
+        typer.Option("--on-private", help="Add canaries to the private records instead; the result stays in private/."),
     ] = False,
 ) -> Output:
-    """Attack shadow releases of a finished run, and compare what is proved with the epsilon that it claims.
+    """Attack shadow releases of a finished run, and compare the proved lower bounds with the epsilon that it claims.
 
     The records are made up unless --on-private is given, and nothing is charged. Exit code 1 if the claim is refuted.
     """
@@ -669,13 +672,13 @@ def bundle(
 
 def dossier(
     folder: RunFolder,
-    form: Annotated[str, typer.Option("--for", help="registry, nist or egress.")],
+    form: Annotated[str, typer.Option("--for", help="The form: registry, nist or egress.")],
     out: Annotated[Path | None, typer.Option(help="The .json file to write; default: in the run directory.")] = None,
     key: Annotated[Path | None, typer.Option(help="File of `fairpate site key`, to sign with.")] = None,
 ) -> Output:
     """Fill in a form about a published run: registry entry, NIST's hazards, or egress report.
 
-    Each line names the public field that it was read from, or is the operator's, or open.
+    Each line names the public fields that it was read from, or is left to the operator, or is open.
     """
     from fairpate.cli.dossier import FORMS, make_dossier
 
@@ -698,12 +701,12 @@ def verify(
     ],
     head: Annotated[str | None, typer.Option(help="Digest of the bundle, as published elsewhere.")] = None,
     key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The operator's public key, which signed a dossier.")
+        str | None, typer.Option(metavar="TEXT", help="The operator's public key, to check the signature of a dossier.")
     ] = None,
 ) -> Output:
     """Verify a bundle: its files, epsilon by a second accountant, model and card. Exit code 1 if one differs.
 
-    Of a dossier the signature is verified.
+    For a dossier, verify its signature.
     """
     from fairpate.run.bundle import verify_bundle
 
@@ -711,12 +714,12 @@ def verify(
         from fairpate.cli.dossier import verify_dossier
 
         if head is not None:
-            raise UsageError("--head: of a bundle; a dossier is verified by --key alone.")
+            raise UsageError("--head: applies to bundles only; verify a dossier with --key.")
         found = verify_dossier(path, key=key)
         words = f"signed by this key: {found['for']}, of {len(found['files'])} files"
         return Output(facts={"holds": True, "for": found["for"], "files": found["files"]}, words=words)
     if key is not None:
-        raise UsageError("--key: signs a dossier; a bundle is compared with its published --head.")
+        raise UsageError("--key: applies to dossiers only; verify a bundle with its published --head.")
 
     with waiting("verify"):
         verdict = verify_bundle(path, head=head)

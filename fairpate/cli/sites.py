@@ -34,7 +34,8 @@ site_app = Commands(
 )
 _Declaration = Annotated[Path, typer.Option("--data", help="The declaration of the plan, with your own files.")]
 _Workers = Annotated[
-    list[str] | None, typer.Option("--set", help="ray.FIELD=VALUE: workers of your own; all else is the plan's.")
+    list[str] | None,
+    typer.Option("--set", help="ray.FIELD=VALUE: your own workers; the plan fixes all other settings."),
 ]
 _Wait = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for others at each step.")]
 
@@ -170,13 +171,15 @@ def join_plan(
 
 @site_app.command("simulate")
 def simulate_plan(
-    out: Annotated[Path, typer.Option(help="New folder, in which every party gets one.")],
+    out: Annotated[Path, typer.Option(help="New folder, with a folder for each party.")],
     sites: Annotated[int, typer.Option(min=2, help="Number of sites.")] = 3,
-    data: Annotated[str, typer.Option(help="A data set, or a declaration (.yaml), whose records are dealt.")] = "adult",
+    data: Annotated[
+        str, typer.Option(help="Data set, or declaration (.yaml), whose records are dealt to the sites.")
+    ] = "adult",
     by: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN[:N]", help="Deal by the (first N characters of the) column; without it at random."
+            metavar="COLUMN[:N]", help="Deal by this column, or by its first N characters; default: at random."
         ),
     ] = None,
     may_vanish: Annotated[int, typer.Option(min=0, help="Sites that may be lost on the way.")] = 0,

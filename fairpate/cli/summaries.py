@@ -41,8 +41,7 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.report.figures import FAMILIES
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import environment
-from fairpate.run.release_log import Odometer, OdometerError, state_folder
-from fairpate.run.run import spent
+from fairpate.run.release_log import Odometer, OdometerError, spent, state_folder
 from fairpate.terminal import MODULES, Output, extra_fault, facts, listing
 from fairpate.types import READING_TELLS, UsageError
 from student.card import read_card

@@ -588,7 +588,7 @@ _GROUPS = re.compile(
 )
 _PERSONS = re.compile(r"(patient|person|subject|client|customer|user|member|student)(?!s)", re.IGNORECASE)
 _IDS = re.compile(r"(^|[^a-z])(id|nr|no|number|key|code)$", re.IGNORECASE)
-# As they may be written, most usual first; a day after the twelfth tells the last two apart.
+# Formats of dates, the most usual first; only a day after the twelfth distinguishes the last two.
 _DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 _FROM_PRIVATE = "confirm from knowledge: read from private rows"
 _MARKS = frozenset({"na", "n/a", "nan", "null", "none", "missing", "unknown", "?", "-", "."})
@@ -643,12 +643,12 @@ class Seen:
 
     @property
     def is_repeated_id(self) -> bool:
-        """True if more values than categories could be come back: each names several rows."""
+        """True if more values repeat than categories could have: each value then names several rows, as ids do."""
         return self.repeats and len(self.values) > _MOST_CATEGORIES and len(self.values) < self.rows - self.missing
 
     @property
     def date_format(self) -> str | None:
-        """The only usual form that all dates have; None if several fit, or none."""
+        """The one usual format that fits all dates; None if several or none fit."""
         plain = [value[:10] for value in self.values if value not in self.marks]
         fitting = [each for each in _DATE_FORMATS if all(_date(value, each) for value in plain)]
         return fitting[0] if len(fitting) == 1 else None
@@ -661,7 +661,7 @@ class Seen:
         if len(self.values) == 1:
             return "constant"
         plain = self.values.keys() - (self.marks.keys() if self.is_number else ())
-        # Before names: a date of birth may be another one in each row.
+        # Dates come before names of records, because a date of birth may differ in each row.
         if len(self.values) > _MOST_CODES and all(map(_LIKE["date"].match, plain - self.marks.keys())):
             return "date"
         is_whole = all(re.fullmatch(r"[-+]?\d+", value) for value in plain)
@@ -722,7 +722,7 @@ def draft_declaration(
     for batch in () if public is None else read_batches(public, public.name, separator=separator, encoding=encoding):
         for column in batch.column_names:
             seen.setdefault(column, Seen()).add(text_of(batch[column]))
-    # Where fields are apart by another sign, a comma in a number is its decimal sign.
+    # If another sign separates the fields, a comma in a number is its decimal sign.
     has_decimal_comma = separator not in (None, ",") and any(each.kind == "comma" for each in seen.values())
     if has_decimal_comma:
         seen = {column: each.with_decimal_points() for column, each in seen.items()}
@@ -749,7 +749,7 @@ def draft_declaration(
     person_is_given, person_words = person is not None, "all rows of one person have one value; the unit of splits"
     person = person or next((column for column in others if _PERSONS.search(column)), None)
     if person is None:
-        # Ids that come back: many different values, each for few rows.
+        # Repeated ids: many different values, each in few rows.
         ids = [each for each in others if _IDS.search(each) and each in known and known[each].is_repeated_id]
         ids += [each for each in others if _IDS.search(each) and each in seen_private and each not in ids]
         repeated = [each for each in ids if (seen_private.get(each) or known[each]).is_repeated_id]

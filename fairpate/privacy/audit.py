@@ -6,7 +6,7 @@ canary a score; an attacker who guesses the coins, for any number of canaries, i
 randomised response at epsilon would allow, up to a term in delta. Too many right guesses refute the epsilon. The number
 of guesses must be fixed before the coins are seen. Canaries may share one release or be spread over several, since
 releases of disjoint canaries are one mechanism for all of them. At the same number of canaries, guesses at both ends
-prove more than Clopper-Pearson limits of one threshold's two error rates: .53 against .38 of an epsilon of 1 from
+prove more than Clopper-Pearson limits of one threshold's two error rates: .52 against .38 of an epsilon of 1 from
 20,000 canaries.
 
 **If scores are Gaussian.** Those of included canaries are shifted by mu standard deviations. The t statistic of both
@@ -86,7 +86,7 @@ def p_value(guesses: Guesses, *, epsilon: float, delta: float) -> float:
     if not correct or not delta:
         return at_least
     # The theorem's term in delta: 2 M delta times the largest P[correct - i <= right < correct] / i.
-    # Ten standard deviations below the mean nothing is left to add, and the quotient only falls.
+    # Ten standard deviations below the mean no mass is left to add, and the quotient only falls.
     lowest = max(0, math.floor(min(correct, count * right) - 10 * math.sqrt(count * right * (1 - right)) - 10))
     below = np.cumsum(scipy.stats.binom.pmf(np.arange(correct - 1, lowest - 1, -1), count, right))
     slope = float(np.max(below / np.arange(1, correct - lowest + 1)))
@@ -114,7 +114,7 @@ def epsilon_lower_bound(guesses: Guesses, *, delta: float, confidence: float = 0
     while high - low > _TOLERANCE:
         middle = (low + high) / 2
         low, high = (middle, high) if is_refuted(middle) else (low, middle)
-    # The lower end: it was refuted itself, the upper one was not.
+    # The lower end is refuted, the upper one is not.
     return low
 
 
@@ -130,10 +130,10 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon at ``delta`` of a Gaussian release with the shift ``mu``; 0 where it needs none."""
+    """The epsilon at ``delta`` of a Gaussian release with the shift ``mu``; 0 if ``delta`` alone covers it."""
     if mu <= 0 or delta_of_gaussian(0.0, mu) <= delta:
         return 0.0
-    # Above the mean of the loss by ten of its standard deviations, delta is below any that is used.
+    # Forty standard deviations above the mean of the privacy loss, delta is below any that is used.
     return float(
         scipy.optimize.brentq(lambda epsilon: delta_of_gaussian(epsilon, mu) - delta, 0.0, mu**2 / 2 + 40 * mu)
     )
@@ -141,7 +141,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Separation:
-    """The distance of the included canaries' scores above those of the others, as the t statistic of both samples."""
+    """The separation of the scores of included canaries from those of the others, as the t statistic of both."""
 
     num_included: int
     num_left_out: int

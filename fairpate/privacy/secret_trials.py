@@ -42,8 +42,8 @@ _LEAST_GAMMA = 1e-12
 class SecretTrials:
     """Publication of the best of K trials, where K has the mean ``expected_trials`` and a law of the shape ``eta``.
 
-    ``trials`` are the events of one trial, for each settings that it may draw. ValueError for parameters out of range,
-    without trials, and for events under another unit or relation.
+    ``trials`` are the events of one trial, one tuple for each of the settings that it may draw. ValueError for
+    parameters out of range, without trials, and for events under another unit or relation.
     """
 
     noun: ClassVar[str] = "secret number of trials"
@@ -114,7 +114,7 @@ def _(event: SecretTrials, orders_A: FloatArray) -> FloatArray:
 
 
 def flat(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Return ``events``, where the events inside of trials replace the trials."""
+    """Return ``events`` with secret trials replaced by the events inside them."""
     return tuple(
         inner
         for event in events

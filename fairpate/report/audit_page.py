@@ -1,7 +1,7 @@
 """The result of an audit: its record, which ``fairpate verify`` computes again, and its page.
 
-Bounds follow from counts and a t statistic alone, so every reader of the record can check them. Sentences are made of
-the bounds, for the page, the terminal and the JSON alike.
+Bounds follow from counts and a t statistic alone, so that anyone with the record can check them. The page, the terminal
+and the JSON share the sentences about the bounds.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from fairpate.report.records import upper
 
 FORMAT = "fairpate.audit/1"
 SURE = 0.99
-"""The confidence at which a claim counts as refuted. Much more is out of reach: delta may explain a few guesses."""
+"""The confidence at which a claim counts as refuted. Much more is out of reach, because delta allows for a few right
+guesses."""
 _bound = lru_cache(epsilon_lower_bound)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """The outcome of an attack: right ``guesses``, and the separation of its scores where these are normal."""
+class AttackResult:
+    """The result of an attack: its right ``guesses``, and the separation of its scores if these are normal."""
 
     guesses: Guesses
     separation: Separation | None = None
 
     def bounds(self, delta: float, confidence: float = 0.95) -> tuple[float, ...]:
-        """The lower bound on epsilon without assumptions, and the one for Gaussian scores where they are."""
+        """The lower bound on epsilon without assumptions, followed by the one for Gaussian scores if they are."""
         free = _bound(self.guesses, delta=delta, confidence=confidence)
         if self.separation is None:
             return (free,)
@@ -46,7 +47,7 @@ class Outcome:
         return asdict(self) | dict(zip(names, self.bounds(delta), strict=False))
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Outcome:
+    def from_json(cls, values: Mapping[str, Any]) -> AttackResult:
         apart = values["separation"]
         return cls(guesses=Guesses(**values["guesses"]), separation=None if apart is None else Separation(**apart))
 
@@ -67,9 +68,9 @@ class AuditedRelease:
     num_releases: int
     canaries_each: int
     control_noise: float
-    planned: Outcome
-    found: Outcome
-    control: Outcome
+    planned: AttackResult
+    found: AttackResult
+    control: AttackResult
 
     @property
     def title(self) -> str:
@@ -91,9 +92,9 @@ _PLAIN = ("part", "release", "attack", "num_releases", "canaries_each", "control
 class Audit:
     """An audit of the claim ``epsilon`` at ``delta`` for ``unit`` and ``relation``.
 
-    ``settings``: the digest of the settings that were audited. ``records``: whether the other records than canaries
-    were ``made`` or the ``private`` ones, which must not be published. ``not_attacked`` names what the statement also
-    covers.
+    ``settings``: the digest of the settings that were audited. ``records``: whether the records other than canaries
+    were ``made`` up or are the ``private`` ones; the latter audit must not be published. ``not_attacked`` names what
+    the statement also covers.
     """
 
     method: str
@@ -138,7 +139,7 @@ class Audit:
 
     @property
     def power_words(self) -> str:
-        """Say whether the control exceeds the claim, and what follows for the audit."""
+        """A sentence on whether the audit would have found missing noise, by its control."""
         proved, noise = min((max(each.control.bounds(self.delta)), each.noise_words) for each in self.releases)
         if self.has_power:
             return (
@@ -173,9 +174,9 @@ class Audit:
             AuditedRelease(
                 **{name: each[name] for name in _PLAIN},
                 events=tuple(each["events"]),
-                planned=Outcome.from_json(each["planned"]),
-                found=Outcome.from_json(each["found"]),
-                control=Outcome.from_json(each["control"]),
+                planned=AttackResult.from_json(each["planned"]),
+                found=AttackResult.from_json(each["found"]),
+                control=AttackResult.from_json(each["control"]),
             )
             for each in values["releases"]
         )

@@ -1,14 +1,14 @@
-"""The fairness report of predictions that were made elsewhere: no model, no guarantee, the same measures.
+"""The fairness report of predictions that were made elsewhere, by the measures of a run's report and without a model.
 
-A table has a row per record: a prediction (empty: refused) or a score, the groups, and perhaps the true label and the
-person. Rates are compared for each column of groups and, with several, for their intersections. Accuracy and the gaps
-of every notion need true labels; selection rates and impact ratios do not.
+A table has a row per record: a prediction (empty for a refusal) or a score, the groups, and optionally the true label
+and the person. Rates are compared for each column of groups and, with several, for their intersections. Accuracy and
+the gaps of every notion need true labels; selection rates and impact ratios do not.
 
 *Selection rates* follow New York City's Local Law 144 of 2021 (6 RCNY 5-301): the share of a group that is selected, or
 that gets a score above the median of all records, and the impact ratio, which is the group's rate over the highest
-group's. A ratio below four fifths is named (29 CFR 1607.4 D). A group with less than ``LEAST_SHARE`` of the records
-has no ratio and takes no part in the highest rate, as the rules allow; it is named with its size and rate. Records of
-which a group is not known are left out and counted.
+group's. A ratio below four fifths is pointed out (29 CFR 1607.4 D). A group with less than ``LEAST_SHARE`` of the
+records has no ratio and takes no part in the highest rate, as the rules allow; its size and rate are listed. Records
+without a known group are left out and counted.
 
 *Small cells.* A group of fewer than ``least_cell`` records, or persons, of the finest division is left out of all
 divisions alike, with enough others that no difference of two of them shows it (:mod:`fairpate.report.metrics`). Where
@@ -57,7 +57,7 @@ from fairpate.run.private_metrics import LEVEL, selections
 from fairpate.terminal import facts, listing
 from fairpate.types import FairRule, UsageError, strict
 
-FOUR_FIFTHS = 0.8
+FOUR_FIFTHS = 0.8  # an impact ratio
 LEAST_SHARE = 0.02
 _REPLICATES = 1000
 _WORST_FIRST: tuple[Fairness, ...] = ("degenerate", "not fair", "perhaps fair", "unknown", "fair among some", "fair")
@@ -159,9 +159,9 @@ class AssessedPredictions:
 
     @property
     def judged(self) -> tuple[Division, RunStatement] | None:
-        """The division that the user's rule judges worst, the finest of equals, and its claims; None without labels.
+        """The division that the user's rule judges worst (the finest of equals) and its claims; None without labels.
 
-        Their guarantee is none, and no view shows it.
+        The claims have no privacy guarantee, and no view shows one.
         """
         found = [
             (each, RunStatement(guarantee=_NO_GUARANTEE, measured=each.measured))
@@ -185,7 +185,7 @@ class AssessedPredictions:
         """What is not shown: records that no number counts, and numbers by true label; empty where all is."""
         words = []
         if self.num_unknown:
-            words.append(f"{counted(self.num_unknown, 'record')} of which a group is not known")
+            words.append(f"{counted(self.num_unknown, 'record')} without a known group")
         if self.num_left_out:
             small = f"{counted(self.num_left_out, 'record')} of groups of fewer than {self.least_cell}"
             words.append(f"{small}, or left out so that these do not follow")
@@ -353,7 +353,7 @@ def assess_predictions(
         if label is not None:
             place = {name: code for code, name in enumerate(classes)}
             measured = evaluate(
-                # A refused record has no class, and what stands for it is not read.
+                # A refused record has no class; the 0 in its place is never read.
                 np.array([place.get(each, 0) for each in text[prediction][kept_N]], np.int64),
                 labels_N=np.array([place[each] for each in text[label][kept_N]], np.int64),
                 groups_N=codes_N[kept_N],
@@ -482,12 +482,12 @@ def _selections(
     persons_N: npt.NDArray[np.int64] | None,
     generator: np.random.Generator,
 ) -> tuple[GroupSelection, ...]:
-    """The selection of each group; a group without records here was left out."""
+    """The selection of each group; a group without records was left out before."""
     sizes: dict[str, Any] = {"num_groups": len(names), "num_classes": 2}
     joint_GYC = rates.joint_table(selected_N.astype(np.int64), groups_N, **sizes)
     size_G = joint_GYC.sum(axis=(1, 2))
     is_rare_G = size_G < LEAST_SHARE * size_G.sum()
-    # Rare groups have no ratio, and theirs is not the highest rate.
+    # Rare groups have no ratio, and do not count as the group with the highest rate.
     common = np.flatnonzero(~is_rare_G & (size_G > 0))
     rate_3G, ratio_3G = selections(joint_GYC, 0.0, 1)[0], np.full((3, len(names)), np.nan)
     if len(common):

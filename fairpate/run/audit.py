@@ -1,16 +1,16 @@
 """Audit a run: canaries in shadow releases, the bound on epsilon that an attack proves, and the page that reports it.
 
-A shadow release is drawn by the run's own method under the run's own settings, from made records of the run's
+A shadow release is drawn by the run's own method under the run's own settings, from made-up records of the run's
 declaration and from canaries, each of which enters by a fair coin. No private record is read, so that the result may be
 published; with ``on_private`` the other records are the private ones, and everything stays with the operator. The
-attacker knows all made records and what every canary would add, and reads what a run publishes. Guesses about the coins
-give lower bounds on epsilon (:mod:`fairpate.privacy.audit`).
+attacker knows all made-up records and what every canary would add, and reads what a run publishes. Guesses about the
+coins give lower bounds on epsilon (:mod:`fairpate.privacy.audit`).
 
     tables, sums      a canary has a cell or a direction of its own: the likelihood ratio of the released numbers
     teachers' votes   a canary turns its teacher's vote in every query, by a code of its own: the same, or the labels
     SGD family        a canary has a feature of its own: how much the published model raised the odds of its label
 
-The made records lie at the origin of all features and the canaries far from it: of all data sets this one hides a
+The made-up records lie at the origin of all features and the canaries far from it: among all data sets this one hides a
 canary least, and epsilon must hold for it too. Many canaries share one release, which is as large as that of the run.
 
 **Power.** Before anything is drawn, the bound that the ideal attack on the claim would reach with that many canaries is
@@ -64,7 +64,7 @@ from fairpate.privacy.mechanism_events import (
     event_json,
     of_teachers,
 )
-from fairpate.report.audit_page import Audit, AuditedRelease, Outcome, audit_page
+from fairpate.report.audit_page import AttackResult, Audit, AuditedRelease, audit_page
 from fairpate.run.context import (
     RunDirectory,
     read_statement,
@@ -93,7 +93,7 @@ _MOST_POOL, _MOST_EACH = 1000, 256
 _RECORDS_UNKNOWN = 1000
 _MOST_CANARIES = 2**24
 _MANY = 100  # steps or queries, whose sum is nearly normal
-_EVENTS_ALIKE = 0.01  # noise that is searched again may end at another float
+_EVENTS_ALIKE = 0.01  # relative; a repeated search for the noise may end at a slightly different float
 
 
 class AuditError(UsageError):
@@ -181,8 +181,8 @@ def _attacked(
         for factor in (1.0, 2.0)
     )
 
-    def at_best(attack: IdealAttack, count: int) -> Outcome:
-        return Outcome(
+    def at_best(attack: IdealAttack, count: int) -> AttackResult:
+        return AttackResult(
             guesses=attack.guesses(num_canaries=count, delta=delta),
             separation=attack.separation(num_canaries=count) if shadows.is_gaussian else None,
         )
@@ -193,13 +193,13 @@ def _attacked(
         needed *= 2
     if needed > total:
         raise AuditError(
-            f"--canaries: {total:,} are too few: even the ideal attack would not see that half the noise is missing; "
+            f"--canaries: {total:,} are too few: even the ideal attack would not find that half the noise is missing; "
             f"give {needed:,}."
         )
     reporter.note("power", f"the ideal attack on {total:,} canaries would prove {planned.words(delta)}")
 
-    def outcome(of: Shadows, name: str) -> Outcome:
-        # From the system's entropy: the theorem has fair coins that no attacker can predict.
+    def outcome(of: Shadows, name: str) -> AttackResult:
+        # The theorem needs fair coins that the attacker cannot predict.
         coins_RM = np.random.default_rng().random((num_releases, of.num_canaries)) < 0.5
         scores_RM = np.empty(coins_RM.shape)
         with reporter.stage(name) as advance:
@@ -207,11 +207,11 @@ def _attacked(
                 scores_RM[number] = of.play(coins_M)
                 advance(number + 1, num_releases)
         if centred:
-            # What the other records add to a canary's numbers; the mean over releases reads no coin.
+            # Remove what the other records add to a canary's score: its mean over releases, for which no coin is read.
             scores_RM = scores_RM - scores_RM.mean(axis=0)
         each = planned.guesses.num_guesses // 2
         scores_M, coins_M = scores_RM.ravel(), coins_RM.ravel()
-        return Outcome(
+        return AttackResult(
             guesses=guess(scores_M, coins_M, num_guessed_in=each, num_guessed_out=each),
             separation=separate(scores_M, coins_M) if of.is_gaussian else None,
         )
@@ -223,7 +223,7 @@ def _attacked(
         events=tuple(event_json(event) for event in shadows.events),
         num_releases=num_releases,
         canaries_each=shadows.num_canaries,
-        # Not always half: a little noise on whole numbers has no smooth price, by which the control is planned.
+        # Not always half: the control is planned by its epsilon, which is no smooth function of little integer noise.
         control_noise=min(
             less[name] / value
             for of_run, of_control in zip(shadows.events, control.events, strict=True)
@@ -341,10 +341,10 @@ def _joined(one: Split, other: Split) -> Split:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
-    """The run's data set with made public records, and with other private records than its own.
+class ShadowData:
+    """The data of shadow releases: ``dataset`` with made-up public records, and two kinds of private records.
 
-    ``others``: the private records that are always there. ``canaries``: all of them, with ``copies`` records each.
+    ``others`` are in every release. ``canaries`` are all canaries, with ``copies`` records each.
     """
 
     dataset: Dataset
@@ -366,7 +366,7 @@ def _setting(
     num_others: int,
     loaded: Dataset | None,
     is_embedded: bool,
-) -> Setting:
+) -> ShadowData:
     """Public records ``public_x``, ``num_others`` made private records, or those of ``loaded``, and canaries (x, y,
     z)."""
     sizes = len(facts.label_names), len(facts.group_names)
@@ -380,9 +380,9 @@ def _setting(
     others = made(torch.zeros(num_others, *public_x.shape[1:], dtype=public_x.dtype), "made", unit=facts.unit)
     embedding = None
     if is_embedded:
-        # Canaries are placed in the coordinates themselves: that there is an embedding says so, and it is never asked.
+        # Canaries are coordinates already. Methods expect an embedding with such a data set; this one is never applied.
         embedding = Embedding.of(torch.eye(2, public_x.shape[1]), EmbeddingConfig(num_components=1, steps=0))
-    return Setting(
+    return ShadowData(
         dataset=Dataset(
             name=facts.name,
             kind="image" if public_x.ndim == 4 else "tabular",
@@ -447,7 +447,7 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
 
     # Without noise: what the attacker knows of the other records.
     known = table_of(nobody.with_canaries(np.zeros(0, np.bool_)), noisy_sum=lambda exact_RW, **_: exact_RW)
-    # Public records and a public seed decide the prototypes: they are the same in every release.
+    # Prototypes depend on public records and a public seed only, so they are the same in every release.
     prototypes, places = np.unique(known.arrays["prototype_M"], return_index=True)
     at_M, row_M = np.repeat(places, num_rows), np.tile(np.arange(num_rows), len(places))
     canaries = (public_x[torch.from_numpy(at_M)], row_M % num_classes, row_M // num_classes)
@@ -483,7 +483,7 @@ def _sums(
 ) -> Shadows:
     """Sums of feature vectors, of their products and of residuals: a canary for each coordinate, of full length."""
     if isinstance(config, ResidualVotes):
-        # Released sums decided it, and those of shadow releases might decide otherwise.
+        # The run's released sums chose the curvature; those of a shadow release might choose the other.
         kind = "private" if any(isinstance(event, MomentSums) for event in events) else "public"
         own = config.residual_votes.model_copy(update={"curvature": kind})
         config = config.model_copy(update={"residual_votes": own})
@@ -561,7 +561,7 @@ def _sums_and_gains(
 
 
 def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loaded: Dataset | None) -> Shadows:
-    """Published models: a canary for each feature, which no other record has."""
+    """Published models: each canary has a feature that no other record has."""
     rates = {rate for event in events if (rate := getattr(event, "sampling_rate", 1.0)) < 1}
     # The rate of the run, with which the number of records was published; coins must not change it.
     size = config.dp_sgd.num_records or round(config.dp_sgd.batch_size / min(rates, default=1.0))
@@ -597,7 +597,7 @@ def _models(facts: DataRecord, config: DpSgdFamily, events: Sequence[Event], loa
         if replaced:  # by a record at the origin
             rest = setting.canaries.take(np.flatnonzero(np.repeat(~included_M, setting.copies)).tolist())
             dataset = replace(dataset, private=_joined(dataset.private, replace(rest, x=torch.zeros_like(rest.x))))
-        # Less those of the first model, whose weights a public seed draws.
+        # Subtract the odds under the initial model, whose weights a public seed draws.
         return odds(train(dataset).model) - odds(initial_model(config, dataset))
 
     return Shadows(
@@ -619,8 +619,7 @@ def _votes(
     noise_share: float,
     on_private: bool,
 ) -> Shadows:
-    """Answers to queries: a canary is a teacher's record that turns its vote in every query, as a code of its own
-    says."""
+    """Answers to queries: a canary is a record that turns its teacher's vote in every query, by a code of its own."""
     mechanism, target = config.mechanism, config.target
     if target.epsilon is not None:
         mechanism = mechanism_within(
@@ -650,7 +649,7 @@ def _votes(
     keys, rows_Q = [str(number) for number in range(queries)], np.arange(queries)
 
     def play(included_M: Coins) -> FloatArray:
-        # A teacher votes for one of two classes as its code says, and for the other one with the record.
+        # A teacher votes for one of two classes by its code, and with the canary's record for the other one.
         for_first_Q = (code_QM[:queries] ^ included_M).sum(axis=1)
         cast_QC = votes_QC.copy()
         cast_QC[rows_Q, first_Q] += for_first_Q
@@ -665,7 +664,7 @@ def _votes(
                 lead_Q[query] = answer.counts[first] - answer.counts[second] - known
             elif answer.label is not None:
                 lead_Q[query] = (answer.label == first) - float(answer.label == second)
-        # With the record, a teacher whose code is 1 votes for the second class.
+        # With the canary's record, a teacher whose code is 1 votes for the second class.
         found_M: FloatArray = -(lead_Q @ sign_QM[:queries])
         return found_M
 
@@ -680,7 +679,7 @@ def _votes(
 
 
 def _real_votes(run: RunDirectory, num_canaries: int) -> IntArray:
-    """The run's own votes, less those of the leading class that canaries cast instead."""
+    """The run's own votes, without as many votes for the leading class as there are canaries."""
     votes_QC = read_votes(run.votes).votes_QC.copy()
     rows_Q, leader_Q = np.arange(len(votes_QC)), votes_QC.argmax(axis=1)
     votes_QC[rows_Q, leader_Q] = np.maximum(votes_QC[rows_Q, leader_Q] - num_canaries, 0)
@@ -694,7 +693,7 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
     first_M, label_M, said_M = (
         index.ravel() for index in np.meshgrid(2 * np.arange(pairs), np.arange(num_classes), np.arange(num_classes))
     )
-    # So many that no count falls below 0, where it would be cut.
+    # Large enough that no noisy count falls below 0, where it would be cut.
     crowd = 1000 + round(100 / epsilon)
     groups_N, labels_N, saids_N = (
         np.repeat(index.ravel(), crowd)
@@ -719,7 +718,7 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
             found_GYC[first_M + group, label_M, said_M] - known_GYC[first_M + group, label_M, said_M]
             for group in (0, 1)
         )
-        # Of Laplace noise: the distances from what was there without and with the canary.
+        # The log-likelihood ratio of Laplace noise, by the distances from the counts without and with the canary.
         ratio_M: FloatArray = np.abs(with_M) - np.abs(with_M - 1) + np.abs(without_M - 1) - np.abs(without_M)
         return ratio_M * epsilon / 2
 
@@ -769,7 +768,7 @@ def _metrics(
         if moved:
             records = _joined(records, moved_ones.take(np.flatnonzero(~rows_N).tolist()))
         table_BGYC = draw_table(student, records, event, OsEntropy(), **sizes).arrays["weights_BGYC"] / event.weight
-        # Of two cells the difference, whose noise is that of both.
+        # The difference of two cells has the noise of both.
         found_M = table_BGYC[cells_M] - (table_BGYC[others_M] - 1 if moved else 0)
         added, stddev = (2.0, math.sqrt(2) * event.noise_stddev_records) if moved else (1.0, event.noise_stddev_records)
         return _log_ratio(found_M[None], np.full((1, len(found_M)), added), stddev)

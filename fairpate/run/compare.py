@@ -47,8 +47,17 @@ from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.report.metrics import GroupsTold
 from fairpate.run.context import RunDirectory, read_json, read_votes, write_text, write_votes
 from fairpate.run.folder import create_run_directory
-from fairpate.run.release_log import LimitReachedError, MetricsFolder, Odometer, OdometerError, Release, read_receipt
-from fairpate.run.run import make_release, question_above, run_method, spent, spent_since, with_pinned_weights
+from fairpate.run.release_log import (
+    LimitReachedError,
+    MetricsFolder,
+    Odometer,
+    OdometerError,
+    Release,
+    read_receipt,
+    spent,
+    spent_since,
+)
+from fairpate.run.run import make_release, question_above, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver
 from fairpate.terminal import Output, Pace, Reporter, is_live
 from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored

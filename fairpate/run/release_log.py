@@ -1131,3 +1131,30 @@ class LedgerMeter:
         noise, plan = self._terms.noise, self._plan
         self._log.record(events, noise=noise, num_queries=self._settled, plan=plan, enforce=enforce)
         self._held = num_reservations
+
+
+def spent(data: str, odometer: Odometer, *, delta: float) -> str:
+    """Say how many releases on ``data`` the operator counted, what they cost together, and the limit, by unit."""
+    totals = [
+        f"{counted(total.releases, 'release')} at ε = {epsilon_text(total.epsilon)} per {total.unit}, "
+        + ("no limit" if total.epsilon_limit is None else f"limit {epsilon_text(total.epsilon_limit)}")
+        for total in odometer.totals(delta=delta, data=data)
+        if total.releases
+    ]
+    return "; ".join(totals) or "nothing"
+
+
+def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
+    """Say what was released on ``data`` since the odometer held ``before``, and what all releases cost; empty if
+    nothing private was."""
+    of_kind: dict[tuple[str, str], list[Release]] = {}
+    for run, release in odometer.released(data).items():
+        events = beyond(release.events, before[run].events if run in before else ())
+        if events and release.is_private:
+            new = replace(release, events=events, plan=(), rdp_A=np.zeros(0))
+            of_kind.setdefault((release.unit, release.relation), []).append(new)
+    now = [
+        f"ε = {epsilon_text(composed_epsilon(found, delta=delta))} of each {unit}"
+        for (unit, _), found in of_kind.items()
+    ]
+    return f"{' and '.join(now)} of {data}; so far {spent(data, odometer, delta=delta)}" if now else ""

@@ -85,7 +85,7 @@ from fairpate.pages import counted, epsilon_text, percent
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.laplace import PureReleases
-from fairpate.privacy.mechanism_events import beyond, event_from, event_json
+from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.secret_trials import SecretTrials, flat
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, sole_worker, write_json
@@ -107,10 +107,10 @@ from fairpate.run.release_log import (
     Released,
     ReleaseLog,
     Standing,
-    composed_epsilon,
     read_release,
     release_values,
     save_release,
+    spent,
     standing_remarks,
     take_choice,
     take_release,
@@ -232,33 +232,6 @@ def spending(config: Method, dataset: Dataset, odometer: Odometer) -> str:
         return ""
     most = f"at most ε = {epsilon_text(cost.epsilon)} (δ = {delta_text(cost.delta)}) of each {cost.unit}"
     return f"{most}; so far {spent(dataset.name, odometer, delta=cost.delta)}"
-
-
-def spent(data: str, odometer: Odometer, *, delta: float) -> str:
-    """Say how many releases on ``data`` the operator counted, what they cost together, and the limit, by unit."""
-    totals = [
-        f"{counted(total.releases, 'release')} at ε = {epsilon_text(total.epsilon)} per {total.unit}, "
-        + ("no limit" if total.epsilon_limit is None else f"limit {epsilon_text(total.epsilon_limit)}")
-        for total in odometer.totals(delta=delta, data=data)
-        if total.releases
-    ]
-    return "; ".join(totals) or "nothing"
-
-
-def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *, delta: float) -> str:
-    """Say what was released on ``data`` since the odometer held ``before``, and what all releases cost; empty if
-    nothing private was."""
-    of_kind: dict[tuple[str, str], list[Release]] = {}
-    for run, release in odometer.released(data).items():
-        events = beyond(release.events, before[run].events if run in before else ())
-        if events and release.is_private:
-            new = replace(release, events=events, plan=(), rdp_A=np.zeros(0))
-            of_kind.setdefault((release.unit, release.relation), []).append(new)
-    now = [
-        f"ε = {epsilon_text(composed_epsilon(found, delta=delta))} of each {unit}"
-        for (unit, _), found in of_kind.items()
-    ]
-    return f"{' and '.join(now)} of {data}; so far {spent(data, odometer, delta=delta)}" if now else ""
 
 
 ASK_ABOVE = 10.0

@@ -95,6 +95,14 @@ class PublicKeys:
         except ValueError as error:
             raise SumError(f"Expected an Ed25519 and an X25519 public key of 32 bytes each, got {error}.") from error
 
+    def signed(self, signature: bytes, text: bytes) -> bool:
+        """True if ``signature`` is that of ``text`` by this key."""
+        try:
+            Ed25519PublicKey.from_public_bytes(self.signing).verify(signature, text)
+        except InvalidSignature:
+            return False
+        return True
+
 
 class SiteKey:
     """The private keys of a site, from a secret of 32 bytes."""
@@ -182,14 +190,11 @@ class Draw:
 
     def verify(self, place: int, signature: bytes, text: bytes, purpose: Step | Literal["done"]) -> None:
         """Raise SumError unless ``signature`` is that of site ``place`` for ``text``."""
-        try:
-            key = Ed25519PublicKey.from_public_bytes(self.sites[place].signing)
-            key.verify(signature, self.tag(purpose, place) + text)
-        except InvalidSignature:
+        if not self.sites[place].signed(signature, self.tag(purpose, place) + text):
             raise SumError(
                 f"Site {place}: its message '{purpose}' is not signed by it for this plan; the plan, the sum or the "
                 "list of participants differs."
-            ) from None
+            )
 
     def flags(self, places: Sequence[int] | Mapping[int, object]) -> bytes:
         """Return a list of sites as one byte for each site of the plan."""

@@ -1,7 +1,7 @@
 """A release over sites on one machine: records are dealt to sites, and the real commands run as processes.
 
 Every party gets a folder with files, a declaration and an odometer of its own; the coordinator serves on the loopback
-interface. So what is simulated is who has which records, and nothing of the protocol. The records of a table are dealt
+interface. Only the division of the records is simulated; the protocol is the real one. The records of a table are dealt
 as rows of the publisher's text, at random or by the value of a column, such as the state of a census record; pictures
 are dealt at random as vectors of numbers. All records of a person go to one site.
 
@@ -42,13 +42,13 @@ from fairpate.run.release_log import Odometer, Release
 from fairpate.sites.plan import SitePlan, key_text, new_key, read_plan
 from fairpate.types import IntArray, UsageError, UserError
 
-# Of a codebook, what says how to read the publisher's files, or how to divide them.
+# The fields of a codebook that describe how to read the publisher's files, or how to divide them.
 _OF_FILES = ("files", "header", "comment", "separator", "trim", "num_public", "num_validation", "num_test", "rows")
 _PARTS = ("private", "public", "test")
 
 
 class SimulationError(UserError):
-    """A process of the simulation failed; the message has its last words."""
+    """A process of the simulation failed; the message ends with its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
     """The rows of a declared table by part, as text, and its declaration without the parts that are about files."""
     table, entry = read_declaration(path), entry_for(data)
     found: dict[str, list[pa.Table]] = {}
-    # With all columns: one that is no feature may say where a record belongs.
+    # Read all columns: records may be dealt by one that is not a feature.
     whole = table.model_copy(update={"identity": table.identity.model_copy(update={"by_text": True})})
     for part, _, rows in rows_of(whole, request_of(data, entry), table.files.parts):
         for rule in table.keep:
@@ -117,7 +117,7 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     declared = {name: value for name, value in values.items() if name not in _OF_FILES}
     if "when" not in json.dumps(declared):
-        declared.pop("options", None)  # they chose files
+        declared.pop("options", None)  # options that only choose files
     return rows_of_part, declared | {"name": f"{data.name}_sites"}
 
 
@@ -162,7 +162,7 @@ def _dealt(
     found, value_N = np.unique(np.array(values.to_pylist(), dtype=str), return_inverse=True)
     if len(found) < sites:
         raise ConfigError(f"--by: {by or column} has {len(found)} values, fewer than {sites} sites; ask for fewer.")
-    # In turn, the most frequent first; persons are many, and have no order.
+    # Values are dealt in turn: those of a column by frequency, persons in random order.
     ranked = np.argsort(-np.bincount(value_N), kind="stable") if by else order.permutation(len(found))
     site_of = np.empty(len(found), np.int64)
     site_of[ranked] = np.arange(len(found)) % sites

@@ -25,6 +25,8 @@ from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 METHODS = ("record_votes", "weighted_votes")
 TABLES = {"record_votes": "votes_GKC", "weighted_votes": "sums_GCW"}
 
@@ -38,11 +40,6 @@ def digits() -> Dataset:
         for name in ("private", "public", "validation", "test")
     }
     return dataclasses.replace(found, **halves, label_names=("low", "high"))
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
 
 
 def settings(out: Path, method: str, *overrides: str, by_group: bool = True) -> Any:

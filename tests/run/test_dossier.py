@@ -131,7 +131,7 @@ def test_a_signature_holds_for_its_key_and_its_content_alone(run: RunDirectory, 
         code, _, errors = fairpate("verify", file, "--key", key)
         assert (code > 0, words in errors) == (True, True)
     code, _, errors = fairpate("verify", file)
-    assert (code, "--key: a dossier is checked" in errors) == (2, True)
+    assert (code, "--key" in errors) == (2, True)
     plain = read_json(file)
     plain["lines"][0]["value"] = "another model"
     file.write_text(json.dumps(plain))

@@ -19,6 +19,8 @@ from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import RECORDS_ALONE, TELLS_SIZE
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 VALUES: dict[str, Any] = {
     "target": {"epsilon": 4, "accounting": "rdp"},
     "dp_sgd": {"epochs": 1, "batch_size": 100},
@@ -32,11 +34,6 @@ def visits() -> Dataset:
     dataset = load_data(DataConfig())
     persons = tuple(f"patient {place // 2}" for place in range(len(dataset.private)))
     return dataclasses.replace(dataset, private=dataclasses.replace(dataset.private, person_id=persons))
-
-
-@pytest.fixture(autouse=True)
-def _own_odometer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
 
 
 def train(dataset: Dataset, out: Path, *overrides: str, method: str = "dp_sgd") -> RunDirectory:

@@ -48,6 +48,8 @@ from fairpate.types import KEEPS_KEY, TABLES_LOST, GateRule
 from student.card import StudentCard
 from student.student import Student, load_student
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 DECLARED: dict[str, Any] = {
     "name": "clinic",
     "label": {"column": "y", "classes": ["no", "yes"]},
@@ -57,11 +59,6 @@ DECLARED: dict[str, Any] = {
     "rows": 2000,
 }
 SETTINGS = {"evaluation": {"metrics": "private"}, "student": {"model": {"name": "logistic"}}, "target": {"epsilon": 1}}
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
 
 
 def columns(count: int, prefix: str) -> dict[str, list[Any]]:

@@ -34,6 +34,8 @@ from fairpate.run.run import run_method
 from student.card import StudentCard
 from student.student import Student
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 DECLARATION = """
 name: clinic
 files: {private: private.csv, public: public.csv}
@@ -56,11 +58,6 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (folder / "clinic.yaml").write_text(DECLARATION, encoding="utf-8")
     return folder / "clinic.yaml"
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
 
 
 def candidate(clinic: Path, *overrides: str) -> Any:

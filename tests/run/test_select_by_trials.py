@@ -32,12 +32,9 @@ from fairpate.run.release_log import LimitReachedError, Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 assert DECLARATION
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
 
 
 @pytest.fixture

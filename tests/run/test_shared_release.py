@@ -23,6 +23,8 @@ from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 GATE = {"max_disparity": 0.02, "min_count": 5}
 SETTINGS: dict[str, Any] = {
     "noise": "os_entropy",
@@ -32,11 +34,6 @@ SETTINGS: dict[str, Any] = {
     "weighted_votes": {"embedding": {"num_components": 20, "graph_share": 0}},
 }
 SHARED = ("record_votes", "weighted_votes")
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
 
 
 @pytest.fixture(scope="module")
