@@ -239,7 +239,7 @@ class ResidualVotesConfig(VectorsConfig):
 
     curvature: Curvature | None = Field(
         None,
-        description="Source of second moments: the `public` pool, or a `private` release. null: decided after the first "
+        description="Source of second moments: the `public` pool, or a `private` release. null: decided by the first "
         "release, which shows the number of private records: `private` if there are fewer public records than numbers "
         "in a vote, or if the noise of released moments is below the sampling error of the pool's (of its persons, "
         "where the source names them).",
