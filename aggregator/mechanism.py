@@ -136,7 +136,7 @@ class Mechanism(ABC):
         """Return the Renyi curve of each of these queries, shape (Q, A), for the operator alone."""
         event = self.realised(votes_QC)
         price_each = accountant.rdp_of_each_data_dependent
-        # A price is registered for this type of event: the function that refuses all others is not its own.
+        # A registered type has a function of its own; all others share the one that refuses.
         if price_each.dispatch(type(event)) is not price_each.dispatch(object):
             return price_each(event, orders_A)
         # One by one; where votes do not matter, all queries have the curve of one.

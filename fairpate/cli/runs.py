@@ -585,7 +585,7 @@ def _listed(names: str | None) -> list[str]:
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method to describe; without one, lists all.")] = None,
 ) -> Output:
-    """List all methods with what they protect and their papers, or describe one with all its settings."""
+    """List all methods with what they protect and need, or describe one with its paper and all settings."""
     from fairpate.cli.summaries import describe_method, list_methods
 
     return list_methods() if name is None else describe_method(name)

@@ -288,7 +288,7 @@ class Names(Sequence[str]):
         return NotImplemented
 
     def __hash__(self) -> int:
-        # As that of a tuple, because a tuple of the same names is equal to these.
+        # The hash of a tuple, because a tuple of the same names is equal to these.
         return hash(tuple(self))
 
     def __repr__(self) -> str:

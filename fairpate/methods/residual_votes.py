@@ -239,9 +239,10 @@ class ResidualVotesConfig(VectorsConfig):
 
     curvature: Curvature | None = Field(
         None,
-        description="Second moments: of the `public` pool, or a `private` release. null: decided by the released sums, "
-        "which count the private records: `private` if public records are fewer than a vote's numbers, or the noise of "
-        "moments is below the sampling error of the pool's, which counts persons where the source names them.",
+        description="Source of second moments: the `public` pool, or a `private` release. null: decided by the first "
+        "release, which shows the number of private records: `private` if there are fewer public records than numbers "
+        "in a vote, or if the noise of released moments is below the sampling error of the pool's (of its persons, "
+        "where the source names them).",
     )
     public_rounds: Count = Field(5, description="Number of releases of residuals with public curvature.")
     private_rounds: Count = Field(8, description="Number of releases of residuals with private curvature.")

@@ -255,7 +255,7 @@ def _require_valid(event: Mapping[str, Any]) -> None:
                 # Pairs of several noises lack their far tails.
                 raise NotRecomputedError(f"{inner['kind']} inside of SecretTrials: no independent Renyi curve")
             _require_valid(inner)
-            # A definition that leaves unit or relation open is taken at its own fields.
+            # An inner event that names no unit or relation has those of the outer one.
             found = guarantee_of({"unit": event["unit"], "relation": event["relation"]} | dict(inner))
             if found != guarantee_of(event):
                 raise ValueError(f"SecretTrials for {guarantee_of(event)}: {inner['kind']} is for {found}")

@@ -249,7 +249,7 @@ class Trials:
 def plan_trials(
     events_at: Callable[[float], Sequence[tuple[Event, ...]]], *, epsilon: float, delta: float, expected_trials: float
 ) -> Trials:
-    """The trials of the largest price with which all of them stay within ``epsilon`` at ``delta``, to half a percent.
+    """Plan the most expensive trials that together stay within ``epsilon`` at ``delta``, to half a percent.
 
     ``events_at``: the events of one training for each settings, all planned for this epsilon. ConfigError for events
     without Renyi curves, and for a target that trials of any price exceed.

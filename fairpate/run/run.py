@@ -803,7 +803,7 @@ def statement_of(
 
 
 def chosen_remarks(config: Method, events: Sequence[Event]) -> tuple[str, ...]:
-    """The remarks on a choice of settings that ``events`` made; none without one."""
+    """The remarks on the choice of settings among ``events``; empty without a choice."""
     if not events:
         return ()
     how = TRIED if any(isinstance(event, SecretTrials) for event in events) else CHOSEN

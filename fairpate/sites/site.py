@@ -260,7 +260,7 @@ def join(
     ``agree`` is shown what leaves and what it costs; ``digest`` is that of the only plan to accept; ``own`` are
     settings of this site's workers. PlanError, ConfigError or DataError for a plan, a key or records that do not fit
     each other; LimitReachedError where the odometer has no room; CoordinatorError and SumError for an end without a
-    sum. Before any of these but the last two, nothing is charged and nothing has left.
+    sum. Except for the last two, nothing was charged or sent before the error.
     """
     from fairpate.methods.base import price
     from fairpate.privacy.mechanism_events import event_from

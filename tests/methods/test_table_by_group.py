@@ -170,7 +170,7 @@ def test_pages_say_what_was_found(digits: Dataset, tmp_path: Path) -> None:
     assert card["gaps"]["dp_one_vs_rest"]["value"] == gap.value
     assert set(found.gaps) == {
         *("dp_one_vs_rest", "dp_pairwise", "dp_to_overall", "eo_full", "eo_lowy", "accuracy_parity"),
-        *("equal_opportunity", "false_negative_rate", "false_positive_rate", "false_discovery_rate"),
+        *("equal_opportunity", "false_negative_rate", "false_positive_rate", "false_discovery_rate", "impact_ratio"),
     }
     bare = run(settings(tmp_path / "bare", "weighted_votes", by_group=False), digits)
     assert "private population" not in bare.public_report.read_text()
