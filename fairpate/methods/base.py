@@ -847,7 +847,7 @@ def refused(path: Names, value: Any) -> list[str]:
     *sections, last = path
     for name in reversed(path):
         value = {name: value}
-    faults, names, closest = [], dict[str, None](), 0
+    faults, names, inside, closest = [], dict[str, None](), dict[str, None](), 0
     for method in sorted(method_names(), key=lambda method: method != path[0]):
         try:
             other = find_method(method)
@@ -856,6 +856,7 @@ def refused(path: Names, value: Any) -> list[str]:
                 raise
             continue
         fields = _fields(other)
+        inside |= {f"{name}.{last}": None for name, section in fields.items() if last in _fields(section)}
         for section in sections:
             fields = _fields(fields.get(section))
         names |= dict.fromkeys(fields)
@@ -870,7 +871,9 @@ def refused(path: Names, value: Any) -> list[str]:
                 faults, closest = found, depth
         else:
             return []
-    return faults or [f"{'.'.join(path)}: unknown field{nearest(last, names)}."]
+    # A field without its section, such as `epsilon`.
+    meant = f"; did you mean {' or '.join(inside)}?" if inside and not sections else f"{nearest(last, names)}."
+    return faults or [f"{'.'.join(path)}: unknown field{meant}"]
 
 
 def _fields(annotation: Any) -> Values:

@@ -38,6 +38,7 @@ from rich.text import Text
 
 from fairpate import __version__
 from fairpate.config import nearest
+from fairpate.data.dataset import DataError
 from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
 from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render
@@ -435,7 +436,10 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         frame = pa.table(dict(table)) if isinstance(table, Mapping) else pa.Table.from_pandas(table)
         batches = plain_batches(frame, title)
     read = pa.concat_tables(batches)
-    require_columns(read, columns, title)
+    try:
+        require_columns(read, columns, title)
+    except DataError as error:
+        raise DataError(f"{error} Options such as --prediction and --group name the columns.") from error
     found = {name: [_whole(each) for each in text_of(read[name]).to_pylist()] for name in columns}
     return title, {name: np.array(values, dtype=np.str_) for name, values in found.items()}
 
