@@ -290,6 +290,8 @@ def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]
         kept = _without(kept, ("evaluation.metrics", "evaluation.score_edges"))
     if kept["data"].get("split") == "counts":
         kept = _without(kept, ("data.split", "data.test_share", "data.validation_share"))
+    if "keep" in (aggregator := kept.get("aggregator", {})) and not aggregator["keep"]:
+        kept = _without(kept, ("aggregator.keep",))
     return kept
 
 

@@ -657,6 +657,7 @@ class Parameters(TypedDict, total=False):
     embedding: str | Mapping[str, Any] | None
     declaration: str | Mapping[str, Any] | None
     sensitive_feature: str | int | Mapping[str, Any] | SensitiveFeature | None
+    odometer: str | None
     public_X: Any
     public_sensitive_features: Any
     num_records: int | None

@@ -697,7 +697,6 @@ class _Medium:
     line: str
     ground: str
     scale: float
-    letters: float
     font: str
 
 
@@ -708,7 +707,6 @@ _PAGE = _Medium(
     line="var(--line)",
     ground="var(--paper)",
     scale=1.0,
-    letters=11,
     font="system-ui, sans-serif",
 )
 _PAPER = _Medium(
@@ -718,7 +716,6 @@ _PAPER = _Medium(
     line="#e4e7ea",
     ground="white",
     scale=0.42,  # a mark on paper is smaller than on a screen
-    letters=6,
     font="Liberation Sans, Arial, Helvetica, sans-serif",
 )
 # The letters of epsilon, disparity, accuracy and coverage in a row, in the order of drawn coordinates.
@@ -777,7 +774,7 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
     # Labels at both ends, so that those of two lines that are close do not meet.
     compared: list[dict[str, Any]] = []
     for side, (name, accuracy) in enumerate(view.lines.items() if up == ACCURACY else ()):
-        label = {"text": f"{name} {percent(accuracy)}", "fill": medium.muted, "dy": -5, "fontSize": medium.letters}
+        label = {"text": f"{name} {percent(accuracy)}", "fill": medium.muted, "dy": -5}
         compared.append(
             {
                 "data": {"values": [{"y": round(accuracy, 5)}]},
@@ -924,12 +921,14 @@ def _config(medium: _Medium, font_size: float) -> dict[str, Any]:
         },
         "legend": {**text, "labelColor": medium.ink, "labelLimit": 0, "orient": "bottom", "symbolSize": 30},
         "title": {"fontSize": font_size, "fontWeight": "normal", "color": medium.muted, "anchor": "start"},
+        "text": {"fontSize": font_size},
     }
 
 
 _LETTER = 0.56  # mean width of a letter, in font sizes
 _DPI = 200
 _POINTS_PER_INCH = 72
+_CLIP = re.compile(r"\bclip\d+\b")
 _SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
 
 
@@ -1029,6 +1028,9 @@ def _pictures(
         if abs(missing) < 0.3 or inner + missing / across < 40:
             break
         inner += missing / across
+    # The renderer numbers clips on from drawing to drawing; here each file counts from 0.
+    numbers = {name: f"clip{number}" for number, name in enumerate(dict.fromkeys(_CLIP.findall(drawing)))}
+    drawing = _CLIP.sub(lambda found: numbers[found[0]], drawing)
     make: Mapping[str, Callable[[], bytes]] = {
         "pdf": lambda: vl_convert.svg_to_pdf(drawing),
         # With the unit: numbers without one are pixels, which are smaller than points.

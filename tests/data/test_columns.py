@@ -132,10 +132,13 @@ def test_text_where_a_number_is_due_names_column_and_value(bad: str) -> None:
     ("bad", "remedy"),
     [
         *(
-            (bad, "decimal point, and nothing between thousands")
+            (bad, "declare `decimal: ','` if the comma is the point")
             for bad in ("1,5", "-1.234,56", "31,347", "1,234,567.8")
         ),
-        *((bad, "a date is no number") for bad in ("29.03.2023", "3/4/21", "2023-03-29", "2023-03-29 00:00:00.000")),
+        *(
+            (bad, "declare `date: year` or `date: age`")
+            for bad in ("29.03.2023", "3/4/21", "2023-03-29", "2023-03-29 00:00:00.000")
+        ),
         *((bad, "correct it") for bad in ("1,", "1-2", "1.2.3.4", "2023-03")),
     ],
 )

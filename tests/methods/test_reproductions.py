@@ -98,7 +98,7 @@ def oracle(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> Setting:
         target=PrivacyTarget(epsilon=8, delta=1e-6),
         rules=GameRules(num_rounds=6, dual_bound=2.0, learning_rate=0.5, max_gap=0.02),
         source=SeededSource(0),
-        admit=lambda *_: None,
+        reserve=lambda *_: None,
     )
 
 

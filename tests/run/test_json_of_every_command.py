@@ -43,6 +43,7 @@ SUCCEEDS = {
     "site plan": None,
     "site serve": None,
     "site join": None,
+    "site simulate": None,
     "audit": None,
     "bundle": None,
     "dossier": None,

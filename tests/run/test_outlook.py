@@ -63,7 +63,7 @@ def test_a_run_says_it_before_it_asks_its_teachers(clinic, fairpate, monkeypatch
     assert code == 0
     assert "95.0 % of records by the declaration" in " ".join(said.split())
     assert said.index("cannot be expected to beat the most common class") < said.index("teachers")
-    code, _, said = fairpate(*asked[:4], "8", *asked[5:])
+    code, _, said = fairpate(*asked[:4], "8", *asked[5:], "--yes")
     assert code == 0
     assert "cannot be expected" not in said
 
@@ -73,7 +73,7 @@ def test_an_earlier_run_that_did_not_beat_it_is_named(clinic, fairpate, tmp_path
     earlier = tmp_path / "runs" / "earlier" / "public"
     earlier.mkdir(parents=True)
     (earlier / "record.json").write_text(json.dumps(record), encoding="utf-8")
-    asked = ["run", "--method", "dp_sgd", "--set", "dp_sgd.epochs=1", "--data", str(clinic())]
+    asked = ["run", "--method", "dp_sgd", "--set", "dp_sgd.epochs=1", "--data", str(clinic()), "--yes"]
     for epsilon, says_so in (("1", True), ("4", False)):
         code, _, said = fairpate(*asked, "--epsilon", epsilon)
         assert code == 0

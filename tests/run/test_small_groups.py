@@ -60,7 +60,7 @@ def told(values: Any, name: str = "children") -> list[Any]:
 
 def test_four_children_are_in_no_number_that_is_published(clinic, tmp_path, fairpate):
     out = tmp_path / "run"
-    asked = ["--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8"]
+    asked = ["--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8", "--yes"]
     code, *said = fairpate("run", *asked, "--out", str(out))
     assert code == 0, said
     assert "gaps leave out children: too few answered test records" in "".join(said)
@@ -90,7 +90,7 @@ def test_four_children_are_in_no_number_that_is_published(clinic, tmp_path, fair
 def test_what_an_earlier_version_measured_gets_no_card(clinic, tmp_path, fairpate):
     """Its metrics may show any cell: the run's command makes them again."""
     out = tmp_path / "run"
-    asked = ["run", "--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8"]
+    asked = ["run", "--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8", "--yes"]
     assert fairpate(*asked, "--out", str(out))[0] == 0
     run, _ = open_run_directory(out)
     older = {name: value for name, value in read_json(run.metrics).items() if name != "least_cell"}
@@ -105,7 +105,7 @@ def test_what_an_earlier_version_measured_gets_no_card(clinic, tmp_path, fairpat
 def test_a_finished_run_is_measured_again_under_another_least_size(clinic, tmp_path, fairpate):
     """The size decides what is shown and nothing of the model, which is not trained again."""
     out = tmp_path / "run"
-    asked = ["run", "--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8"]
+    asked = ["run", "--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8", "--yes"]
     asked += ["--out", str(out)]
     assert fairpate(*asked)[0] == 0
     run, _ = open_run_directory(out)
@@ -121,7 +121,7 @@ def test_a_finished_run_is_measured_again_under_another_least_size(clinic, tmp_p
 @pytest.mark.parametrize("hidden", [[], ["dp_one_vs_rest", "false_negative_rate"]])
 def test_a_table_of_results_is_made_of_runs_that_hide_cells(clinic, tmp_path, fairpate, hidden):
     out = tmp_path / "run"
-    asked = ["run", "--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8"]
+    asked = ["run", "--method", "weighted_votes", "--data", str(clinic / "clinic.yaml"), "--epsilon", "8", "--yes"]
     assert fairpate(*asked, "--out", str(out))[0] == 0
     run, config = open_run_directory(out)
     metrics = read_json(run.metrics)
