@@ -300,7 +300,7 @@ class Hospitals:
 
         source = DataConfig(name=data, options=options, data_dir=Path(os.environ["FAIRPATE_DATA"]))
         self.records = deal(source, folder, sites=sites, by=by)
-        self.folder, self.epsilon = folder, 1.0
+        self.folder, self.epsilon, self.num_sites = folder, 1.0, sites
         config = self.config("weighted_votes")
         self.together = load_at_site(config.data, has_private=False)
         embedding = self.together.embedding
@@ -316,7 +316,7 @@ class Hospitals:
         declared = (party or self.folder / "coordinator") / "data.yaml"
         name = yaml.safe_load(declared.read_text(encoding="utf-8"))["name"]
         given = [f"data.declaration={declared}", f"data.name={name}", f"target.epsilon={self.epsilon}", *options]
-        return resolved(given, method)
+        return resolved(given, method, num_sites=1 if party else self.num_sites)
 
     def training(self, dataset: Any, noisy_sum: Any) -> Any:
         from torch import nn

@@ -76,15 +76,23 @@ from fairpate.pages import epsilon_text
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntropy
 from fairpate.privacy.mechanism_events import event_from
-from fairpate.run.choice import TrialsError, group_weights, plan_trials, require_planned, score_of
+from fairpate.run.choice import (
+    MAY_FAIL,
+    TrialsError,
+    group_weights,
+    plan_trials,
+    require_planned,
+    score_of,
+    unheard,
+)
 from fairpate.run.context import write_json
 from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import Assessment, assess, record_data
-from fairpate.run.private_metrics import WEIGHT
+from fairpate.run.private_metrics import WEIGHT, require_kept_names
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.run import statement_of, train_model
 from fairpate.terminal import Reporter
-from fairpate.types import PrivacyStatement, Unit, heard_by, strict
+from fairpate.types import PrivacyStatement, Unit, strict
 from student.card import StudentFileError
 from student.student import Student, load_student, save_student
 
@@ -394,6 +402,7 @@ def dataset_of(
         label_names=tuple(str(name) for name in classes),
         group_names=tuple(str(name) for name in groups) or ("everyone",),
         sensitive_attribute="group",
+        keeps_names=bool(persons),
     )
     return dataset, classes, groups
 
@@ -1338,6 +1347,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         x, known = _safe_indexing(X if hasattr(X, "columns") else np.asarray(X), rows), labels[rows]
         candidates = [clone(base).set_params(**each) for each in settings]
         prepared = [each.set_params(epsilon=self.epsilon)._prepared(x, known, **given) for each in candidates]
+        for config, *_ in prepared:
+            require_kept_names(config, whole)
 
         def events_at(of_one: float) -> list[tuple[Event, ...]]:
             found = []
@@ -1359,14 +1370,12 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         )
         validation = whole.private.take(kept_apart.tolist())
         source, best = OsEntropy(), None
-        with heard_by(lambda *_: None):
+        with unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:
                 model = clone(candidates[number]).set_params(epsilon=plan.epsilon, progress=False)
                 try:
-                    # Warnings would show what became of a trial, which no epsilon covers.
-                    with warnings.catch_warnings(action="ignore"):
-                        model.fit(x, known, **given)
-                except ValueError:  # which noise may cause: the worst outcome of a trial
+                    model.fit(x, known, **given)
+                except MAY_FAIL:
                     continue
                 require_planned(model.events_, plan.trainings)
                 score = plan.with_noise(_right_predictions(model, validation, whole, weights, source), source)
@@ -1381,11 +1390,16 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
             self.feature_names_in_ = model.feature_names_in_
         self.events_ = (plan.trainings,)
         trained = replace(model.trained_, events=self.events_)
-        self.privacy_ = price(self.events_, delta=self.delta)
         parts = {"validation": (plan.scores,)}
         own = statement_of(model.config_, trained, parts=parts).remarks
         others = tuple(remark for remark in model.statement_.remarks if remark not in own)
         self.statement_ = statement_of(model.config_, trained, parts=parts, remarks=others)
+        assert self.statement_.epsilon is not None
+        # A unit is in one part, and pays what the dearer of both costs.
+        self.privacy_ = replace(price(self.events_, delta=self.delta), epsilon=self.statement_.epsilon)
+        # The best model is known by the choice: alone, too, it states the price of all trials, and not that of one.
+        model.trained_, model.events_ = trained, self.events_
+        model.privacy_, model.statement_ = self.privacy_, self.statement_
         return self
 
     def predict(self, X: npt.ArrayLike, **given: Any) -> Labels:

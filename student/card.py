@@ -51,6 +51,14 @@ class StudentCard:
     num_training_labels: int | None = None
     embedding: str | None = None
 
+    def __post_init__(self) -> None:
+        groups, classes = len(self.group_names), len(self.label_names)
+        # A mixing of another shape may fail for some records alone, and the failure would tell who is there.
+        if self.mixing is not None and np.shape(self.mixing) != (groups, classes, classes):
+            raise ValueError(
+                f"Expected a mixing of shape ({groups}, {classes}, {classes}), got {np.shape(self.mixing)}."
+            )
+
     @property
     def is_randomised(self) -> bool:
         """True if equal records may get different predictions."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import ParameterGrid
@@ -92,6 +96,49 @@ def test_a_record_more_moves_no_other_and_training_never_sees_what_scores_read(
     assert 0.1 < len(validation) / 599 < 0.3
     assert training <= training_more
     assert validation <= validation_more
+
+
+def test_the_best_model_states_the_price_of_all_trials_wherever_it_goes(tmp_path: Path) -> None:
+    X, y, _ = records()
+    found = search().fit(X, y)
+    best = found.best_estimator_
+    assert best.statement() == found.statement()
+    assert (best.privacy_, best.events_, best.trained_.events) == (found.privacy_, found.events_, found.events_)
+    assert found.privacy_.epsilon == found.statement().epsilon
+    loaded = FairClassifier.load(best.save(tmp_path / "saved"))
+    assert loaded.statement().epsilon == found.statement().epsilon > 3.9
+    assert loaded.statement().tuning_accounted
+
+
+def test_a_replaced_record_that_could_move_to_another_part_is_refused() -> None:
+    X, y, _ = records()
+    replaced = FairSearchCV(FairClassifier("dp_sgd", target={"relation": "replace one"}), GRID)
+    with pytest.raises(ValueError, match="a record that is replaced must stay in its split"):
+        replaced.fit(X, y)
+
+
+@pytest.mark.parametrize("error", [ValueError, FloatingPointError, torch.linalg.LinAlgError])
+def test_nothing_is_heard_of_a_trial_that_warns_logs_or_fails(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    X, y, _ = records()
+    fit = FairClassifier.fit
+
+    def noisy(model: FairClassifier, *given: Any, **other: Any) -> Any:
+        warnings.warn("of a trial", RuntimeWarning, stacklevel=1)
+        logging.getLogger("fairpate.nn.per_example").warning("of a trial")
+        if model.dp_sgd["learning_rate"] < 1:
+            raise error("of a trial")
+        return fit(model, *given, **other)
+
+    monkeypatch.setattr(FairClassifier, "fit", noisy)
+    fixed(monkeypatch, 0, 1)
+    with warnings.catch_warnings(record=True) as heard:
+        assert search().fit(X, y).best_params_ == {"dp_sgd__learning_rate": 1.0}
+    assert not [each for each in heard if "of a trial" in str(each.message)]
+    assert not caplog.records
+    logging.getLogger("fairpate.nn.per_example").warning("afterwards")
+    assert len(caplog.records) == 1
 
 
 def test_records_of_a_person_stay_together_and_persons_are_what_is_protected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ def make_plan(
     from fairpate.sites import plan as plans
 
     given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
-    config = resolved([*(overrides or []), *as_overrides(given)], method)
     roster = plans.read_roster(sites)
+    config = resolved([*(overrides or []), *as_overrides(given)], method, num_sites=len(roster))
     with waiting("plan"):
         plan, embedding = plans.make_plan(config, roster, may_vanish=may_vanish, may_collude=may_collude)
     if embedding is not None:
@@ -191,7 +191,10 @@ def simulate_plan(
     overrides: Overrides = None,
     data_dir: DataDir = None,
 ) -> Output:
-    """Deal public records to sites on this machine, and let them share a release with the real protocol."""
+    """Deal public records to sites on this machine, and let them share a release with the real protocol.
+
+    One machine sees them all. A declaration's records may be private: your own odometer counts their release too.
+    """
     from fairpate.cli.base import data_config
     from fairpate.run.context import read_json
     from fairpate.sites.simulate import simulate

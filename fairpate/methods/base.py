@@ -894,34 +894,37 @@ _FOLLOW_FROM_COUNT = frozenset({"teachers", "private_knn", "record_votes", "dp_s
 _BATCHES, _SMALLEST_BATCH, _LARGEST_BATCH = 50, 32, 512
 
 
-def resolved(overrides: Sequence[Override], method: str | None = None) -> Method:
+def resolved(overrides: Sequence[Override], method: str | None = None, *, num_sites: int = 1) -> Method:
     """The configuration of a run without a file: settings that suit the data set, with ``overrides`` on top.
 
-    `fairpate run` without a file uses it, and commands that are printed rely on it.
+    `fairpate run` without a file uses it, and commands that are printed rely on it. ``num_sites`` sites each have as
+    many records as the data set declares.
     """
-    return configured(start_values(overrides, method), overrides, method=method)
+    return configured(start_values(overrides, method, num_sites=num_sites), overrides, method=method)
 
 
-def start_values(overrides: Sequence[Override], method: str | None = None) -> Values:
+def start_values(overrides: Sequence[Override], method: str | None = None, *, num_sites: int = 1) -> Values:
     """The settings to which :func:`resolved` applies ``overrides``."""
     said = _said(overrides)
     name = said.get("method") if method is None else method
     if name is not None and not isinstance(name, str):
         return {}  # refused with the rest of the configuration
-    return fitted(parse_config(said.get("data", {}), DataConfig), name)
+    return fitted(parse_config(said.get("data", {}), DataConfig), name, num_sites=num_sites)
 
 
-def fitted(data: DataConfig, method: str | None = None) -> Values:
+def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -> Values:
     """Settings of ``method`` that suit ``data``; None: the method that is used if none is named."""
     name = FITTED if method is None else method
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry_for(data).rows is not None
     count = count_protected(data) if needed else _RECORDS_PER_COMPONENT * _MOST_COMPONENTS
-    return fitted_to(name, count=count, num_public=pool_size(data))
+    return fitted_to(name, count=count, num_public=pool_size(data), num_sites=num_sites)
 
 
-def fitted_to(name: str, *, count: int, num_public: int) -> Values:
-    """Settings that suit ``count`` protected records or persons and ``num_public`` public records.
+def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> Values:
+    """Settings that suit ``count`` protected records or persons at each site and ``num_public`` public records.
+
+    Teachers are those of a site; what is computed from the sum over all sites follows from all records.
 
     Values that the method's class sets itself take precedence.
     """
@@ -951,7 +954,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
             "sampling_rate": rate,
             "num_neighbours": max(_FEWEST_NEIGHBOURS, int(share * rate * count)),
         },
-        "record_votes": {"rule": "linear", "num_records": count},
+        "record_votes": {"rule": "linear", "num_records": count * num_sites},
         "dp_sgd": {
             "epochs": 5,
             "batch_size": min(max(_SMALLEST_BATCH, min(count // _BATCHES, _LARGEST_BATCH)), most),
@@ -963,7 +966,7 @@ def fitted_to(name: str, *, count: int, num_public: int) -> Values:
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
         # Every number of a record gets the same noise, and few records stand out against it in few numbers only.
-        components = min(max(_FEWEST_COMPONENTS, count // _RECORDS_PER_COMPONENT), _MOST_COMPONENTS)
+        components = min(max(_FEWEST_COMPONENTS, count * num_sites // _RECORDS_PER_COMPONENT), _MOST_COMPONENTS)
         values["data"] = {"embedding": {"num_components": components}}
     # What the class sets itself counts as set in its sections; defaults of a section do not.
     own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}

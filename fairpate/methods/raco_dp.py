@@ -36,6 +36,7 @@ set names persons, these are sampled, s(x) in H and g_x are averages over a pers
 persons: the average of rows that sum to 1 moves H by 1 in L1 too, in however many cells they are.
 
 Deviations from the paper and its code:
+
 - Precision, which is not a rate of a fixed set of records, is bounded as a linear function of the histogram.
 - The paper amplifies Laplace and Gaussian noise separately and adds: too cheap, as both read one sample.
   :func:`epsilon_as_in_paper` is that number, for comparison.

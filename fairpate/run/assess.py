@@ -11,7 +11,9 @@ has no ratio and takes no part in the highest rate, as the rules allow; it is na
 which a group is not known are left out and counted.
 
 *Small cells.* A group of fewer than ``least_cell`` records, or persons, of the finest division is left out of all
-divisions alike, with enough others that no difference of two of them shows it (:mod:`fairpate.report.metrics`).
+divisions alike, with enough others that no difference of two of them shows it (:mod:`fairpate.report.metrics`). Where
+numbers by true label that one division leaves out would follow from those of the others, as a difference of groups that
+overlap, only the finest division has such numbers.
 
 Intervals of rates are Wilson's and those of ratios MOVER's, as for private metrics without noise; where persons are
 named, both are bootstrap percentiles over persons.
@@ -141,7 +143,8 @@ class AssessedPredictions:
     """The fairness report of a table of predictions; shows itself as a table in a terminal and as a page in a notebook.
 
     ``selected`` says in words what counts as being selected. ``num_unknown`` records have no known group,
-    ``num_left_out`` belong to groups that are too small or were left out with them.
+    ``num_left_out`` belong to groups that are too small or were left out with them. ``finest_alone``: only the finest
+    division has numbers by true label, as others would have shown small cells.
     """
 
     title: str
@@ -152,6 +155,7 @@ class AssessedPredictions:
     least_cell: int
     divisions: tuple[Division, ...]
     fair_at: FairRule = field(default_factory=FairRule)
+    finest_alone: bool = False
 
     @property
     def judged(self) -> tuple[Division, RunStatement] | None:
@@ -178,14 +182,20 @@ class AssessedPredictions:
 
     @property
     def left_out(self) -> str:
-        """The records that no number counts; empty where all count."""
+        """What is not shown: records that no number counts, and numbers by true label; empty where all is."""
         words = []
         if self.num_unknown:
             words.append(f"{counted(self.num_unknown, 'record')} of which a group is not known")
         if self.num_left_out:
             small = f"{counted(self.num_left_out, 'record')} of groups of fewer than {self.least_cell}"
             words.append(f"{small}, or left out so that these do not follow")
-        return f"Left out: {' and '.join(words)}." if words else ""
+        said = [f"Left out: {' and '.join(words)}."] if words else []
+        if self.finest_alone:
+            said.append(
+                f"Accuracy and numbers by true label are shown by {self.divisions[-1].name} alone: from those of the "
+                f"other divisions, numbers of fewer than {self.least_cell} would follow."
+            )
+        return " ".join(said)
 
     def to_json(self) -> dict[str, Any]:
         """All numbers and sentences as plain JSON values; undefined numbers are null."""
@@ -328,7 +338,7 @@ def assess_predictions(
         num_groups=int(finest.max()) + 1,
         persons_N=persons_N,
     ).kept_N
-    divisions = []
+    divisions, codes = [], []
     for names in [[name] for name in groups] + ([list(groups)] if len(groups) > 1 else []):
         codes_N, group_names = _codes([text[name] for name in names])
         counted_N = kept_N & answered_N
@@ -356,6 +366,15 @@ def assess_predictions(
             )
             measured = replace(measured, fair_at=fair_at or FairRule())
         divisions.append(Division(name=" and ".join(names), groups=chosen, measured=measured))
+        codes.append(codes_N[kept_N])
+    finest_alone = False
+    if label is not None and kept_N.any():
+        labels_N = np.unique(text[label][kept_N], return_inverse=True)[1]
+        units_N = np.arange(len(labels_N)) if persons_N is None else persons_N[kept_N]
+        evaluations = [each.measured for each in divisions]
+        finest_alone = _hidden_follows(evaluations, codes, labels_N, units_N, least=least_cell)
+    if finest_alone:
+        divisions = [*(replace(each, measured=None) for each in divisions[:-1]), divisions[-1]]
     return AssessedPredictions(
         title=title,
         selected=selected_words,
@@ -365,7 +384,43 @@ def assess_predictions(
         least_cell=least_cell,
         divisions=tuple(divisions),
         fair_at=fair_at or FairRule(),
+        finest_alone=finest_alone,
     )
+
+
+def _hidden_follows(
+    evaluations: Sequence[Evaluation | None],
+    codes: Sequence[npt.NDArray[np.int64]],
+    labels_N: npt.NDArray[np.int64],
+    units_N: npt.NDArray[np.int64],
+    *,
+    least: int,
+) -> bool:
+    """True if sums and differences of what divisions show by true label give what one of them hides.
+
+    ``codes``: the groups of the records (N,) in each division, the finest last. ``units_N``: records or persons.
+    """
+    first_K = np.unique(codes[-1], return_index=True)[1]  # a record of each group of the finest division
+    # Totals over all records are shown too.
+    tables, accuracies = [np.ones(len(first_K))], [np.ones(len(first_K))]
+    hidden_tables, hidden_accuracies = list[npt.NDArray[np.float64]](), list[npt.NDArray[np.float64]]()
+    for measured, codes_N in zip(evaluations, codes, strict=True):
+        if measured is None or not measured.is_measured:
+            continue
+        for z in np.unique(codes_N).tolist():
+            made_of_K = (codes_N[first_K] == z).astype(np.float64)
+            of_z = np.unique(np.stack([labels_N, units_N])[:, codes_N == z], axis=1)[0]
+            if measured.confusion_GYC[z] is not None:
+                tables.append(made_of_K)
+            elif np.unique(of_z, return_counts=True)[1].min() < least:
+                hidden_tables.append(made_of_K)
+            (hidden_accuracies if math.isnan(measured.groups[z].accuracy) else accuracies).append(made_of_K)
+
+    def follow(shown: Sequence[npt.NDArray[np.float64]], hidden: Sequence[npt.NDArray[np.float64]]) -> bool:
+        rank = np.linalg.matrix_rank(np.stack(shown))
+        return any(np.linalg.matrix_rank(np.stack([*shown, each])) == rank for each in hidden)
+
+    return follow(tables, hidden_tables) or follow(accuracies, hidden_accuracies)
 
 
 def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, npt.NDArray[np.str_]]]:

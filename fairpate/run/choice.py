@@ -26,9 +26,12 @@ Shapes: N validation records, M candidates.
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -206,6 +209,22 @@ class TrialsError(UserError):
     """No trial gave a model; the price was charged."""
 
 
+MAY_FAIL = (UserError, ValueError, ArithmeticError, RuntimeError)
+"""What noise may cause in a trial: its worst outcome, where an error that is shown would reveal the trial."""
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Show nothing of trials: the number of their steps, their warnings and what they log would reveal K or a loser."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with heard_by(lambda *_: None), warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(disabled)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trials:
     """The plan of a choice among trainings: the ``epsilon`` of one training, all trainings as one event, and all scores
@@ -364,7 +383,8 @@ def select_by_trials(
             ReleaseLog(each, Odometer(), data=dataset.name, method="secret trials", part=name and f"{part}/{name}")
             for each, name in ((folder, dataset.part and "private"), (of_scores, dataset.part and "validation"))
         ]
-        if not state_file.exists():
+        # A copy of a folder whose trials were drawn is another run, with other noise: it pays too.
+        if not state_file.exists() or any(log.stored() is None for log in logs):
             # All limits before the first charge: a refusal later would leave charges without a model.
             logs[0].check([plan.trainings], noise=OS_ENTROPY)
             logs[1].check([plan.scores], noise=OS_ENTROPY)
@@ -374,6 +394,7 @@ def select_by_trials(
                 logs[0].of_part("test").check([table_event(cost)], noise=OS_ENTROPY)
             logs[0].record([plan.trainings], noise=OS_ENTROPY)
             logs[1].record([plan.scores], noise=OS_ENTROPY)
+        if not state_file.exists():
             # Charged, then drawn, then stored, then tried: a crash before this line has drawn nothing that was used.
             source = OsEntropy()
             drawn = [source.randbelow(len(planned)) for _ in range(plan.trainings.draw(source))]
@@ -448,8 +469,7 @@ def _best_trial(
 ) -> tuple[int, dict[str, Any]]:
     """Run the trials that have no outcome in ``folder`` yet; return the place and the outcome of the best of all."""
     source, outcomes = OsEntropy(), []
-    # Nobody hears of steps: their number would reveal K.
-    with heard_by(lambda *_: None):
+    with unheard():
         for place, number in enumerate(drawn):
             path, model = folder / f"{place}.json", folder / f"{place}.safetensors"
             if not path.exists():
@@ -458,7 +478,7 @@ def _best_trial(
                 try:
                     work = RunDirectory(root=folder / f"{place}")
                     trained, student = train_uncounted(config, data_of(config), work, Reporter(quiet=True))
-                except (UserError, ValueError):  # which noise may cause: the worst outcome of a trial
+                except MAY_FAIL:
                     pass
                 else:
                     require_planned(trained.events, plan.trainings)

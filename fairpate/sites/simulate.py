@@ -4,6 +4,10 @@ Every party gets a folder with files, a declaration and an odometer of its own; 
 interface. So what is simulated is who has which records, and nothing of the protocol. The records of a table are dealt
 as rows of the publisher's text, at random or by the value of a column, such as the state of a census record; pictures
 are dealt at random as vectors of numbers. All records of a person go to one site.
+
+It is meant for public records: one machine has them all, so that nothing is kept from anybody. A declaration may be of
+private ones, and the odometers of the parties are not the operator's. So its release is charged to that one too, before
+a party begins.
 """
 
 from __future__ import annotations
@@ -31,8 +35,11 @@ from fairpate.data.dataset import Dataset
 from fairpate.data.declaration import read_declaration, rows_of
 from fairpate.data.registry import CODEBOOKS, entry_for, load_data, request_of
 from fairpate.data.tables import text_of
+from fairpate.privacy.discrete_gaussian import OS_ENTROPY
+from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.context import RunDirectory
-from fairpate.sites.plan import key_text, new_key
+from fairpate.run.release_log import Odometer, Release
+from fairpate.sites.plan import SitePlan, key_text, new_key, read_plan
 from fairpate.types import IntArray, UsageError, UserError
 
 # Of a codebook, what says how to read the publisher's files, or how to divide them.
@@ -163,6 +170,22 @@ def _dealt(
     return dealt_N
 
 
+def _charge(plan: SitePlan, data: str, folder: Path) -> None:
+    """Count a plan in the operator's own odometer. LimitReachedError if a limit has no room."""
+    events = tuple(map(event_from, (*plan.events, *plan.test_events)))
+    release = Release(
+        run=plan.id,
+        data=data,
+        unit=plan.unit,
+        relation=events[0].relation,
+        noise=OS_ENTROPY,
+        method=str(plan.settings["method"]),
+        path=str(folder.absolute()),
+        events=events,
+    )
+    Odometer().record(release)
+
+
 def simulate(
     data: DataConfig,
     folder: Path,
@@ -175,7 +198,8 @@ def simulate(
     """Deal the records of ``data`` to ``sites`` in ``folder``, and run plan, coordinator and sites as processes.
 
     ``planning`` are further arguments of `fairpate site plan`. UsageError for a folder that exists, SimulationError for
-    a process that fails; no process stays behind.
+    a process that fails; no process stays behind. LimitReachedError where the operator's own odometer, which counts
+    records of a declaration, has no room.
     """
     if folder.exists():
         raise UsageError(f"--out: {folder} exists already; give another folder.")
@@ -186,15 +210,16 @@ def simulate(
     started: list[subprocess.Popen[str]] = []
 
     def start(party: Path, *words: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-m", "fairpate", "site", *words, "--json"],
-            cwd=party,
-            env=os.environ | {"FAIRPATE_STATE": str((party / "state").absolute())},
-            stdout=subprocess.PIPE,
-            # A file: a pipe is not read while the others work, and a full one would stop a party.
-            stderr=(party / f"{words[0]}.log").open("w"),
-            text=True,
-        )
+        # A file: a pipe is not read while the others work, and a full one would stop a party.
+        with (party / f"{words[0]}.log").open("w") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own command
+                [sys.executable, "-m", "fairpate", "site", *words, "--json"],
+                cwd=party,
+                env=os.environ | {"FAIRPATE_STATE": str((party / "state").absolute())},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
         started.append(process)
         return process
 
@@ -209,6 +234,9 @@ def simulate(
     try:
         words = ("data.yaml", "--sites", "roster.yaml", "-o", "plan.json", *planning)
         digest = result(start(coordinator, "plan", *words), coordinator, "plan")["digest"]
+        if data.declaration is not None:
+            plan = read_plan((coordinator / "plan.json").read_bytes(), "plan.json")
+            _charge(plan, data.name, coordinator / "run")
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
         own = ("--data", "data.yaml", "--out", "run", "--wait-s", str(wait_s))

@@ -12,7 +12,7 @@ import pytest
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import REGISTRY
 from fairpate.data.dataset import DatasetEntry
-from fairpate.methods.base import configured, fitted, method_names
+from fairpate.methods.base import configured, fitted, fitted_to, method_names
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
@@ -87,3 +87,13 @@ print(json.dumps([alone, loaded()]))
     assert alone == ["fairpate.methods.base", "fairpate.methods.dp_sgd"]
     used = {"fairpate.methods.f_ld", "fairpate.methods.parity", "torch"}  # by F-LD itself
     assert set(with_others) - set(alone) <= used
+
+
+def test_what_follows_from_the_sum_over_sites_counts_the_records_of_all() -> None:
+    alone, together = (
+        fitted_to("weighted_votes", count=2_000, num_public=1_000, num_sites=number) for number in (1, 5)
+    )
+    assert alone["data"]["embedding"]["num_components"] == 20
+    assert together["data"]["embedding"]["num_components"] == 100
+    teachers = [fitted_to("pate", count=2_000, num_public=1_000, num_sites=number)["teachers"] for number in (1, 5)]
+    assert teachers[0]["num_teachers"] == teachers[1]["num_teachers"]

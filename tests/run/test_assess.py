@@ -100,6 +100,36 @@ def test_no_number_of_any_division_shows_a_small_group(change: str) -> None:
     assert everything.num_left_out == 0
 
 
+def overlapping(small: int) -> pd.DataFrame:
+    """Three crossings of two columns: the second, of 40 records, is what a1 has and b1 lacks."""
+    cells = {("a1", "b1"): (400, 200), ("a1", "b2"): (40, small), ("a2", "b2"): (400, 200)}
+    rows = [(a, b, int(n < right), n % 2) for (a, b), (size, right) in cells.items() for n in range(size)]
+    return pd.DataFrame(rows, columns=["A", "B", "label", "prediction"])
+
+
+def test_a_small_cell_does_not_follow_from_groups_that_overlap() -> None:
+    def tables(small: int) -> Any:
+        found = assess_predictions(overlapping(small), groups=["A", "B"], label="label")
+        return found, [None if each.measured is None else each.measured.confusion_GYC for each in found.divisions]
+
+    found, (by_a, by_b, crossed) = tables(15)
+    # The number of the crossing's records with label 1: what is shown of a1 less what is shown of b1.
+    assert np.sum(np.array(by_a[0]) - np.array(by_b[0]), axis=1)[1] == 15
+    assert crossed[1] is not None
+    assert not found.finest_alone
+    found, (by_a, by_b, crossed) = tables(3)
+    assert (by_a, by_b, crossed) == (None, None, (None,) * 3)
+    assert "shown by A and B alone" in found.left_out
+    assert found.judged is None or found.judged[0].name == "A and B"
+    # With all four crossings nothing follows, and columns have their numbers.
+    both = pd.concat([overlapping(3), overlapping(200).replace("a1", "a2").query("B == 'b1'")])
+    found = assess_predictions(both, groups=["A", "B"], label="label")
+    assert not found.finest_alone
+    assert all(each.measured is not None for each in found.divisions)
+    # By the data alone: the same records with a least cell of 1 hide nothing.
+    assert not assess_predictions(overlapping(3), groups=["A", "B"], label="label", least_cell=1).finest_alone
+
+
 def test_records_of_one_person_make_intervals_wider() -> None:
     table = applicants(300).drop(columns="truth")
     repeated = pd.concat([table.assign(person=table.index)] * 10)

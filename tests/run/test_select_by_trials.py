@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import shutil
 import stat
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -183,6 +186,45 @@ def test_a_crash_neither_redraws_the_number_nor_drops_a_trial_and_charges_nothin
     # A report of it makes nothing anew.
     run_method(configured(run.config).model_copy(update={"out": run.root}), QUIET)
     assert len(parts_counted()) == 3
+
+
+def test_a_copy_of_a_folder_whose_trials_were_drawn_pays_for_its_own(
+    configs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = choice.train_uncounted
+    fixed(monkeypatch, 1)
+    monkeypatch.setattr(choice, "train_uncounted", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        select(configs, tmp_path / "out")
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    for attempt in range(2):  # the copy is charged before it trains, and once
+        with pytest.raises(KeyboardInterrupt):
+            select(configs, tmp_path / "copy")
+        assert parts_counted() == ["private"] * 2 + ["validation"] * 2, attempt
+    monkeypatch.setattr(choice, "train_uncounted", original)
+    for folder in ("copy", "out"):
+        select(configs, tmp_path / folder)
+    assert parts_counted() == ["private"] * 2 + ["test"] * 2 + ["validation"] * 2
+
+
+def test_nothing_is_heard_of_a_trial_that_warns_logs_or_fails(
+    configs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = choice.train_uncounted
+
+    def train(config: Any, *given: Any) -> Any:
+        warnings.warn("of a trial", RuntimeWarning, stacklevel=1)
+        logging.getLogger("fairpate.nn.per_example").warning("of a trial")
+        if config.method == "dp_sgd":
+            raise FloatingPointError("of a trial")
+        return original(config, *given)
+
+    monkeypatch.setattr(choice, "train_uncounted", train)
+    fixed(monkeypatch, 2, 1)
+    with warnings.catch_warnings(record=True) as heard:
+        assert read_json(select(configs, tmp_path / "out").record)["method"] == "weighted_votes"
+    assert not [each for each in heard if "of a trial" in str(each.message)]
+    assert not [each for each in caplog.messages if "of a trial" in each]
 
 
 def test_the_charge_is_there_before_the_first_trial_and_a_crash_before_the_draw_charges_once(

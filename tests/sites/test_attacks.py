@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -14,11 +15,15 @@ import pytest
 from network import Network, StoppedError, plan_of
 from parties import KEYS, Parties, draw_of
 
+from fairpate.config import ModelConfig
 from fairpate.privacy.discrete_gaussian import SeededSource
+from fairpate.run.context import RunDirectory
 from fairpate.sites.coordinator import CoordinatorSums
 from fairpate.sites.plan import Journal, PlanError, SitePlan, read_plan
 from fairpate.sites.secure_sum import STEPS, Coordinator, LateError, SumError
-from fairpate.sites.site import CoordinatorClient, SiteSums
+from fairpate.sites.site import CoordinatorClient, SiteSums, measurable
+from student.card import StudentCard
+from student.student import Student, build_network, save_student
 
 
 def test_a_site_signs_one_list_of_survivors() -> None:
@@ -153,6 +158,28 @@ def test_tables_of_different_models_do_not_add_up(tmp_path: Path) -> None:
         again._number = 1
         with pytest.raises(SumError, match="shown another model"):
             again(np.zeros((1, 4), np.int64), stddev=40.0, name="sum 1", about=b"two")
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 2), (2, 2, 3)], ids=["a-group-less", "a-class-more"])
+def test_a_model_that_would_fail_on_some_test_records_alone_is_refused_before_one_is_read(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Otherwise a site that does not come back would tell that it has such a record."""
+    card = StudentCard(
+        model=ModelConfig(name="logistic"),
+        input_shape=(2,),
+        label_names=("no", "yes"),
+        group_names=("a", "b"),
+        sensitive_attribute="g",
+    )
+    network = build_network(card)
+    object.__setattr__(card, "mixing", np.full(shape, 1 / shape[2]).tolist())  # as a coordinator could write it
+    run, data = RunDirectory(root=tmp_path), SimpleNamespace(label_names=("no", "yes"), group_names=("a", "b"))
+    data.private = SimpleNamespace(x=np.zeros((0, 2)))
+    run.student.parent.mkdir(parents=True)
+    save_student(Student(card=card, network=network), run.student)
+    with pytest.raises(SumError, match="Expected a mixing of shape"):
+        measurable(run, data)  # type: ignore[arg-type]
 
 
 def test_a_stranger_does_not_let_the_coordinator_stop(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from hospitals import DECLARATION
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import parse_config
 from fairpate.data.registry import load_at_site
-from fairpate.sites.simulate import deal, site_folders
+from fairpate.run.release_log import LimitReachedError, Odometer
+from fairpate.sites.simulate import deal, simulate, site_folders
 
 
 def source(folder: Path, *, person: bool = False, **settings: Any) -> DataConfig:
@@ -76,6 +77,28 @@ def test_what_cannot_be_dealt_is_refused(by: str, sites: int, fault: str, tmp_pa
 
 
 @pytest.mark.slow
+def test_records_of_a_declaration_are_charged_to_the_operators_own_odometer_before_a_party_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "own"))
+    data = source(tmp_path / "all")
+    Odometer().set_limit("hospitals", "record", epsilon=0.5, delta=1e-5)
+    with pytest.raises(LimitReachedError):
+        simulate(data, tmp_path / "refused", sites=3, planning=["--epsilon", "1"])
+    assert not list((tmp_path / "refused").glob("site*/join.log"))
+    Odometer().set_limit("hospitals", "record", epsilon=2.0, delta=1e-5)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("socket.create_server", killed)  # the port of the coordinator
+    with pytest.raises(KeyboardInterrupt):
+        simulate(data, tmp_path / "killed", sites=3, planning=["--epsilon", "1"])
+    (total,) = Odometer().totals(delta=1e-5)
+    assert (total.data, total.releases) == ("hospitals", 1)
+    assert 0.9 < total.epsilon <= 1.0
+
+
 def test_the_command_runs_all_parties_as_processes(tmp_path: Path) -> None:
     source(tmp_path / "all")
     words = [sys.executable, "-m", "fairpate", "site", "simulate", "--data", "all/hospitals.yaml", "--sites", "3"]
