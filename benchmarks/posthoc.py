@@ -52,6 +52,7 @@ from fairpate.report.metrics import evaluate
 GAPS = (0.0, 0.02, 0.05, 0.1, 0.2, 1.0)
 EPSILONS = (1.0, 3.0, 10.0, math.inf)
 DELTA = 1e-7
+COMMAND = "python benchmarks/posthoc.py"  # all parts; --only NAME makes the cells of one
 SMALLEST_CELL = 30
 CONSTRAINTS = ("equalized_odds", "equal_false_positives")
 COLUMNS = ("error", "odds", "false_positives", "degenerate")
@@ -132,7 +133,7 @@ def keep(name: str, rows: Sequence[Sequence[float]], columns: Sequence[str]) -> 
     guarantee = {"unit": "sensitive attribute", "relation": "replace one", "delta": DELTA}
     lists = {column: list(values) for column, values in zip(columns, zip(*rows, strict=True), strict=True)}
     cells = measured.read("posthoc") | {f"communities/{name}": {"seeds": list(range(len(rows)))} | guarantee | lists}
-    measured.write("posthoc", command="python benchmarks/posthoc.py --only communities", cells=cells)
+    measured.write("posthoc", command=COMMAND, cells=cells)
 
 
 def logistic_regression(dataset: Dataset, seed: int) -> torch.nn.Module:
@@ -430,7 +431,7 @@ def separation(_: int) -> None:
             found = {name: [value] for name, value in moved.items()}
             print(f"separation, m = {num_records}, gap {gap:g}: m times the sensitivity {found}", flush=True)
             cells = measured.read("posthoc") | {f"separation/records={num_records},gap={gap:g}": {"seeds": [0]} | found}
-            measured.write("posthoc", command="python benchmarks/posthoc.py --only communities", cells=cells)
+            measured.write("posthoc", command=COMMAND, cells=cells)
 
 
 def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:

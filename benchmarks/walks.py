@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 import tempfile
 import threading
@@ -117,6 +118,7 @@ def main() -> None:
     listed = parser.parse_args().list
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        os.environ["FAIRPATE_STATE"] = str(folder / "state")  # these releases are no operator's
         walks: dict[str, Callable[[], Walk]] = {
             "fairpate run to a label": lambda: run_walk(folder, "labels", DIGITS, "write_labels"),
             "weighted votes to a student": lambda: run_walk(

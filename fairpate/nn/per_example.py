@@ -703,9 +703,16 @@ class GradientClipper:
         return self._clipped(lambda kept: [_Formed(*zip(self._trained, kept(*rows), strict=True))])
 
     @torch.no_grad()
-    def _clipped(self, formed: Callable[[Callable[..., list[Tensor]]], Sequence[PerRecordGradients]]) -> ClippedSum:
-        """The clipped sum of the gradients that ``formed(kept)`` gives, ``kept`` applied to what they are made of."""
-        layers = formed(lambda *values: list(values))
+    def _clipped(
+        self,
+        formed: Callable[[Callable[..., list[Tensor]]], Sequence[PerRecordGradients]],
+        layers: Sequence[PerRecordGradients] | None = None,
+    ) -> ClippedSum:
+        """The clipped sum of the gradients that ``formed(kept)`` gives, ``kept`` applied to what they are made of.
+
+        ``layers``: the gradients of all records, where the caller has formed them already.
+        """
+        layers = layers or formed(lambda *values: list(values))
         squared_norms_B = sum((layer.squared_norms() for layer in layers[1:]), start=layers[0].squared_norms())
         is_counted_B = self._is_counted(squared_norms_B)
         if is_counted_B is not None:

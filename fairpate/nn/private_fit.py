@@ -41,6 +41,7 @@ from fairpate.nn.per_example import (
     LayerCall,
     LayerGradient,
     PerExampleLoss,
+    PerRecordGradients,
     WeightedSums,
     layer_gradient,
 )
@@ -464,7 +465,7 @@ class ShiftedClipper(GradientClipper):
             # False for NaN: what is not finite is left to the sum of the others, which leaves it out.
             is_near_B = shifted.squared_norms() < _LEAST_LEFT * shifted.squares_B
             if not bool(is_near_B.any()):
-                return self._closed(calls, shift)
+                return self._closed(calls, shift, shifted)
             near = [(layer, values[is_near_B], slope[is_near_B]) for layer, values, slope in calls]
             rows = {id(p): values for call in near for p, values in layer_gradient(*call).per_record()}
             nothing = x.new_zeros(int(is_near_B.sum()), 1, dtype=torch.float64)
@@ -477,9 +478,12 @@ class ShiftedClipper(GradientClipper):
         gradients = [a + b for a, b in zip(formed.gradients, others.gradients, strict=True)]
         return ClippedSum(gradients=gradients, squared_norms_B=norms_B)
 
-    def _closed(self, calls: Sequence[LayerCall], shift: WeightedSums) -> ClippedSum:
+    def _closed(
+        self, calls: Sequence[LayerCall], shift: WeightedSums, formed: PerRecordGradients | None = None
+    ) -> ClippedSum:
         return self._clipped(
-            lambda kept: [_Shifted([layer_gradient(layer, *kept(*values)) for layer, *values in calls], shift)]
+            lambda kept: [_Shifted([layer_gradient(layer, *kept(*values)) for layer, *values in calls], shift)],
+            None if formed is None else [formed],
         )
 
     def _shifted_rows(self, rows: list[Tensor], shift: WeightedSums) -> ClippedSum:
@@ -494,13 +498,14 @@ class _Shifted:
 
     def __init__(self, layers: list[LayerGradient], shift: WeightedSums) -> None:
         self._layers, self._shift = layers, shift
-        self._by_id = {id(p): part for p, part in shift}
+        by_id = {id(p): part for p, part in shift}
         length = sum(float(part.square().sum()) for _, part in shift)
         self.squares_B: Tensor = torch.stack([layer.squared_norms() for layer in layers]).sum(dim=0) + length
+        products_B = torch.stack([layer.products(by_id) for layer in layers]).sum(dim=0)
+        self._squared_norms_B = (self.squares_B + 2 * products_B).clamp_(min=0)
 
     def squared_norms(self) -> Tensor:
-        products_B = torch.stack([layer.products(self._by_id) for layer in self._layers]).sum(dim=0)
-        return (self.squares_B + 2 * products_B).clamp_(min=0)
+        return self._squared_norms_B
 
     def weighted_sums(self, weights_B: Tensor) -> WeightedSums:
         sums = {id(p): value for layer in self._layers for p, value in layer.weighted_sums(weights_B)}

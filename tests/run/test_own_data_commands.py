@@ -107,7 +107,7 @@ def test_a_german_export_is_drafted_and_read(kunden, fairpate):
     path.write_text(text, encoding="utf-8")
     private = load_data(path).private.x
     found = sorted((round(row[0] * 100), round(row[1] * 40000 + 1000, 1)) for row in private.tolist())
-    # Whoever was born after 15 June has not had the birthday yet.
+    # On 15 June, persons born later in the year are a year younger.
     expected = [
         (2020 - (1950 + i % 50) - ((1 + i % 12, 1 + i % 28) > (6, 15)), (1 + i % 40) * 1000 + i % 10 + 0.5)
         for i in range(300)
