@@ -77,6 +77,25 @@ def expected(fault: Mapping[str, Any]) -> str:
     return message.replace("Input should be", "expected", 1).replace("Input should have", "expected", 1)
 
 
+_AUGMENT = "is `augment` now, one for teachers and students; set it there"
+_AS_STUDENT = "names the published architecture now; confidence, fit and method are those of `student`"
+MOVED = {
+    "augment": _AUGMENT,
+    "strong_augment": "follows from `augment` now; leave it out",
+    "public_data.self_label": _AS_STUDENT,
+    "public_data.pretrain": "is a number of epochs now, and all else of it is fixed; give the number alone",
+    "aggregator.admission.fit": "is as student.fit now; leave it out",
+    "student.unlabelled_ratio": "is 4 now; leave it out",
+}
+"""Fields of earlier versions, by their place or their last name, with what became of them."""
+
+
+def moved(path: str) -> str | None:
+    """Return what became of a field that an earlier version had; None for other names."""
+    found = next((MOVED[name] for name in (path, path.rpartition(".")[2]) if name in MOVED), None)
+    return None if found is None else f"{path}: {found}."
+
+
 _ECHO_LENGTH = 120
 _MOST_VALUES = 100_000  # a few nested anchors expand to billions
 _SHORT = 2**16  # longer texts are not cached
@@ -91,7 +110,10 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
         faults = []
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"]) or "config"
-            if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            is_unknown = fault["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+            if (is_unknown or isinstance(fault["input"], dict)) and (was := moved(path)):
+                faults.append(was)
+            elif is_unknown:
                 names = _names_beside(fault["loc"], schema)
                 faults.append(f"{path}: unknown field{nearest(fault['loc'][-1], names) if names else ''}.")
             elif fault["type"] in ("missing", "missing_keyword_only_argument"):
@@ -254,7 +276,6 @@ _PLACES = (
     "votes.test",
     "votes.label",
     "student.model.weights.path",
-    "public_data.self_label.model.weights.path",
 )
 
 
@@ -338,9 +359,9 @@ def flat_values(values: Any) -> dict[str, Any]:
 Settings = Mapping[str, Any]
 """Values by dotted names."""
 _UNREAD_BY_LEARNING: Mapping[Any, tuple[str, ...]] = {
-    "supervised": ("confidence", "unlabelled_weight", "unlabelled_ratio", "rounds", "strong_augment"),
+    "supervised": ("confidence", "unlabelled_weight", "unlabelled_ratio", "rounds"),
     "fixmatch": ("rounds",),
-    "pseudo_label": ("unlabelled_ratio", "strong_augment"),
+    "pseudo_label": ("unlabelled_ratio",),
 }
 _NOT_OF_A_LABEL = ("demographic_parity", "equalized_odds")
 _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
@@ -366,7 +387,7 @@ def shared_settings(of_points: Sequence[Settings]) -> dict[str, Any]:
 def is_read(name: str, value: Any, settings: Settings) -> bool:
     """Return whether a setting is switched on and may be read."""
     # A share or an angle of 0 switches an augmentation off.
-    is_off = value is None or value == {} or ("augment." in name and not value)
+    is_off = value is None or value == {} or (name.startswith("augment.") and not value)
     return not is_off and unread_because_of(name, settings) is None
 
 
@@ -391,5 +412,7 @@ def unread_because_of(name: str, settings: Settings) -> str | None:
     rounds = "dp_oracle_learner.num_rounds"  # the paper derives it from the failure probability
     if name == "dp_oracle_learner.failure_probability" and settings.get(rounds) is not None:
         return rounds
+    if name == "student.confidence" and settings.get("public_data.self_label") is not None:
+        return None
     unread = _UNREAD_BY_LEARNING.get(settings.get("student.method"), ())
     return "student.method" if name.startswith(tuple(f"student.{part}" for part in unread)) else None

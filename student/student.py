@@ -47,6 +47,7 @@ from fairpate.config import AugmentConfig, StudentConfig
 from fairpate.data.embedding import Embedding, read_embedding
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn.fit import (
+    UNCHANGED,
     Mixture,
     Optimizer,
     Penalty,
@@ -56,6 +57,7 @@ from fairpate.nn.fit import (
     precision_of,
     predict_probabilities,
     said_labels,
+    strengthened,
 )
 from fairpate.nn.models import build_architecture, build_model, scale_bytes, seeded_torch
 from fairpate.types import UserError
@@ -208,6 +210,7 @@ def train_student(
     *,
     num_classes: int,
     generator: torch.Generator,
+    augmentation: AugmentConfig = UNCHANGED,
     on_progress: ProgressCallback = lambda *_: None,
     initial_model: nn.Module | None = None,
     penalty: Penalty | None = None,
@@ -240,7 +243,7 @@ def train_student(
         return build_model(config.model, input_shape=shape, num_classes=num_classes, generator_seed=seed)
 
     if config.method == "fixmatch" and len(unlabelled_x):
-        return _fixmatch(records, config, new_model(), generator, on_progress, penalty)
+        return _fixmatch(records, config, new_model(), generator, augmentation, on_progress, penalty)
     # One supervised fit, then more rounds with confident pseudo-labels if the method asks for them.
     total_rounds = 1 + (config.rounds if config.method == "pseudo_label" and len(unlabelled_x) else 0)
     total_epochs = total_rounds * config.fit.epochs
@@ -253,6 +256,7 @@ def train_student(
             targets,
             config.fit,
             generator=generator,
+            augmentation=augmentation,
             on_epoch=lambda epoch, _, before=before: on_progress(before + epoch + 1, total_epochs),  # type: ignore[misc]
             penalty=penalty,
         )
@@ -273,6 +277,7 @@ def _fixmatch(
     config: StudentConfig,
     model: nn.Module,
     generator: torch.Generator,
+    augmentation: AugmentConfig,
     on_progress: ProgressCallback,
     penalty: Penalty | None,
 ) -> nn.Module:
@@ -301,9 +306,9 @@ def _fixmatch(
                 # The order of these draws is part of the meaning of a seed.
                 others, rows = next(unlabelled), next(answered)
                 with precision_of(config.fit, records.unlabelled_x.device):
-                    answered_x = augmented(records.answered_x[rows], config.fit.augment)
-                    weak_x = augmented(records.unlabelled_x[others], config.fit.augment)
-                    strong_x = augmented(records.unlabelled_x[others], config.strong_augment)
+                    answered_x = augmented(records.answered_x[rows], augmentation)
+                    weak_x = augmented(records.unlabelled_x[others], augmentation)
+                    strong_x = augmented(records.unlabelled_x[others], strengthened(augmentation))
                     # No gradient: a pseudo-label is a target, which the loss must not move towards the prediction.
                     with torch.no_grad():
                         probability, label = model(weak_x).softmax(dim=1).max(dim=1)

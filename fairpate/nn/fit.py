@@ -50,6 +50,7 @@ ADAM_EPSILON = 1e-8
 _RECORDS_AUGMENTED_AT_ONCE = 1024
 _MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE = 1024, 2**24  # at prediction
 _QUARTERS = 4
+UNCHANGED = AugmentConfig()
 EpochCallback = Callable[[int, float], None]
 Penalty = Callable[[nn.Module], Tensor]
 
@@ -128,6 +129,21 @@ def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: to
     mirror = torch.where(flip, -1.0, 1.0).to(signed.dtype)
     matrix = torch.cat([linear, offset], dim=2)
     return torch.cat([matrix[:, :1] * mirror[:, None, None], matrix[:, 1:]], dim=1)
+
+
+def strengthened(config: AugmentConfig) -> AugmentConfig:
+    """Changes for the copies that a FixMatch student has to recognise: turned, shifted and zoomed twice as far as
+    ``config`` says, bent, and partly erased (Sohn et al. 2020 erase too)."""
+    return config.model_copy(
+        update={
+            "rotation_degrees": min(180.0, 2 * config.rotation_degrees),
+            "translation_fraction": min(0.5, 2 * config.translation_fraction),
+            "scale_fraction": min(0.5, 2 * config.scale_fraction),
+            "shear_degrees": max(15.0, config.shear_degrees),
+            "elastic_fraction": max(0.03, config.elastic_fraction),
+            "erase": max(0.2, config.erase),
+        }
+    )
 
 
 def epoch_learning_rate(config: FitConfig, epoch: int) -> float:
@@ -215,12 +231,14 @@ def fit(
     config: FitConfig,
     *,
     generator: torch.Generator,
+    augmentation: AugmentConfig = UNCHANGED,
     on_epoch: EpochCallback | None = None,
     penalty: Penalty | None = None,
 ) -> None:
     """Train ``model`` in place on its own device, and leave it in evaluation mode.
 
     ``x`` (N, ...) holds bytes or floats; ``targets`` are classes (N,) ``int64`` or probabilities (N, C).
+    ``augmentation`` changes pictures anew in every epoch.
     ``on_epoch(epoch, mean_loss)`` runs after each epoch, counted from 0. ``penalty(model)`` joins the loss of every
     step. :class:`DivergedError` if a loss is not finite.
     """
@@ -234,7 +252,7 @@ def fit(
         for epoch in range(config.epochs if len(x) else 0):
             loss_sum = torch.zeros((), device=device)
             learning_rate = epoch_learning_rate(config, epoch)
-            for batch_x, batch_targets in epoch_batches(x, targets, config, generator=generator, device=device):
+            for batch_x, batch_targets in epoch_batches(x, targets, config, augmentation, generator, device):
                 with precision_of(config, device):
                     logits = model(batch_x)
                     loss = functional.cross_entropy(logits, batch_targets, label_smoothing=config.label_smoothing)
@@ -270,11 +288,16 @@ def exact_convolutions() -> AbstractContextManager[object]:
 
 
 def epoch_batches(
-    x: Tensor, targets: Tensor, config: FitConfig, *, generator: torch.Generator, device: torch.device
+    x: Tensor,
+    targets: Tensor,
+    config: FitConfig,
+    augmentation: AugmentConfig,
+    generator: torch.Generator,
+    device: torch.device,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of one epoch on ``device``: shuffled, scaled and augmented. Augmentations are drawn in the order of
     the records."""
-    order, changes = draw_epoch(x, config, generator)
+    order, changes = draw_epoch(x, augmentation, generator)
     bounds = batch_bounds(len(x), config.batch_size)
     per_segment = max(1, _RECORDS_AUGMENTED_AT_ONCE // config.batch_size)
     for first in range(0, len(bounds) - 1, per_segment):
@@ -283,17 +306,17 @@ def epoch_batches(
         segment_x = scale_bytes(x[rows].to(device))
         if changes is not None:
             # By row: a record's change does not depend on its place in the epoch or on the batch size.
-            segment_x = apply_changes(segment_x, config.augment, changes[rows].to(device))
+            segment_x = apply_changes(segment_x, augmentation, changes[rows].to(device))
         segment_x = segment_x.contiguous(memory_format=memory_format_for(x))
         sizes = [stop - start for start, stop in itertools.pairwise(segment)]
         yield from zip(torch.split(segment_x, sizes), torch.split(targets[rows].to(device), sizes), strict=True)
 
 
-def draw_epoch(x: Tensor, config: FitConfig, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+def draw_epoch(x: Tensor, augmentation: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
     """All randomness of one epoch over ``x``: the order (N,), then the augmentation draws or None."""
     # First, so that the order is the same with augmentation and without.
     order = torch.randperm(len(x), generator=generator)
-    if config.augment.is_identity:
+    if augmentation.is_identity:
         return order, None
     return order, draw_changes(len(x), num_channels=x.shape[1], generator=generator)
 
@@ -413,12 +436,13 @@ def set_rule(model: nn.Module, row: Tensor) -> None:
 
 
 def pretrain_by_rotations(
-    model: nn.Module, architecture: ModelConfig, public_x: Tensor, config: FitConfig, *, generator: torch.Generator
+    model: nn.Module, architecture: ModelConfig, public_x: Tensor, *, epochs: int, generator: torch.Generator
 ) -> None:
     """Give ``model``, built from ``architecture``, all weights of a rotation classifier except its last layer's.
 
     The classifier predicts by how many quarters an image was turned (Gidaris, Singh and Komodakis 2018, arXiv
-    1803.07728). It reads public features only, so it costs no privacy.
+    1803.07728), which it learns with the default optimiser of :class:`FitConfig`. It reads public features only, so it
+    costs no privacy.
 
     ``public_x`` (N, channels, side, side). ValueError for records that are not square images, and for none.
     """
@@ -432,7 +456,8 @@ def pretrain_by_rotations(
     classifier = build_model(
         architecture, input_shape=tuple(public_x.shape[1:]), num_classes=_QUARTERS, generator_seed=seed
     )
-    fit(classifier, turned, turns, config, generator=generator)
+    # Not as the student's fit: augmentation would turn the pictures whose turns are to be told.
+    fit(classifier, turned, turns, FitConfig(epochs=epochs), generator=generator)
     learned = dict(classifier.named_parameters())
     # The last layer predicts turns, not classes.
     head = list(learned)[-1].rpartition(".")[0]

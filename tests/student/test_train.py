@@ -39,8 +39,9 @@ def split(x, labels, num_answered):
     return PublicRecords(answered_x=x[:num_answered], labels=labels[:num_answered], unlabelled_x=x[num_answered:])
 
 
-def train(records, config, seed=0, num_classes=2):
-    return train_student(records, config, num_classes=num_classes, generator=torch.Generator().manual_seed(seed))
+def train(records, config, seed=0, num_classes=2, **options):
+    generator = torch.Generator().manual_seed(seed)
+    return train_student(records, config, num_classes=num_classes, generator=generator, **options)
 
 
 def accuracy(model, x, labels):
@@ -81,19 +82,18 @@ def test_pseudo_labels_improve_on_few_answers(digits):
 def test_fixmatch_improves_on_few_answers(digits):
     records, held_out = digits
     model, weak = ModelConfig(name="lenet"), AugmentConfig(translation_fraction=0.1)
-    strong = AugmentConfig(translation_fraction=0.2, rotation_degrees=15, erase=0.5)
     # 125 epochs over 40 answers are as many steps as 50 over 600 unlabelled records.
     plain, semi = (
         train(
             records,
             StudentConfig(
                 model=model,
-                fit=FitConfig(epochs=epochs, learning_rate=1e-3, augment=weak),
+                fit=FitConfig(epochs=epochs, learning_rate=1e-3),
                 method=method,
                 confidence=0.9,
-                strong_augment=strong,
             ),
             num_classes=10,
+            augmentation=weak,
         )
         for method, epochs in (("supervised", 125), ("fixmatch", 50))
     )
