@@ -355,13 +355,8 @@ class StudentConfig(Section):
     fit: FitConfig = FitConfig()
     method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
     confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels with a smaller probability are left out.")
-    unlabelled_weight: NotNegative = Field(1.0, description="Weight of the loss on unanswered records.")
-    unlabelled_ratio: Count = Field(
-        4,
-        description="FixMatch: unlabelled records per labelled one in a step. An epoch visits every record of both "
-        "kinds at least once.",
-    )
-    rounds: Count = Field(1, description="Self-training rounds.")
+
+    rounds: Count = Field(1, description="Rounds of pseudo_label after the first training.")
 
     @classmethod
     def learning_fields(cls) -> tuple[str, ...]:
@@ -443,25 +438,21 @@ class DpfrConfig(Section):
     max_temperature: Positive = Field(0.1, description="Temperature of the soft maximum.")
 
 
-class PenaltyConfig(DpfrConfig):
+class PenaltyConfig(Section):
     """The regulariser in a student's loss, on a separate public batch at each step."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     batch_size: Count = Field(256, description="Public records drawn for each step.")
 
 
-class CalibrationConfig(DpfrConfig):
+class CalibrationConfig(Section):
     """Fine-tuning of a trained model on public records."""
 
+    weight: NotNegative = Field(1.0, description="lambda; 0 switches the regulariser off.")
     epochs: CountOrZero = Field(20, description="Largest number of epochs; 0 leaves the model unchanged.")
     max_disparity: Fraction = Field(
         0.0, description="Stop once the disparity on held-out records is no larger than this."
     )
-    anchor: NotNegative = Field(
-        1.0, description="Weight of the cross entropy with the model's predictions before calibration."
-    )
-    held_out: float = Field(0.25, gt=0, lt=1, description="Share of the public records that decides when to stop.")
-    batch_size: Count = 256
     learning_rate: Positive = 1e-3
 
 

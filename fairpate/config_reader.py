@@ -79,13 +79,18 @@ def expected(fault: Mapping[str, Any]) -> str:
 
 _AUGMENT = "is `augment` now, one for teachers and students; set it there"
 _AS_STUDENT = "names the published architecture now; confidence, fit and method are those of `student`"
+_FIXED = "is fixed now, at what was its default; leave it out"
+_SOFTNESS = ("temperature", "maximum", "max_temperature")
 MOVED = {
     "augment": _AUGMENT,
     "strong_augment": "follows from `augment` now; leave it out",
     "public_data.self_label": _AS_STUDENT,
     "public_data.pretrain": "is a number of epochs now, and all else of it is fixed; give the number alone",
     "aggregator.admission.fit": "is as student.fit now; leave it out",
-    "student.unlabelled_ratio": "is 4 now; leave it out",
+    "student.unlabelled_ratio": _FIXED,
+    "student.unlabelled_weight": _FIXED,
+    **{f"public_data.calibration.{name}": _FIXED for name in ("anchor", "held_out", "batch_size", *_SOFTNESS)},
+    **{f"pate_s_in.{name}": _FIXED for name in _SOFTNESS},
 }
 """Fields of earlier versions, by their place or their last name, with what became of them."""
 
@@ -358,11 +363,6 @@ def flat_values(values: Any) -> dict[str, Any]:
 
 Settings = Mapping[str, Any]
 """Values by dotted names."""
-_UNREAD_BY_LEARNING: Mapping[Any, tuple[str, ...]] = {
-    "supervised": ("confidence", "unlabelled_weight", "unlabelled_ratio", "rounds"),
-    "fixmatch": ("rounds",),
-    "pseudo_label": ("unlabelled_ratio",),
-}
 _NOT_OF_A_LABEL = ("demographic_parity", "equalized_odds")
 _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "momentum": ("optimizer", ("adam",)),
@@ -412,7 +412,8 @@ def unread_because_of(name: str, settings: Settings) -> str | None:
     rounds = "dp_oracle_learner.num_rounds"  # the paper derives it from the failure probability
     if name == "dp_oracle_learner.failure_probability" and settings.get(rounds) is not None:
         return rounds
-    if name == "student.confidence" and settings.get("public_data.self_label") is not None:
-        return None
-    unread = _UNREAD_BY_LEARNING.get(settings.get("student.method"), ())
-    return "student.method" if name.startswith(tuple(f"student.{part}" for part in unread)) else None
+    method, self_label = settings.get("student.method"), settings.get("public_data.self_label")
+    is_unread = (name == "student.rounds" and method != "pseudo_label") or (
+        name == "student.confidence" and method == "supervised" and self_label is None
+    )
+    return "student.method" if is_unread and method is not None else None

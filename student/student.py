@@ -185,6 +185,7 @@ def build_network(card: StudentCard) -> nn.Module:
 
 ProgressCallback = Callable[[int, int], None]
 _AVERAGE_HORIZON_STEPS = 100
+_UNLABELLED_PER_LABELLED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,7 +282,10 @@ def _fixmatch(
     on_progress: ProgressCallback,
     penalty: Penalty | None,
 ) -> nn.Module:
-    """Train by FixMatch. An epoch visits every record at least once: the shorter of the two streams starts over."""
+    """Train by FixMatch. An epoch visits every record at least once: the shorter of the two streams starts over.
+
+    Both losses weigh alike, and a batch has four unlabelled records for each labelled one.
+    """
 
     def endless(total: int, batch_size: int) -> Iterator[Tensor]:
         while True:
@@ -290,7 +294,7 @@ def _fixmatch(
     def augmented(x: Tensor, how: AugmentConfig) -> Tensor:
         return augment(scale_bytes(x), how, generator).contiguous(memory_format=torch.channels_last)
 
-    size, chunk = config.fit.batch_size, config.fit.batch_size * config.unlabelled_ratio
+    size, chunk = config.fit.batch_size, config.fit.batch_size * _UNLABELLED_PER_LABELLED
     answered, unlabelled = endless(len(records.labels), size), endless(len(records.unlabelled_x), chunk)
     num_steps = max(math.ceil(len(records.labels) / size), math.ceil(len(records.unlabelled_x) / chunk))
     optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
@@ -320,7 +324,7 @@ def _fixmatch(
                     # The sum over confident records is divided by the number of all: a student that is sure of few
                     # records learns little from them.
                     consistency = F.cross_entropy(logits[len(rows) :], label[sure], reduction="sum") / len(others)
-                    loss = loss + config.unlabelled_weight * consistency
+                    loss = loss + consistency
                     if penalty is not None:
                         loss = loss + penalty(model)
                 if not math.isfinite(loss.item()):

@@ -51,6 +51,8 @@ _RECORDS_AUGMENTED_AT_ONCE = 1024
 _MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE = 1024, 2**24  # at prediction
 _QUARTERS = 4
 UNCHANGED = AugmentConfig()
+# A quarter decides when a calibration stops; a batch has members of every group that is not rare.
+_HELD_OUT, _CALIBRATION_BATCH = 0.25, 256
 EpochCallback = Callable[[int, float], None]
 Penalty = Callable[[nn.Module], Tensor]
 
@@ -539,12 +541,13 @@ def public_penalty(
     """The weighted regulariser of a model on a fresh batch of public ``x`` (M, ...) at each call; None for weight 0."""
     if not config.weight:
         return None
+    regulariser = DpfrConfig()
     batches, memory_format = group_batches(groups, config.batch_size, generator), memory_format_for(x)
 
     def penalty(model: nn.Module) -> Tensor:
         rows = next(batches)
         logits = model(scale_bytes(x[rows]).contiguous(memory_format=memory_format))
-        return config.weight * dpfr(logits, groups[rows], config)
+        return config.weight * dpfr(logits, groups[rows], regulariser)
 
     return penalty
 
@@ -580,32 +583,32 @@ def calibrate(
 ) -> Calibration:
     """Fine-tune ``model`` towards parity in place on public ``x`` (N, ...) of ``groups`` (N,) (FairPATE, D.1).
 
-    The paper shows its algorithm in a figure only; here each step lowers ``weight * DPFR + anchor * CE``, where CE
-    compares with the model's predictions before the calibration. It stops at the first epoch whose disparity on
-    held-out public records is small enough; zero epochs change no bit of the model.
+    The paper shows its algorithm in a figure only; here each step lowers ``weight * DPFR + CE``, where CE compares with
+    the model's predictions before the calibration. It stops at the first epoch whose disparity on held-out public
+    records is small enough; zero epochs change no bit of the model.
 
     ValueError where the public records are too few to hold some out, or hold one group only.
     """
-    order, size = torch.randperm(len(groups), generator=generator), round(config.held_out * len(groups))
+    order, size = torch.randperm(len(groups), generator=generator), round(_HELD_OUT * len(groups))
     held_out, rows = order[:size], order[size:]
     for name, part in (("held-out", held_out), ("other", rows)):
         if len(groups[part].unique()) < 2:
             raise ValueError(
                 f"The {name} public records of the calibration hold fewer than two groups ({len(part)} records); "
-                "give more public records, or another held_out."
+                "give more public records."
             )
     logits = predict_logits(model, x)
     optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=config.learning_rate))
     disparities = [hard_disparity(logits[held_out], groups[held_out])]
-    before_NC, memory_format = logits.softmax(dim=1), memory_format_for(x)
+    before_NC, memory_format, regulariser = logits.softmax(dim=1), memory_format_for(x), DpfrConfig()
     to_memory_format(model, memory_format)
     # `not <=`, so that a disparity that is NaN does not end the calibration.
     while len(disparities) <= config.epochs and not disparities[-1] <= config.max_disparity:
-        for batch in rows[torch.randperm(len(rows), generator=generator)].split(config.batch_size):
+        for batch in rows[torch.randperm(len(rows), generator=generator)].split(_CALIBRATION_BATCH):
             batch_logits = model(scale_bytes(x[batch]).contiguous(memory_format=memory_format))
-            loss = config.weight * dpfr(batch_logits, groups[batch], config)
+            loss = config.weight * dpfr(batch_logits, groups[batch], regulariser)
             # Towards the model's own earlier predictions: public records have no labels.
-            loss = loss + config.anchor * functional.cross_entropy(batch_logits, before_NC[batch])
+            loss = loss + functional.cross_entropy(batch_logits, before_NC[batch])
             torch.autograd.backward(loss)
             optimizer.step_from_backward(config.learning_rate)
         disparities.append(hard_disparity(predict_logits(model, x[held_out]), groups[held_out]))

@@ -25,7 +25,7 @@ from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, RunRecord
 from student.student import load_student
 
-CALIBRATION = "public_data.calibration={epochs: 2, batch_size: 64}"
+CALIBRATION = "public_data.calibration={epochs: 4, learning_rate: 0.002}"
 PRIVATE = {"release.json", "without_privacy.json"}
 ONE_OF_EACH_KIND = ("dp_sgd", "fairpate", "weighted_votes", "f_ld")
 

@@ -154,13 +154,13 @@ def test_progress_counts_every_epoch(method, total):
 
 @pytest.mark.parametrize(
     ("num_answered", "steps"),
-    [(4, 3), (40, 5), (59, 8)],  # 56 others are 3 chunks of 24; 40 answered are 5 batches of 8; 59 are 8
+    [(4, 2), (40, 5), (59, 8)],  # 56 others are 2 chunks of 32; 40 answered are 5 batches of 8; 59 are 8
 )
 def test_a_fixmatch_epoch_visits_every_record(num_answered, steps):
     calls = []
     train_student(
         split(*bars(60, seed=0), num_answered),
-        StudentConfig(model=MLP, fit=FitConfig(epochs=2, batch_size=8), method="fixmatch", unlabelled_ratio=3),
+        StudentConfig(model=MLP, fit=FitConfig(epochs=2, batch_size=8), method="fixmatch"),
         num_classes=2,
         generator=torch.Generator().manual_seed(0),
         penalty=lambda network: calls.append(0) or 0 * next(network.parameters()).sum(),
@@ -187,7 +187,7 @@ def test_chances_reach_the_loss(method):
     fit = FitConfig(epochs=1, batch_size=8, optimizer="sgd", learning_rate=0.5, label_smoothing=0.3)
     learned = train_student(
         PublicRecords(answered_x=x, labels=chances, unlabelled_x=x[:1]),
-        StudentConfig(model=ModelConfig(name="logistic"), fit=fit, method=method, unlabelled_weight=0),
+        StudentConfig(model=ModelConfig(name="logistic"), fit=fit, method=method, confidence=1.0),
         num_classes=3,
         generator=torch.Generator().manual_seed(0),
         initial_model=start,
