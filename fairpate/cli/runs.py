@@ -244,7 +244,7 @@ def _compare(
 
     config = _sweep_file(config, example)
     asked = [] if fair_at is None else [f"settings.evaluation.fair_at={fair_at}"]
-    sweep = load_sweep(config, [*(overrides or []), *asked], data_dir=data_dir)
+    sweep = load_sweep(config, [*(overrides or []), *asked])
     # Now rather than after hours of training.
     check_output_folder(out or sweep.out or Path("runs"), "--out")
     reporter = Reporter(asks=not yes)
@@ -370,7 +370,7 @@ def select(
     from fairpate.terminal import Reporter
 
     check_output_folder(out, "--out")
-    cells = cells_of(load_sweep(config, overrides or [], data_dir=data_dir), folder=config.parent, data_dir=data_dir)
+    cells = cells_of(load_sweep(config, overrides or []), folder=config.parent, data_dir=data_dir)
     given: dict[str, float] = {}
     for each in shares or ():
         # From the right: a group's name may hold an equals sign.
