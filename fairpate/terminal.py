@@ -300,7 +300,8 @@ class Reporter:
 
     def note(self, name: str, text: str) -> None:
         """Print one line under a stage."""
-        self.console.print(f"{name:<{_NAME_WIDTH}} {text}", soft_wrap=True)
+        # A caller may have a console of its own, which would take brackets in a message for markup.
+        self.console.print(f"{name:<{_NAME_WIDTH}} {text}", soft_wrap=True, markup=False)
 
 
 @contextmanager

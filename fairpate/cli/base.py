@@ -1,9 +1,10 @@
 """Parts that all commands share: `--json`, modes, fields that are given twice, errors, exit codes and common options.
 
-Every command is a function that returns an :class:`Output`; `--json` prints its facts as one document. A command with
-several modes is made of one function for each (:func:`in_modes`): the options of the command are the parameters of
-these functions, so an option that the chosen mode does not read is refused. An option that sets fields of the
-configuration says which (:class:`Sets`), so `--set` cannot give the same field another value.
+Every command is a function that returns an :class:`Output`; `--json` prints its facts as one document. What an option
+means is said once, in the docstring of the command, from where its help comes. A command with several modes is made of
+one function for each (:func:`in_modes`): the options of the command are the parameters of these functions, so an option
+that the chosen mode does not read is refused. An option that sets fields of the configuration says which
+(:class:`Sets`), so `--set` cannot give the same field another value.
 
 A mistake that the user can fix ends in one message on standard error that names the field, the value and the remedy.
 Exit codes: 2 for a request that cannot be carried out as written (an option, a name, a configuration, a place to write
@@ -16,16 +17,19 @@ from __future__ import annotations
 import errno
 import inspect
 import io
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from copy import copy
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from typer.models import ParameterInfo
 
 from fairpate.config import ConfigError, DataConfig, nearest
 from fairpate.config_reader import Override, apply_override, expected, flattened, parse_config
@@ -60,7 +64,7 @@ class Commands(typer.Typer):
 
         def declared(function: Function) -> Function:
             signature = inspect.signature(function, eval_str=True)
-            own = signature.parameters
+            words, own = _documented(inspect.getdoc(function) or "", signature.parameters)
             context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
             option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
             parameters = [*own.values(), option, *([] if "ctx" in own else [context])]
@@ -72,6 +76,7 @@ class Commands(typer.Typer):
                     output = function(**arguments | ({"ctx": ctx} if "ctx" in own else {}))
                     return 0 if output is None else show(output)
 
+            command.__doc__ = words
             # Earlier releases of typer read the annotations, later ones the signature.
             command.__signature__ = signature.replace(parameters=parameters, return_annotation=int)  # type: ignore[attr-defined]
             command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -80,6 +85,21 @@ class Commands(typer.Typer):
             return function
 
         return declared
+
+
+def _documented(text: str, parameters: Mapping[str, inspect.Parameter]) -> tuple[str, dict[str, inspect.Parameter]]:
+    """Return the help of a command, and its options with the help that the section ``Args:`` of its docstring has."""
+    words, _, section = text.partition("\nArgs:\n")
+    found = dict(parameters)
+    for name, described in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE):
+        annotation = found[name].annotation
+        plain, *marks = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        # A copy, because commands may share the declaration of an option.
+        own = next((copy(mark) for mark in marks if isinstance(mark, ParameterInfo)), typer.Option())
+        own.help = " ".join(described.split())
+        others = [mark for mark in marks if not isinstance(mark, ParameterInfo)]
+        found[name] = found[name].replace(annotation=Annotated[(plain, own, *others)])
+    return words.strip(), found
 
 
 def _refuse_fields_given_twice(

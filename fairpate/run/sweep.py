@@ -41,7 +41,6 @@ from fairpate.config import (
     SweepConfig,
     SweepPart,
     axis_fields,
-    flat_grid,
     nearest,
     overlapping,
 )
@@ -279,13 +278,11 @@ class Cell:
         )
 
 
-def cells_of(
-    sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None, left_out: Sequence[str] = ()
-) -> list[Cell]:
+def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) -> list[Cell]:
     """Every cell once, in the order of data sets, seeds, methods and grids.
 
-    ``folder`` is where the sweep's file lies; ``left_out`` names data sets that methods may list and that are not here.
-    ConfigError lists all faults of all cells, each under the place in the sweep that set the field.
+    ``folder`` is where the sweep's file lies. ConfigError lists all faults of all cells, each under the place in the
+    sweep that set the field.
     """
     faults: Faults = {}
     schemas: dict[str, type[Method]] = {}
@@ -294,11 +291,11 @@ def cells_of(
             schemas[method] = find_method(method)
         except ConfigError as error:
             faults[f"methods.{method}: {str(error).removeprefix('method: ')}"] = None
-    known = [*sweep.data_sets, *left_out]
     for method, listing in sweep.methods.items():
         for name in listing.data_sets or ():
-            if name not in known:
-                faults[f"methods.{method}.data_sets: unknown data set {name}{nearest(name, known)}."] = None
+            if name not in sweep.data_sets:
+                words = f"unknown data set {name}{nearest(name, list(sweep.data_sets))}."
+                faults[f"methods.{method}.data_sets: {words}"] = None
     faults |= dict.fromkeys(_misplaced(sweep, schemas))
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
@@ -513,7 +510,7 @@ def _check_data(config_json: str) -> None:
         locate(file, data_dir_of(config))
 
 
-def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | None = None) -> SweepConfig:
+def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     """Read a sweep's YAML file and apply overrides such as ``seeds=[0,1]``; as :func:`parse_sweep`."""
     values = read_yaml(path)
     if {"files", "label"} <= values.keys():
@@ -527,11 +524,11 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | No
     methods = values.get("methods")
     for method in methods if isinstance(methods, dict | list) else ():
         require_trusted(method, path)
-    return parse_sweep(values, folder=path.parent, data_dir=data_dir)
+    return parse_sweep(values)
 
 
-def parse_sweep(values: Values, *, folder: Path, data_dir: Path | None = None) -> SweepConfig:
-    """The sweep of ``values``. Where its form is wrong, ConfigError lists the faults of its cells too."""
+def parse_sweep(values: Values) -> SweepConfig:
+    """The sweep of ``values``. ConfigError lists all that is wrong with its form; :func:`cells_of` checks the cells."""
     fields_of_a_run = {name for schema in all_methods().values() for name in schema.model_fields}
     of_a_run = [name for name in values if name in fields_of_a_run - SweepConfig.model_fields.keys()]
     if of_a_run and not {"methods", "data_sets"} & values.keys():
@@ -539,53 +536,7 @@ def parse_sweep(values: Values, *, folder: Path, data_dir: Path | None = None) -
             f"This configures one run, not a sweep: it has {', '.join(of_a_run)} and neither methods nor data_sets; "
             "use `fairpate run`."
         )
-    try:
-        return parse_config(values, SweepConfig)
-    except ConfigError as error:
-        in_cells = _faults_of_the_rest(values, error, folder, data_dir)
-        raise ConfigError("\n".join([str(error), *in_cells])) from error
-
-
-def _faults_of_the_rest(values: Values, form: ConfigError, folder: Path, data_dir: Path | None) -> list[str]:
-    """The faults of the cells after the malformed parts of the sweep are left out; empty if too little remains."""
-    assert isinstance(form.__cause__, ValidationError)
-    rest = copy.deepcopy(values)
-    sections = [parts for name in ("data_sets", "methods") if isinstance(parts := rest.get(name), dict)]
-    for part in (rest, *(part for parts in sections for part in parts.values())):
-        if isinstance(part, dict) and "grid" in part:
-            part["grid"] = flat_grid(part["grid"])
-    left_out: list[str] = []
-    for fault in form.__cause__.errors():
-        place = [str(name) for name in fault["loc"]]
-        if place[:1] == ["data_sets"] and place[2:3] not in (["grid"], ["settings"]):
-            place = place[:2]  # without its own file it may be another data set
-            left_out += place[1:]
-        _leave_out(rest, place)
-    try:
-        sweep = SweepConfig.model_validate(rest)
-    except ValidationError:
-        return []
-    try:
-        cells_of(sweep, folder=folder, data_dir=data_dir, left_out=left_out)
-    except ConfigError as error:
-        return str(error).splitlines()
-    return []
-
-
-def _leave_out(section: Values, place: Sequence[str]) -> None:
-    """Remove the value at ``place``, or the part that contains it. Of overlapping axes, all but the first are
-    removed."""
-    name, *inner = place
-    if inner and isinstance(section.get(name), dict):
-        _leave_out(section[name], inner)
-    elif name == "grid" and isinstance(section.get(name), dict):
-        kept: Values = {}
-        for axis, values in section[name].items():
-            if not any(overlapping(axis, other) for other in kept):
-                kept[axis] = values
-        section[name] = kept
-    else:
-        section.pop(name, None)
+    return parse_config(values, SweepConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
