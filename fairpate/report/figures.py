@@ -490,7 +490,15 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         values = [[up_to_five(p.value("disparity")), with_spread(p)[0], id(p) in front, p.num_undefined] for p in found]
         plain_notions.append({"name": notion, "measure": NOTIONS[notion].measure, "points": values})
 
-    # For each panel one entry per notion: the rows to draw, and the specifications that name them.
+    specifications: list[dict[str, Any]] = []
+
+    def number_of(specification: dict[str, Any]) -> int:
+        # Half of the specifications do not depend on the notion: the page holds each once.
+        if specification not in specifications:
+            specifications.append(specification)
+        return specifications.index(specification)
+
+    # For each panel one entry per notion: the rows to draw, and the numbers of the specifications that name them.
     charts: dict[Panel, list[dict[str, Any]]] = {}
     for found in seen:
         index_of = {id(point): index for index, point in enumerate(found)}
@@ -499,9 +507,14 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
             stairs = [view.stairs(pair) for pair in PAIRS]
             charts.setdefault(panel, []).append(
                 {
-                    "data": {"points": view.rows(index_of), **{f"stairs{n}": rows for n, rows in enumerate(stairs)}},
-                    "planes": [plane(view, number, _PAGE) for number in range(len(PLANES))],
-                    "attained": [attained(view, pair, rows, _PAGE) for pair, rows in zip(PAIRS, stairs, strict=True)],
+                    "data": {
+                        "points": _table(view.rows(index_of)),
+                        **{f"stairs{n}": _table(rows) for n, rows in enumerate(stairs)},
+                    },
+                    "planes": [number_of(plane(view, number, PAGE)) for number in range(len(PLANES))],
+                    "attained": [
+                        number_of(attained(view, pair, rows, PAGE)) for pair, rows in zip(PAIRS, stairs, strict=True)
+                    ],
                 }
             )
 
@@ -521,12 +534,19 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
             {"data": panel.data, "privacy": class_label(panel.privacy), "charts": found}
             for panel, found in charts.items()
         ],
-        "config": _config(_PAGE, 12),
+        "specifications": specifications,
+        "config": chart_config(PAGE, 12),
         "titles": [*titles(points[0].notion if points else DEFAULT).values()],
         "notions": plain_notions,
     }
     plain: dict[str, Any] = strict(data)
     return plain
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rows with each name once: names are most of a page's data otherwise."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}
 
 
 def up_to_five(gap: float) -> float:
@@ -700,7 +720,7 @@ class _Medium:
     font: str
 
 
-_PAGE = _Medium(
+PAGE = _Medium(
     places=tuple(f"var(--m{place})" for place in range(len(COLOURS))),
     ink="var(--ink)",
     muted="var(--muted)",
@@ -740,12 +760,11 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
     line = {
         "transform": [{"filter": "datum.j"}],
         "mark": {"type": "line", "strokeWidth": width, "opacity": 0.6, "aria": False},
-        "encoding": {**place, "stroke": series["stroke"], "strokeDash": series["strokeDash"], "order": {"field": "l"}},
+        "encoding": {"stroke": series["stroke"], "strokeDash": series["strokeDash"], "order": {"field": "l"}},
     }
     marks = {
         "mark": {"type": "point", "tooltip": {"content": "data"}, "cursor": "pointer", "aria": False},
         "encoding": {
-            **place,
             **_marks(series, medium),
             "size": area,
             "opacity": {"condition": {"test": "datum.f", "value": 1}, "value": 0.4},
@@ -755,15 +774,14 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
     crossed = {
         "transform": [{"filter": "datum.g"}],
         "mark": {"type": "point", "shape": _CROSS, "stroke": medium.ink, "strokeWidth": width, "aria": False},
-        "encoding": {**place, "size": area},
+        "encoding": {"size": area},
     }
     bars: list[dict[str, Any]] = [
         {
             "transform": [{"filter": f"isValid(datum.{_FIELDS[coordinate]}0)"}],
             "mark": {"type": "rule", "strokeWidth": width, "opacity": 0.5, "clip": True, "aria": False},
-            "encoding": place
-            | {
-                channel: {**place[channel], "field": f"{_FIELDS[coordinate]}0"},
+            "encoding": {
+                channel: {"field": f"{_FIELDS[coordinate]}0"},
                 f"{channel}2": {"field": f"{_FIELDS[coordinate]}1"},
                 "stroke": series["stroke"],
             },
@@ -774,24 +792,24 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
     # Labels at both ends, so that those of two lines that are close do not meet.
     compared: list[dict[str, Any]] = []
     for side, (name, accuracy) in enumerate(view.lines.items() if up == ACCURACY else ()):
-        label = {"text": f"{name} {percent(accuracy)}", "fill": medium.muted, "dy": -5}
+        rule = {"type": "rule", "stroke": medium.muted, "strokeDash": [2, 3], "strokeWidth": width}
+        label = {"type": "text", "text": f"{name} {percent(accuracy)}", "fill": medium.muted, "dy": -5, "aria": False}
         compared.append(
             {
                 "data": {"values": [{"y": round(accuracy, 5)}]},
-                "mark": {"type": "rule", "stroke": medium.muted, "strokeDash": [2, 3], "strokeWidth": width},
                 "encoding": {"y": {**place["y"], "field": "y"}},
-            }
-        )
-        compared.append(
-            {
-                "data": {"values": [{"y": round(accuracy, 5)}]},
-                "mark": {"type": "text", **label, "align": ("left", "right")[side], "aria": False},
-                "encoding": {"x": {"value": 3} if side == 0 else {"value": "width"}, "y": {**place["y"], "field": "y"}},
+                "layer": [
+                    {"mark": rule},
+                    {
+                        "mark": label | {"align": ("left", "right")[side]},
+                        "encoding": {"x": {"value": (3, "width")[side]}},
+                    },
+                ],
             }
         )
     shown = "datum.l <= level && (!only || datum.f) && indexof(hidden, datum.s) < 0"
-    layers: list[dict[str, Any]] = [*compared, *([line] if across == EPSILON else []), *bars, marks, crossed]
-    return _specification("points", shown, layers, level=level)
+    own = {"encoding": place, "layer": [*([line] if across == EPSILON else []), *bars, marks, crossed]}
+    return _specification("points", shown, [*compared, own], level=level)
 
 
 def attained(
@@ -807,7 +825,7 @@ def attained(
         place[channel] = _axis(view, coordinate[objective], medium, field=channel, ends=ends)
     series = _series(view.looks, medium)
     step: dict[str, Any] = {"type": "line", "interpolate": "step-after", "aria": False}
-    lines = {**place, "stroke": series["stroke"], "order": {"field": "o"}}
+    lines = {"stroke": series["stroke"], "order": {"field": "o"}}
     layers = [
         {
             "transform": [{"filter": "datum.k != 'median' && datum.s == chosen"}],
@@ -822,10 +840,11 @@ def attained(
         {
             "transform": [{"filter": "datum.k == 'median'"}],
             "mark": {"type": "point", "size": 64 * medium.scale**2, "tooltip": {"content": "data"}, "aria": False},
-            "encoding": {**place, **_marks(series, medium)},
+            "encoding": _marks(series, medium),
         },
     ]
-    return _specification(f"stairs{PAIRS.index(pair)}", "indexof(hidden, datum.s) < 0", layers)
+    own = {"encoding": place, "layer": layers}
+    return _specification(f"stairs{PAIRS.index(pair)}", "indexof(hidden, datum.s) < 0", [own])
 
 
 def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], **values: Any) -> dict[str, Any]:
@@ -896,21 +915,21 @@ def _axis(
     return {"field": field, "type": "quantitative", "title": title[coordinate], "axis": axis, "scale": scale}
 
 
-def _config(medium: _Medium, font_size: float) -> dict[str, Any]:
+def chart_config(medium: _Medium, font_size: float) -> dict[str, Any]:
     """Vega configuration of all charts of a medium; one size for all text."""
     thin = 0.5 if medium is _PAPER else 1.0
     text = {"labelFontSize": font_size, "titleFontSize": font_size, "labelFontWeight": "normal"}
     return {
         "font": medium.font,
         # A page has a ground of its own, by day and by night.
-        "background": None if medium is _PAGE else medium.ground,
-        "padding": 4 if medium is _PAGE else 1,
+        "background": None if medium is PAGE else medium.ground,
+        "padding": 4 if medium is PAGE else 1,
         "view": {"stroke": None},
         "axis": {
             **text,
             "titleFontWeight": "normal",
             "labelColor": medium.muted,
-            "titleColor": medium.muted if medium is _PAGE else medium.ink,
+            "titleColor": medium.muted if medium is PAGE else medium.ink,
             "domainColor": medium.muted,
             "tickColor": medium.muted,
             "tickSize": 3,
@@ -1012,7 +1031,7 @@ def _pictures(
 
     planes = specification.get("hconcat") or specification.get("vconcat") or [specification]
     across = len(specification.get("hconcat", [0]))
-    config = _config(_PAPER, style.font_size)
+    config = chart_config(_PAPER, style.font_size)
     longest = max(map(len, view.looks), default=1)
     width = _POINTS_PER_INCH * width_in
     # Vega does not wrap a legend, so its columns are counted from the mean width of a letter.

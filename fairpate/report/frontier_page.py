@@ -13,6 +13,8 @@ both, and marks the former with a dagger and hollow shapes.
 
 from __future__ import annotations
 
+import base64
+import gzip
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,7 +23,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.pages import count, counted, decimal, epsilon_text, percent, render
@@ -425,11 +426,16 @@ def _budget(words: str) -> float:
 
 
 @cache
-def _library() -> Markup:
-    """Return Vega, Vega-Lite and Vega-Embed as one script without imports. Bundling takes seconds."""
+def _library() -> str:
+    """Return Vega, Vega-Lite and Vega-Embed as one script without imports: compressed, in base 64.
+
+    Bundling takes seconds. Compressed, the script has 0.4 instead of 0.9 MB; the browser unpacks it.
+    """
     import vl_convert
 
-    return Markup(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))  # noqa: S704 - the library's own script
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    # Without a time: equal comparisons give equal pages.
+    return base64.b64encode(gzip.compress(script.encode(), mtime=0)).decode("ascii")
 
 
 def _class_view(

@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 
 from fairpate.fairness.rates import NOTIONS, FloatArray
 from fairpate.pages import count, counted, course, epsilon_text, made_words, percent, render, scale_end
-from fairpate.report.figures import SHAPES
+from fairpate.report.figures import PAGE, SHAPES, chart_config
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import (
     OUTCOMES,
@@ -47,25 +47,11 @@ from fairpate.words import cost_words, dearest, delta_text, shares_of_worst, vot
 
 _WIDTH, _HEIGHT = 370, 188
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
-_LETTERS = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
 _CHART_CONFIG = {
-    "font": "sans-serif",
+    **chart_config(PAGE, 12),
     "aria": False,
-    "background": None,
-    "view": {"stroke": None},
-    "axis": {
-        **_LETTERS,
-        "labelColor": "var(--muted)",
-        "titleColor": "var(--muted)",
-        "domainColor": "var(--muted)",
-        "gridColor": "var(--line)",
-        "ticks": False,
-        "labelPadding": 6,
-    },
-    "axisY": {"domain": False},
-    "axisX": {"grid": False},
-    "legend": {**_LETTERS, "labelColor": "var(--ink)", "labelLimit": 0, "orient": "bottom", "columns": 1},
-    "title": {"fontSize": 12, "fontWeight": "normal", "color": "var(--muted)", "anchor": "start", "frame": "bounds"},
+    "axisX": {"grid": False, "ticks": False, "labelPadding": 6},
+    "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
 }
 _NOTHING = Markup('<p class="note">{}: nothing to draw, no finite value.</p>')
 _HATCH = (
@@ -95,7 +81,11 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, 
         for field, values in zip("xy", zip(*points, strict=True), strict=True)
     )
     place = {"x": {**x, "title": x_label}, "y": {**y, "title": None}}
-    legend = {"title": None, "symbolType": "stroke", "symbolSize": 900, "rowPadding": 0} if len(lines) > 1 else None
+    legend = (
+        {"title": None, "columns": 1, "symbolType": "stroke", "symbolSize": 900, "rowPadding": 0}
+        if len(lines) > 1
+        else None
+    )
     look: dict[str, Any] = {"field": "line", "type": "nominal", "legend": legend}
     strokes = {"domain": names, "range": _STROKES[: len(names)]}
     dashes = {"domain": names, "range": _DASHES[: len(names)]}
