@@ -25,7 +25,7 @@ import textwrap
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,37 +60,19 @@ DASHES = ((1, 0), (4, 2), (1, 1.5), (4, 1.5, 1, 1.5), (8, 3), (8, 2, 1, 2), (2, 
 """Of lines: lengths drawn and left out, in half pixels of a page."""
 
 
-class Shape(NamedTuple):
-    """A mark: its name, and an SVG path in the square from -1 to 1, as Vega expects it."""
-
-    name: str
-    path: str
-
-
-SHAPES = (
-    Shape("circle", "M0 -.7a.7 .7 0 1 0 .001 0z"),
-    Shape("square", "M-.625 -.625h1.25v1.25H-.625z"),
-    Shape("diamond", "M0 -.875l.875 .875 -.875 .875 -.875 -.875z"),
-    Shape("triangle-up", "M0 -.75l.825 1.425H-.825z"),
-    Shape("triangle-down", "M0 .75L-.825 -.675h1.65z"),
-    Shape("star", "M0-.875l.263.6 .65.062-.487.425 .138.637L0 .512l-.562.338 .138-.637L-.912-.213l.65-.062z"),
-    Shape("cross", "M-.25 -.75h.5v.5h.5v.5h-.5v.5H-.25v-.5H-.75V-.25h.5z"),
-    Shape(
-        "x",
-        "M-.44-.75L0-.31 .44-.75 .75-.44 .31 0 .75.44 .44.75 0 .31-.44.75-.75.44-.31 0-.75-.44z",
-    ),
-    Shape("hexagon", "M0 -.812l.713 .4v.825L0 .812l-.713 -.4V-.412z"),
-    Shape("pentagon", "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z"),
-    Shape("triangle-right", "M.75 0L-.675 .825V-.825z"),
-    Shape("triangle-left", "M-.75 0l1.425 -.825v1.65z"),
-    Shape("diamond-tall", "M0 -.9l.55 .9L0 .9 -.55 0z"),
-    Shape("hexagram", "M0 -.875l.25 .438h.5L.5 0l.25 .438h-.5L0 .875l-.25 -.438H-.75L-.5 0 -.75 -.438h.5z"),
-    Shape("star-diamond", "M0 -.938l.25 .688 .688 .25 -.688 .25 -.25 .688 -.25 -.688L-.938 0 -.25 -.25z"),
-    Shape("hexagon2", "M-.812 0l.4 -.713h.825L.812 0l-.4 .713H-.412z"),
-    Shape("octagon", "M-.35 -.812h.7l.463 .463v.7l-.463 .463H-.35l-.463 -.463V-.35z"),
-    Shape("star-square", "M-.75 -.75l.75 .4L.75 -.75l-.4 .75L.75 .75l-.75 -.4L-.75 .75l.4 -.75z"),
-)
-_SHAPE_OF = {shape.name: shape for shape in SHAPES}
+SHAPES: Mapping[str, str] = {
+    "circle": "M0 -.7a.7 .7 0 1 0 .001 0z",
+    "square": "M-.625 -.625h1.25v1.25H-.625z",
+    "diamond": "M0 -.875l.875 .875 -.875 .875 -.875 -.875z",
+    "triangle-up": "M0 -.75l.825 1.425H-.825z",
+    "triangle-down": "M0 .75L-.825 -.675h1.65z",
+    "star": "M0-.875l.263.6 .65.062-.487.425 .138.637L0 .512l-.562.338 .138-.637L-.912-.213l.65-.062z",
+    "cross": "M-.25 -.75h.5v.5h.5v.5h-.5v.5H-.25v-.5H-.75V-.25h.5z",
+    "x": "M-.44-.75L0-.31 .44-.75 .75-.44 .31 0 .75.44 .44.75 0 .31-.44.75-.75.44-.31 0-.75-.44z",
+    "hexagon": "M0 -.812l.713 .4v.825L0 .812l-.713 -.4V-.412z",
+    "pentagon": "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z",
+}
+"""Marks by name: SVG paths in the square from -1 to 1, as Vega expects them."""
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -102,7 +84,7 @@ class Family:
     """
 
     title: str
-    shape: Shape
+    shape: str
     methods: Mapping[str, int]
     take_when: str
 
@@ -110,13 +92,13 @@ class Family:
 FAMILIES = (
     Family(
         title="PATE family",
-        shape=_SHAPE_OF["circle"],
+        shape=SHAPES["circle"],
         methods={"fairpate": 0, "pate": 4, "pate_s_pre": 5, "pate_s_in": 3, "sf_pate": 1, "own_votes": 6},
         take_when="records for hundreds of teachers, and labels that a service may be asked for later",
     ),
     Family(
         title="Records vote",
-        shape=_SHAPE_OF["diamond"],
+        shape=SHAPES["diamond"],
         methods={
             "weighted_votes": 3,
             "residual_votes": 0,
@@ -129,25 +111,25 @@ FAMILIES = (
     ),
     Family(
         title="DP-SGD family",
-        shape=_SHAPE_OF["square"],
+        shape=SHAPES["square"],
         methods={"dp_sgd": 2, "fair_dp_sgd": 1, "dp_fermi": 5, "raco_dp": 3, "pf_ld": 4, "f_ld": 0, "sgd": 6},
         take_when="a network that learns from the private records themselves, at a larger epsilon",
     ),
     Family(
         title="Noisy rates and labels",
-        shape=_SHAPE_OF["cross"],
+        shape=SHAPES["cross"],
         methods={"dp_postprocessing": 4, "dp_oracle_learner": 2, "randomised_response": 0},
         take_when="groups that are secret, in records whose features and labels are not",
     ),
     Family(
         title="Constrained regression",
-        shape=_SHAPE_OF["x"],
+        shape=SHAPES["x"],
         methods={"covariance_constraint": 0},
         take_when="a linear rule, to compare with",
     ),
 )
 # A second shape only where another package brings more methods than there are colours.
-_OTHER_SHAPES = tuple(_SHAPE_OF[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
+_OTHER_SHAPES = tuple(SHAPES[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +138,7 @@ class SeriesStyle:
 
     series: str
     family: str
-    shape: Shape
+    shape: str
     hollow: bool
     place: int
 
@@ -523,7 +505,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         "series": [
             {
                 "name": look.series,
-                "path": look.shape.path,
+                "path": look.shape,
                 "hollow": look.hollow,
                 "place": look.place,
                 "shared": _settings_words(shared[look.series]),
@@ -880,7 +862,7 @@ def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict
     return {
         "stroke": channel(colours),
         "fill": channel(fills),
-        "shape": channel([look.shape.path for look in known.values()]),
+        "shape": channel([look.shape for look in known.values()]),
         "strokeDash": channel(dashes, has_legend=False),
     }
 

@@ -262,7 +262,7 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
         "guarantee": report.guarantee,
         "voting": voting,
         "measured": report.headline,
-        "shapes": SHAPES,
+        "shapes": list(SHAPES.values()),
         "noise": f"{exact}{report.guarantee.noise_words}",
         "training_labels": labels,
         "baseline": majority_words,
