@@ -389,65 +389,78 @@ THEN: tuple[Objective, ...] = ("error", "disparity", "epsilon", "refused")
 """The objectives that decide among configurations that are level, in this order."""
 
 
-# Thresholds of the paper's three settings. They are ours: the paper leaves them open. The smallest disparity or epsilon
-# alone would reward models that refuse or answer all records alike. A configuration takes part with at least this
-# coverage and at most this much below the best accuracy that a finite epsilon reaches in its panel, and if it is not
-# degenerate. Values of the first objective that are no further than its tolerance from the best are level; among those
-# the highest accuracy wins.
-MIN_COVERAGE, MAX_ACCURACY_LOSS = 0.6, 0.15
-TOLERANCE: Mapping[Objective, float] = {"disparity": 0.005, "epsilon": 0.01, "error": 0.005}
+@dataclass(frozen=True, kw_only=True)
+class SelectionRule:
+    """Thresholds of the paper's three settings. They are ours: the paper leaves them open.
+
+    The smallest disparity or epsilon alone would reward models that refuse or answer all records alike. A configuration
+    takes part with at least ``min_coverage`` and at most ``max_accuracy_loss`` below the best accuracy that a finite
+    epsilon reaches in its panel, and if it is not degenerate. Values of the first objective that are no further than
+    its ``tolerance`` from the best are level; among those the highest accuracy wins.
+    """
+
+    min_coverage: float = 0.6
+    max_accuracy_loss: float = 0.15
+    tolerance: Mapping[Objective, float] = field(
+        default_factory=lambda: {"disparity": 0.005, "epsilon": 0.01, "error": 0.005}
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("min_coverage", "max_accuracy_loss"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"Expected 0 <= {name} <= 1, got {value}.")
+
+    def is_covered(self, point: Point) -> bool:
+        """True if the point keeps the least coverage."""
+        return 1 - point.value("refused") >= self.min_coverage - _ROUNDING
 
 
-def is_covered(point: Point) -> bool:
-    """True if the point keeps the least coverage."""
-    return 1 - point.value("refused") >= MIN_COVERAGE - _ROUNDING
-
-
-def select(points: Sequence[Point], setting: Setting, *, best_error: float) -> Point | None:
+def select(points: Sequence[Point], setting: Setting, *, rule: SelectionRule, best_error: float) -> Point | None:
     """The configuration that one method shows in ``setting``; None if none of ``points`` takes part.
 
     ``best_error`` is the panel's. Undefined points take no part.
     """
-    eligible = [point for point in points if not _below_thresholds(point, best_error)]
+    eligible = [point for point in points if not _below_thresholds(point, rule, best_error)]
     if not eligible:
         return None
     first = FIRST[setting]
     # Epsilons are level as they are guaranteed, not as they were calibrated.
     first_N = guaranteed(eligible, [first])[:, 0]
-    is_level_N = first_N <= first_N.min() + TOLERANCE[first] + _ROUNDING
+    is_level_N = first_N <= first_N.min() + rule.tolerance.get(first, 0.0) + _ROUNDING
     level = [point for point, is_level in zip(eligible, is_level_N, strict=True) if is_level]
     # Rounded: means that differ only by the order of their sum are equal, and the next objective decides.
     return min(level, key=lambda point: [round(point.value(name), 9) for name in THEN])
 
 
-def left_out_by(points: Sequence[Point], *, best_error: float) -> frozenset[Threshold]:
+def left_out_by(points: Sequence[Point], *, rule: SelectionRule, best_error: float) -> frozenset[Threshold]:
     """The thresholds that exclude one method from all settings: those that every point misses, or else all thresholds.
 
     Empty where a point takes part; ``definition`` means that an objective is undefined.
     """
-    below = [_below_thresholds(point, best_error) for point in points]
+    below = [_below_thresholds(point, rule, best_error) for point in points]
     if not all(below):
         return frozenset()
     return frozenset.intersection(*below) or frozenset.union(*below)
 
 
-def _below_thresholds(point: Point, best_error: float) -> frozenset[Threshold]:
+def _below_thresholds(point: Point, rule: SelectionRule, best_error: float) -> frozenset[Threshold]:
     if point.num_undefined:
         return frozenset({"definition"})
     thresholds: Mapping[Threshold, bool] = {
-        "coverage": not is_covered(point),
-        "accuracy": point.value("error") > best_error + MAX_ACCURACY_LOSS + _ROUNDING,
+        "coverage": not rule.is_covered(point),
+        "accuracy": point.value("error") > best_error + rule.max_accuracy_loss + _ROUNDING,
         "degenerate": bool(point.degenerate),
     }
     return frozenset(name for name, is_below in thresholds.items() if is_below)
 
 
-def best_error(points: Sequence[Point]) -> float:
-    """Least error of a panel among configurations that keep the least coverage; inf if there is none.
+def best_error(points: Sequence[Point], rule: SelectionRule) -> float:
+    """Least error of a panel among configurations that keep the rule's coverage; inf if there is none.
 
     Configurations without privacy guarantee count only if there are no others.
     """
-    covered = [point for point in points if is_covered(point) and not math.isnan(point.value("error"))]
+    covered = [point for point in points if rule.is_covered(point) and not math.isnan(point.value("error"))]
     # Otherwise a run without privacy would set a bar that no private one can meet.
     protected = [point for point in covered if math.isfinite(point.value("epsilon"))]
     return min((point.value("error") for point in protected or covered), default=math.inf)

@@ -49,17 +49,15 @@ from fairpate.report.figures import (
 from fairpate.report.frontier import (
     FAILED,
     FIRST,
-    MAX_ACCURACY_LOSS,
-    MIN_COVERAGE,
     OBJECTIVES,
     THEN,
-    TOLERANCE,
     Baselines,
     Objective,
     Panel,
     Point,
     PrivacyClass,
     Row,
+    SelectionRule,
     Setting,
     Threshold,
     baselines,
@@ -83,6 +81,7 @@ _LEAST_SEEDS = 3
 _MOST_BUDGETS, _MOST_NAMES = 4, 4
 _MOST_COLUMNS, _MOST_LISTED = 5, 2000
 _PERCENT = "\u00a0%"
+_RULE = SelectionRule()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,11 +236,11 @@ def ranked(points: Sequence[Point]) -> list[Point]:
 
 def rule_words(notion: NotionName) -> str:
     """The thresholds that a configuration must keep to be chosen."""
-    level = ", ".join(f"{value:g} in {titles(notion)[name]}" for name, value in TOLERANCE.items())
+    level = ", ".join(f"{value:g} in {titles(notion)[name]}" for name, value in _RULE.tolerance.items())
     return (
         "The best configuration of each method if fairness, privacy or accuracy comes first, as in the FairPATE paper. "
-        f"It has a coverage of at least {percent(MIN_COVERAGE)} and an accuracy at most "
-        f"{percent(MAX_ACCURACY_LOSS)} below the best that a finite ε reaches on its data set, and is not "
+        f"It has a coverage of at least {percent(_RULE.min_coverage)} and an accuracy at most "
+        f"{percent(_RULE.max_accuracy_loss)} below the best that a finite ε reaches on its data set, and is not "
         f"degenerate (one class for everyone, or no better than one); differences up to {level} count as equal, and "
         "then accuracy decides."
     )
@@ -249,11 +248,11 @@ def rule_words(notion: NotionName) -> str:
 
 def choices(points: Sequence[Point]) -> dict[Setting, list[Point]]:
     """For each of the paper's three settings, one configuration per method of a panel, the best first."""
-    least = best_error(points)
+    least = best_error(points, _RULE)
     chosen = {}
     for setting, first in FIRST.items():
         # Every method is judged by the panel's best accuracy, not by its own.
-        found = [select(own, setting, best_error=least) for own in by_series(points).values()]
+        found = [select(own, setting, rule=_RULE, best_error=least) for own in by_series(points).values()]
         chosen[setting] = sorted(
             (point for point in found if point is not None),
             key=lambda point: guaranteed([point], (first, "error"))[0].tolist(),
@@ -271,16 +270,16 @@ def baseline_words(found: Baselines) -> str:
 
 def left_out_words(points: Sequence[Point]) -> str:
     """Name the series that appear in no setting, by the thresholds that they miss."""
-    least = best_error(points)
+    least = best_error(points, _RULE)
     words: Mapping[Threshold, str] = {
-        "coverage": f"coverage below {percent(MIN_COVERAGE)}",
-        "accuracy": f"accuracy below {percent(1 - least - MAX_ACCURACY_LOSS)}",
+        "coverage": f"coverage below {percent(_RULE.min_coverage)}",
+        "accuracy": f"accuracy below {percent(1 - least - _RULE.max_accuracy_loss)}",
         "degenerate": "degenerate",
         "definition": "a value is undefined",
     }
     names_by: dict[str, list[str]] = {}
     for name, found in by_series(points).items():
-        below = left_out_by(found, best_error=least)
+        below = left_out_by(found, rule=_RULE, best_error=least)
         if below:
             names_by.setdefault(" or ".join(words[b] for b in words if b in below), []).append(name)
     left_out = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in names_by.items())

@@ -8,8 +8,7 @@ import math
 import pytest
 from run_records import run_record
 
-from fairpate.report import frontier
-from fairpate.report.frontier import best_error, by_panel, left_out_by, points_of, rounded_up, select
+from fairpate.report.frontier import SelectionRule, best_error, by_panel, left_out_by, points_of, rounded_up, select
 from fairpate.report.frontier_page import ranked
 from fairpate.run.specify import Demand, achievable, offer, transfer, transfer_frontier
 
@@ -44,7 +43,8 @@ TABLE = points(
     [("fair", "almost as fair"), ("private", "private"), ("accurate", "accurate")],
 )
 def test_the_three_settings(setting, chosen):
-    found = select(TABLE, setting, best_error=best_error(TABLE[:5]))
+    rule = SelectionRule()
+    found = select(TABLE, setting, rule=rule, best_error=best_error(TABLE[:5], rule))
     assert name_of(found) == chosen
 
 
@@ -60,29 +60,29 @@ def test_a_degenerate_predictor_meets_a_demand_behind_all_others():
     assert offered.num_degenerate == 1
     nearest = achievable(found, Demand(disparity=0.0, accuracy=0.8)).nearest
     assert [name_of(offer.point) for offer in nearest][-1] == "constant"
-    assert left_out_by(found[:1], best_error=0.1) == {"degenerate"}
+    assert left_out_by(found[:1], rule=SelectionRule(), best_error=0.1) == {"degenerate"}
 
 
-def test_thresholds_decide_who_takes_part(monkeypatch):
-    monkeypatch.setattr(frontier, "TOLERANCE", dict.fromkeys(frontier.TOLERANCE, 0.0))
-    assert name_of(select(TABLE, "fair", best_error=0.12)) == "fair"
-    monkeypatch.setattr(frontier, "MAX_ACCURACY_LOSS", 0.0)
-    assert select(TABLE, "fair", best_error=0.0) is None
-    monkeypatch.setattr(frontier, "MAX_ACCURACY_LOSS", 1.0)
-    monkeypatch.setattr(frontier, "MIN_COVERAGE", 0.0)
-    assert name_of(select(TABLE, "fair", best_error=0.0)) == "silent"
+def test_thresholds_decide_who_takes_part():
+    loose = SelectionRule(min_coverage=0.0, max_accuracy_loss=1.0, tolerance={})
+    assert name_of(select(TABLE, "fair", rule=loose, best_error=0.0)) == "silent"
+    strict = SelectionRule(tolerance={})
+    assert name_of(select(TABLE, "fair", rule=strict, best_error=0.12)) == "fair"
+    assert select(TABLE, "fair", rule=SelectionRule(max_accuracy_loss=0.0), best_error=0.0) is None
+    with pytest.raises(ValueError, match="min_coverage"):
+        SelectionRule(min_coverage=2)
 
 
 def test_the_best_accuracy_is_that_of_who_answers_enough():
-    assert best_error(TABLE[:7]) == pytest.approx(0.12)
-    assert best_error(TABLE[6:7]) == math.inf
+    assert best_error(TABLE[:7], SelectionRule()) == pytest.approx(0.12)
+    assert best_error(TABLE[6:7], SelectionRule()) == math.inf
 
 
 def test_what_promises_nothing_sets_no_bar_for_what_does():
     plain = run("plain", math.inf, 0.2, 0.98)
     private = run("private", 1.0, 0.2, 0.80)
-    assert best_error(points(plain, private)) == pytest.approx(0.20)
-    assert best_error(points(plain)) == pytest.approx(0.02)
+    assert best_error(points(plain, private), SelectionRule()) == pytest.approx(0.20)
+    assert best_error(points(plain), SelectionRule()) == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,15 @@ def test_what_promises_nothing_sets_no_bar_for_what_does():
 )
 def test_who_is_left_out_is_told_by_which_threshold(accuracies_and_coverages, thresholds):
     found = points(*[run(str(n), 1.0, 0.1, *values) for n, values in enumerate(accuracies_and_coverages)])
-    assert left_out_by(found, best_error=0.1) == thresholds
-    assert (select(found, "fair", best_error=0.1) is None) == bool(thresholds)
+    rule = SelectionRule(min_coverage=0.6, max_accuracy_loss=0.15)
+    assert left_out_by(found, rule=rule, best_error=0.1) == thresholds
+    assert (select(found, "fair", rule=rule, best_error=0.1) is None) == bool(thresholds)
 
 
 def test_epsilons_are_level_as_they_are_promised():
     # .9899 is guaranteed as .99, no further than the tolerance of .01 from 1.
     found = points(run("calibrated", 0.9899, 0.1, 0.75), run("better", 0.99998, 0.1, 0.80))
-    assert name_of(select(found, "private", best_error=0.2)) == "better"
+    assert name_of(select(found, "private", rule=SelectionRule(), best_error=0.2)) == "better"
 
 
 def test_a_demand_that_is_met_is_answered_by_accuracy():
