@@ -422,11 +422,10 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
     return members
 
 
-def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) -> dict[str, Any]:
+def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> dict[str, Any]:
     """All data for the page's script, as values of strict JSON: charts, and details of points.
 
-    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` holds what another choice of the
-    disparity changes; without any, charts are those of the points' own notion.
+    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` are the choices of the disparity.
     """
     series = looks(points)
     names = {name: number for number, name in enumerate(series)}
@@ -435,7 +434,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         for point in points
     }
     shared = {name: shared_settings([read[id(p)] for p in found]) for name, found in by_series(points).items()}
-    seen = [[point.seen_by(notion) for point in points] for notion in notions] or [list(points)]
+    seen = [[point.seen_by(notion) for point in points] for notion in notions]
     members = on_frontier(points)
 
     plain_points = []
@@ -466,8 +465,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         )
 
     plain_notions = []
-    # Without a choice of notions, `seen` has the points of their own notion.
-    for notion, found in zip(notions, seen, strict=False):
+    for notion, found in zip(notions, seen, strict=True):
         front = on_frontier(found)
         values = [[up_to_five(p.value("disparity")), with_spread(p)[0], id(p) in front, p.num_undefined] for p in found]
         plain_notions.append({"name": notion, "measure": NOTIONS[notion].measure, "points": values})

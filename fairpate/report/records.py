@@ -190,16 +190,12 @@ class Guarantee:
     @property
     def limits(self) -> list[str]:
         """Sentences that qualify the guarantee; what is not protected outweighs all others and stands first."""
-        noise = f"Noise: {self.noise}. This model is not private; ε is what fresh noise would give."
-        return [
-            *(
-                []
-                if self.not_protected is None
-                else [f"Not protected: {self.not_protected}. The model may reveal them."]
-            ),
-            *([] if self.noise == "os_entropy" else [noise]),
-            *(remark for remark in self.remarks if remark != IN_PARALLEL),  # it extends the claim
-        ]
+        limits = [remark for remark in self.remarks if remark != IN_PARALLEL]  # it extends the claim
+        if self.noise != "os_entropy":
+            limits.insert(0, f"Noise: {self.noise}. This model is not private; ε is what fresh noise would give.")
+        if self.not_protected is not None:
+            limits.insert(0, f"Not protected: {self.not_protected}. The model may reveal them.")
+        return limits
 
     @property
     def uncharged_tuning(self) -> list[str]:

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from fairpate.fairness.rates import DEFAULT
 from fairpate.report.figures import frontier_figures, on_frontier, script_data
 from fairpate.report.frontier import Row, points_of
 from fairpate.report.frontier_page import FrontierReport, frontier_report
@@ -144,7 +145,7 @@ def test_seeded_noise_is_said(comparison):
 def test_a_price_of_a_stop_that_depends_on_votes_is_remarked(kind, comparison):
     record = comparison()[0].record
     told = replace(record, config=record.config | {"aggregator": {"budget": {"kind": kind}}})
-    (point,) = script_data(points_of([told]))["points"]
+    (point,) = script_data(points_of([told]), notions=[DEFAULT])["points"]
     assert point["remarks"] == [STOPPED_BY_VOTES] * (kind == "data_dependent")
 
 
@@ -205,7 +206,7 @@ def test_details_list_only_what_the_run_read(comparison):
     fit = {"epochs": 9, "optimizer": "adam", "momentum": 0.9, "augment": {"erase": 0.0, "channel_swap": 0.5}}
     student = {"model": model, "fit": fit, "method": "supervised", "rounds": 1, "strong_augment": {"erase": 0.1}}
     config = {"method": "pate", "data": {"name": "adult", "options": {}}, "student": student, "idp3": None}
-    (series,) = script_data(points_of([replace(comparison()[0].record, config=config)]))["series"]
+    (series,) = script_data(points_of([replace(comparison()[0].record, config=config)]), notions=[DEFAULT])["series"]
     assert series["shared"] == {
         "method": "pate",
         "data.name": "adult",
@@ -252,7 +253,7 @@ def test_undefined_and_infinite_values_are_said_and_not_drawn(comparison):
     rows = comparison()
     records = [row.record for row in rows if row.record is not None and row.method == "dp_sgd"]
     records = [records[0], replace(records[1], accuracy=None), replace(records[2], epsilon=math.inf), *records[3:]]
-    model = script_data(points_of(records))
+    model = script_data(points_of(records), notions=[DEFAULT])
     undefined = [index for index, point in enumerate(model["points"]) if point["undefined"]]
     assert len(undefined) == 1
     (charts,) = model["panels"][0]["charts"]
