@@ -28,7 +28,7 @@ import yaml
 
 from fairpate.data.dataset import sha256_of
 from fairpate.pages import decimal, epsilon_text, percent
-from fairpate.report.records import described_event
+from fairpate.report.records import described_events
 from fairpate.run.bundle import published_statement, require_card
 from fairpate.run.context import RunDirectoryError, read_json, run_at, write_json, write_text
 from fairpate.types import Relation, UserError
@@ -160,10 +160,7 @@ def _guarantee(epsilon: float, delta: float, unit: str, relation: str) -> str:
 
 
 def _events(events: Sequence[Mapping[str, Any]], parts: Mapping[str, Sequence[Mapping[str, Any]]] | None) -> str:
-    said = [described_event(event) for event in events]
-    for part, of_part in (parts or {}).items():
-        said += [f"of {part} records alone: {described_event(event)}" for event in of_part]
-    return "; ".join(said)
+    return "; ".join(described_events(events, parts or {}))
 
 
 def _tuned(is_accounted: bool) -> str:
