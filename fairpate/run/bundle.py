@@ -293,6 +293,14 @@ class _Check:
         if not holds:
             self.differs.append(otherwise)
 
+    def require_claim(
+        self, file: str, values: Mapping[str, Any], statement: PrivacyStatement, names: Iterable[str] = CLAIM[:-1]
+    ) -> None:
+        """Note each of the fields ``names`` in which ``values`` of a file are not those of the statement."""
+        for name in names:
+            found, stated = values.get(name), getattr(statement, name)
+            self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
+
     @property
     def said(self) -> PrivacyStatement:
         assert self.statement is not None
@@ -321,15 +329,10 @@ class _Check:
         statement = read_statement(self.bundle)
         # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))
-        for name in CLAIM:
-            stated, bound = expected["claim"][name], self.head.get("claim", {}).get(name)
-            self.require(stated == bound, f"{HEAD}: {name} is {bound!r}, the statement says {stated!r}")
+        self.require_claim(HEAD, self.head.get("claim", {}), statement, CLAIM)
         self.require(self.head.get("digest") == expected["digest"], f"{HEAD}: its digest is not that of its content")
         self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} is not private")
-        record = _json(self.bundle, "record.json")
-        for name in ("method", "unit", "relation", "delta", "epsilon"):
-            stated, recorded = getattr(statement, name), record[name]
-            self.require(stated == recorded, f"record.json: {name} is {recorded!r}, the statement says {stated!r}")
+        self.require_claim("record.json", _json(self.bundle, "record.json"), statement)
         self.statement = statement
         return f"{HEAD} and record.json claim what the statement claims"
 
@@ -479,9 +482,7 @@ class _Check:
         audit = Audit.from_json(values)
         self.require(audit.records == "made", f"audit.json: of {audit.records} records, which may not be published")
         self.require(_alike(strict(audit.to_json()), values), "audit.json: its bounds are not those of its counts")
-        for name in ("method", "unit", "relation", "delta", "epsilon"):
-            claimed, stated = getattr(audit, name), getattr(self.said, name)
-            self.require(claimed == stated, f"audit.json: {name} is {claimed!r}, the statement says {stated!r}")
+        self.require_claim("audit.json", values, self.said)
         settings = dict(_json(self.bundle, "record.json")["config"])
         settings.pop("evaluation", None)
         self.require(audit.settings == values_digest(settings), "audit.json: of other settings than record.json")

@@ -46,7 +46,12 @@
   async function draw(holder) {
     holder.dataset.drawn = "1";
     holder.setAttribute("aria-busy", "true");
-    await library;
+    try {
+      await library;
+    } catch {
+      holder.textContent = "This browser cannot unpack the drawing library; take one of 2023 or later.";
+      return;
+    }
     const { data, [holder.dataset.chart]: numbers } = model.panels[holder.dataset.panel].charts[notion];
     const specification = { ...model.specifications[numbers[holder.dataset.number]], description: holder.getAttribute("aria-label") };
     specification.datasets = { [specification.data.name]: unpacked(data[specification.data.name]) };
