@@ -25,7 +25,7 @@ import textwrap
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,37 +60,19 @@ DASHES = ((1, 0), (4, 2), (1, 1.5), (4, 1.5, 1, 1.5), (8, 3), (8, 2, 1, 2), (2, 
 """Of lines: lengths drawn and left out, in half pixels of a page."""
 
 
-class Shape(NamedTuple):
-    """A mark: its name, and an SVG path in the square from -1 to 1, as Vega expects it."""
-
-    name: str
-    path: str
-
-
-SHAPES = (
-    Shape("circle", "M0 -.7a.7 .7 0 1 0 .001 0z"),
-    Shape("square", "M-.625 -.625h1.25v1.25H-.625z"),
-    Shape("diamond", "M0 -.875l.875 .875 -.875 .875 -.875 -.875z"),
-    Shape("triangle-up", "M0 -.75l.825 1.425H-.825z"),
-    Shape("triangle-down", "M0 .75L-.825 -.675h1.65z"),
-    Shape("star", "M0-.875l.263.6 .65.062-.487.425 .138.637L0 .512l-.562.338 .138-.637L-.912-.213l.65-.062z"),
-    Shape("cross", "M-.25 -.75h.5v.5h.5v.5h-.5v.5H-.25v-.5H-.75V-.25h.5z"),
-    Shape(
-        "x",
-        "M-.44-.75L0-.31 .44-.75 .75-.44 .31 0 .75.44 .44.75 0 .31-.44.75-.75.44-.31 0-.75-.44z",
-    ),
-    Shape("hexagon", "M0 -.812l.713 .4v.825L0 .812l-.713 -.4V-.412z"),
-    Shape("pentagon", "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z"),
-    Shape("triangle-right", "M.75 0L-.675 .825V-.825z"),
-    Shape("triangle-left", "M-.75 0l1.425 -.825v1.65z"),
-    Shape("diamond-tall", "M0 -.9l.55 .9L0 .9 -.55 0z"),
-    Shape("hexagram", "M0 -.875l.25 .438h.5L.5 0l.25 .438h-.5L0 .875l-.25 -.438H-.75L-.5 0 -.75 -.438h.5z"),
-    Shape("star-diamond", "M0 -.938l.25 .688 .688 .25 -.688 .25 -.25 .688 -.25 -.688L-.938 0 -.25 -.25z"),
-    Shape("hexagon2", "M-.812 0l.4 -.713h.825L.812 0l-.4 .713H-.412z"),
-    Shape("octagon", "M-.35 -.812h.7l.463 .463v.7l-.463 .463H-.35l-.463 -.463V-.35z"),
-    Shape("star-square", "M-.75 -.75l.75 .4L.75 -.75l-.4 .75L.75 .75l-.75 -.4L-.75 .75l.4 -.75z"),
-)
-_SHAPE_OF = {shape.name: shape for shape in SHAPES}
+SHAPES: Mapping[str, str] = {
+    "circle": "M0 -.7a.7 .7 0 1 0 .001 0z",
+    "square": "M-.625 -.625h1.25v1.25H-.625z",
+    "diamond": "M0 -.875l.875 .875 -.875 .875 -.875 -.875z",
+    "triangle-up": "M0 -.75l.825 1.425H-.825z",
+    "triangle-down": "M0 .75L-.825 -.675h1.65z",
+    "star": "M0-.875l.263.6 .65.062-.487.425 .138.637L0 .512l-.562.338 .138-.637L-.912-.213l.65-.062z",
+    "cross": "M-.25 -.75h.5v.5h.5v.5h-.5v.5H-.25v-.5H-.75V-.25h.5z",
+    "x": "M-.44-.75L0-.31 .44-.75 .75-.44 .31 0 .75.44 .44.75 0 .31-.44.75-.75.44-.31 0-.75-.44z",
+    "hexagon": "M0 -.812l.713 .4v.825L0 .812l-.713 -.4V-.412z",
+    "pentagon": "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z",
+}
+"""Marks by name: SVG paths in the square from -1 to 1, as Vega expects them."""
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -102,7 +84,7 @@ class Family:
     """
 
     title: str
-    shape: Shape
+    shape: str
     methods: Mapping[str, int]
     take_when: str
 
@@ -110,13 +92,13 @@ class Family:
 FAMILIES = (
     Family(
         title="PATE family",
-        shape=_SHAPE_OF["circle"],
+        shape=SHAPES["circle"],
         methods={"fairpate": 0, "pate": 4, "pate_s_pre": 5, "pate_s_in": 3, "sf_pate": 1, "own_votes": 6},
         take_when="records for hundreds of teachers, and labels that a service may be asked for later",
     ),
     Family(
         title="Records vote",
-        shape=_SHAPE_OF["diamond"],
+        shape=SHAPES["diamond"],
         methods={
             "weighted_votes": 3,
             "residual_votes": 0,
@@ -129,25 +111,25 @@ FAMILIES = (
     ),
     Family(
         title="DP-SGD family",
-        shape=_SHAPE_OF["square"],
+        shape=SHAPES["square"],
         methods={"dp_sgd": 2, "fair_dp_sgd": 1, "dp_fermi": 5, "raco_dp": 3, "pf_ld": 4, "f_ld": 0, "sgd": 6},
         take_when="a network that learns from the private records themselves, at a larger epsilon",
     ),
     Family(
         title="Noisy rates and labels",
-        shape=_SHAPE_OF["cross"],
+        shape=SHAPES["cross"],
         methods={"dp_postprocessing": 4, "dp_oracle_learner": 2, "randomised_response": 0},
         take_when="groups that are secret, in records whose features and labels are not",
     ),
     Family(
         title="Constrained regression",
-        shape=_SHAPE_OF["x"],
+        shape=SHAPES["x"],
         methods={"covariance_constraint": 0},
         take_when="a linear rule, to compare with",
     ),
 )
 # A second shape only where another package brings more methods than there are colours.
-_OTHER_SHAPES = tuple(_SHAPE_OF[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
+_OTHER_SHAPES = tuple(SHAPES[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +138,7 @@ class SeriesStyle:
 
     series: str
     family: str
-    shape: Shape
+    shape: str
     hollow: bool
     place: int
 
@@ -440,11 +422,10 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
     return members
 
 
-def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) -> dict[str, Any]:
+def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> dict[str, Any]:
     """All data for the page's script, as values of strict JSON: charts, and details of points.
 
-    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` holds what another choice of the
-    disparity changes; without any, charts are those of the points' own notion.
+    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` are the choices of the disparity.
     """
     series = looks(points)
     names = {name: number for number, name in enumerate(series)}
@@ -453,7 +434,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         for point in points
     }
     shared = {name: shared_settings([read[id(p)] for p in found]) for name, found in by_series(points).items()}
-    seen = [[point.seen_by(notion) for point in points] for notion in notions] or [list(points)]
+    seen = [[point.seen_by(notion) for point in points] for notion in notions]
     members = on_frontier(points)
 
     plain_points = []
@@ -484,13 +465,20 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         )
 
     plain_notions = []
-    # Without a choice of notions, `seen` has the points of their own notion.
-    for notion, found in zip(notions, seen, strict=False):
+    for notion, found in zip(notions, seen, strict=True):
         front = on_frontier(found)
         values = [[up_to_five(p.value("disparity")), with_spread(p)[0], id(p) in front, p.num_undefined] for p in found]
         plain_notions.append({"name": notion, "measure": NOTIONS[notion].measure, "points": values})
 
-    # For each panel one entry per notion: the rows to draw, and the specifications that name them.
+    specifications: list[dict[str, Any]] = []
+
+    def number_of(specification: dict[str, Any]) -> int:
+        # Half of the specifications do not depend on the notion: the page holds each once.
+        if specification not in specifications:
+            specifications.append(specification)
+        return specifications.index(specification)
+
+    # For each panel one entry per notion: the rows to draw, and the numbers of the specifications that name them.
     charts: dict[Panel, list[dict[str, Any]]] = {}
     for found in seen:
         index_of = {id(point): index for index, point in enumerate(found)}
@@ -499,9 +487,14 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
             stairs = [view.stairs(pair) for pair in PAIRS]
             charts.setdefault(panel, []).append(
                 {
-                    "data": {"points": view.rows(index_of), **{f"stairs{n}": rows for n, rows in enumerate(stairs)}},
-                    "planes": [plane(view, number, _PAGE) for number in range(len(PLANES))],
-                    "attained": [attained(view, pair, rows, _PAGE) for pair, rows in zip(PAIRS, stairs, strict=True)],
+                    "data": {
+                        "points": _table(view.rows(index_of)),
+                        **{f"stairs{n}": _table(rows) for n, rows in enumerate(stairs)},
+                    },
+                    "planes": [number_of(plane(view, number, PAGE)) for number in range(len(PLANES))],
+                    "attained": [
+                        number_of(attained(view, pair, rows, PAGE)) for pair, rows in zip(PAIRS, stairs, strict=True)
+                    ],
                 }
             )
 
@@ -510,7 +503,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         "series": [
             {
                 "name": look.series,
-                "path": look.shape.path,
+                "path": look.shape,
                 "hollow": look.hollow,
                 "place": look.place,
                 "shared": _settings_words(shared[look.series]),
@@ -521,12 +514,19 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
             {"data": panel.data, "privacy": class_label(panel.privacy), "charts": found}
             for panel, found in charts.items()
         ],
-        "config": _config(_PAGE, 12),
+        "specifications": specifications,
+        "config": chart_config(PAGE, 12),
         "titles": [*titles(points[0].notion if points else DEFAULT).values()],
         "notions": plain_notions,
     }
     plain: dict[str, Any] = strict(data)
     return plain
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rows with each name once: names are most of a page's data otherwise."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}
 
 
 def up_to_five(gap: float) -> float:
@@ -700,7 +700,7 @@ class _Medium:
     font: str
 
 
-_PAGE = _Medium(
+PAGE = _Medium(
     places=tuple(f"var(--m{place})" for place in range(len(COLOURS))),
     ink="var(--ink)",
     muted="var(--muted)",
@@ -740,12 +740,11 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
     line = {
         "transform": [{"filter": "datum.j"}],
         "mark": {"type": "line", "strokeWidth": width, "opacity": 0.6, "aria": False},
-        "encoding": {**place, "stroke": series["stroke"], "strokeDash": series["strokeDash"], "order": {"field": "l"}},
+        "encoding": {"stroke": series["stroke"], "strokeDash": series["strokeDash"], "order": {"field": "l"}},
     }
     marks = {
         "mark": {"type": "point", "tooltip": {"content": "data"}, "cursor": "pointer", "aria": False},
         "encoding": {
-            **place,
             **_marks(series, medium),
             "size": area,
             "opacity": {"condition": {"test": "datum.f", "value": 1}, "value": 0.4},
@@ -755,15 +754,14 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
     crossed = {
         "transform": [{"filter": "datum.g"}],
         "mark": {"type": "point", "shape": _CROSS, "stroke": medium.ink, "strokeWidth": width, "aria": False},
-        "encoding": {**place, "size": area},
+        "encoding": {"size": area},
     }
     bars: list[dict[str, Any]] = [
         {
             "transform": [{"filter": f"isValid(datum.{_FIELDS[coordinate]}0)"}],
             "mark": {"type": "rule", "strokeWidth": width, "opacity": 0.5, "clip": True, "aria": False},
-            "encoding": place
-            | {
-                channel: {**place[channel], "field": f"{_FIELDS[coordinate]}0"},
+            "encoding": {
+                channel: {"field": f"{_FIELDS[coordinate]}0"},
                 f"{channel}2": {"field": f"{_FIELDS[coordinate]}1"},
                 "stroke": series["stroke"],
             },
@@ -774,24 +772,24 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
     # Labels at both ends, so that those of two lines that are close do not meet.
     compared: list[dict[str, Any]] = []
     for side, (name, accuracy) in enumerate(view.lines.items() if up == ACCURACY else ()):
-        label = {"text": f"{name} {percent(accuracy)}", "fill": medium.muted, "dy": -5}
+        rule = {"type": "rule", "stroke": medium.muted, "strokeDash": [2, 3], "strokeWidth": width}
+        label = {"type": "text", "text": f"{name} {percent(accuracy)}", "fill": medium.muted, "dy": -5, "aria": False}
         compared.append(
             {
                 "data": {"values": [{"y": round(accuracy, 5)}]},
-                "mark": {"type": "rule", "stroke": medium.muted, "strokeDash": [2, 3], "strokeWidth": width},
                 "encoding": {"y": {**place["y"], "field": "y"}},
-            }
-        )
-        compared.append(
-            {
-                "data": {"values": [{"y": round(accuracy, 5)}]},
-                "mark": {"type": "text", **label, "align": ("left", "right")[side], "aria": False},
-                "encoding": {"x": {"value": 3} if side == 0 else {"value": "width"}, "y": {**place["y"], "field": "y"}},
+                "layer": [
+                    {"mark": rule},
+                    {
+                        "mark": label | {"align": ("left", "right")[side]},
+                        "encoding": {"x": {"value": (3, "width")[side]}},
+                    },
+                ],
             }
         )
     shown = "datum.l <= level && (!only || datum.f) && indexof(hidden, datum.s) < 0"
-    layers: list[dict[str, Any]] = [*compared, *([line] if across == EPSILON else []), *bars, marks, crossed]
-    return _specification("points", shown, layers, level=level)
+    own = {"encoding": place, "layer": [*([line] if across == EPSILON else []), *bars, marks, crossed]}
+    return _specification("points", shown, [*compared, own], level=level)
 
 
 def attained(
@@ -807,7 +805,7 @@ def attained(
         place[channel] = _axis(view, coordinate[objective], medium, field=channel, ends=ends)
     series = _series(view.looks, medium)
     step: dict[str, Any] = {"type": "line", "interpolate": "step-after", "aria": False}
-    lines = {**place, "stroke": series["stroke"], "order": {"field": "o"}}
+    lines = {"stroke": series["stroke"], "order": {"field": "o"}}
     layers = [
         {
             "transform": [{"filter": "datum.k != 'median' && datum.s == chosen"}],
@@ -822,10 +820,11 @@ def attained(
         {
             "transform": [{"filter": "datum.k == 'median'"}],
             "mark": {"type": "point", "size": 64 * medium.scale**2, "tooltip": {"content": "data"}, "aria": False},
-            "encoding": {**place, **_marks(series, medium)},
+            "encoding": _marks(series, medium),
         },
     ]
-    return _specification(f"stairs{PAIRS.index(pair)}", "indexof(hidden, datum.s) < 0", layers)
+    own = {"encoding": place, "layer": layers}
+    return _specification(f"stairs{PAIRS.index(pair)}", "indexof(hidden, datum.s) < 0", [own])
 
 
 def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], **values: Any) -> dict[str, Any]:
@@ -861,7 +860,7 @@ def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict
     return {
         "stroke": channel(colours),
         "fill": channel(fills),
-        "shape": channel([look.shape.path for look in known.values()]),
+        "shape": channel([look.shape for look in known.values()]),
         "strokeDash": channel(dashes, has_legend=False),
     }
 
@@ -896,21 +895,21 @@ def _axis(
     return {"field": field, "type": "quantitative", "title": title[coordinate], "axis": axis, "scale": scale}
 
 
-def _config(medium: _Medium, font_size: float) -> dict[str, Any]:
+def chart_config(medium: _Medium, font_size: float) -> dict[str, Any]:
     """Vega configuration of all charts of a medium; one size for all text."""
     thin = 0.5 if medium is _PAPER else 1.0
     text = {"labelFontSize": font_size, "titleFontSize": font_size, "labelFontWeight": "normal"}
     return {
         "font": medium.font,
         # A page has a ground of its own, by day and by night.
-        "background": None if medium is _PAGE else medium.ground,
-        "padding": 4 if medium is _PAGE else 1,
+        "background": None if medium is PAGE else medium.ground,
+        "padding": 4 if medium is PAGE else 1,
         "view": {"stroke": None},
         "axis": {
             **text,
             "titleFontWeight": "normal",
             "labelColor": medium.muted,
-            "titleColor": medium.muted if medium is _PAGE else medium.ink,
+            "titleColor": medium.muted if medium is PAGE else medium.ink,
             "domainColor": medium.muted,
             "tickColor": medium.muted,
             "tickSize": 3,
@@ -1012,7 +1011,7 @@ def _pictures(
 
     planes = specification.get("hconcat") or specification.get("vconcat") or [specification]
     across = len(specification.get("hconcat", [0]))
-    config = _config(_PAPER, style.font_size)
+    config = chart_config(_PAPER, style.font_size)
     longest = max(map(len, view.looks), default=1)
     width = _POINTS_PER_INCH * width_in
     # Vega does not wrap a legend, so its columns are counted from the mean width of a letter.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,7 +38,7 @@ from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
-from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
+from fairpate.types import PrivacyStatement, UsageError, UserError, stepwise, strict
 from fairpate.words import delta_text
 from student.card import read_card
 
@@ -62,8 +63,8 @@ TOLERANCE = 1e-3
 _NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
 _READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
-# Bytes: read at once; at most of one JSON file; at most of all files, as the archive declares them.
-_BLOCK, _MOST_TEXT, _MOST_BYTES = 2**20, 2**26, 2**34
+# Bytes: at most of one JSON file; at most of all files, as the archive declares them.
+_MOST_TEXT, _MOST_BYTES = 2**26, 2**34
 _SENSELESS = (
     *(UserError, OSError, LookupError, TypeError, ValueError, AttributeError),
     *(ArithmeticError, RuntimeError),
@@ -93,38 +94,29 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     # Nothing else is said about the machine that ran it.
     parts[VERSIONS] = json_bytes({each: versions.get(each) for each in ("fairpate", "revision", "python", "libraries")})
 
-    sizes = {name: len(part) if isinstance(part, bytes) else part.stat().st_size for name, part in parts.items()}
-    total, done = 2 * sum(sizes.values()), 0  # every byte is read for its digest, and again into the file
-
-    def count(size: int) -> None:
-        nonlocal done
-        done += size
-        tell(min(done, total), total)  # the head is not in the total
-
-    digests = {}
-    for name, part in parts.items():
-        digests[name] = hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else sha256_of(part)
-        count(sizes[name])
-    head = head_of(statement, digests)
+    head = head_of(
+        statement,
+        {
+            name: hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else sha256_of(part)
+            for name, part in parts.items()
+        },
+    )
     parts[HEAD] = json_bytes(head)
 
     def write(path: Path) -> None:
         # Not compressed: then the bytes do not depend on the library that packs them.
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bundle:
-            for name, part in sorted(parts.items()):
+            for name, part in stepwise(sorted(parts.items())):
                 entry = zipfile.ZipInfo(name, _FIXED_TIME)
                 # As on Unix, on every machine: equal runs give equal bytes.
                 entry.create_system, entry.external_attr = 3, _READABLE
                 if isinstance(part, bytes):
                     bundle.writestr(entry, part)
-                    count(len(part))
                     continue
                 # zipfile decides on 64-bit fields by the size beforehand; without it, a part beyond 2 GiB fails.
-                entry.file_size = sizes[name]
+                entry.file_size = part.stat().st_size
                 with part.open("rb") as source, bundle.open(entry, "w") as target:
-                    while block := source.read(_BLOCK):
-                        target.write(block)
-                        count(len(block))
+                    shutil.copyfileobj(source, target)
 
     write_atomically(out, write)
     return out, head["digest"]
@@ -251,9 +243,8 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
             *(found.files, found.claim, found.epsilon, found.queries, found.student, found.release),
             *(found.metrics, found.choice, found.audit, found.card),
         )
-        for number, check in enumerate(checks, start=1):
+        for check in stepwise(checks):
             found.run(check)
-            tell(number, len(checks))
         digest = str(found.head.get("digest", ""))
         # Only this check detects a forged bundle whose files and head agree with each other.
         if head is not None and head != digest:
@@ -302,6 +293,14 @@ class _Check:
         if not holds:
             self.differs.append(otherwise)
 
+    def require_claim(
+        self, file: str, values: Mapping[str, Any], statement: PrivacyStatement, names: Iterable[str] = CLAIM[:-1]
+    ) -> None:
+        """Note each of the fields ``names`` in which ``values`` of a file are not those of the statement."""
+        for name in names:
+            found, stated = values.get(name), getattr(statement, name)
+            self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
+
     @property
     def said(self) -> PrivacyStatement:
         assert self.statement is not None
@@ -330,15 +329,10 @@ class _Check:
         statement = read_statement(self.bundle)
         # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))
-        for name in CLAIM:
-            stated, bound = expected["claim"][name], self.head.get("claim", {}).get(name)
-            self.require(stated == bound, f"{HEAD}: {name} is {bound!r}, the statement says {stated!r}")
+        self.require_claim(HEAD, self.head.get("claim", {}), statement, CLAIM)
         self.require(self.head.get("digest") == expected["digest"], f"{HEAD}: its digest is not that of its content")
         self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} is not private")
-        record = _json(self.bundle, "record.json")
-        for name in ("method", "unit", "relation", "delta", "epsilon"):
-            stated, recorded = getattr(statement, name), record[name]
-            self.require(stated == recorded, f"record.json: {name} is {recorded!r}, the statement says {stated!r}")
+        self.require_claim("record.json", _json(self.bundle, "record.json"), statement)
         self.statement = statement
         return f"{HEAD} and record.json claim what the statement claims"
 
@@ -488,9 +482,7 @@ class _Check:
         audit = Audit.from_json(values)
         self.require(audit.records == "made", f"audit.json: of {audit.records} records, which may not be published")
         self.require(_alike(strict(audit.to_json()), values), "audit.json: its bounds are not those of its counts")
-        for name in ("method", "unit", "relation", "delta", "epsilon"):
-            claimed, stated = getattr(audit, name), getattr(self.said, name)
-            self.require(claimed == stated, f"audit.json: {name} is {claimed!r}, the statement says {stated!r}")
+        self.require_claim("audit.json", values, self.said)
         settings = dict(_json(self.bundle, "record.json")["config"])
         settings.pop("evaluation", None)
         self.require(audit.settings == values_digest(settings), "audit.json: of other settings than record.json")
