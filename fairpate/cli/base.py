@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import inspect
 import io
+import os
 import re
 import shlex
 import sys
@@ -35,7 +36,6 @@ from fairpate.config import ConfigError, DataConfig, nearest
 from fairpate.config_reader import Override, apply_override, expected, flattened, parse_config
 from fairpate.terminal import (
     Output,
-    discard_output,
     ended_by_signals,
     fail,
     is_for_program,
@@ -95,7 +95,9 @@ def _documented(text: str, parameters: Mapping[str, inspect.Parameter]) -> tuple
         annotation = found[name].annotation
         plain, *marks = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
         # A copy, because commands may share the declaration of an option.
-        own = next((copy(mark) for mark in marks if isinstance(mark, ParameterInfo)), typer.Option())
+        declared = next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)
+        # A flag has no opposite, such as --no-dry-run.
+        own = copy(declared) or typer.Option(*[f"--{name.replace('_', '-')}"] * (plain is bool))
         own.help = " ".join(described.split())
         others = [mark for mark in marks if not isinstance(mark, ParameterInfo)]
         found[name] = found[name].replace(annotation=Annotated[(plain, own, *others)])
@@ -134,24 +136,21 @@ def _is_given(ctx: typer.Context, option: str) -> bool:
 class Mode:
     """One way to run a command: ``function`` reads the options that are its parameters, and no others.
 
-    ``option`` is the parameter that selects the mode; None for the mode without such an option. ``flag`` declares the
-    option where ``function`` does not need its value.
+    ``option`` is the parameter that selects the mode, a flag where ``function`` does not need its value; None for the
+    mode without such an option.
     """
 
     function: Function
     option: str | None = None
-    flag: Any = None
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The options and arguments that this mode reads, by name."""
         # Evaluated, because annotations are text under `from __future__ import annotations`.
         found = dict(inspect.signature(self.function, eval_str=True).parameters)
-        if self.flag is not None:
-            assert self.option is not None
-            found[self.option] = inspect.Parameter(
-                self.option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, self.flag]
-            )
+        if self.option is not None and self.option not in found:
+            kind, flag = inspect.Parameter.KEYWORD_ONLY, Annotated[bool, typer.Option(f"--{self.option}")]
+            found[self.option] = inspect.Parameter(self.option, kind, default=False, annotation=flag)
         return {name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, each in found.items()}
 
 
@@ -242,7 +241,8 @@ def _exit_code(app: typer.Typer) -> int:
             raise stop.__cause__ from None
         code = _INTERRUPTED
     except BrokenPipeError:  # `| head` has read enough
-        discard_output()
+        # Python flushes standard output at exit, and would print an error and exit with 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help was the message
@@ -293,9 +293,6 @@ def checked_arguments() -> Iterator[None]:
         raise ConfigError(str(error)) from error
 
 
-ConfigFile = Annotated[
-    Path | None, typer.Argument(help="YAML configuration. Without one, settings are chosen for the data set.")
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Set a field, as in section.field=value; `fairpate methods NAME` lists the fields."),
@@ -327,36 +324,18 @@ FairAt = Annotated[
     ),
     Sets("evaluation.fair_at", "settings.evaluation.fair_at"),
 ]
-Weights = Annotated[
-    str | None,
-    typer.Option(help="File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision)."),
-    Sets("teachers.model.weights", "student.model.weights"),
-]
 OptionValues = Annotated[
     list[str] | None, typer.Option("--option", help="Option of the data set's loader, as in name=value.")
 ]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
-Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; without a command, opens a shell.")]
 Host = Annotated[
     str, typer.Option(help="Address to listen on. Beyond this machine, an aggregator needs tokens and TLS.")
 ]
 Port = Annotated[int, typer.Option(help="Port to listen on.")]
-AnalystToken = Annotated[
-    Path | None, typer.Option(help="File with the analysts' token; default: FAIRPATE_ANALYST_TOKEN.")
-]
-OperatorToken = Annotated[
-    Path | None, typer.Option(help="File with the operator's token; default: FAIRPATE_OPERATOR_TOKEN.")
-]
-TokenFile = Annotated[Path | None, typer.Option(help="File with your token; default: FAIRPATE_TOKEN.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate chain (PEM); with --tls-key, serves HTTPS.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM), without a password.")]
-Rate = Annotated[float, typer.Option(help="Requests per second and token; bursts of twice as many.")]
 LogFile = Annotated[Path | None, typer.Option(help="Append the log, with each request, to this file as JSON lines.")]
-Traces = Annotated[
-    bool, typer.Option("--traces", help="Send OpenTelemetry traces to where OTEL_EXPORTER_OTLP_* point.")
-]
-Quota = Annotated[float, typer.Option(help="New queries per analyst token and day.")]
 DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`, or a declaration (.yaml).")]
 
 

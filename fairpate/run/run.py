@@ -562,8 +562,11 @@ def check_queries(opened: OpenRun, config: VotingMethod) -> None:
 def check_table(opened: OpenRun) -> None:
     """Raise LimitReachedError if the odometer's limit has no room for the table of private metrics, before anything is
     trained."""
-    config, table = opened.config, opened.log.of_part("test")
-    if config.evaluation.metrics != "private" or config.is_seeded or opened.run.student.exists() or table.stored():
+    config = opened.config
+    if config.evaluation.metrics != "private" or config.is_seeded or opened.run.student.exists():
+        return
+    table = opened.log.of_part("test")
+    if table.stored() is not None:
         return
     cost = planned_cost(config, opened.dataset)
     assert cost is not None  # `check_metrics` refuses a method without a guarantee
