@@ -483,7 +483,14 @@ class Odometer:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(self._connect()) as database:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Made here and not by SQLite, which follows the umask.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            # A long timeout, because another process may compose loss distributions inside its transaction.
+            with closing(sqlite3.connect(self.path, isolation_level=None, timeout=60)) as database:
+                # A release becomes visible right after its row, which must outlast a loss of power.
+                database.execute("PRAGMA synchronous = FULL")
+                database.executescript(_TABLES)
                 # Taken for writing before anything is read: two processes must not find the same room.
                 database.execute("BEGIN IMMEDIATE")
                 # What is raised inside leaves no trace: the connection closes before its COMMIT.
@@ -494,21 +501,6 @@ class Odometer:
                 f"{self.path}: cannot be read and written ({error}); make it writable, set FAIRPATE_STATE to another "
                 "folder, or restore the file from a copy."
             ) from error
-
-    def _connect(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Made here and not by SQLite, which follows the umask.
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        # A long timeout, because another process may compose loss distributions inside its transaction.
-        database = sqlite3.connect(self.path, isolation_level=None, timeout=60)
-        try:
-            # A release becomes visible right after its row, which must outlast a loss of power.
-            database.execute("PRAGMA synchronous = FULL")
-            database.executescript(_TABLES)
-        except BaseException:
-            database.close()
-            raise
-        return database
 
 
 def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | None = None) -> list[Release]:

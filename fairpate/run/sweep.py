@@ -545,10 +545,7 @@ class SweepFolder:
     root: Path
     publish_unprotected: bool = False
 
-    @property
-    def private(self) -> Path:
-        return self.root / "private"
-
+    private = PathIn("root", "private")
     teachers = PathIn("private", "teachers")
     """Checkpoints that all cells share."""
     votes = PathIn("private", "votes")
