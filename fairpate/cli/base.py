@@ -32,21 +32,13 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from typer.models import ParameterInfo
 
+from fairpate import terminal
 from fairpate.config import ConfigError, DataConfig, nearest
 from fairpate.config_reader import Override, apply_override, expected, flattened, parse_config
-from fairpate.terminal import (
-    Output,
-    ended_by_signals,
-    fail,
-    is_for_program,
-    show,
-    speaking,
-    tell_program,
-)
 from fairpate.types import UsageError, UserError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Function = Callable[..., Output | None]
+Function = Callable[..., terminal.Output | None]
 
 
 class Sets:
@@ -71,10 +63,10 @@ class Commands(typer.Typer):
 
             @wraps(function)
             def command(*, ctx: typer.Context, as_json: bool, **arguments: Any) -> int:
-                with speaking(to_program=as_json):
+                with terminal.speaking(to_program=as_json):
                     _refuse_fields_given_twice(ctx, own, arguments.get("overrides") or ())
                     output = function(**arguments | ({"ctx": ctx} if "ctx" in own else {}))
-                    return 0 if output is None else show(output)
+                    return 0 if output is None else terminal.show(output)
 
             command.__doc__ = words
             # Earlier releases of typer read the annotations, later ones the signature.
@@ -168,7 +160,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
             assert declared.setdefault(parameter.name, parameter) == parameter, parameter
     (without_option,) = (mode for mode in modes if mode.option is None)
 
-    def command(ctx: typer.Context, **values: Any) -> Output | None:
+    def command(ctx: typer.Context, **values: Any) -> terminal.Output | None:
         given = [name for name in declared if _is_given(ctx, name)]
         # Of several modes whose options were given, the first: options of the others are refused below.
         chosen = next((mode for mode in modes if mode.option in given), without_option)
@@ -212,8 +204,8 @@ def exit_with_code(app: typer.Typer) -> None:
     """Run the command that was given; exit with its code if that is not 0."""
     code = 0
     # Also around the parser, whose errors are for the program too.
-    with speaking(to_program=_asks_for("--json")):
-        with ended_by_signals() as ending:
+    with terminal.speaking(to_program=_asks_for("--json")):
+        with terminal.ended_by_signals() as ending:
             try:
                 code = _exit_code(app)
             except BaseException:
@@ -228,16 +220,16 @@ def exit_with_code(app: typer.Typer) -> None:
 
 def _exit_code(app: typer.Typer) -> int:
     # Click prints its help itself: for a program it is caught and becomes a fact.
-    is_help = is_for_program() and _asks_for("-h", "--help")
+    is_help = terminal.is_for_program() and _asks_for("-h", "--help")
     try:
         with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:
             code: int = app(prog_name="fairpate", standalone_mode=False) or 0
         if text is not None:
-            show(Output(facts={"help": text.getvalue()}))
+            terminal.show(terminal.Output(facts={"help": text.getvalue()}))
     except (KeyboardInterrupt, typer.Abort) as stop:
         # Click reports every EOFError, such as that of a damaged .pyc file, as Abort.
         if isinstance(stop.__cause__, EOFError):
-            tell_program(f"EOFError: {stop.__cause__}")
+            terminal.tell_program(f"EOFError: {stop.__cause__}")
             raise stop.__cause__ from None
         code = _INTERRUPTED
     except BrokenPipeError:  # `| head` has read enough
@@ -250,14 +242,14 @@ def _exit_code(app: typer.Typer) -> int:
         # By the name of the module: some releases of typer bring a Click of their own.
         is_bad_usage = isinstance(error, UsageError) or type(error).__module__.startswith(("click", "typer"))
         if not is_bad_usage and not isinstance(error, (UserError, ValueError, OSError)):  # a defect of this package
-            tell_program(f"{type(error).__name__}: {error}")
+            terminal.tell_program(f"{type(error).__name__}: {error}")
             raise
-        return fail(_message(error), code=2 if is_bad_usage else 1)
+        return terminal.fail(_message(error), code=2 if is_bad_usage else 1)
     return _interrupted(code) if code == _INTERRUPTED else code
 
 
 def _interrupted(code: int) -> int:
-    return fail("Interrupted; finished stages are kept, and the same command resumes from them.", code=code)
+    return terminal.fail("Interrupted; finished stages are kept, and the same command resumes from them.", code=code)
 
 
 def _message(error: Any) -> str:
