@@ -296,6 +296,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
                 words = f"unknown data set {name}{nearest(name, list(sweep.data_sets))}."
                 faults[f"methods.{method}.data_sets: {words}"] = None
     faults |= dict.fromkeys(_misplaced(sweep, schemas))
+    last = [] if data_dir is None else [_Layer("--data-dir", {"data.data_dir": str(data_dir)})]
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
         here = {name: schemas[name] for name in _methods_on(sweep, data) if name in schemas}
@@ -307,7 +308,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
         unread = unread_by(list(here.values()), start or {})
         faults |= {f"data_sets.{data}: {fault}": None for path, value in unread for fault in refused(path, value)}
         tried = [
-            _config(data, method, schema, start, layers, data_dir, faults)
+            _config(data, method, schema, start, [*layers, *last], faults)
             for method, schema in here.items()
             for layers in _layers(sweep, data, method)
         ]
@@ -402,7 +403,6 @@ def _config(
     schema: type[Method],
     start: Values | None,
     layers: Sequence[_Layer],
-    data_dir: Path | None,
     faults: Faults,
 ) -> Method | None:
     """The configuration under all layers; None if faults were added to ``faults``."""
@@ -434,19 +434,15 @@ def _config(
         config.require_trainable()
     except (ConfigError, DataError) as error:
         found.append(error)
-    read = None
-    with suppress(ValidationError):  # a value in its place was reported with the rest
-        read = DataConfig.model_validate(values["data"])
     try:
         # As JSON text, the key of a cache: thousands of cells share the look-up of a few data sets.
-        if read is not None:
-            _check_data(read.model_copy(update={"data_dir": data_dir or read.data_dir}).model_dump_json())
+        _check_data(DataConfig.model_validate(values["data"]).model_dump_json())
+    except ValidationError:
+        assert found  # the section was reported with the rest
     except DataError as error:
         found.append(error)
     faults.update(dict.fromkeys(_placed(line, data, laid) for error in found for line in str(error).splitlines()))
-    if found or config is None or data_dir is None or read is None:
-        return None if found else config
-    return config.model_copy(update={"data": read.model_copy(update={"data_dir": data_dir})})
+    return None if found else config
 
 
 def _nested(layer: _Layer) -> dict[str, Any]:
