@@ -84,33 +84,31 @@ _FAIRNESS = {
     name if end == "value" else f"{name}_{end}": (name, end) for name in NOTIONS for end in ("value", "low", "high")
 }
 _WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
+
+
+def _columns(kind: pa.DataType, *names: str, nullable: bool = True) -> list[pa.Field]:
+    return [pa.field(name, kind, nullable=nullable) for name in names]
+
+
+_TEXT, _NUMBER, _COUNT = pa.string(), pa.float64(), pa.int64()
+# What cannot be null is known of a failed cell too.
 SCHEMA = pa.schema(
     [
-        # What cannot be null is known of a failed cell too.
-        pa.field("digest", pa.string(), nullable=False),
-        pa.field("method", pa.string(), nullable=False),
-        pa.field("data", pa.string(), nullable=False),
-        pa.field("seed", pa.int64(), nullable=False),
-        pa.field("unit", pa.string()),
-        pa.field("relation", pa.string()),
-        pa.field("delta", pa.float64()),
-        pa.field("epsilon", pa.float64()),
-        pa.field("epsilon_is_data_dependent", pa.bool_()),
-        pa.field("accuracy", pa.float64()),
-        pa.field("coverage", pa.float64()),
-        pa.field("disparity", pa.float64()),
-        pa.field("config", pa.string(), nullable=False),
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("error", pa.string(), nullable=False),
-        pa.field("command", pa.string(), nullable=False),
-        pa.field("minutes", pa.float64()),
-        pa.field("has_guarantee", pa.bool_()),
-        pa.field("majority_accuracy", pa.float64()),
-        *(pa.field(name, pa.list_(pa.string())) for name in _WORDS),
-        pa.field("answered", pa.int64()),
-        pa.field("answered_by_group", pa.list_(pa.int64())),
-        pa.field("metrics", pa.string()),
-        *(pa.field(column, pa.float64()) for column in _FAIRNESS),
+        *_columns(_TEXT, "digest", "method", "data", nullable=False),
+        *_columns(_COUNT, "seed", nullable=False),
+        *_columns(_TEXT, "unit", "relation"),
+        *_columns(_NUMBER, "delta", "epsilon"),
+        *_columns(pa.bool_(), "epsilon_is_data_dependent"),
+        *_columns(_NUMBER, "accuracy", "coverage", "disparity"),
+        *_columns(_TEXT, "config", "status", "error", "command", nullable=False),
+        *_columns(_NUMBER, "minutes"),
+        *_columns(pa.bool_(), "has_guarantee"),
+        *_columns(_NUMBER, "majority_accuracy"),
+        *_columns(pa.list_(_TEXT), *_WORDS),
+        *_columns(_COUNT, "answered"),
+        *_columns(pa.list_(_COUNT), "answered_by_group"),
+        *_columns(_TEXT, "metrics"),
+        *_columns(_NUMBER, *_FAIRNESS),
     ]
 )
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
