@@ -21,7 +21,7 @@ from fairpate.cli import base
 from fairpate.config import BACKBONES, ConfigError, fair_rule
 from fairpate.config_reader import Override, read_yaml
 from fairpate.files import check_output_file, check_output_folder
-from fairpate.terminal import Output, facts, waiting
+from fairpate.terminal import Output, Reporter, facts, waiting
 from fairpate.types import DEFAULT_NOTION, UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ def run(
     from fairpate.methods.base import configured, merged, start_values
     from fairpate.run.folder import open_run_directory
     from fairpate.run.run import run_method
-    from fairpate.terminal import Reporter
 
     if out is not None:  # checked first, because choosing settings may have to count public records
         check_output_folder(out, "--out")
@@ -202,7 +201,6 @@ def _compare(
 ) -> Output:
     from fairpate.run.compare import compare_methods, comparison_outcome
     from fairpate.run.sweep import load_sweep
-    from fairpate.terminal import Reporter
 
     config = _sweep_file(config, example)
     asked = [] if fair_at is None else [f"settings.evaluation.fair_at={fair_at}"]
@@ -320,7 +318,6 @@ def select(
     from fairpate.privacy.secret_trials import MOST_TRIALS
     from fairpate.run.choice import select_by_trials, select_settings
     from fairpate.run.sweep import cells_of, load_sweep
-    from fairpate.terminal import Reporter
 
     check_output_folder(out, "--out")
     cells = cells_of(load_sweep(config, overrides or []), folder=config.parent, data_dir=data_dir)
@@ -349,7 +346,6 @@ def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
     from fairpate.cli.summaries import outcome
     from fairpate.run.folder import finished_run
     from fairpate.run.run import run_method
-    from fairpate.terminal import Reporter
 
     # The folder may have been moved: it is the output folder now, not the one in its configuration.
     found, config = finished_run(folder)
@@ -472,7 +468,6 @@ def aggregate(
     from fairpate.run.context import read_statement
     from fairpate.run.publication import read_claims
     from fairpate.run.run import aggregate as run_aggregator
-    from fairpate.terminal import Reporter
 
     # The default is None, which distinguishes a label that was given from the default name.
     if label is not None and test is None:
@@ -572,7 +567,6 @@ def audit(
         on_private: Add canaries to the private records instead; the result stays in private/.
     """
     from fairpate.run.audit import audit_run
-    from fairpate.terminal import Reporter
 
     found, page = audit_run(folder, reporter=Reporter(), num_canaries=canaries, on_private=on_private)
     lines = []

@@ -17,10 +17,10 @@ import typer
 from typer.core import TyperCommand
 
 from fairpate.cli import base
-from fairpate.config import ConfigError
+from fairpate.config import ConfigError, nearest
 from fairpate.files import check_output_file, write_atomically
 from fairpate.terminal import Output, Reporter, facts, is_for_program, say, show, waiting
-from fairpate.types import READING_TELLS, UsageError, strict
+from fairpate.types import READING_TELLS, UNITS, UsageError, strict
 from fairpate.words import delta_text
 
 data_app = base.Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
@@ -310,10 +310,8 @@ def limit_releases(
             includes releases by person, or the only other unit with a release.
         delta: Delta at which the sum of all releases is compared with the limit.
     """
-    from fairpate.config import nearest
     from fairpate.data import REGISTRY
     from fairpate.run.release_log import Odometer
-    from fairpate.types import UNITS
 
     _checked_delta(delta)
     odometer = Odometer()

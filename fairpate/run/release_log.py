@@ -944,19 +944,14 @@ class ReleaseLog:
         """The remarks of a statement on releases that another run drew."""
         if not self._run.released.exists():
             return ()
-        origins = [read_release(path)[1].id for path in self._run.release_files()]
+        origins = dict.fromkeys(read_release(path)[1].id for path in self._run.release_files())
         receipt = read_receipt(self._run)
         # Without a receipt all of it was drawn by other runs; with one, only what has another id.
         if receipt is None:
-            return tuple(
-                f"Learned from release {run} of another run, whose ε this is: it is spent once, not again."
-                for run in dict.fromkeys(origins)
-            )
-        return tuple(
-            f"Learned also from release {run} of another run: the part of ε that it cost is spent once, not again."
-            for run in dict.fromkeys(origins)
-            if run != receipt.run
-        )
+            words = "Learned from release {} of another run, whose ε this is: it is spent once, not again."
+        else:
+            words = "Learned also from release {} of another run: the part of ε that it cost is spent once, not again."
+        return tuple(words.format(run) for run in origins if receipt is None or run != receipt.run)
 
     def record(
         self,
@@ -1143,7 +1138,7 @@ def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *,
     for run, release in odometer.released(data).items():
         events = beyond(release.events, before[run].events if run in before else ())
         if events and release.is_private:
-            new = replace(release, events=events, plan=(), rdp_A=np.zeros(0))
+            new = replace(release, events=events, plan=(), rdp_A=_NEW)
             of_kind.setdefault((release.unit, release.relation), []).append(new)
     now = [
         f"ε = {epsilon_text(composed_epsilon(found, delta=delta))} of each {unit}"
