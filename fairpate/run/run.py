@@ -485,7 +485,7 @@ class OpenRun:
         """The context of a release, which needs no ``model``, or of a training that starts from it."""
         return Training(
             dataset=self.dataset,
-            model=model or nn.Identity(),
+            model=nn.Identity() if model is None else model,
             run=self.run,
             reporter=self.reporter,
             seed=self.config.seed,
@@ -925,10 +925,10 @@ def one_release(
     it, at no cost. ``check`` may refuse the data set before that. Inside, no other process works in the folder. Errors
     as :func:`run_method`."""
     # With the settings of the release alone, in which the candidates agree.
-    config = configs[0].release_alone.model_copy(update={"out": out})
-    with _opened(config, reporter, None) as opened:
+    with _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None) as opened:
+        assert isinstance(opened.config, ReleasingMethod)
         check(opened.dataset)
-        released = config.release(opened.training())
+        released = opened.config.release(opened.training())
         students, quiet = [], Reporter(quiet=True)
         with reporter.stage("candidates") as advance:
             for number, each in enumerate(configs, start=1):
