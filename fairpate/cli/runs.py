@@ -21,7 +21,7 @@ from fairpate.cli import base
 from fairpate.config import BACKBONES, ConfigError, fair_rule
 from fairpate.config_reader import Override, read_yaml
 from fairpate.files import check_output_file, check_output_folder
-from fairpate.terminal import Output, facts, waiting
+from fairpate.terminal import Output, Reporter, facts, waiting
 from fairpate.types import DEFAULT_NOTION, UsageError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class RunCommand(TyperCommand):
 
 
 def run(
-    config: base.ConfigFile = None,
+    config: Annotated[Path | None, typer.Argument()] = None,
     method: Annotated[str | None, base.Sets("method")] = None,
     data: Annotated[str | None, base.Sets("data.name", "data.declaration")] = None,
     epsilon: base.Epsilon = None,
@@ -63,11 +63,11 @@ def run(
     seed: Annotated[int | None, base.Sets("seed")] = None,
     fair_at: base.FairAt = None,
     overrides: base.Overrides = None,
-    weights: base.Weights = None,
+    weights: Annotated[str | None, base.Sets("teachers.model.weights", "student.model.weights")] = None,
     out: base.Out = None,
     data_dir: base.DataDir = None,
     release_of: Path | None = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run")] = False,
+    dry_run: bool = False,
     keep: Annotated[str | None, typer.Option(metavar="SHARE"), base.Sets("aggregator.keep")] = None,
     yes: base.Yes = False,
 ) -> Output:
@@ -77,9 +77,11 @@ def run(
     CONFIG, all other settings are chosen for the data set from public facts.
 
     Args:
+        config: YAML configuration. Without one, settings are chosen for the data set.
         method: Name of the method.
         data: A name from `fairpate data list`, or a declaration of your own records (.yaml).
         seed: Seed of the model and its training; private noise never uses it.
+        weights: File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision).
         release_of: Run whose release is reused, at no privacy cost; without CONFIG, its configuration is used too.
         dry_run: Only show the privacy cost of the run and how much signal its noise would leave.
         keep: Share of the target's queries to keep for later, such as 30% for `fairpate serve`; a larger share needs
@@ -89,7 +91,6 @@ def run(
     from fairpate.methods.base import configured, merged, start_values
     from fairpate.run.folder import open_run_directory
     from fairpate.run.run import run_method
-    from fairpate.terminal import Reporter
 
     if out is not None:  # checked first, because choosing settings may have to count public records
         check_output_folder(out, "--out")
@@ -168,20 +169,9 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
     )
 
 
-Sweep = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="CONFIG",
-        help="YAML file with methods, data sets, seeds and grids; with --figures, also the results.parquet of a "
-        "finished comparison or its folder.",
-    ),
-]
-Example = Annotated[str | None, typer.Option(help="Run an example instead of a CONFIG: quick or demo.")]
-SweepFolder = Annotated[
-    Path | None,
-    typer.Option(help="Folder of the comparison. Cells that are finished in it are kept."),
-    base.Sets("out"),
-]
+# One declaration, which both modes of `compare` share.
+Sweep = Annotated[Path | None, typer.Argument(metavar="CONFIG")]
+SweepFolder = Annotated[Path | None, base.Sets("out")]
 
 
 def _sweep_file(config: Path | None, example: str | None) -> Path:
@@ -202,7 +192,7 @@ def _sweep_file(config: Path | None, example: str | None) -> Path:
 
 def _compare(
     config: Sweep = None,
-    example: Example = None,
+    example: str | None = None,
     fair_at: base.FairAt = None,
     overrides: base.Overrides = None,
     out: SweepFolder = None,
@@ -211,7 +201,6 @@ def _compare(
 ) -> Output:
     from fairpate.run.compare import compare_methods, comparison_outcome
     from fairpate.run.sweep import load_sweep
-    from fairpate.terminal import Reporter
 
     config = _sweep_file(config, example)
     asked = [] if fair_at is None else [f"settings.evaluation.fair_at={fair_at}"]
@@ -230,7 +219,7 @@ _MM_PER_INCH = 25.4
 
 def _compare_and_draw(
     config: Sweep = None,
-    example: Example = None,
+    example: str | None = None,
     figures: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
     formats: Annotated[list[str] | None, typer.Option("--format")] = None,
     columns: int | None = None,
@@ -286,6 +275,10 @@ compare = base.in_modes(
     Only cells without a result run, so the same command resumes a comparison.
 
     Args:
+        config: YAML file with methods, data sets, seeds and grids; with --figures, also the results.parquet of a
+            finished comparison or its folder.
+        example: Run an example instead of a CONFIG: quick or demo.
+        out: Folder of the comparison. Cells that are finished in it are kept.
         figures: Folder for vector graphics of the frontier, to print in a paper.
         formats: pdf (default), svg or png; repeat it for several.
         columns: Width of a figure in columns of the journal: 1 (default) or 2.
@@ -325,7 +318,6 @@ def select(
     from fairpate.privacy.secret_trials import MOST_TRIALS
     from fairpate.run.choice import select_by_trials, select_settings
     from fairpate.run.sweep import cells_of, load_sweep
-    from fairpate.terminal import Reporter
 
     check_output_folder(out, "--out")
     cells = cells_of(load_sweep(config, overrides or []), folder=config.parent, data_dir=data_dir)
@@ -354,7 +346,6 @@ def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
     from fairpate.cli.summaries import outcome
     from fairpate.run.folder import finished_run
     from fairpate.run.run import run_method
-    from fairpate.terminal import Reporter
 
     # The folder may have been moved: it is the output folder now, not the one in its configuration.
     found, config = finished_run(folder)
@@ -477,7 +468,6 @@ def aggregate(
     from fairpate.run.context import read_statement
     from fairpate.run.publication import read_claims
     from fairpate.run.run import aggregate as run_aggregator
-    from fairpate.terminal import Reporter
 
     # The default is None, which distinguishes a label that was given from the default name.
     if label is not None and test is None:
@@ -566,7 +556,7 @@ def specify(
 def audit(
     folder: base.RunFolder,
     canaries: Annotated[int, typer.Option(min=2)] = 20_000,
-    on_private: Annotated[bool, typer.Option("--on-private")] = False,
+    on_private: bool = False,
 ) -> Output:
     """Attack shadow releases of a finished run, and compare the proved lower bounds with the epsilon that it claims.
 
@@ -577,7 +567,6 @@ def audit(
         on_private: Add canaries to the private records instead; the result stays in private/.
     """
     from fairpate.run.audit import audit_run
-    from fairpate.terminal import Reporter
 
     found, page = audit_run(folder, reporter=Reporter(), num_canaries=canaries, on_private=on_private)
     lines = []

@@ -17,10 +17,10 @@ import typer
 from typer.core import TyperCommand
 
 from fairpate.cli import base
-from fairpate.config import ConfigError
+from fairpate.config import ConfigError, nearest
 from fairpate.files import check_output_file, write_atomically
 from fairpate.terminal import Output, Reporter, facts, is_for_program, say, show, waiting
-from fairpate.types import READING_TELLS, UsageError, strict
+from fairpate.types import READING_TELLS, UNITS, UsageError, strict
 from fairpate.words import delta_text
 
 data_app = base.Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
@@ -72,7 +72,7 @@ def declare_data(
     label: str | None = None,
     group: str | None = None,
     person: str | None = None,
-    read_private: Annotated[bool, typer.Option("--read-private")] = False,
+    read_private: bool = False,
     output: Annotated[Path | None, typer.Option("--output", "-o")] = None,
 ) -> Output:
     """Draft a declaration of your own records, with questions where public records do not suffice.
@@ -156,7 +156,7 @@ def verify_ledger(path: base.RunOrLedger) -> Output:
 @ledger_app.command("audit")
 def audit_ledger(
     path: Annotated[Path | None, typer.Argument(show_default=False)] = None,
-    follow: Annotated[bool, typer.Option("--follow")] = False,
+    follow: bool = False,
     out: Path | None = None,
     check: Path | None = None,
     head: str | None = None,
@@ -310,10 +310,8 @@ def limit_releases(
             includes releases by person, or the only other unit with a release.
         delta: Delta at which the sum of all releases is compared with the limit.
     """
-    from fairpate.config import nearest
     from fairpate.data import REGISTRY
     from fairpate.run.release_log import Odometer
-    from fairpate.types import UNITS
 
     _checked_delta(delta)
     odometer = Odometer()
@@ -353,17 +351,17 @@ def _serve_aggregator(
     folder: base.RunFolder,
     host: base.Host = "127.0.0.1",
     port: base.Port = 8517,
-    analyst_token_file: base.AnalystToken = None,
-    operator_token_file: base.OperatorToken = None,
-    quota: base.Quota = math.inf,
-    rate: base.Rate = math.inf,
+    analyst_token_file: Path | None = None,
+    operator_token_file: Path | None = None,
+    quota: float = math.inf,
+    rate: float = math.inf,
     tls_cert: base.TlsCert = None,
     tls_key: base.TlsKey = None,
     log_file: base.LogFile = None,
-    traces: base.Traces = False,
+    traces: bool = False,
     data_dir: base.DataDir = None,
-    detach: Annotated[bool, typer.Option("--detach")] = False,
-    take_over: Annotated[bool, typer.Option("--take-over")] = False,
+    detach: bool = False,
+    take_over: bool = False,
 ) -> None:
     from fairpate.run import serve as serving
     from fairpate.run.serve import service_settings
@@ -389,13 +387,13 @@ def _serve_student(
     folder: base.RunFolder,
     host: base.Host = "127.0.0.1",
     port: base.Port = 8517,
-    analyst_token_file: base.AnalystToken = None,
-    operator_token_file: base.OperatorToken = None,
-    rate: base.Rate = math.inf,
+    analyst_token_file: Path | None = None,
+    operator_token_file: Path | None = None,
+    rate: float = math.inf,
     tls_cert: base.TlsCert = None,
     tls_key: base.TlsKey = None,
     log_file: base.LogFile = None,
-    traces: base.Traces = False,
+    traces: bool = False,
     replicas: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
     from fairpate.run import serve as serving
@@ -428,17 +426,20 @@ serve = base.in_modes(
     An aggregator charges its ledger before it answers, until the budget is used up.
 
     Args:
+        analyst_token_file: File with the analysts' token; default: FAIRPATE_ANALYST_TOKEN.
+        operator_token_file: File with the operator's token; default: FAIRPATE_OPERATOR_TOKEN.
+        quota: New queries per analyst token and day.
+        rate: Requests per second and token; bursts of twice as many.
+        traces: Send OpenTelemetry traces to where OTEL_EXPORTER_OTLP_* point.
+        stop: Stop a service started with --detach.
+        student: Serve the published model; without tokens it is open to all users.
         detach: Start it on the cluster at RAY_ADDRESS, and return.
         take_over: End another writer of a ledger in a database, if it hangs or is lost.
         replicas: Replicas of the model on Ray Serve; default: one, in this process.
     """,
     base.Mode(function=_serve_aggregator),
-    base.Mode(function=_stop, option="stop", flag=typer.Option("--stop", help="Stop a service started with --detach.")),
-    base.Mode(
-        function=_serve_student,
-        option="student",
-        flag=typer.Option("--student", help="Serve the published model; without tokens it is open to all users."),
-    ),
+    base.Mode(function=_stop, option="stop"),
+    base.Mode(function=_serve_student, option="student"),
 )
 
 
@@ -457,7 +458,10 @@ class QueryCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def _query_words(words: base.Words = None, token_file: base.TokenFile = None) -> Output | None:
+Words = Annotated[list[str] | None, typer.Argument()]
+
+
+def _query_words(words: Words = None, token_file: Path | None = None) -> Output | None:
     from aggregator.client import query_words
     from fairpate.run.release_log import state_folder
 
@@ -466,10 +470,10 @@ def _query_words(words: base.Words = None, token_file: base.TokenFile = None) ->
 
 def _query_batch(
     ids: str = "",
-    words: base.Words = None,
+    words: Words = None,
     out: Path | None = None,
     batch_size: Annotated[int, typer.Option(min=1, max=1024)] = 256,
-    token_file: base.TokenFile = None,
+    token_file: Path | None = None,
 ) -> Output:
     from aggregator.client import query_batch
 
@@ -481,6 +485,8 @@ query = base.in_modes(
     """Query a running aggregator: in a shell, by one command (`fairpate query ask 17`), or in a batch (--ids).
 
     Args:
+        words: [URL] and one command; without a command, opens a shell.
+        token_file: File with your token; default: FAIRPATE_TOKEN.
         ids: Records of the public pool, such as 0:500; prints their labels.
         out: The .parquet or .csv file to write the replies to.
         batch_size: Queries per request.

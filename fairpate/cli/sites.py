@@ -131,7 +131,7 @@ def join_plan(
     wait_s: _Wait = 3600.0,
     ca: Path | None = None,
     plan: Annotated[str | None, typer.Option(metavar="DIGEST")] = None,
-    yes: Annotated[bool, typer.Option("--yes")] = False,
+    yes: bool = False,
     workers: _Workers = None,
 ) -> Output:
     """Take part in a plan with your own private records, which stay here.

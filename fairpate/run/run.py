@@ -485,7 +485,7 @@ class OpenRun:
         """The context of a release, which needs no ``model``, or of a training that starts from it."""
         return Training(
             dataset=self.dataset,
-            model=model or nn.Identity(),
+            model=nn.Identity() if model is None else model,
             run=self.run,
             reporter=self.reporter,
             seed=self.config.seed,
@@ -534,7 +534,8 @@ def check_data(config: Method, dataset: Dataset) -> None:
                     "out, or choose a method that protects whole records."
                 )
     config.check_data(dataset)
-    check_metrics(config, dataset)
+    if config.evaluation.metrics != "outside":
+        check_metrics(config, dataset)
 
 
 def check_queries(opened: OpenRun, config: VotingMethod) -> None:
@@ -555,8 +556,11 @@ def check_queries(opened: OpenRun, config: VotingMethod) -> None:
 def check_table(opened: OpenRun) -> None:
     """Raise LimitReachedError if the odometer's limit has no room for the table of private metrics, before anything is
     trained."""
-    config, table = opened.config, opened.log.of_part("test")
-    if config.evaluation.metrics != "private" or config.is_seeded or opened.run.student.exists() or table.stored():
+    config = opened.config
+    if config.evaluation.metrics != "private" or config.is_seeded or opened.run.student.exists():
+        return
+    table = opened.log.of_part("test")
+    if table.stored() is not None:
         return
     cost = planned_cost(config, opened.dataset)
     assert cost is not None  # `check_metrics` refuses a method without a guarantee
@@ -914,10 +918,10 @@ def one_release(
     it, at no cost. ``check`` may refuse the data set before that. Inside, no other process works in the folder. Errors
     as :func:`run_method`."""
     # With the settings of the release alone, in which the candidates agree.
-    config = configs[0].release_alone.model_copy(update={"out": out})
-    with _opened(config, reporter, None) as opened:
+    with _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None) as opened:
+        assert isinstance(opened.config, ReleasingMethod)
         check(opened.dataset)
-        released = config.release(opened.training())
+        released = opened.config.release(opened.training())
         students, quiet = [], Reporter(quiet=True)
         with reporter.stage("candidates") as advance:
             for number, each in enumerate(configs, start=1):

@@ -85,33 +85,31 @@ _FAIRNESS = {
     name if end == "value" else f"{name}_{end}": (name, end) for name in NOTIONS for end in ("value", "low", "high")
 }
 _WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
+
+
+def _columns(kind: pa.DataType, *names: str, nullable: bool = True) -> list[pa.Field]:
+    return [pa.field(name, kind, nullable=nullable) for name in names]
+
+
+_TEXT, _NUMBER, _COUNT = pa.string(), pa.float64(), pa.int64()
+# What cannot be null is known of a failed cell too.
 SCHEMA = pa.schema(
     [
-        # What cannot be null is known of a failed cell too.
-        pa.field("digest", pa.string(), nullable=False),
-        pa.field("method", pa.string(), nullable=False),
-        pa.field("data", pa.string(), nullable=False),
-        pa.field("seed", pa.int64(), nullable=False),
-        pa.field("unit", pa.string()),
-        pa.field("relation", pa.string()),
-        pa.field("delta", pa.float64()),
-        pa.field("epsilon", pa.float64()),
-        pa.field("epsilon_is_data_dependent", pa.bool_()),
-        pa.field("accuracy", pa.float64()),
-        pa.field("coverage", pa.float64()),
-        pa.field("disparity", pa.float64()),
-        pa.field("config", pa.string(), nullable=False),
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("error", pa.string(), nullable=False),
-        pa.field("command", pa.string(), nullable=False),
-        pa.field("minutes", pa.float64()),
-        pa.field("has_guarantee", pa.bool_()),
-        pa.field("majority_accuracy", pa.float64()),
-        *(pa.field(name, pa.list_(pa.string())) for name in _WORDS),
-        pa.field("answered", pa.int64()),
-        pa.field("answered_by_group", pa.list_(pa.int64())),
-        pa.field("metrics", pa.string()),
-        *(pa.field(column, pa.float64()) for column in _FAIRNESS),
+        *_columns(_TEXT, "digest", "method", "data", nullable=False),
+        *_columns(_COUNT, "seed", nullable=False),
+        *_columns(_TEXT, "unit", "relation"),
+        *_columns(_NUMBER, "delta", "epsilon"),
+        *_columns(pa.bool_(), "epsilon_is_data_dependent"),
+        *_columns(_NUMBER, "accuracy", "coverage", "disparity"),
+        *_columns(_TEXT, "config", "status", "error", "command", nullable=False),
+        *_columns(_NUMBER, "minutes"),
+        *_columns(pa.bool_(), "has_guarantee"),
+        *_columns(_NUMBER, "majority_accuracy"),
+        *_columns(pa.list_(_TEXT), *_WORDS),
+        *_columns(_COUNT, "answered"),
+        *_columns(pa.list_(_COUNT), "answered_by_group"),
+        *_columns(_TEXT, "metrics"),
+        *_columns(_NUMBER, *_FAIRNESS),
     ]
 )
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
@@ -297,6 +295,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
                 words = f"unknown data set {name}{nearest(name, list(sweep.data_sets))}."
                 faults[f"methods.{method}.data_sets: {words}"] = None
     faults |= dict.fromkeys(_misplaced(sweep, schemas))
+    last = [] if data_dir is None else [_Layer("--data-dir", {"data.data_dir": str(data_dir)})]
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
         here = {name: schemas[name] for name in _methods_on(sweep, data) if name in schemas}
@@ -308,7 +307,7 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
         unread = unread_by(list(here.values()), start or {})
         faults |= {f"data_sets.{data}: {fault}": None for path, value in unread for fault in refused(path, value)}
         tried = [
-            _config(data, method, schema, start, layers, data_dir, faults)
+            _config(data, method, schema, start, [*layers, *last], faults)
             for method, schema in here.items()
             for layers in _layers(sweep, data, method)
         ]
@@ -403,7 +402,6 @@ def _config(
     schema: type[Method],
     start: Values | None,
     layers: Sequence[_Layer],
-    data_dir: Path | None,
     faults: Faults,
 ) -> Method | None:
     """The configuration under all layers; None if faults were added to ``faults``."""
@@ -435,19 +433,15 @@ def _config(
         config.require_trainable()
     except (ConfigError, DataError) as error:
         found.append(error)
-    read = None
-    with suppress(ValidationError):  # a value in its place was reported with the rest
-        read = DataConfig.model_validate(values["data"])
     try:
         # As JSON text, the key of a cache: thousands of cells share the look-up of a few data sets.
-        if read is not None:
-            _check_data(read.model_copy(update={"data_dir": data_dir or read.data_dir}).model_dump_json())
+        _check_data(DataConfig.model_validate(values["data"]).model_dump_json())
+    except ValidationError:
+        assert found  # the section was reported with the rest
     except DataError as error:
         found.append(error)
     faults.update(dict.fromkeys(_placed(line, data, laid) for error in found for line in str(error).splitlines()))
-    if found or config is None or data_dir is None or read is None:
-        return None if found else config
-    return config.model_copy(update={"data": read.model_copy(update={"data_dir": data_dir})})
+    return None if found else config
 
 
 def _nested(layer: _Layer) -> dict[str, Any]:
@@ -546,10 +540,7 @@ class SweepFolder:
     root: Path
     publish_unprotected: bool = False
 
-    @property
-    def private(self) -> Path:
-        return self.root / "private"
-
+    private = PathIn("root", "private")
     teachers = PathIn("private", "teachers")
     """Checkpoints that all cells share."""
     votes = PathIn("private", "votes")

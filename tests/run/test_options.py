@@ -219,7 +219,6 @@ def test_options_that_set_fields_are_those_that_a_configuration_has():
 
 def test_an_option_of_the_environment_is_refused_too(monkeypatch):
     app = Commands()
-    flag = typer.Option("--b")
     option = Annotated[int, typer.Option(envvar="NUMBER_OF_A")]
 
     def without(number: option = 1) -> None:
@@ -228,7 +227,7 @@ def test_an_option_of_the_environment_is_refused_too(monkeypatch):
     def with_b() -> None:
         pass
 
-    app.command()(in_modes("both", "Help.", Mode(function=without), Mode(function=with_b, option="b", flag=flag)))
+    app.command()(in_modes("both", "Help.", Mode(function=without), Mode(function=with_b, option="b")))
     app.command("other")(lambda: None)
     monkeypatch.setenv("NUMBER_OF_A", "4")
     with pytest.raises(UsageError, match="--number"):
