@@ -194,18 +194,19 @@ _STEP = 2  # thousandths of an axis
 _ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which marks must not overlap
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpsilonAxis:
-    """An axis of decimal logarithms of epsilon. Zero is left of the smallest value, infinity right of the largest.
+    """An axis of decimal logarithms that shows every defined epsilon of ``points``.
 
-    ``values`` are the epsilons to mark if they are few and apart; otherwise the ticks are round numbers.
+    Zero is left of the smallest value, infinity right of the largest. Ticks are the epsilons themselves if they are few
+    and apart, otherwise round numbers.
     """
 
-    low: float
-    high: float
-    values: tuple[float, ...] = ()
-    has_zero: bool
-    has_infinity: bool
+    def __init__(self, points: Sequence[Point]) -> None:
+        self.levels = epsilon_levels(points)
+        logs = [math.log10(value) for point in points if 0 < (value := point.value("epsilon")) < math.inf] or [0.0]
+        # At least 0.4 of a decade wide, also for a single epsilon.
+        middle, half = (min(logs) + max(logs)) / 2, max((max(logs) - min(logs)) / 2, 0.2)
+        self.low, self.high = middle - half, middle + half
 
     def position(self, epsilon: float) -> float:
         # A logarithm has no place for 0 and infinity: both stand a quarter of a decade beyond the others.
@@ -217,7 +218,7 @@ class EpsilonAxis:
     def ticks(self) -> list[tuple[float, str]]:
         """The positions of the ticks and their labels."""
         # Two digits: a calibrated epsilon is a little below its target. Labels need 8 % of the axis each.
-        marked = sorted({float(f"{value:.2g}") for value in self.values})
+        marked = sorted({float(f"{value:.2g}") for value in self.levels if 0 < value < math.inf})
         room = 0.08 * (self.high - self.low)
         if len(marked) > 7 or any(math.log10(b / a) < room for a, b in itertools.pairwise(marked)):
             marked = []
@@ -227,32 +228,16 @@ class EpsilonAxis:
             rounds = [factor * 10.0**power for power in powers for factor in factors]
             marked = [value for value in rounds if self.low - 1e-9 <= math.log10(value) <= self.high + 1e-9]
         return [
-            *([(self.position(0), "0")] if self.has_zero else []),
+            *([(self.position(0), "0")] if 0.0 in self.levels else []),
             *((math.log10(value), f"{value:g}") for value in marked),
-            *([(self.position(math.inf), "∞")] if self.has_infinity else []),
+            *([(self.position(math.inf), "∞")] if math.inf in self.levels else []),
         ]
 
     @property
     def range(self) -> tuple[float, float]:
         """The lower and the upper end of the axis."""
-        low = self.position(0) - 0.1 if self.has_zero else self.low - 0.12
-        return low, self.position(math.inf) + 0.12 if self.has_infinity else self.high + 0.12
-
-
-def epsilon_axis(points: Sequence[Point]) -> EpsilonAxis:
-    """The axis that shows every defined epsilon of ``points``."""
-    levels = epsilon_levels(points)
-    logs = [math.log10(value) for point in points if 0 < (value := point.value("epsilon")) < math.inf] or [0.0]
-    low, high = min(logs), max(logs)
-    # At least 0.4 of a decade wide, also for a single epsilon.
-    middle, half = (low + high) / 2, max((high - low) / 2, 0.2)
-    return EpsilonAxis(
-        low=middle - half,
-        high=middle + half,
-        values=tuple(value for value in levels if 0 < value < math.inf),
-        has_zero=0.0 in levels,
-        has_infinity=math.inf in levels,
-    )
+        low = self.position(0) - 0.1 if 0.0 in self.levels else self.low - 0.12
+        return low, self.position(math.inf) + 0.12 if math.inf in self.levels else self.high + 0.12
 
 
 def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
@@ -624,7 +609,7 @@ class PanelView:
         self.points = points
         series = by_series(points)
         self.looks = {name: look for name, look in known.items() if name in series}
-        self.axis = epsilon_axis(points)
+        self.axis = EpsilonAxis(points)
         self.complete, _ = defined(points, OBJECTIVES)
         self.drawn_N4 = coordinates(self.complete, self.axis)
         compared = baselines(points)
