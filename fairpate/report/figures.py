@@ -45,6 +45,7 @@ from fairpate.report.frontier import (
     by_series,
     defined,
     frontier,
+    matrix,
     rounded_up,
     sets_by_seed,
 )
@@ -281,16 +282,10 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
     """The coordinates (N, 4) at which the points are drawn."""
-    rows = [
-        (
-            axis.position(point.value("epsilon")),
-            point.value("disparity"),
-            1 - point.value("error"),
-            1 - point.value("refused"),
-        )
-        for point in points
-    ]
-    return np.array(rows, dtype=np.float64).reshape(-1, 4)
+    drawn_N4 = matrix(points, OBJECTIVES)
+    drawn_N4[:, EPSILON] = [axis.position(epsilon) for epsilon in drawn_N4[:, EPSILON].tolist()]
+    drawn_N4[:, [ACCURACY, COVERAGE]] = 1 - drawn_N4[:, [ACCURACY, COVERAGE]]
+    return drawn_N4
 
 
 def extents(drawn_N4: FloatArray, axis: EpsilonAxis, accuracies: Sequence[float] = ()) -> list[tuple[float, float]]:
@@ -322,36 +317,32 @@ def shifts(
     In the order of the points, each takes the place nearest to its own that is free. Where none is, because more marks
     meet than fit into twice ``MOST_SHIFT``, it takes the one that is farthest from the others.
     """
-    places_N2 = np.column_stack(
+    # Of each mark: where it stands across and up, and its diameter.
+    marks_N3 = np.column_stack(
         [
-            room * (drawn_N4[:, coordinate] - ends[coordinate][0]) / np.diff(ends[coordinate])
-            for coordinate, room in zip(plane, _ROOM, strict=True)
+            *(
+                room * (drawn_N4[:, coordinate] - ends[coordinate][0]) / np.diff(ends[coordinate])
+                for coordinate, room in zip(plane, _ROOM, strict=True)
+            ),
+            diameters_N,
         ]
     )
     # 0 first, then alternately to the right and to the left.
     tried_T = np.array(sorted(range(-MOST_SHIFT, MOST_SHIFT + 1, _STEP), key=lambda shift: (abs(shift), -shift)))
     across_T = tried_T * _ROOM[0] / 1000
-    # A mark can only meet those of its own cell and of the eight around it.
-    side = LARGEST + 2 * across_T.max()
-    by_cell: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
+    side = LARGEST + 2 * across_T.max()  # no mark meets another that is farther
     moved = []
-    for (x, y), diameter in zip(places_N2.tolist(), diameters_N, strict=True):
-        column, row = int(x // side), int(y // side)
-        near = [
-            mark
-            for cell in itertools.product(range(column - 1, column + 2), range(row - 1, row + 2))
-            for mark in by_cell.get(cell, [])
-        ]
+    for number, (x, y, diameter) in enumerate(marks_N3.tolist()):
+        near_K3 = marks_N3[:number][(np.abs(marks_N3[:number, :2] - (x, y)) < side).all(axis=1)]
         best = 0
-        if near:
-            near_K3 = np.array(near)
+        if len(near_K3):
             distances_TK = np.hypot(x + across_T[:, None] - near_K3[:, 0], y - near_K3[:, 1])
             spare_T = (distances_TK - (near_K3[:, 2] + diameter) / 2).min(axis=1)
             # Beyond the axis a mark would show a value that there is not, such as a gap below 0.
             spare_T[np.abs(x + across_T - _ROOM[0] / 2) > _ROOM[0] / 2] = -np.inf
             best = int(np.argmax(spare_T >= 0)) if (spare_T >= 0).any() else int(spare_T.argmax())
         moved.append(int(tried_T[best]))
-        by_cell.setdefault((column, row), []).append((x + float(across_T[best]), y, diameter))
+        marks_N3[number, 0] += across_T[best]
     return moved
 
 
