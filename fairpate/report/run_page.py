@@ -27,7 +27,7 @@ from markupsafe import Markup, escape
 
 from fairpate.fairness.rates import NOTIONS, FloatArray
 from fairpate.pages import count, counted, course, epsilon_text, made_words, percent, render, scale_end
-from fairpate.report.figures import PAGE, SHAPES, chart_config
+from fairpate.report.figures import SHAPES, chart_config
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import (
     OUTCOMES,
@@ -48,7 +48,7 @@ from fairpate.words import cost_words, dearest, delta_text, shares_of_worst, vot
 
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
 _CHART_CONFIG = {
-    **chart_config(PAGE, 12),
+    **chart_config(12),
     "aria": False,
     "axisX": {"grid": False, "ticks": False, "labelPadding": 6},
     "axisY": {"domain": False, "ticks": False, "labelPadding": 6},

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,7 +37,7 @@ from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
-from fairpate.types import PrivacyStatement, UsageError, UserError, stepwise, strict
+from fairpate.types import PrivacyStatement, UsageError, UserError, stepwise, strict, tell
 from fairpate.words import delta_text
 from student.card import read_card
 
@@ -63,8 +62,8 @@ TOLERANCE = 1e-3
 _NAMES = {*REQUIRED, *OPTIONAL, README, EVENTS, VERSIONS}
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can name
 _READABLE = 0o644 << 16  # rights of Unix are in the upper half of an entry
-# Bytes: at most of one JSON file; at most of all files, as the archive declares them.
-_MOST_TEXT, _MOST_BYTES = 2**26, 2**34
+# Bytes: read at once; at most of one JSON file; at most of all files, as the archive declares them.
+_BLOCK, _MOST_TEXT, _MOST_BYTES = 2**20, 2**26, 2**34
 _SENSELESS = (
     *(UserError, OSError, LookupError, TypeError, ValueError, AttributeError),
     *(ArithmeticError, RuntimeError),
@@ -94,29 +93,38 @@ def write_bundle(root: Path, out: Path | None = None) -> tuple[Path, str]:
     # Nothing else is said about the machine that ran it.
     parts[VERSIONS] = json_bytes({each: versions.get(each) for each in ("fairpate", "revision", "python", "libraries")})
 
-    head = head_of(
-        statement,
-        {
-            name: hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else sha256_of(part)
-            for name, part in parts.items()
-        },
-    )
+    sizes = {name: len(part) if isinstance(part, bytes) else part.stat().st_size for name, part in parts.items()}
+    total, done = 2 * sum(sizes.values()), 0  # every byte is read for its digest, and again into the file
+
+    def count(size: int) -> None:
+        nonlocal done
+        done += size
+        tell(min(done, total), total)  # the head is not in the total
+
+    digests = {}
+    for name, part in parts.items():
+        digests[name] = hashlib.sha256(part).hexdigest() if isinstance(part, bytes) else sha256_of(part)
+        count(sizes[name])
+    head = head_of(statement, digests)
     parts[HEAD] = json_bytes(head)
 
     def write(path: Path) -> None:
         # Not compressed: then the bytes do not depend on the library that packs them.
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as bundle:
-            for name, part in stepwise(sorted(parts.items())):
+            for name, part in sorted(parts.items()):
                 entry = zipfile.ZipInfo(name, _FIXED_TIME)
                 # As on Unix, on every machine: equal runs give equal bytes.
                 entry.create_system, entry.external_attr = 3, _READABLE
                 if isinstance(part, bytes):
                     bundle.writestr(entry, part)
+                    count(len(part))
                     continue
                 # zipfile decides on 64-bit fields by the size beforehand; without it, a part beyond 2 GiB fails.
-                entry.file_size = part.stat().st_size
+                entry.file_size = sizes[name]
                 with part.open("rb") as source, bundle.open(entry, "w") as target:
-                    shutil.copyfileobj(source, target)
+                    while block := source.read(_BLOCK):
+                        target.write(block)
+                        count(len(block))
 
     write_atomically(out, write)
     return out, head["digest"]
