@@ -75,7 +75,7 @@ def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValue
     if target is None:
         raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
     options_of_loader = data_config(name, options, None).options
-    files = fetch(name, target, options=options_of_loader, console=Reporter().console)
+    files = fetch(name, target, options=options_of_loader, stage=Reporter().stage)
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
 
 

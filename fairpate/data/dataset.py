@@ -276,11 +276,10 @@ class LoadedRecords:
     public record may be -1: it has no label.
     ``person_ids`` names the person behind each record where several records share one and a split must not part them;
     equal records are of one person then.
-    ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels``: the
-    features of pictures, with the file that they may be mapped from, so that a split is a view of a file as well;
-    ``mapped``: the same for the features of a table. ``feature_codes``: of a declared table, how its features are
-    computed. ``naming`` identifies the rule by which records are named; under ``keeps_names`` it reads nothing but
-    keys of records or persons.
+    ``notes`` are public remarks about the files, such as how many malformed names were left out. ``mapped``: the
+    features with the file that they may be mapped from, so that a split is a view of a file as well. ``feature_codes``:
+    of a declared table, how its features are computed. ``naming`` identifies the rule by which records are named; under
+    ``keeps_names`` it reads nothing but keys of records or persons.
     """
 
     kind: FeatureKind
@@ -292,9 +291,8 @@ class LoadedRecords:
     origins: tuple[Origin, ...] | None = None
     person_ids: Sequence[str] | None = None
     notes: tuple[str, ...] = ()
-    pixels: Pixels | None = None
+    mapped: Pixels | Gathered | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
-    mapped: Gathered | None = None
     naming: str = ""
     keeps_names: bool = False
 
@@ -695,7 +693,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
 
 def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str, Split]:
     # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
-    whole, mapped = records.records, records.pixels or records.mapped
+    whole, mapped = records.records, records.mapped
     index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}
     return {
         name: whole.take(index) if mapped is None else whole.take_with(mapped.rows(index), index)
@@ -766,7 +764,7 @@ def check_members(dataset: Dataset, *names: str) -> None:
     groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
     splits = {name: split for name, split in dataset.splits.items() if name in names}
     if dataset.parts:
-        # Private too: whether a group has a test record is no reason to refuse a run.
+        # In a hashed split, whether a group has a test record is private too, and no reason to refuse a run.
         splits = {name: split for name, split in splits.items() if name not in ("validation", "test")}
     checks = [(name, split.z, *groups) for name, split in splits.items() if len(split) or name == "private"]
     for name, codes_N, words, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):

@@ -173,7 +173,7 @@ def loader_of(name: str, folder: Path) -> Callable[[list[Row]], LoadedRecords]:
 def drawn(records: LoadedRecords, kept: list[int], *, seed: int) -> tuple[dict[int, str], dict[int, int]]:
     """The split of every row, and the teacher of every private one; ``kept`` are the rows of the file."""
     numbers = torch.tensor(kept)[:, None]
-    plain = replace(records, records=replace(records.records, x=numbers), pixels=None, origins=None)
+    plain = replace(records, records=replace(records.records, x=numbers), mapped=None, origins=None)
     splits = divide(plain, SIZES, seed=seed)
     split_of = {int(row): name for name, split in splits.items() for row in split.x[:, 0]}
     private = splits["private"]
