@@ -23,7 +23,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -130,35 +130,48 @@ OWN_FILES = "files-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset:
-    """Private, public, validation and test records of one data set, and the public words for its codes.
+class Described:
+    """The public words for records and their codes.
 
-    ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. The labels of the
-    public split are never read by a private method; they are kept for evaluation. ``notes`` are public remarks about
-    the files, such as how many malformed names were left out. ``embedding``: the one that made the features, if any;
-    ``before_embedding``: a few public records as they were before it, and the names of their features.
-    ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
-    ``records_alone``: the source names persons, but each record is protected by itself. ``source``: the configuration
-    that loads the same data set on any machine with its files; None where it came from Python. ``parts`` identifies the
-    rule of a hashed split (:func:`divide_by_hash`), by which a unit that is added or removed changes one split alone;
-    empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name, and so its
-    split. ``shared_unit``: the protected unit where private records are at several sites, of which this one may
-    have none. ``is_elsewhere``: no site is here, only their coordinator or a rehearsal of what they compute.
-    ``public_persons``: the number of persons behind the public records, also where each record is protected by itself;
-    None where the source names none.
+    ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. ``notes`` are public
+    remarks about the files, such as how many malformed names were left out.
     """
 
-    name: str
     kind: FeatureKind
-    private: Split
-    public: Split
-    validation: Split
-    test: Split
     label_names: tuple[str, ...]
     group_names: tuple[str, ...]
     sensitive_attribute: str
     feature_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """These fields by name, for another class that has them."""
+        return {each.name: getattr(self, each.name) for each in fields(Described)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Described):
+    """Private, public, validation and test records of one data set.
+
+    The labels of the public split are never read by a private method; they are kept for evaluation. ``embedding``: the
+    one that made the features, if any; ``before_embedding``: a few public records as they were before it, and the names
+    of their features. ``feature_codes``: how a declared table's features (before an embedding) are computed from its
+    columns. ``records_alone``: the source names persons, but each record is protected by itself. ``source``: the
+    configuration that loads the same data set on any machine with its files; None where it came from Python. ``parts``
+    identifies the rule of a hashed split (:func:`divide_by_hash`), by which a unit that is added or removed changes one
+    split alone; empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name,
+    and so its split. ``shared_unit``: the protected unit where private records are at several sites, of which this one
+    may have none. ``is_elsewhere``: no site is here, only their coordinator or a rehearsal of what they compute.
+    ``public_persons``: the number of persons behind the public records, also where each record is protected by itself;
+    None where the source names none.
+    """
+
+    name: str
+    private: Split
+    public: Split
+    validation: Split
+    test: Split
     embedding: Embedding | None = None
     before_embedding: BeforeEmbedding | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
@@ -269,28 +282,20 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedRecords:
-    """All N records of a data set before they are divided, and the public words for their codes.
+class LoadedRecords(Described):
+    """All N records of a data set before they are divided.
 
     ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains. ``y`` of a
-    public record may be -1: it has no label.
-    ``person_ids`` names the person behind each record where several records share one and a split must not part them;
-    equal records are of one person then.
-    ``notes`` are public remarks about the files, such as how many malformed names were left out. ``mapped``: the
-    features with the file that they may be mapped from, so that a split is a view of a file as well. ``feature_codes``:
-    of a declared table, how its features are computed. ``naming`` identifies the rule by which records are named; under
+    public record may be -1: it has no label. ``person_ids`` names the person behind each record where several records
+    share one and a split must not part them; equal records are of one person then. ``mapped``: the features with the
+    file that they may be mapped from, so that a split is a view of a file as well. ``feature_codes``: of a declared
+    table, how its features are computed. ``naming`` identifies the rule by which records are named; under
     ``keeps_names`` it reads nothing but keys of records or persons.
     """
 
-    kind: FeatureKind
     records: Split
-    label_names: tuple[str, ...]
-    group_names: tuple[str, ...]
-    sensitive_attribute: str
-    feature_names: tuple[str, ...] = ()
     origins: tuple[Origin, ...] | None = None
     person_ids: Sequence[str] | None = None
-    notes: tuple[str, ...] = ()
     mapped: Pixels | Gathered | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
     naming: str = ""
@@ -397,16 +402,16 @@ def resolve_data_dir(data_dir: Path | None) -> Path:
 def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
     """The first of ``file`` and its alternatives that exists below ``folder``, with its path; None if none does."""
     for choice in (file, *file.alternatives):
+        if choice.extracted and (folder / choice.extracted).is_dir():
+            return choice, folder / choice.extracted
+        path = folder / choice.path
         if _is_pattern(choice):
             # The first by name: the order of a folder differs between machines.
-            path = next(iter(sorted(folder.glob(choice.path))), folder / choice.path)
-        else:
-            path = folder / choice.path
+            path = min(folder.glob(choice.path), default=path)
         # An archive is not gzipped again.
         gzipped = [] if path.suffix in ARCHIVE_SUFFIXES else [path.with_name(path.name + ".gz")]
-        extracted = [folder / choice.extracted] if choice.extracted else []
-        for place in (*extracted, path, *gzipped):
-            if place.is_dir() if place in extracted else place.is_file():
+        for place in (path, *gzipped):
+            if place.is_file():
                 return choice, place
     return None
 

@@ -204,10 +204,9 @@ class Files(Section):
 
     @model_validator(mode="after")
     def _private_records_come_from_one_place(self) -> Files:
-        if self.records and self.private:
-            raise ValueError("Expected `records`, which are divided into splits, or `private`; got both")
-        if not self.records and not self.private:
-            raise ValueError("Expected `records`, which are divided into splits, or `private`; got neither")
+        if bool(self.records) == bool(self.private):
+            met = "both" if self.records else "neither"
+            raise ValueError(f"Expected `records`, which are divided into splits, or `private`; got {met}")
         if self.pooled and not (self.records and self.test):
             raise ValueError("Expected `pooled` only together with `records` and `test`")
         return self

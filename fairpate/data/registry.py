@@ -21,7 +21,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from fairpate.data.dataset import (
     Dataset,
     DatasetEntry,
     DataSettingsError,
-    FeatureKind,
+    Described,
     LoadedRecords,
     Part,
     Request,
@@ -232,18 +232,13 @@ def dataset_of(
         public_persons = as_names(records.person_ids).take(np.flatnonzero(is_public_N)).num_distinct
     dataset = Dataset(
         name=entry.name,
-        kind=records.kind,
-        label_names=records.label_names,
-        group_names=records.group_names,
-        sensitive_attribute=records.sensitive_attribute,
-        feature_names=records.feature_names,
-        notes=records.notes,
         feature_codes=records.feature_codes,
         records_alone=names_persons and shared_unit != "person" and not splits["private"].person_id,
         parts=parts,
         keeps_names=records.keeps_names,
         shared_unit=shared_unit,
         public_persons=public_persons,
+        **records.words,
         **splits,
     )
     # Few public records may lack a group, which only some methods read.
@@ -294,17 +289,11 @@ class SplitDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetDescription:
+class DatasetDescription(Described):
     """A loaded data set in names and counts. ``record_shape`` is the shape of one record's features."""
 
     name: str
-    kind: FeatureKind
     record_shape: tuple[int, ...]
-    label_names: tuple[str, ...]
-    group_names: tuple[str, ...]
-    sensitive_attribute: str
-    feature_names: tuple[str, ...]
-    notes: tuple[str, ...]
     splits: tuple[SplitDescription, ...]
 
 
@@ -339,10 +328,8 @@ def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
                 unlabelled_G=tuple(unlabelled_G.tolist()),
             )
         )
-    # Fields of the same name mean the same.
-    shared = (each.name for each in fields(DatasetDescription) if each.name not in ("record_shape", "splits"))
-    facts = {name: getattr(dataset, name) for name in shared}
-    return DatasetDescription(record_shape=tuple(dataset.private.x.shape[1:]), splits=tuple(splits), **facts)
+    record_shape = tuple(dataset.private.x.shape[1:])
+    return DatasetDescription(name=dataset.name, record_shape=record_shape, splits=tuple(splits), **dataset.words)
 
 
 def load_data(
