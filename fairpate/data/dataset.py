@@ -453,13 +453,7 @@ def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]
     """Find the file as :func:`locate` does, and verify the checksum of its published bytes (a copy may be gzipped)."""
     choice, path = locate(file, data_dir)
     if choice.sha256 is not None:
-        try:
-            # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
-        check_sha256(found, choice, path)
+        check_file(choice, path, unpack=path.suffix == ".gz")
     return choice, path
 
 
@@ -483,9 +477,15 @@ def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes
     return choice, content
 
 
-def check_archive(file: SourceFile, path: Path) -> str:
-    """Verify and return the sha256 of the archive at ``path``, for archives that are read in pieces."""
-    found = sha256_of(path)
+def check_file(file: SourceFile, path: Path, *, unpack: bool = False) -> str:
+    """Verify and return the sha256 of the file at ``path``, which is read in pieces; with ``unpack``, of the bytes in
+    it."""
+    try:
+        # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
+        with gzip.open(path) if unpack else path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
     check_sha256(found, file, path)
     return found
 
@@ -609,21 +609,12 @@ SET_ASIDE: dict[str, frozenset[Origin]] = {
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SplitSizes:
-    """Records per split; the private split takes the rest.
-
-    Null takes every record that was set aside for the split. Sizes are lower bounds: whole units are taken until each
-    is reached. No size may depend on the records, or one of them would move others.
-    """
-
-    num_public: int | None
-    num_validation: int | None
-    num_test: int | None
-
-
-def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
+def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int) -> dict[str, Split]:
     """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met.
+
+    ``sizes`` of public, validation and test records, in this order, are lower bounds: whole units are taken until each
+    is reached. None takes every record that was set aside for the split; private records are the rest. No size may
+    depend on the records, or one of them would move others.
 
     Units are ranked by a keyed hash of their name, with a public ``seed``; the lowest hashes become public, the next
     validation, the next test, and all others private. A unit is one record, records that differ only in the group, or
@@ -631,19 +622,18 @@ def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str,
     removing one moves no other record; and since no group enters the name of a unit, changing a group moves none.
     """
     ids = records.records.record_id
-    wanted_of = {"public": sizes.num_public, "validation": sizes.num_validation, "test": sizes.num_test}
     place_of = {origin: place for place, origin in enumerate(ORIGINS)}
     found = records.origins or itertools.repeat(ORIGINS[0], len(ids))
     origins = np.fromiter(map(place_of.__getitem__, found), np.int8, len(ids))
     rank_N = np.zeros(len(ids), dtype=np.int64)
     # Hashing every name is slow, and only a part that is drawn needs the ranking.
-    if any(wanted_of.values()):
+    if any(sizes.values()):
         hashes_N = keyed_hash(records.person_ids or records.records.unit_id, seed=seed, purpose="split")
         # Records of one unit, and units of equal hashes, share a rank.
         rank_N = np.unique(hashes_N, return_inverse=True)[1]
     free = np.ones(len(ids), dtype=bool)
     indices = {}
-    for name, wanted in wanted_of.items():
+    for name, wanted in sizes.items():
         alone = [place_of[origin] for origin in SET_ASIDE[name]]
         own = name != "test" and bool(np.isin(origins, alone).any())  # files of its own: nothing else is taken
         permitted = alone if own or wanted is None else [place_of[origin] for origin in PERMITTED[name]]

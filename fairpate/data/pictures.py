@@ -45,7 +45,7 @@ from fairpate.data.dataset import (
     Request,
     SourceFile,
     Split,
-    check_archive,
+    check_file,
     counted,
     keyed_uniform,
     locate,
@@ -85,7 +85,7 @@ def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _is_picture(file.name))
         return _of_files([file.relative_to(path).as_posix() for file in files], path)
-    key = check_archive(choice, path)
+    key = check_file(choice, path)
     try:
         with zipfile.ZipFile(path) as opened:
             # Sorted, because the order inside an archive means nothing and may differ between copies.

@@ -46,8 +46,7 @@ from fairpate.data.dataset import (
     Part,
     Request,
     SourceFile,
-    SplitSizes,
-    check_archive,
+    check_file,
     check_members,
     check_persons,
     default_size,
@@ -57,7 +56,6 @@ from fairpate.data.dataset import (
     holds,
     how_to_get,
     locate,
-    read_bytes,
     sha256_of,
     with_persons,
 )
@@ -218,11 +216,8 @@ def dataset_of(
             parts = OWN_FILES + parts
     else:
         given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
-        sizes = {
-            f"num_{split}": default_size(split, entry, records) if size is None else size
-            for split, size in given.items()
-        }
-        splits = divide(records, SplitSizes(**sizes), seed=config.seed)
+        sizes = {split: default_size(split, entry, records) if size is None else size for split, size in given.items()}
+        splits = divide(records, sizes, seed=config.seed)
     check_persons(splits)
     # Persons may be named under some options only; where they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
@@ -434,11 +429,9 @@ def fetch(
     for file in files:
         if (found := find(file, data_dir)) is None:
             missing.append(file)
-        # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
-        elif found[1].is_file() and found[1].name == Path(found[0].path).name:
-            check_archive(*found)
         elif found[1].is_file():
-            read_bytes(found[0], data_dir)
+            # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
+            check_file(*found, unpack=found[1].name != Path(found[0].path).name)
     # Before anything is downloaded, so that a user is not asked to register after an hour.
     by_hand = [how_to_get(file, data_dir) for file in missing if file.url is None]
     if by_hand:

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from fairpate.data import REGISTRY, DatasetEntry
-from fairpate.data.dataset import LoadedRecords, Request, SplitSizes, default_size, divide
+from fairpate.data.dataset import LoadedRecords, Request, default_size, divide
 
 KEPT = Path(__file__).with_name("same_records.json")
 MADE = ("retired_adult", "folktables")
@@ -111,11 +111,11 @@ def digests(entry: DatasetEntry, options: dict[str, Any], folder: Path) -> dict[
 
 
 def _division(entry: DatasetEntry, found: LoadedRecords) -> dict[str, Any]:
-    sizes = SplitSizes(
-        num_public=min(entry.num_public, len(found.records) // 4),
-        num_validation=min(entry.num_validation, len(found.records) // 8),
-        num_test=len(found.records) // 8 if entry.name in MADE else default_size("test", entry, found),
-    )
+    sizes = {
+        "public": min(entry.num_public, len(found.records) // 4),
+        "validation": min(entry.num_validation, len(found.records) // 8),
+        "test": len(found.records) // 8 if entry.name in MADE else default_size("test", entry, found),
+    }
     return divide(found, sizes, seed=0)
 
 

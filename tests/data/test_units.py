@@ -18,12 +18,12 @@ import torch
 from PIL import Image
 
 from fairpate.data import find_entry, pictures
-from fairpate.data.dataset import DataError, LoadedRecords, Request, SplitSizes, divide
+from fairpate.data.dataset import DataError, LoadedRecords, Request, divide
 from fairpate.data.declaration import Declaration, read_declaration
 from fairpate.data.registry import CODEBOOKS
 from teachers.ensemble import assign_teachers, shard_key
 
-SIZES = SplitSizes(num_public=3, num_validation=2, num_test=2)
+SIZES = {"public": 3, "validation": 2, "test": 2}
 NUM_TEACHERS = 7
 Row = dict[str, str]
 
