@@ -53,7 +53,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from fairpate.config import ConfigError, Section, nearest
-from fairpate.config_reader import merge, parse_config, placeless_values, read_yaml
+from fairpate.config_reader import flattened, merge, parse_config, placeless_values, read_yaml
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import read_declaration
@@ -499,7 +499,14 @@ def _configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, se
     if given["num_records"] is not None and isinstance(declared, dict):
         # A number that the section itself has wins.
         values["dp_sgd"] = {"num_records": _plain(given["num_records"])} | declared
-    return configured_exactly(values | {"seed": seed}, method=method)
+    config = configured_exactly(values | {"seed": seed}, method=method)
+    before = flattened(merge(type(config)().model_dump(), start))
+    for field, value in flattened(said).items():
+        cause = next((why for unread, why in config.unread.items() if f"{field}.".startswith(f"{unread}.")), None)
+        # A saved estimator has all settings, unread ones at the values that they start from.
+        if cause is not None and value != before.get(field):
+            raise ConfigError(f"{field}: {cause} leaves it unread; leave it out, or change {cause}.")
+    return config
 
 
 def _settings_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -693,8 +700,7 @@ def _require_settings(method: str, name: str, value: Any) -> None:
     """Raise ConfigError for a mapping with a field that the section of ``method`` does not have; ``fit`` checks
     values."""
     section = dict(find_method(method)()).get(name)
-    # Of the student, `fit` also names the fields that other methods read.
-    if name == "student" or not isinstance(value, Mapping) or not isinstance(section, BaseModel):
+    if not isinstance(value, Mapping) or not isinstance(section, BaseModel):
         return
     known = type(section).model_fields
     for unknown in (each for each in value if each not in known):

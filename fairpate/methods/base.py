@@ -859,8 +859,8 @@ def refused(path: Names, value: Any) -> list[str]:
     sections of several methods is read without importing them all.
     """
     *sections, last = path
-    if was := moved(".".join(path)):
-        return [was]
+    if (was := moved(".".join(path), value)) is not None:
+        return [was] if was else []
     for name in reversed(path):
         value = {name: value}
     faults, names, inside, closest = [], dict[str, None](), dict[str, None](), 0

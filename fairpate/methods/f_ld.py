@@ -118,7 +118,6 @@ class FldConfig(Section):
     batch_size: Count = 256
     optimizer: Literal["sgd", "adam"] = "adam"
     learning_rate: Positive = 1e-3
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD.")
     schedule: Literal["constant", "cosine"] = "constant"
     multipliers: Literal["absolute", "two_sided"] = Field(
         "two_sided",
@@ -139,7 +138,6 @@ class FldConfig(Section):
             batch_size=self.batch_size,
             optimizer=self.optimizer,
             learning_rate=self.learning_rate,
-            momentum=self.momentum,
             schedule=self.schedule,
         )
 

@@ -179,7 +179,7 @@ class PrivateTraining:
             raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
         # A mask follows the place of its record in the batch: one record more would move the gradients of all after it.
         if uses_dropout(model):
-            raise ConfigError("model.dropout: the privacy guarantee of DP-SGD does not hold with dropout; set it to 0.")
+            raise ConfigError("model: the privacy guarantee of DP-SGD does not hold with dropout; leave it out.")
         self._model, self._x, self._targets, self._steps, self._plan = model.train(), x, targets, steps, plan
         self._public_gradient = public_gradient
         self._memory_format = memory_format_for(x)
