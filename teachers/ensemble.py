@@ -102,26 +102,16 @@ class BlockPool:
     def sum(self, function: BlockFunction, shared: Any, items: Iterable[Any], on_done: Callable[[int], None]) -> Counts:
         """Return the sum of all results, arrays of equal shape and type. ValueError without items.
 
-        ``on_done(position)`` is called for each item, and again for an item that was computed again.
+        ``on_done(position)`` is called for each item.
         """
         total: Counts | None = None
         for position, counts in self.run(function, shared, items):
-            total = added(total, counts)
+            # Not in place, because arrays from Ray's store are read-only.
+            total = counts if total is None else total + counts
             on_done(position)
-        return at_least_one(total)
-
-
-def added(total: Counts | None, counts: Counts) -> Counts:
-    """Add ``counts`` to a total, where None is an empty one."""
-    # Not in place, because arrays from Ray's store are read-only.
-    return counts if total is None else total + counts
-
-
-def at_least_one(total: Counts | None) -> Counts:
-    """Return the total. ValueError for an empty one."""
-    if total is None:
-        raise ValueError("Expected at least one item to add up, got none.")
-    return total
+        if total is None:
+            raise ValueError("Expected at least one item to add up, got none.")
+        return total
 
 
 def shard_key(seed: int) -> bytes:
@@ -190,11 +180,10 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
         "versions": [__version__, torch.__version__],
     }
     digest = hashlib.blake2b(json.dumps(determined_by, sort_keys=True).encode(), digest_size=16)
-    for shard in shards:
-        for tensor in (shard.x, shard.y):
-            # Type and shape too: the same bytes may be another tensor.
-            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.numpy().tobytes())
+    for tensor in (tensor for shard in shards for tensor in (shard.x, shard.y)):
+        # Type and shape too: the same bytes may be another tensor.
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
     return f"teachers-{min(teacher_indices):05d}-{digest.hexdigest()}.safetensors"
 
 
@@ -294,13 +283,13 @@ def computed(
     readers = BlockPool() if storage is None else workers
     is_stored = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
     missing = [position for position in range(len(blocks)) if not is_stored[position]]
-    report = TeacherCounter(blocks, on_progress)
-    report.add(*(position for position in range(len(blocks)) if position not in missing))
+    finished = teacher_counter(blocks, on_progress)
+    finished(*(position for position in range(len(blocks)) if is_stored[position]))
     # A generator: a shard is copied when a worker asks for it, not all shards at once.
     items = ((blocks[position], given(blocks[position].teacher_indices)) for position in missing)
     for number, result in workers.run(function, shared, items):
         yield blocks[missing[number]], result
-        report.add(missing[number])  # once its caller has stored it
+        finished(missing[number])  # once its caller has stored it
 
 
 def digest_of(blocks: Sequence[Block]) -> str:
@@ -315,18 +304,16 @@ def _is_stored(storage: Storage | None, checkpoint: str, _: str) -> bool:
     return is_intact(checkpoint)
 
 
-class TeacherCounter:
-    """Reports the number of finished teachers to a progress callback; a block that is computed again counts once."""
+def teacher_counter(blocks: tuple[Block, ...], on_progress: Progress | None) -> Callable[..., None]:
+    """Return a function of positions of finished blocks, which reports the number of finished teachers."""
+    sizes, done = [len(block.teacher_indices) for block in blocks], set[int]()
 
-    def __init__(self, blocks: tuple[Block, ...], on_progress: Progress | None):
-        self._sizes = [len(block.teacher_indices) for block in blocks]
-        self._done: set[int] = set()
-        self._on_progress = on_progress
+    def finished(*positions: int) -> None:
+        done.update(positions)
+        if on_progress is not None and positions:
+            on_progress(sum(sizes[position] for position in done), sum(sizes))
 
-    def add(self, *positions: int) -> None:
-        self._done.update(positions)
-        if self._on_progress is not None and positions:
-            self._on_progress(sum(self._sizes[position] for position in self._done), sum(self._sizes))
+    return finished
 
 
 def count_block(
@@ -334,17 +321,13 @@ def count_block(
     spec: TeacherSpec,
     queries: npt.NDArray[np.generic],
     *,
-    count_type: npt.DTypeLike = np.int64,
     device: str = "cpu",
-) -> Counts:
+) -> VoteArray:
     """Return ``votes_QC`` of a block of teachers on features (Q, ...), a bounded number of queries at a time."""
     # Convolutional teachers split the queries themselves, one teacher after another.
     parts = [queries] if _one_by_one(spec) else _bounded(queries)
     return np.concatenate(
-        [
-            count_votes(predict_votes(weights, spec, part, device=device), spec.num_classes).astype(count_type)
-            for part in parts
-        ]
+        [count_votes(predict_votes(weights, spec, part, device=device), spec.num_classes) for part in parts]
     )
 
 
@@ -551,16 +534,20 @@ def collect_votes(
 
     Workers count and add up; each returns one total.
     """
-    report = TeacherCounter(ensemble.blocks, on_progress)
+    finished = teacher_counter(ensemble.blocks, on_progress)
     # Counts travel in the smallest type that holds all teachers.
     ballot = _Ballot(
         spec=ensemble.spec, queries=queries_x.numpy(), count_type=np.min_scalar_type(ensemble.num_teachers)
     )
-    counts = (pool or BlockPool()).sum(_count_block, ballot, ensemble.sources(), report.add)
-    votes_QC = counts.astype(np.int64)
+    counts = (pool or BlockPool()).sum(_count_block, ballot, ensemble.sources(), finished)
+    return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
+
+
+def checked_votes(votes_QC: VoteArray, num_teachers: int) -> VoteArray:
+    """Return the votes. PoolError unless every teacher voted once on every query."""
     # A block that was lost, or counted twice, shows in the sums.
-    if (votes_QC.sum(axis=1) != ensemble.num_teachers).any():
-        raise PoolError(f"Expected {ensemble.num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
+    if (votes_QC.sum(axis=1) != num_teachers).any():
+        raise PoolError(f"Expected {num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
     return votes_QC
 
 
@@ -616,9 +603,14 @@ def _train_block(lessons: _Lessons, item: tuple[Block, Given], device: str) -> t
 
 
 def _count_block(ballot: _Ballot, source: str | ArrayWeights, device: str) -> Counts:
+    counts = count_block(tensors_of(source), ballot.spec, ballot.queries, device=device)
+    return counts.astype(ballot.count_type)
+
+
+def tensors_of(source: str | ArrayWeights) -> StackedWeights:
+    """Return a block's weights, or read them where ``source`` is their location."""
     weights = load_block(source) if isinstance(source, str) else source
-    tensors = {name: torch.tensor(value) for name, value in weights.items()}
-    return count_block(tensors, ballot.spec, ballot.queries, count_type=ballot.count_type, device=device)
+    return {name: torch.tensor(value) for name, value in weights.items()}
 
 
 def _block_size(spec: TeacherSpec, engine: Engine, device: str, input_shape: tuple[int, ...]) -> int:

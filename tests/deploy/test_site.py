@@ -98,7 +98,7 @@ def test_the_live_frontier_holds_every_recorded_configuration_and_fetches_nothin
     accuracies = sorted(round(sum(each["accuracy"]) / len(each["accuracy"]), 4) for each in cells.values())
     assert sorted(round(point["values"][2], 4) for point in points) == pytest.approx(accuracies, abs=2e-4)
     assert "default-src 'none'" in page
-    assert len(page) < 2.2e6
+    assert len(page) < 1.3e6
 
 
 @pytest.fixture(scope="module")
