@@ -294,6 +294,7 @@ def _fixmatch(
     def augmented(x: Tensor, how: AugmentConfig) -> Tensor:
         return augment(scale_bytes(x), how, generator).contiguous(memory_format=torch.channels_last)
 
+    stronger = strengthened(augmentation)
     size, chunk = config.fit.batch_size, config.fit.batch_size * _UNLABELLED_PER_LABELLED
     answered, unlabelled = endless(len(records.labels), size), endless(len(records.unlabelled_x), chunk)
     num_steps = max(math.ceil(len(records.labels) / size), math.ceil(len(records.unlabelled_x) / chunk))
@@ -312,7 +313,7 @@ def _fixmatch(
             with precision_of(config.fit, records.unlabelled_x.device):
                 answered_x = augmented(records.answered_x[rows], augmentation)
                 weak_x = augmented(records.unlabelled_x[others], augmentation)
-                strong_x = augmented(records.unlabelled_x[others], strengthened(augmentation))
+                strong_x = augmented(records.unlabelled_x[others], stronger)
                 # No gradient: a pseudo-label is a target, which the loss must not move towards the prediction.
                 with torch.no_grad():
                     probability, label = model(weak_x).softmax(dim=1).max(dim=1)

@@ -137,16 +137,10 @@ def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: to
 def strengthened(config: AugmentConfig) -> AugmentConfig:
     """Changes for the copies that a FixMatch student has to recognise: turned, shifted and zoomed twice as far as
     ``config`` says, bent, and partly erased (Sohn et al. 2020 erase too)."""
-    return config.model_copy(
-        update={
-            "rotation_degrees": min(180.0, 2 * config.rotation_degrees),
-            "translation_fraction": min(0.5, 2 * config.translation_fraction),
-            "scale_fraction": min(0.5, 2 * config.scale_fraction),
-            "shear_degrees": max(15.0, config.shear_degrees),
-            "elastic_fraction": max(0.03, config.elastic_fraction),
-            "erase": max(0.2, config.erase),
-        }
-    )
+    limits = {"rotation_degrees": 180.0, "translation_fraction": 0.5, "scale_fraction": 0.5}
+    doubled = {name: min(limit, 2 * getattr(config, name)) for name, limit in limits.items()}
+    wanted = doubled | {"shear_degrees": 15.0, "elastic_fraction": 0.03, "erase": 0.2}
+    return config.model_copy(update={name: max(value, getattr(config, name)) for name, value in wanted.items()})
 
 
 def epoch_learning_rate(config: FitConfig, epoch: int) -> float:
