@@ -500,11 +500,11 @@ def _configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, se
         # A number that the section itself has wins.
         values["dp_sgd"] = {"num_records": _plain(given["num_records"])} | declared
     config = configured_exactly(values | {"seed": seed}, method=method)
-    before = flattened(merge(type(config)().model_dump(), start))
+    cause, before = "public_data.self_label", flattened(merge(type(config)().model_dump(), start))
+    unread = tuple(f"{field}." for field, why in config.unread.items() if why == cause)
     for field, value in flattened(said).items():
-        cause = next((why for unread, why in config.unread.items() if f"{field}.".startswith(f"{unread}.")), None)
         # A saved estimator has all settings, unread ones at the values that they start from.
-        if cause is not None and value != before.get(field):
+        if f"{field}.".startswith(unread) and value != before.get(field):
             raise ConfigError(f"{field}: {cause} leaves it unread; leave it out, or change {cause}.")
     return config
 
