@@ -29,7 +29,7 @@ from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
 from fairpate.data.registry import load_at_site
 from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
+from fairpate.run.context import RunDirectory, RunDirectoryError, changed_fields, read_json, write_json, write_text
 from fairpate.types import FairRule, GateRule, MetricsKind, Unit, restored
 from student.card import StudentCard, StudentFileError, read_card
 
@@ -82,12 +82,10 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
     if found is not None:
         if not given_from_python:
             require_data_by_name(run)
-        before, after = asdict(found), asdict(now)
-        changes = [f"{name}: {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
-        if changes:
+        if changes := changed_fields(asdict(found), asdict(now)):
             raise RunDirectoryError(
-                f"{run.root}: was trained on another data set ({'; '.join(changes)}); restore the data set, or give "
-                "another folder with --out."
+                f"{run.root}: was trained on another data set ({'; '.join(changes.values())}); restore the data set, "
+                "or give another folder with --out."
             )
     if given_from_python:
         digest, path = _digest(dataset), run.private / "data.sha256"
