@@ -611,14 +611,21 @@ def dossier(
         out: The .json file to write; default: in the run directory.
         key: File of `fairpate site key`, to sign with.
     """
-    from fairpate.cli.dossier import FORMS, make_dossier
+    from fairpate.run.dossier import FORMS, make_dossier
+    from fairpate.sites.plan import key_text, read_key
 
     if form not in FORMS:
         raise UsageError(f"--for: expected one of {', '.join(FORMS)}, got {form}.")
     if out is not None:
         check_output_file(out, "--out", suffixes=(".json",))
+    secret = None if key is None else read_key(key)
+
+    def sign(content: bytes) -> dict[str, str]:
+        assert secret is not None
+        return {"key": key_text(secret.public), "ed25519": secret.sign(content).hex()}
+
     with waiting("dossier"):
-        files, counts = make_dossier(folder, form, key=key, out=out)
+        files, counts = make_dossier(folder, form, sign=None if secret is None else sign, out=out)
     said = f"{counts['filled']} lines filled in, {counts['operator']} for the operator, {counts['open']} open"
     return Output(facts={"files": files, "lines": counts}, words="\n".join([*map(str, files.values()), said]))
 
@@ -640,11 +647,16 @@ def verify(
     from fairpate.run.bundle import verify_bundle
 
     if path.suffix == ".json":
-        from fairpate.cli.dossier import verify_dossier
+        from fairpate.run.dossier import verify_dossier
+        from fairpate.sites.plan import public_keys
 
         if head is not None:
             raise UsageError("--head: applies to bundles only; verify a dossier with --key.")
-        found = verify_dossier(path, key=key)
+        if key is None:
+            raise UsageError(
+                "--key: missing; give the operator's published key, against which the dossier's signature is checked."
+            )
+        found = verify_dossier(path, signed=public_keys(key, "--key").signed)
         words = f"signed by this key: {found['for']}, of {len(found['files'])} files"
         return Output(facts={"holds": True, "for": found["for"], "files": found["files"]}, words=words)
     if key is not None:

@@ -50,7 +50,7 @@ def fetch_data(name: base.DatasetName, data_dir: base.DataDir = None, options: b
     if target is None:
         raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
     options_of_loader = base.data_config(name, options, None).options
-    files = fetch(name, target, options=options_of_loader, console=Reporter().console)
+    files = fetch(name, target, options=options_of_loader, stage=Reporter().stage)
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
 
 

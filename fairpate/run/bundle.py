@@ -37,7 +37,7 @@ from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
-from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
+from fairpate.types import PrivacyStatement, UsageError, UserError, stepwise, strict, tell
 from fairpate.words import delta_text
 from student.card import read_card
 
@@ -249,9 +249,8 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
             *(found.files, found.claim, found.epsilon, found.queries, found.student, found.release),
             *(found.metrics, found.choice, found.audit, found.card),
         )
-        for number, check in enumerate(checks, start=1):
+        for check in stepwise(checks):
             found.run(check)
-            tell(number, len(checks))
         digest = str(found.head.get("digest", ""))
         # Only this check detects a forged bundle whose files and head agree with each other.
         if head is not None and head != digest:
@@ -300,6 +299,14 @@ class _Check:
         if not holds:
             self.differs.append(otherwise)
 
+    def require_claim(
+        self, file: str, values: Mapping[str, Any], statement: PrivacyStatement, names: Iterable[str] = CLAIM[:-1]
+    ) -> None:
+        """Note each of the fields ``names`` in which ``values`` of a file are not those of the statement."""
+        for name in names:
+            found, stated = values.get(name), getattr(statement, name)
+            self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
+
     @property
     def said(self) -> PrivacyStatement:
         assert self.statement is not None
@@ -328,15 +335,10 @@ class _Check:
         statement = read_statement(self.bundle)
         # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))
-        for name in CLAIM:
-            stated, bound = expected["claim"][name], self.head.get("claim", {}).get(name)
-            self.require(stated == bound, f"{HEAD}: {name} is {bound!r}, the statement says {stated!r}")
+        self.require_claim(HEAD, self.head.get("claim", {}), statement, CLAIM)
         self.require(self.head.get("digest") == expected["digest"], f"{HEAD}: its digest is not that of its content")
         self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} is not private")
-        record = _json(self.bundle, "record.json")
-        for name in ("method", "unit", "relation", "delta", "epsilon"):
-            stated, recorded = getattr(statement, name), record[name]
-            self.require(stated == recorded, f"record.json: {name} is {recorded!r}, the statement says {stated!r}")
+        self.require_claim("record.json", _json(self.bundle, "record.json"), statement)
         self.statement = statement
         return f"{HEAD} and record.json claim what the statement claims"
 
@@ -486,9 +488,7 @@ class _Check:
         audit = Audit.from_json(values)
         self.require(audit.records == "made", f"audit.json: of {audit.records} records, which may not be published")
         self.require(_alike(strict(audit.to_json()), values), "audit.json: its bounds are not those of its counts")
-        for name in ("method", "unit", "relation", "delta", "epsilon"):
-            claimed, stated = getattr(audit, name), getattr(self.said, name)
-            self.require(claimed == stated, f"audit.json: {name} is {claimed!r}, the statement says {stated!r}")
+        self.require_claim("audit.json", values, self.said)
         settings = dict(_json(self.bundle, "record.json")["config"])
         settings.pop("evaluation", None)
         self.require(audit.settings == values_digest(settings), "audit.json: of other settings than record.json")

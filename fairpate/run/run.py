@@ -50,7 +50,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from aggregator.mechanism import ConfidentGnmax
-from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
+from fairpate.config import ConfigError, DataConfig, ModelConfig, Section
 from fairpate.config_reader import Override, determining_values, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, DataSettingsError, Split, check_members, sha256_of
@@ -507,8 +507,12 @@ def check_data(config: Method, dataset: Dataset) -> None:
     if dataset.kind != "image":
         if config.public_data.pretrain is not None:
             raise ConfigError(f"public_data.pretrain: learns from images, and {dataset.name} is a table; leave it out.")
-        for field in _augmented(config):
-            raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
+        if not config.augment.is_identity and "augment" not in config.unread:
+            raise ConfigError(f"augment: changes images, and {dataset.name} is a table; leave it out.")
+        if config.student.method == "fixmatch" and "student.method" not in config.unread:
+            raise ConfigError(
+                f"student.method: fixmatch changes images, and {dataset.name} is a table; use pseudo_label."
+            )
     config.require_unit(dataset)
     if config.protects_attribute_only:
         if dataset.embedding is not None:
@@ -532,17 +536,6 @@ def check_data(config: Method, dataset: Dataset) -> None:
     config.check_data(dataset)
     if config.evaluation.metrics != "outside":
         check_metrics(config, dataset)
-
-
-def _augmented(section: Section, prefix: str = "") -> list[str]:
-    """The dotted fields that configure image augmentation."""
-    found = []
-    for name, value in section:
-        if isinstance(value, AugmentConfig):
-            found += [] if value.is_identity else [f"{prefix}{name}"]
-        elif isinstance(value, Section):
-            found += _augmented(value, f"{prefix}{name}.")
-    return found
 
 
 def check_queries(opened: OpenRun, config: VotingMethod) -> None:
@@ -590,10 +583,9 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
 
 
 def published_model(config: Method) -> ModelConfig:
-    """The architecture of the published model: that of self-labelling's student if it is set, else
-    ``student.model``."""
-    labelling = config.public_data.self_label
-    return (labelling and labelling.model) or config.student.model
+    """The architecture of the published model: ``student.model``, unless self-labelling's student has another."""
+    name, trained = config.public_data.self_label, config.student.model
+    return trained if name in (None, trained.name) else ModelConfig(name=name)
 
 
 def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
@@ -611,7 +603,8 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
     if config.public_data.pretrain is not None:
         # A stream of its own: later draws are the same with pre-training and without.
         generator = torch_generator(config.seed, Stream.PRETRAINING)
-        pretrain_by_rotations(model, architecture, dataset.public.x, config.public_data.pretrain, generator=generator)
+        epochs = config.public_data.pretrain
+        pretrain_by_rotations(model, architecture, dataset.public.x, epochs=epochs, generator=generator)
     return model
 
 
@@ -623,17 +616,17 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
     if settings.self_label is not None:
         with reporter.stage("self-label") as advance:
             probability, label = predict_probabilities(model, public.x).max(dim=1)
-            sure = probability >= settings.self_label.confidence
+            sure = probability >= config.student.confidence
             if not sure.any():
                 raise ConfigError(
-                    f"public_data.self_label.confidence: no public label is as sure as "
-                    f"{settings.self_label.confidence}; lower it."
+                    f"student.confidence: no public label is as sure as {config.student.confidence}; lower it."
                 )
             architecture = published_model(config)
             model = train_student(
                 PublicRecords(answered_x=public.x[sure], labels=label[sure], unlabelled_x=public.x[~sure]),
-                StudentConfig(**dict(settings.self_label) | {"model": architecture}),
+                config.student.model_copy(update={"model": architecture}),
                 num_classes=dataset.num_classes,
+                augmentation=config.augment,
                 generator=torch_generator(config.seed, Stream.LABELLING),
                 on_progress=advance,
                 # Pre-trained as well, where the first model was.

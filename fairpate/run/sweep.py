@@ -70,6 +70,7 @@ from fairpate.methods.base import (
     require_trusted,
     start_of,
     unread_by,
+    why_unread,
 )
 from fairpate.report.frontier import FAILED, Row
 from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker, write_text
@@ -424,7 +425,7 @@ def _config(
         settings = flattened(config.model_dump(mode="json"))
         beneath = flattened(_start(method, config.data.model_dump_json()).model_dump())
         unread = [
-            path for path in flattened(values).keys() & beneath.keys() if unread_because_of(path, settings) is not None
+            path for path in flattened(values).keys() & beneath.keys() if why_unread(config, path, settings) is not None
         ]
         if unread:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))

@@ -127,8 +127,8 @@ def test_fields_move_together_along_one_axis() -> None:
     )
     margins = [(cell.config.aggregator.gate, cell.config.student.idp3) for cell in found]
     assert [(gate.max_disparity, idp3 and idp3.max_disparity) for gate, idp3 in margins] == [(0.01, 0.01), (0.1, 0.1)]
-    own = {"fairpate": {"grid": {"student.idp3, public_data.pretrain": [None]}}}
-    replaced = cells(methods=own, grid={"student.idp3.max_disparity": [1, 2], "public_data.pretrain.epochs": [3, 4]})
+    own = {"fairpate": {"grid": {"student.idp3, public_data.calibration": [None]}}}
+    replaced = cells(methods=own, grid={"student.idp3.max_disparity": [1, 2], "public_data.calibration.epochs": [3, 4]})
     assert [cell.config.student.idp3 for cell in replaced] == [None]
 
 
@@ -171,7 +171,9 @@ def test_the_command_of_a_cell_makes_it_again() -> None:
                 },
             },
             "sgd": None,
-            "fair_dp_sgd": {"settings": {"public_data.self_label.fit.epochs": 2, "dp_sgd.num_records": 500}},
+            "fair_dp_sgd": {
+                "settings": {"public_data.self_label": "mlp", "student.fit.epochs": 2, "dp_sgd.num_records": 500}
+            },
         },
         seeds=[0, 2],
         settings={"target.delta": 1e-6, "sgd.epochs": 3, "teachers.num_teachers": 5, "target.relation": "replace one"},
