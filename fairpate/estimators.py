@@ -1131,18 +1131,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = self.config_
         # The records are embedded already.
         bare = replace(student, embedding=None)
-        return (
-            student,
-            dataset,
-            assess(
-                bare,
-                dataset,
-                seed=config.seed,
-                least_cell=config.evaluation.least_cell,
-                metrics=config.evaluation.metrics,
-                fair_at=config.evaluation.fair_at,
-            ),
-        )
+        return student, dataset, assess(bare, dataset, config.evaluation, seed=config.seed)
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
         """Return the published model. If ``fit`` saw no groups, the model is given the names of ``groups``."""

@@ -1131,21 +1131,13 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
         with opened.reporter.stage("metrics"):
             assessment = assess_privately(config, dataset, student, statement, run, log, opened.noisy_sum)
     else:
-        settings = config.evaluation
         if dataset.part and config.is_private:
             # The hash drew test records from private ones: a later table of them should not look like the first. No sum
             # covers exact metrics, so that the odometer lists them alone.
             relation: Relation = "replace one" if config.protects_attribute_only else "add or remove one"
             event = PureReleases(count=1, epsilon=math.inf, unit=config.unit_of(dataset), relation=relation)
             log.of_part("test").record([event], noise=EXACT_METRICS)
-        assessment = assess(
-            student,
-            dataset,
-            seed=config.seed,
-            least_cell=settings.least_cell,
-            metrics=settings.metrics,
-            fair_at=settings.fair_at,
-        )
+        assessment = assess(student, dataset, config.evaluation, seed=config.seed)
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)
     if baseline is None:
