@@ -676,13 +676,17 @@ OUTCOMES: Mapping[Outcome, str] = {
 }
 
 
+Course = Sequence[tuple[float, float]]
+"""Points (queries submitted, epsilon) from (0, 0) to the last query; empty where none was submitted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnsweredQueries:
     """The queries that teachers were asked and what was answered, as far as it may be published.
 
     ``voters``, at most ``num_teachers`` a query, are ``teachers`` or ``neighbours``.
-    ``mechanism`` says in words how labels are released. ``epsilon_course_Q`` is the data-independent epsilon after each
-    submitted query, at the guarantee's delta: it grows with every one, also with those refused before the vote.
+    ``mechanism`` says in words how labels are released. ``epsilon_course`` is the data-independent epsilon after
+    submitted queries, at the guarantee's delta: it grows with every one, also with those refused before the vote.
     ``outcomes_GO`` counts the outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the
     released labels of each group and class.
     """
@@ -697,7 +701,7 @@ class AnsweredQueries:
     rejected_confidence: int
     rejected_fairness: int
     refused_free: int
-    epsilon_course_Q: Sequence[float]
+    epsilon_course: Course
     outcomes_GO: Sequence[Sequence[int]]
     answered_GC: Sequence[Sequence[int]]
 
@@ -740,8 +744,8 @@ class PrivateReport:
 
     Every array follows the order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent
     Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost at its worst case. The courses
-    are data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
-    computed, ``epsilon_as_in_paper_course_Q`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts
+    are data-dependent epsilons: ``epsilon_data_dependent_course`` charges everything that was
+    computed, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts
     the voters behind the most popular label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who
     voted. ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the
     callers who asked (empty: the run itself). ``without_privacy`` measures a model without noise that learned from the
@@ -752,8 +756,8 @@ class PrivateReport:
     rdp_order: float
     rdp_Q: Sequence[float]
     rdp_worst_Q: Sequence[float]
-    epsilon_data_dependent_course_Q: Sequence[float]
-    epsilon_as_in_paper_course_Q: Sequence[float]
+    epsilon_data_dependent_course: Course
+    epsilon_as_in_paper_course: Course
     plurality_votes_Q: Sequence[int]
     runner_up_votes_Q: Sequence[int]
     num_votes_Q: Sequence[int]
