@@ -25,7 +25,7 @@ from typing import Any
 
 from fairpate.config_reader import values_digest
 from fairpate.data.dataset import sha256_of
-from fairpate.files import check_output_file, write_atomically
+from fairpate.files import PathIn, check_output_file, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
@@ -235,9 +235,7 @@ class Verdict:
 class Unpacked(RunDirectory):
     """An unpacked bundle, whose folder is the public part of its run."""
 
-    @property
-    def public(self) -> Path:
-        return self.root
+    public = PathIn("root", ".")
 
 
 def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:

@@ -48,7 +48,7 @@ def test_every_field_of_every_method_is_in_the_reference():
             assert f"| `{each['field']}` |" in text or each["field"] == "method", each
             assert as_yaml(each.get("default", "")) in text
             assert " ".join(each["meaning"].split()).replace("``", "`").replace("|", "&#124;") in text
-    for inside in ("student.idp3.max_disparity", "data.embedding.pixels", "public_data.pretrain.momentum"):
+    for inside in ("student.idp3.max_disparity", "data.embedding.pixels", "public_data.pretrain"):
         assert f"| `{inside}` |" in text  # sections that are null by default
 
 
