@@ -529,10 +529,10 @@ def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def with_spread(point: Point) -> list[str]:
-    """Disparity, accuracy and coverage in words: mean ± standard deviation over seeds."""
+def with_spread(point: Point, divisor: float = 1.0) -> list[str]:
+    """Disparity, accuracy and coverage in words: mean ± standard deviation over seeds, over ``divisor``."""
     _, disparity, error, refused = point.mean_O.tolist()
-    _, *spreads = point.spread_O.tolist()
+    _, *spreads = (point.spread_O / divisor).tolist()
     gap = "" if math.isnan(spreads[0]) else f" ± {decimal(spreads[0])}"
     shares = [
         percent(1 - value) + ("" if math.isnan(spread) else f" ± {100 * spread:.1f}")

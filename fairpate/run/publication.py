@@ -143,7 +143,7 @@ def comparison_html(comparison: Comparison) -> str:
     """The HTML of a comparison for a notebook: the page's sentences on publishable results, and the slices of one data
     set.
 
-    The page itself would bring a drawing library of megabytes; one picture has some hundred kilobytes.
+    The page itself would bring a drawing library; one picture has some hundred kilobytes.
     """
     folder = comparison.folder
     report = FrontierReport(
