@@ -65,6 +65,7 @@ from fairpate.privacy.mechanism_events import (
     of_teachers,
 )
 from fairpate.report.audit_page import AttackResult, Audit, AuditedRelease, audit_page
+from fairpate.run.bundle import alike
 from fairpate.run.context import (
     RunDirectory,
     read_statement,
@@ -241,16 +242,7 @@ def _require_same_events(statement: PrivacyStatement, part: str, shadows: Shadow
     stated = statement.events if part == "private" else statement.part_events[part]
     expected = [event_json(event_from(event)) for event in stated]
     found = [event_json(event) for event in shadows.events]
-
-    def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-        return one.keys() == other.keys() and all(
-            math.isclose(value, other[name], rel_tol=_EVENTS_ALIKE)
-            if isinstance(value, float)
-            else value == other[name]
-            for name, value in one.items()
-        )
-
-    if len(expected) != len(found) or not all(map(alike, expected, found)):
+    if not alike(expected, found, _EVENTS_ALIKE):
         raise AuditError(
             f"statement.json: states {expected}, and the run's settings draw {found} today; audit it with the version "
             "that made it (environment.json)."
