@@ -269,7 +269,7 @@ def fermi_training(
     In mode ``all`` whole records or persons are protected: the gradient of a record's loss, linear term included, is
     clipped, and of a person the average gradient and prediction are summed. In the others only the centred part of the
     gradient, which depends on the group, is clipped and gets noise. ``sampler`` may replace secret Poisson samples.
-    ValueError for a model whose layers have no gradients in closed form.
+    Errors as :class:`fairpate.nn.per_example.GradientClipper`.
     """
     # A configuration is read without torch.
     from fairpate.nn.private_fit import GaussianNoise, PrivateTraining, StepPlan
@@ -307,9 +307,6 @@ def fermi_training(
     else:
         loss, plan = FermiLoss(game.pull_KC, observe=observe), StepPlan(release_more=ascend, events=events)
     training = PrivateTraining(model, x, targets, loss, plan_of, randomness=randomness, person_N=person_N, plan=plan)
-    # Mapped over records, the loss sees one record at a time, and could not add up the predictions of a batch.
-    if training.clipper.engine == "functional":
-        raise ValueError("Expected a model whose layers all have gradients in closed form, such as a CNN or an MLP.")
     return training
 
 

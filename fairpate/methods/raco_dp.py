@@ -548,7 +548,7 @@ class PricedLoss:
     def before_batch(self, clipper: GradientClipper, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> None:
         """Release the histogram of a batch, which sets the prices. Empty batches count too.
 
-        A batch that is taken in parts, or record by record, is passed through the model once more beforehand.
+        A batch that is taken in parts, or by owner, is passed through the model once more beforehand.
         """
         from fairpate.nn.per_example import shares_of  # a configuration is read without torch
 
@@ -557,7 +557,7 @@ class PricedLoss:
         # An empty batch is one empty part: its zeros get their noise as any others.
         size = clipper.max_records or max(1, len(x))
         # One pass over the whole batch: the loss itself sees all outputs, and releases the histogram.
-        if clipper.engine == "book_keeping" and owner_B is None and 0 < len(x) <= size:
+        if owner_B is None and 0 < len(x) <= size:
             return
         # Shares are of the whole batch: a person may be in two parts.
         share_B = None if owner_B is None else shares_of(owner_B)

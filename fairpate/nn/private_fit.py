@@ -457,7 +457,7 @@ class ShiftedClipper(GradientClipper):
         if self.shift is None:
             return super()._part(x, targets, owner_B)
         shift = [(p, part.double()) for p, part in zip(self._trained, self.shift, strict=True)]
-        if owner_B is not None or self.engine == "functional":
+        if owner_B is not None:
             return self._shifted_rows(self._rows(x, targets, owner_B), shift)
         calls = self._layer_calls(x, targets)
         with torch.no_grad():
