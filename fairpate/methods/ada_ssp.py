@@ -36,9 +36,7 @@ from fairpate.methods.base import Trained, Training, noise_within
 from fairpate.methods.record_votes import (
     UNITS,
     PoolLabels,
-    TaughtConfig,
     VectorsConfig,
-    VotesOfRecords,
     WeightedBallot,
     labels_of_chances,
     with_noise,
@@ -48,7 +46,7 @@ from fairpate.methods.residual_votes import (
     RulesOfRecords,
     curvature_inverse,
     indicators,
-    symmetric_noise,
+    noisy_moments,
     votes_themselves,
 )
 from fairpate.privacy.accountant import of_unit
@@ -100,11 +98,7 @@ class AdaSsp(RulesOfRecords):
 
     title: ClassVar[str] = "AdaSSP"
     paper: ClassVar[str] = "Wang 2018, arXiv 1803.02596"
-    section: ClassVar[str] = "ada_ssp"
-    afterwards: ClassVar[tuple[str, ...]] = (
-        *VotesOfRecords.afterwards,
-        *(f"ada_ssp.{field}" for field in ("ridge_share", "failure_probability", *TaughtConfig.model_fields)),
-    )
+    learned: ClassVar[tuple[str, ...]] = ("ridge_share", "failure_probability")
 
     method: str = "ada_ssp"
     ada_ssp: AdaSspConfig = AdaSspConfig()
@@ -128,7 +122,7 @@ class AdaSsp(RulesOfRecords):
                 "pool_MW": ballot.votes(dataset.public.x).astype(np.int16),
                 "sums_CW": with_noise(exact_CW, stddev=sums.noise_stddev_votes, source=source, row="sums, class"),
                 # The exact moments are read twice, for two events: under noise, and for their least eigenvalue.
-                "moments_WW": exact_WW + symmetric_noise(len(exact_WW), moments.noise_stddev_votes, source),
+                "moments_WW": noisy_moments(exact_WW, moments.noise_stddev_votes, source),
                 "eigenvalue_11": with_noise(
                     least_eigenvalue(exact_WW), stddev=eigenvalue.noise_stddev_votes, source=source, row="eigenvalue"
                 ),

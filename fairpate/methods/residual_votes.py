@@ -51,7 +51,6 @@ from fairpate.methods.record_votes import (
     ONE_RECORD,
     UNITS,
     PoolLabels,
-    TaughtConfig,
     VectorsConfig,
     VotesOfRecords,
     WeightedBallot,
@@ -62,7 +61,7 @@ from fairpate.methods.record_votes import (
     with_noise,
 )
 from fairpate.privacy.accountant import Event, of_unit
-from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
+from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.mechanism_events import MomentSums, VoteSums
 from fairpate.run.release_log import Released
 from fairpate.types import IntArray
@@ -279,25 +278,9 @@ class ResidualVotesConfig(VectorsConfig):
 
 
 class RulesOfRecords(VotesOfRecords):
-    """A method whose releases give a linear rule. The rule itself is published, unless settings ask for a student.
-
-    ``section``: the name of the method's own section, a :class:`VectorsConfig`.
-    """
-
-    section: ClassVar[str]
+    """A method whose releases give a linear rule. The rule itself is published, unless settings ask for a student."""
 
     ray: RayConfig = RayConfig(num_actors=0)
-
-    @property
-    def own(self) -> VectorsConfig:
-        """The method's own section."""
-        found: VectorsConfig = getattr(self, self.section)
-        return found
-
-    @property
-    def by_group(self) -> bool:
-        """False: tables of several releases cannot be thinned together."""
-        return False
 
     @property
     def asking_student(self) -> tuple[str, ...]:
@@ -336,7 +319,7 @@ class RulesOfRecords(VotesOfRecords):
         """The rule as a model, or a student of the pool's labels ``said`` where settings ask for one."""
         # An embedding of the method's own is not stored with a model, so that only a student can be published.
         if training.dataset.embedding is None or self.asking_student:
-            return self.taught(said, self.own, training, events=released.events)
+            return self.taught(said, training, released)
         architecture, network = rule_network(rule_CW)
         return Trained(model=network, architecture=architecture, events=released.events, noise=self.source.label)
 
@@ -346,11 +329,6 @@ class ResidualVotes(RulesOfRecords):
 
     title: ClassVar[str] = "residual record votes"
     paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
-    section: ClassVar[str] = "residual_votes"
-    afterwards: ClassVar[tuple[str, ...]] = (
-        *VotesOfRecords.afterwards,
-        *(f"residual_votes.{field}" for field in TaughtConfig.model_fields),
-    )
 
     method: str = "residual_votes"
     student: StudentConfig = StudentConfig(model=ModelConfig(name="logistic"))
@@ -480,19 +458,19 @@ class ResidualVotes(RulesOfRecords):
         return replace(trained, remarks=(remark,))
 
 
-def _noise(shape: tuple[int, ...], stddev: float, source: NoiseSource, name: str) -> IntArray:
-    words = source.words([f"{name}, class {row}" for row in range(shape[0])], shape[1])
-    return discrete_gaussians(stddev, words, source)
+def noisy_moments(
+    exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_sum: NoisySum | None = None
+) -> IntArray:
+    """The symmetric matrix, summed over all sites where there are several, with noise of the standard deviation
+    ``stddev`` on the diagonal, and at least this over sqrt 2 above it."""
 
+    def here(exact_RW: IntArray, *, stddev: float, name: str) -> IntArray:
+        return with_noise(exact_RW, stddev=stddev, source=source, row=f"{name}, class")
 
-def noisy_moments(exact_WW: IntArray, stddev: float, source: NoiseSource, noisy_sum: NoisySum | None) -> IntArray:
-    """The symmetric matrix with the noise of :func:`symmetric_noise`, summed over all sites where there are several."""
-    if noisy_sum is None:
-        return exact_WW + symmetric_noise(len(exact_WW), stddev, source)
-    less = _over_root_two(stddev)
+    draw = noisy_sum or here
     # Only noise lies on and below the diagonal of this sum; it belongs to no number and is left out.
-    above = np.triu(noisy_sum(np.triu(exact_WW, 1), stddev=less, name="moments"), 1)
-    (diagonal,) = noisy_sum(exact_WW.diagonal()[None].copy(), stddev=stddev, name="squares")
+    above = np.triu(draw(np.triu(exact_WW, 1), stddev=_over_root_two(stddev), name="moments"), 1)
+    (diagonal,) = draw(exact_WW.diagonal()[None].copy(), stddev=stddev, name="squares")
     return above + above.T + np.diag(diagonal)
 
 
@@ -502,13 +480,6 @@ def _over_root_two(stddev: float) -> float:
     while 2 * Fraction(less) ** 2 < Fraction(stddev) ** 2:
         less = math.nextafter(less, math.inf)
     return less
-
-
-def symmetric_noise(width: int, stddev: float, source: NoiseSource) -> IntArray:
-    """Noise (W, W) of the standard deviation ``stddev`` on the diagonal, and at least this over sqrt 2 above it."""
-    above = np.triu(_noise((width, width), _over_root_two(stddev), source, "moments"), 1)
-    diagonal = _noise((1, width), stddev, source, "squares")[0]
-    return above + above.T + np.diag(diagonal)
 
 
 def curvature_inverse(moments_WW: DoubleArray, *, floor: float) -> DoubleArray:
