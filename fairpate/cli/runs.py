@@ -364,7 +364,7 @@ def select(
     says that tuning is accounted for.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.privacy.secret_trials import MOST_TRIALS
+    from fairpate.privacy.mechanism_events import MOST_TRIALS
     from fairpate.run.choice import select_by_trials, select_settings
     from fairpate.run.sweep import cells_of, load_sweep
     from fairpate.terminal import Reporter

@@ -57,7 +57,7 @@ from fairpate.later import functional, torch
 from fairpate.methods import dp_sgd
 from fairpate.methods.base import Progress, Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
-from fairpate.methods.parity import FloatArray, require_codes
+from fairpate.methods.parity import FloatArray, ParityCells
 from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.types import Relation, Unit
@@ -311,44 +311,6 @@ def fermi_training(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GameCells:
-    """The event and the group of each record in one code (N,): event times the number of groups, plus group; Q for no
-    event."""
-
-    cells_N: Tensor
-    num_events: int
-    num_groups: int
-    num_classes: int
-
-    @property
-    def num_cells(self) -> int:
-        """Q, the number of events times the number of groups."""
-        return self.num_events * self.num_groups
-
-    @classmethod
-    def of(cls, y: Tensor, groups: Tensor, *, config: DpFermiConfig, num_classes: int, num_groups: int) -> GameCells:
-        """Raise ValueError for labels, groups or a positive label out of range, for lengths that differ, for one
-        group."""
-        require_codes("labels", y.cpu().numpy(), num_classes)
-        require_codes("groups", groups.cpu().numpy(), num_groups)
-        if len(y) != len(groups) or num_groups < 2:
-            raise ValueError(
-                f"Expected one group per label and at least 2 groups, got {len(groups)} for {len(y)} labels and "
-                f"{num_groups} groups."
-            )
-        sizes = {"num_groups": num_groups, "num_classes": num_classes}
-        if config.constraint == "demographic_parity":
-            return cls(cells_N=groups.long(), num_events=1, **sizes)
-        if config.constraint == "equalized_odds":
-            return cls(cells_N=y.long() * num_groups + groups, num_events=num_classes, **sizes)
-        if not config.positive_label < num_classes:
-            raise ValueError(f"Expected dp_fermi.positive_label < {num_classes}, got {config.positive_label}.")
-        # The code after the last cell means no event: its indicators are zeros, so that nothing pulls the record.
-        cells_N = torch.where(y == config.positive_label, groups, num_groups)
-        return cls(cells_N=cells_N.long(), num_events=1, **sizes)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Shares:
     """The share of each group in each event, ``shares_EG``: public, positive. ``events`` are the releases behind them.
 
@@ -361,7 +323,7 @@ class Shares:
 
 
 def release_shares(
-    cells: GameCells,
+    cells: ParityCells,
     config: DpFermiConfig,
     *,
     relation: Relation,
@@ -393,7 +355,8 @@ def release_shares(
     # A person counts one in all, however many records: adding a person moves the counts by 1 in L1, so at most 1 in L2.
     share_N = None if person_N is None else (1 / torch.bincount(person_N).double())[person_N]
     # The last code is that of records in no event.
-    counts_Q = torch.bincount(cells.cells_N, weights=share_N, minlength=cells.num_cells + 1)[:-1].double()
+    cells_N = torch.from_numpy(cells.cells_N)
+    counts_Q = torch.bincount(cells_N, weights=share_N, minlength=cells.num_cells + 1)[:-1].double()
     noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
     counts_EG = (counts_Q + config.share_noise * noise_Q.to(counts_Q)).clamp(min=0).cpu().numpy().reshape(shape)
     totals_E1 = counts_EG.sum(axis=1, keepdims=True)
@@ -501,7 +464,7 @@ def train(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    cells: GameCells,
+    cells: ParityCells,
     steps: FermiSteps,
     config: DpFermiConfig,
     *,
@@ -527,7 +490,9 @@ def train(
     training = fermi_training(
         model,
         x,
-        watched_targets(y, cells.cells_N, num_classes=classes, num_cells=cells.num_cells),
+        watched_targets(
+            y, torch.from_numpy(cells.cells_N).to(y.device), num_classes=classes, num_cells=cells.num_cells
+        ),
         game,
         steps,
         config,
@@ -578,8 +543,13 @@ class DpFermi(DpSgdFamily):
         unit: Unit = "record" if person_N is None else "person"
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected, unit=unit)
-        cells = GameCells.of(
-            private.y, private.z, config=settings, num_classes=dataset.num_classes, num_groups=dataset.num_groups
+        cells = ParityCells.of(
+            private.y,
+            private.z,
+            num_groups=dataset.num_groups,
+            num_classes=dataset.num_classes,
+            constraint=settings.constraint,
+            positive_label=settings.positive_label,
         )
         relation = self.target.record_relation
         # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.

@@ -746,6 +746,13 @@ class ConstraintReport:
     floored: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RacoTrained(Trained):
+    """The trained model and the released report on its constraints."""
+
+    report: ConstraintReport
+
+
 def constraints_of(config: RacoDpConfig, *, num_classes: int, num_groups: int) -> RateConstraints:
     """The constraints that ``config`` states or names. ValueError for constraints that do not fit the numbers of
     classes and groups."""
@@ -885,4 +892,4 @@ class RacoDp(DpSgdFamily):
             training.reporter.note(
                 "floor", f"fewer than raco_dp.min_share records behind {', '.join(report.floored)}: held more loosely"
             )
-        return Trained(model=training.model, events=events, noise=randomness.label)
+        return RacoTrained(model=training.model, events=events, noise=randomness.label, report=report)

@@ -548,9 +548,10 @@ class GradientClipper:
         return ClippedSum(gradients=total, squared_norms_B=torch.cat([each.squared_norms_B for each in parts]))
 
     def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        # Owners need formed gradients: the norm of an average does not follow from its records' norms.
         if owner_B is not None:
-            return self._clipped_rows(self._rows(x, targets, owner_B))
+            # Owners need formed gradients: the norm of an average does not follow from its records' norms.
+            self.share_B = shares_of(owner_B)
+            return self._clipped_rows(self._rows(self._layer_calls(x, targets), owner_B))
         calls = self._layer_calls(x, targets)
         return self._clipped(lambda kept: [layer_gradient(layer, *kept(*values)) for layer, *values in calls])
 
@@ -583,15 +584,14 @@ class GradientClipper:
         gradients = [sums[id(p)] if id(p) in sums else torch.zeros_like(p) for p in self._trained]
         return ClippedSum(gradients=gradients, squared_norms_B=squared_norms_B)
 
-    def _rows(self, x: Tensor, targets: Tensor, owner_B: Tensor) -> list[Tensor]:
-        """Every owner's average gradient, (B, P) per trainable parameter."""
-        self.share_B = shares_of(owner_B)
-        calls = self._layer_calls(x, targets)
-        with torch.no_grad():
-            rows = {id(p): values for call in calls for p, values in layer_gradient(*call).per_record()}
-            # A layer that the outputs do not depend on made no call: its gradient is 0.
-            missing = {id(p): p.new_zeros(len(x), p.numel()) for p in self._trained if id(p) not in rows}
-            return [averages((rows | missing)[id(p)], owner_B) for p in self._trained]
+    @torch.no_grad()
+    def _rows(self, calls: Sequence[LayerCall], owner_B: Tensor | None = None) -> list[Tensor]:
+        """Every record's gradient, or every owner's average, (B, P) per trainable parameter."""
+        rows = {id(p): values for call in calls for p, values in layer_gradient(*call).per_record()}
+        # A layer that the outputs do not depend on made no call: its gradient is 0.
+        missing = {id(p): p.new_zeros(len(calls[0][1]), p.numel()) for p in self._trained if id(p) not in rows}
+        formed = [(rows | missing)[id(p)] for p in self._trained]
+        return formed if owner_B is None else [averages(values, owner_B) for values in formed]
 
     def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
         """One forward and one backward pass: every trained layer that ran, with its input and its output's gradient."""

@@ -64,14 +64,12 @@ def steps(count: int, *, noise: float = 1.0, laplace_scale: float = 2.0, **chang
     return HistogramSteps(gradient=gradient, laplace_scale=laplace_scale, size_floor=0.01 * count)
 
 
-class RacoTrained(NamedTuple):
+class Done(NamedTuple):
     events: tuple[Event, ...]
     report: ConstraintReport
 
 
-def train(
-    network: nn.Module, data: tuple[Tensor, Tensor, Tensor], planned: HistogramSteps, **settings: Any
-) -> RacoTrained:
+def train(network: nn.Module, data: tuple[Tensor, Tensor, Tensor], planned: HistogramSteps, **settings: Any) -> Done:
     config, (x, y, z) = RacoDpConfig(**settings), data
     num_classes = next(reversed(list(network.parameters()))).shape[0]
     constraints = raco_dp.constraints_of(config, num_classes=num_classes, num_groups=NUM_GROUPS)
@@ -89,7 +87,7 @@ def train(
         randomness=private_randomness("seeded", 3),
         histogram_randomness=private_randomness("seeded", 4),
     )
-    return RacoTrained(training.run(averaged_share=planned.averaged_share), lagrangian.report())
+    return Done(training.run(averaged_share=planned.averaged_share), lagrangian.report())
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp"])
