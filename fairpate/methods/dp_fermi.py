@@ -55,7 +55,7 @@ from pydantic import Field
 from fairpate.config import CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.later import functional, torch
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Progress, Stream, Trained, Training, noise_within
+from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import FloatArray, ParityCells
 from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
@@ -119,7 +119,6 @@ class MatrixGame:
         num_classes: int,
         weight: float,
         radius: float | None = None,
-        device: torch.device | None = None,
     ) -> None:
         shares = np.asarray(shares_EG, dtype=np.float64)
         if shares.ndim != 2 or not (shares > 0).all():
@@ -131,7 +130,7 @@ class MatrixGame:
         self._scale_EG1 = 2 / np.sqrt(shares)[:, :, None]
         self.matrix_EGC = np.zeros((*shares.shape, num_classes))
         # One row per column of the targets: labels come first, and pull nothing.
-        self._sums_KC = torch.zeros(num_classes + shares.size, num_classes, device=device)
+        self._sums_KC = torch.zeros(num_classes + shares.size, num_classes)
         self.pull_KC, self.common_pull_KC, self.own_pull_KC = (torch.zeros_like(self._sums_KC) for _ in range(3))
 
     @property
@@ -460,56 +459,6 @@ class FermiTrained(Trained):
     shares_EG: FloatArray
 
 
-def train(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    cells: ParityCells,
-    steps: FermiSteps,
-    config: DpFermiConfig,
-    *,
-    shares: Shares,
-    randomness: PrivateRandomness,
-    generator: torch.Generator,
-    person_N: Tensor | None = None,
-    on_progress: Progress = lambda *_: None,
-) -> FermiTrained:
-    """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
-
-    ``person_N``, in mode ``all`` alone, gives the number of each record's person. ``generator`` draws public
-    batches; secret samples and noise come from ``randomness``. Errors as :func:`fermi_training`.
-    """
-    classes = cells.num_classes
-    game = MatrixGame(
-        shares.shares_EG, num_classes=classes, weight=config.weight, radius=config.radius, device=x.device
-    )
-    sampler = None
-    if config.mode == "sens_public_batches":
-        # From the training seed: a public partition needs no secret randomness.
-        sampler = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
-    training = fermi_training(
-        model,
-        x,
-        watched_targets(
-            y, torch.from_numpy(cells.cells_N).to(y.device), num_classes=classes, num_cells=cells.num_cells
-        ),
-        game,
-        steps,
-        config,
-        randomness=randomness,
-        person_N=person_N,
-        sampler=sampler,
-        events=(steps.event, *shares.events),
-    )
-    return FermiTrained(
-        model=model,
-        shares_EG=shares.shares_EG,
-        events=training.run(averaged_share=config.averaged_share, on_progress=on_progress),
-        noise=randomness.label,
-        remarks=shares.remarks,
-    )
-
-
 class DpFermi(DpSgdFamily):
     """Noise is calibrated to the target, which protects whole records or persons, or the sensitive attribute alone."""
 
@@ -557,17 +506,32 @@ class DpFermi(DpSgdFamily):
         shares = release_shares(cells, settings, relation=relation, randomness=randomness, person_N=person_N)
         for remark in shares.remarks:
             training.reporter.note("shares", remark)
+        game = MatrixGame(
+            shares.shares_EG, num_classes=dataset.num_classes, weight=settings.weight, radius=settings.radius
+        )
+        cells_N = torch.from_numpy(cells.cells_N)
+        sampler = None
+        if settings.mode == "sens_public_batches":
+            # From the training seed: a public partition needs no secret randomness.
+            generator = training.generator(Stream.TRAINING)
+            sampler = PublicPartitions(len(private), round(steps.steps.expected_batch_size), generator)
         with training.reporter.stage(self.method) as advance:
-            return train(
+            events = fermi_training(
                 training.model,
                 private.x,
-                private.y,
-                cells,
+                watched_targets(private.y, cells_N, num_classes=dataset.num_classes, num_cells=cells.num_cells),
+                game,
                 steps,
                 settings,
-                shares=shares,
                 randomness=randomness,
-                generator=training.generator(Stream.TRAINING),
                 person_N=person_N,
-                on_progress=advance,
-            )
+                sampler=sampler,
+                events=(steps.event, *shares.events),
+            ).run(averaged_share=settings.averaged_share, on_progress=advance)
+        return FermiTrained(
+            model=training.model,
+            shares_EG=shares.shares_EG,
+            events=events,
+            noise=randomness.label,
+            remarks=shares.remarks,
+        )

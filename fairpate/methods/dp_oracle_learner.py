@@ -240,11 +240,14 @@ class Setting:
         """The event of releasing the sizes of all cells."""
         return LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
 
-    def round_epsilon(
-        self, count: int, others: Sequence[PureReleases], *, kinds: tuple[type[PureReleases], ...] = (LaplaceReleases,)
-    ) -> float:
-        """Return the epsilon of each of ``count`` releases of each kind, composed with ``others``."""
-        return release_epsilon_for(
+    def planned(
+        self, count: int, others: Sequence[PureReleases], *kinds: type[PureReleases]
+    ) -> tuple[float, tuple[PureReleases, ...]]:
+        """Return the epsilon of each of ``count`` releases of each kind, and the events of these and of ``others``.
+
+        ValueError, before anything is released, for a target that leaves nothing for the rounds.
+        """
+        epsilon = release_epsilon_for(
             target_epsilon=self.target.epsilon,
             target_delta=self.target.delta,
             count=count,
@@ -252,6 +255,7 @@ class Setting:
             kinds=kinds,
             accounting=self.target.accounting,
         )
+        return epsilon, (*others, *(kind(count=count, epsilon=epsilon) for kind in kinds))
 
     def noisy_sums(self, values: FloatArray, *, norm: float, epsilon: float) -> FloatArray:
         """Noisy sums of ``values`` (N, ...), public and of L1 norm at most ``norm`` a record, shape (G, E, ...)."""
@@ -352,10 +356,7 @@ def linear_sides(setting: Setting) -> Sides:
     fixed = [setting.sizes]
     if once:
         fixed.append(LaplaceReleases(count=1, epsilon=config.feature_share * setting.target.epsilon))
-    num_releases = setting.rules.num_rounds * (1 if once else 2)
-    # Before anything is released: a target that leaves nothing for the rounds is refused unspent.
-    round_epsilon = setting.round_epsilon(num_releases, fixed)
-    events = (*fixed, LaplaceReleases(count=num_releases, epsilon=round_epsilon))
+    round_epsilon, events = setting.planned(setting.rules.num_rounds * (1 if once else 2), fixed, LaplaceReleases)
     shares_GE = setting.released_shares(events)
     if once:
         norm = float(regression.norms_E.max())
@@ -434,11 +435,9 @@ def group_sides(setting: Setting) -> Sides:
     features, cells, source = setting.features, setting.cells, setting.source
     # As with all rules here, a score below 0 predicts 1.
     class_of_rules = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
-    kinds = (PureReleases, LaplaceReleases)  # the learner's, and the auditor's
-    num_rounds = setting.rules.num_rounds
-    # Before anything is released, as for linear rules.
-    round_epsilon = setting.round_epsilon(num_rounds, (setting.sizes,), kinds=kinds)
-    events = (setting.sizes, *(kind(count=num_rounds, epsilon=round_epsilon) for kind in kinds))
+    # The learner's releases, and the auditor's.
+    kinds = (PureReleases, LaplaceReleases)
+    round_epsilon, events = setting.planned(setting.rules.num_rounds, (setting.sizes,), *kinds)
     shares_GE = setting.released_shares(events)
 
     def violations(rule_GJ: FloatArray) -> FloatArray:

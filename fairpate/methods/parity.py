@@ -88,7 +88,6 @@ class ParityCells:
     events_N: IntArray
     num_groups: int
     num_events: int
-    num_classes: int
 
     @classmethod
     def of(
@@ -125,7 +124,6 @@ class ParityCells:
             events_N=events_of[constraint],
             num_groups=num_groups,
             num_events=num_classes if constraint == "equalized_odds" else 1,
-            num_classes=num_classes,
         )
 
     @property

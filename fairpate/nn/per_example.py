@@ -36,7 +36,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -156,8 +156,7 @@ class _Dense:
         return total_B
 
 
-def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    linear = cast("nn.Linear", layer)
+def _dense(linear: Any, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     if layer_input.ndim == 2:
         return _Dense(linear, layer_input, output_gradient)
     # A record's gradient is a sum over positions, whose terms may cancel: it is formed, see the module.
@@ -192,8 +191,8 @@ class _Convolution:
     """
 
     @torch.no_grad()
-    def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
-        self._layer = convolution = cast("nn.Conv2d", layer)
+    def __init__(self, convolution: Any, layer_input: Tensor, output_gradient: Tensor) -> None:
+        self._layer: nn.Conv2d = convolution
         self._bias = _Formed((convolution.bias, output_gradient.sum(dim=(2, 3))))
         # Torch's own numbers, in which padding by name (`same`) is resolved.
         padding = convolution._reversed_padding_repeated_twice
@@ -258,8 +257,7 @@ def squared_norms(values_BP: Tensor) -> Tensor:
     return norms_B
 
 
-def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    norm = cast("nn.GroupNorm", layer)
+def _group_norm(norm: Any, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     # Normalised without scale and shift: the gradient of the scale is taken against this value.
     normal = functional.group_norm(layer_input, norm.num_groups, eps=norm.eps)
     positions = tuple(range(2, layer_input.ndim))
@@ -269,8 +267,7 @@ def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) 
     return _Formed((norm.weight, weight), (norm.bias, bias))
 
 
-def _layer_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    norm = cast("nn.LayerNorm", layer)
+def _layer_norm(norm: Any, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     normal = functional.layer_norm(layer_input, norm.normalized_shape, eps=norm.eps)
     size = math.prod(norm.normalized_shape)
     weight = (output_gradient * normal).reshape(len(layer_input), -1, size).sum(dim=1)
@@ -281,7 +278,7 @@ def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:
     return [(p, value) for p, value in sums if p is not None and p.requires_grad and value is not None]
 
 
-_GRADIENTS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradient]] = {
+_GRADIENTS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], LayerGradient]] = {
     nn.Linear: _dense,
     nn.Conv2d: _Convolution,
     nn.GroupNorm: _group_norm,

@@ -183,6 +183,8 @@ class PrivateTraining:
         self._memory_format = memory_format_for(x)
         to_memory_format(model, self._memory_format)
         self.clipper: Any = plan.clipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
+        self.parameters: list[Tensor] = self.clipper.parameters
+        """The trainable parameters, in the order of the gradients."""
         self._velocities = [torch.zeros_like(p) for p in self.parameters]
         self._batches: BatchSampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness)
         self._persons = None
@@ -191,12 +193,6 @@ class PrivateTraining:
                 person_N, steps.sampling_rate, randomness, most_records=steps.records_per_person
             )
         self._noise, self._label = GaussianNoise(randomness), randomness.label
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The trainable parameters, in the order of the gradients."""
-        found: list[Tensor] = self.clipper.parameters
-        return found
 
     def run(
         self,

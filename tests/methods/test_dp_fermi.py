@@ -26,6 +26,7 @@ from fairpate.methods.dp_fermi import (
     MatrixGame,
     PublicPartitions,
     Shares,
+    fermi_training,
     release_shares,
     share_events,
     watched_targets,
@@ -35,7 +36,7 @@ from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import hard_disparity, predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
-from fairpate.nn.private_fit import GaussianNoise
+from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness
 from fairpate.privacy.accountant import PoissonGaussians, SpentError
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 
@@ -54,6 +55,36 @@ def cells_of(y: Tensor, z: Tensor, config: DpFermiConfig, **sizes: int) -> Parit
     return ParityCells.of(y, z, constraint=config.constraint, positive_label=config.positive_label, **sizes)
 
 
+def train(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    cells: ParityCells,
+    steps: FermiSteps,
+    config: DpFermiConfig,
+    *,
+    shares: Shares,
+    randomness: PrivateRandomness,
+    generator: torch.Generator,
+) -> Trained:
+    """The game of ``config`` from the given steps and shares."""
+    num_classes = next(reversed(list(model.parameters()))).shape[0]
+    game = MatrixGame(shares.shares_EG, num_classes=num_classes, weight=config.weight, radius=config.radius)
+    public, size = config.mode == "sens_public_batches", round(steps.steps.expected_batch_size)
+    events = fermi_training(
+        model,
+        x,
+        watched_targets(y, torch.from_numpy(cells.cells_N), num_classes=num_classes, num_cells=cells.num_cells),
+        game,
+        steps,
+        config,
+        randomness=randomness,
+        sampler=PublicPartitions(len(x), size, generator) if public else None,
+        events=(steps.event, *shares.events),
+    ).run(averaged_share=config.averaged_share)
+    return Trained(model=model, events=events, noise=randomness.label)
+
+
 def without_noise(config: DpFermiConfig, base: DpSgdConfig, size: int) -> FermiSteps:
     steps = dp_fermi.calibrated_steps(config, base, PrivacyTarget(accounting="rdp"), num_records=size)
     quiet = dp_sgd.plan_steps(base, num_records=size, noise_multiplier=0.0)
@@ -69,7 +100,7 @@ def run(base: DpSgdConfig = BASE, *, noisy: bool = True, hidden: tuple[int, ...]
     steps = dp_fermi.calibrated_steps(config, base, target, num_records=len(x))
     randomness = private_randomness("seeded", 3)
     shares = release_shares(cells, config, relation=target.record_relation, randomness=randomness)
-    return dp_fermi.train(
+    return train(
         network(hidden=hidden),
         x,
         y,
@@ -447,7 +478,7 @@ def test_images_many_classes_and_groups(mode: str) -> None:
     cells = cells_of(y, z, config, num_classes=5, num_groups=3)
     randomness = private_randomness("seeded", 0)
     shares = release_shares(cells, config, relation="add or remove one", randomness=randomness)
-    dp_fermi.train(model, x, y, cells, steps, config, shares=shares, randomness=randomness, generator=generator)
+    train(model, x, y, cells, steps, config, shares=shares, randomness=randomness, generator=generator)
     after = weights(model)
     assert torch.isfinite(after).all()
     assert not torch.equal(before, after)
