@@ -64,7 +64,6 @@ from fairpate.config import (
     PenaltyConfig,
     Positive,
     Section,
-    StudentConfig,
 )
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import shortened_by_person, whole_persons
@@ -145,9 +144,8 @@ class VotesOfRecords(ReleasingMethod):
 
     protects_persons: ClassVar[bool] = True
     reads_public: ClassVar[bool] = True  # public records get the labels
+    has_student: ClassVar[bool] = True
     learned: ClassVar[tuple[str, ...]] = ()
-
-    student: StudentConfig = StudentConfig()
 
     @property
     def section(self) -> str:
@@ -291,6 +289,7 @@ class VotesOfRecords(ReleasingMethod):
             labelled,
             training.reporter,
             seed=self.seed,
+            augmentation=self.augment,
             initial_model=training.model,
             penalty=penalty,
         )

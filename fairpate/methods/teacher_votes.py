@@ -59,6 +59,11 @@ class TeacherVotes(VotesOfRecords):
     ray: RayConfig = RayConfig()
     teacher_votes: TeacherVotesConfig = TeacherVotesConfig()
 
+    @property
+    def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The fields that only learning reads. Teachers read `augment`, and the release is theirs."""
+        return tuple(field for field in super().afterwards if field != "augment")
+
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError also for more teachers than records, unless others may have theirs at another site."""
         super().check_data(dataset)
@@ -104,6 +109,7 @@ class TeacherVotes(VotesOfRecords):
                         num_classes=dataset.num_classes,
                         seed=self.seed,
                         checkpoint_dir=training.run.teachers,
+                        augment=self.augment,
                         pool=pool,
                         on_progress=advance,
                         read=shard_reader(dataset, self.ray),
