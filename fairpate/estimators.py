@@ -1263,9 +1263,10 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
 
     ``fit`` draws K, then K times one of the settings in ``param_grid`` at random, trains a copy of ``estimator`` with
     it, and keeps the model with the best score; the other models and K are forgotten
-    (:mod:`fairpate.privacy.secret_trials`). Scores have noise, and count what a model predicts rightly among validation
-    records: a share of the records, or of the persons, that a keyed hash of their content or name sets apart, and that
-    no training reads. So training and scores compose in parallel, and all of it costs ``epsilon`` at ``delta``.
+    (:class:`fairpate.privacy.mechanism_events.SecretTrials`). Scores have noise, and count what a model predicts
+    rightly among validation records: a share of the records, or of the persons, that a keyed hash of their content or
+    name sets apart, and that no training reads. So training and scores compose in parallel, and all of it costs
+    ``epsilon`` at ``delta``.
 
     - ``estimator``: a :class:`FairClassifier` of a method whose events are known before it trains: ``dp_sgd``,
       ``fair_dp_sgd``, ``weighted_votes``, ``record_votes``, ``ada_ssp``, or ``residual_votes`` with a curvature. Its

@@ -313,7 +313,7 @@ def select(
         shares: Public share of a group among records, once for each group; scores then weigh all groups equally.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.privacy.secret_trials import MOST_TRIALS
+    from fairpate.privacy.mechanism_events import MOST_TRIALS
     from fairpate.run.choice import select_by_trials, select_settings
     from fairpate.run.sweep import cells_of, load_sweep
 

@@ -106,7 +106,7 @@ _OURS = {
     "record_votes": "record_votes:RecordVotes",
     "weighted_votes": "record_votes:WeightedVotes",
     "residual_votes": "residual_votes:ResidualVotes",
-    "ada_ssp": "ada_ssp:AdaSsp",
+    "ada_ssp": "residual_votes:AdaSsp",
     "teacher_votes": "teacher_votes:TeacherVotes",
     "sgd": "dp_sgd:Sgd",
     "dp_sgd": "dp_sgd:DpSgd",

@@ -43,13 +43,12 @@ from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding, placed
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import joint_table
-from fairpate.methods.ada_ssp import AdaSsp
 from fairpate.methods.base import Method, PrivateMethod, Trained, Training, count_protected, price
 from fairpate.methods.dp_postprocessing import Postprocessing, released_counts
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.pate import GnmaxMethod
 from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes
-from fairpate.methods.residual_votes import RecordSums, ResidualVotes, indicators, votes_themselves
+from fairpate.methods.residual_votes import AdaSsp, RecordSums, ResidualVotes, indicators, votes_themselves
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, PoissonGaussians
 from fairpate.privacy.audit import IdealAttack, gaussian_mu, guess, separate

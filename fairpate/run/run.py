@@ -85,8 +85,7 @@ from fairpate.pages import counted, epsilon_text, percent
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.laplace import PureReleases
-from fairpate.privacy.mechanism_events import event_from, event_json
-from fairpate.privacy.secret_trials import SecretTrials, flat
+from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, sole_worker, write_json
 from fairpate.run.folder import check_run_directory, create_run_directory

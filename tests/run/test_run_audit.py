@@ -130,7 +130,7 @@ METHODS = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name 
 
 def halve_noise(patched: pytest.MonkeyPatch) -> None:
     """Half the noise wherever a release draws it; the events still claim all of it."""
-    for module in (record_votes, residual_votes, mechanism):
+    for module in (record_votes, mechanism):
         whole = module.discrete_gaussians
         patched.setattr(
             module, "discrete_gaussians", lambda stddev, words, source, whole=whole: whole(stddev / 2, words, source)
