@@ -334,11 +334,8 @@ class Declaration(Section):
     def _is_consistent(self) -> Declaration:
         """Refuse fields that contradict each other, with a line for each fault."""
         files, attributes, options = self.files.all, self.attribute_columns, self.all_options
-        faults = [
-            f"{name}: expected one or more, got none"
-            for name in ("features", "groups")
-            if not getattr(self, name) and not (name == "features" and self.pictures)
-        ]
+        empty = {"features": not self.features and not self.pictures, "groups": not self.groups}
+        faults = [f"{name}: expected one or more, got none" for name, is_empty in empty.items() if is_empty]
         if (self.kind == "images") != (self.pictures is not None) or (self.pictures and self.features):
             faults.append(
                 "kind: expected images with `pictures` and without `features`, or another kind without `pictures`"
@@ -388,10 +385,8 @@ class Declaration(Section):
         default = {group.column for group in itertools.islice(self.groups.values(), 1)}
         others = {group.column for group in self.groups.values()} - default - set(self.computed_from_group)
         named = [("identity", column, attributes) for column in self.identity.key]
-        named += [
-            ("identity", column, tuple(each for each in attributes if each not in others))
-            for column in self.identity.text
-        ]
+        always = tuple(each for each in attributes if each not in others)
+        named += [("identity", column, always) for column in self.identity.text]
         named += [("person", self.person.column, attributes)] if self.person else []
         faults += [
             f"{place}: {column} may be the sensitive attribute, or reveals it; leave it out"
