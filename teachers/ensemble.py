@@ -40,9 +40,9 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from fairpate import __version__
-from fairpate.config import TeachersConfig
+from fairpate.config import AugmentConfig, TeachersConfig
 from fairpate.files import Location, Storage, exists, join, read, write
-from fairpate.nn.fit import exact_convolutions, frozen_features, predict_logits
+from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
 from fairpate.nn.models import build_architecture, is_convolutional, scale_bytes
 from fairpate.types import UserError
 from teachers.teacher import (
@@ -171,6 +171,7 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
         # A weights file counts by its checksum: the same file at another path trains the same teachers.
         "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}, "python": True}),
         "fit": spec.fit.model_dump(mode="json"),
+        "augment": spec.augment.model_dump(mode="json"),
         "num_classes": spec.num_classes,
         "seed": spec.seed,
         "standardize": spec.standardize,
@@ -492,6 +493,7 @@ def train_ensemble(
     num_classes: int,
     seed: int,
     checkpoint_dir: Path | Storage,
+    augment: AugmentConfig = UNCHANGED,
     pool: BlockPool | None = None,
     on_progress: Progress | None = None,
     read: Callable[[], Split] | None = None,
@@ -509,6 +511,8 @@ def train_ensemble(
     spec = TeacherSpec(
         model=config.model,
         fit=config.fit,
+        # The features of a picture are computed once where the last layer alone is trained: it is seen as it is.
+        augment=UNCHANGED if config.model.trainable == "head" else augment,
         num_classes=num_classes,
         seed=seed,
         standardize=config.standardize,
