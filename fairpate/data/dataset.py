@@ -34,10 +34,10 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from fairpate.config import Section, nearest
-from fairpate.data.columns import FeatureCode, short_for
 from fairpate.data.large_arrays import Gathered, Names, Pixels, as_names, run_of
+from fairpate.data.tables import FeatureCode, short_for
 from fairpate.later import torch
-from fairpate.types import IntArray, Unit, UsageError, UserError
+from fairpate.types import DataError, DataSettingsError, IntArray, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -212,14 +212,6 @@ OptionValue = str | int | float | bool
 Part = Literal["records", "private", "public", "validation", "test"]
 Origin = Literal["any", "private", "training", "public", "validation", "held_out", "test"]
 ORIGINS: tuple[Origin, ...] = get_args(Origin)
-
-
-class DataError(UserError, ValueError):
-    """Records that cannot be used; the message names the file, column or option, the value and the remedy."""
-
-
-class DataSettingsError(DataError, UsageError):
-    """A data set, an option or a size that does not exist, independent of the files present."""
 
 
 class SourceFile(Section):

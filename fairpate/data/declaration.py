@@ -31,23 +31,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fairpate.config import ConfigError, Count, CountOrZero, Section, nearest
 from fairpate.config_reader import parse_config, read_yaml
-from fairpate.data.columns import (
-    Feature,
-    Group,
-    Label,
-    Mask,
-    NumberRange,
-    Texts,
-    When,
-    feature_codes,
-    several,
-    short_for,
-)
 from fairpate.data.dataset import (
     SEPARATORS,
-    DataError,
     DatasetEntry,
-    DataSettingsError,
     LoadedRecords,
     Option,
     Origin,
@@ -68,21 +54,31 @@ from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
 from fairpate.data.pictures import LEVEL, PicturesConfig, check_paths, folder_table, read_pictures
 from fairpate.data.tables import (
+    Feature,
+    Group,
+    Label,
+    Mask,
+    NumberRange,
     TableFaults,
+    Texts,
+    When,
     cells,
     codes_of,
     encode,
+    feature_codes,
     is_vectors,
     numbers,
     numbers_of_dates,
     plain_batches,
     read_batches,
     require_columns,
+    several,
+    short_for,
     text_of,
     with_decimal_points,
     with_vectors,
 )
-from fairpate.types import IntArray
+from fairpate.types import DataError, DataSettingsError, IntArray
 
 
 class Choice(Section):

@@ -37,9 +37,7 @@ from pydantic import BeforeValidator, Field
 from fairpate.config import PLACE, Section
 from fairpate.config_reader import read_yaml
 from fairpate.data.dataset import (
-    DataError,
     DatasetEntry,
-    DataSettingsError,
     LoadedRecords,
     Option,
     Request,
@@ -59,6 +57,7 @@ from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
 from fairpate.data.tables import TableFaults, codes, column_of, read_table, require_columns
 from fairpate.files import cache_dir
 from fairpate.later import torch
+from fairpate.types import DataError, DataSettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor

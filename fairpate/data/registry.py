@@ -33,14 +33,11 @@ import pyarrow.compute as pc
 
 from fairpate.config import DataConfig, nearest
 from fairpate.config_reader import parse_config
-from fairpate.data.columns import ISO_DATE
 from fairpate.data.dataset import (
     OWN_FILES,
     SET_ASIDE,
-    DataError,
     Dataset,
     DatasetEntry,
-    DataSettingsError,
     Described,
     LoadedRecords,
     Part,
@@ -72,6 +69,7 @@ from fairpate.data.pictures import LEVEL, LOADERS, folder_table, pictures_entry
 from fairpate.data.tables import (
     COMMAS,
     DATES,
+    ISO_DATE,
     TYPED_SUFFIXES,
     TableFaults,
     column_names,
@@ -80,7 +78,7 @@ from fairpate.data.tables import (
     with_decimal_points,
 )
 from fairpate.later import torch
-from fairpate.types import Advance, Unit, tell
+from fairpate.types import Advance, DataError, DataSettingsError, Unit, tell
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
 _MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
