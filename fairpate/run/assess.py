@@ -38,7 +38,6 @@ from rich.text import Text
 
 from fairpate import __version__
 from fairpate.config import nearest
-from fairpate.data.dataset import DataError
 from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
 from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render
@@ -55,7 +54,7 @@ from fairpate.report.records import (
 from fairpate.report.run_page import GAP_NAMES, answered_words, gap_scale, prediction_words
 from fairpate.run.private_metrics import LEVEL, selections
 from fairpate.terminal import facts, listing
-from fairpate.types import FairRule, UsageError, strict
+from fairpate.types import DataError, FairRule, UsageError, strict
 
 FOUR_FIFTHS = 0.8  # an impact ratio
 LEAST_SHARE = 0.02

@@ -53,7 +53,7 @@ from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ConfigError, DataConfig, ModelConfig, Section
 from fairpate.config_reader import Override, determining_values, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
-from fairpate.data.dataset import DatasetEntry, DataSettingsError, Split, check_members, sha256_of
+from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
@@ -125,6 +125,7 @@ from fairpate.types import (
     TELLS_SIZE,
     TESTED_DEFAULTS,
     TRIED,
+    DataSettingsError,
     IntArray,
     PrivacyStatement,
     Relation,
