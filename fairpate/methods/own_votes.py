@@ -36,9 +36,8 @@ from pydantic import Field, model_validator
 from aggregator.session import Ballot
 from fairpate.config import ConfigError, Count, GatedAggregatorConfig, Section
 from fairpate.data import Dataset, Split
-from fairpate.data.columns import number_in
 from fairpate.data.dataset import sha256_of
-from fairpate.data.tables import text_of
+from fairpate.data.tables import number_in, text_of
 from fairpate.later import torch
 from fairpate.methods.base import Training
 from fairpate.methods.label_queries import Labels, StandingVoters
