@@ -658,6 +658,7 @@ class Parameters(TypedDict, total=False):
     calibration: _Setting
     target: _Setting
     student: _Setting
+    augment: _Setting
     public_data: _Setting
     evaluation: _Setting
     noise: Literal["os_entropy", "seeded"]

@@ -442,7 +442,7 @@ def pretrain_by_rotations(
     classifier = build_model(
         architecture, input_shape=tuple(public_x.shape[1:]), num_classes=_QUARTERS, generator_seed=seed
     )
-    # Not as the student's fit: augmentation would turn the pictures whose turns are to be told.
+    # Not as the student's fit: augmentation would rotate pictures whose rotation is the label.
     fit(classifier, turned, turns, FitConfig(epochs=epochs), generator=generator)
     learned = dict(classifier.named_parameters())
     # The last layer predicts turns, not classes.
