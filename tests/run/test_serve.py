@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import time
 
 import httpx
 import numpy as np
@@ -18,6 +17,7 @@ import pytest
 import ray
 import torch
 from page_references import References
+from serving import until
 
 from aggregator.ledger import Ledger
 from aggregator.service.server import Service, ServiceSettings
@@ -59,13 +59,6 @@ def served(finished):
 @pytest.fixture
 def url(served):
     return served[0]
-
-
-def until(condition, *, timeout_s=60.0):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never came"
-        time.sleep(0.1)
 
 
 @pytest.mark.slow
