@@ -149,7 +149,7 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
         start = found.header.start
         before = start if end.entry == START.entry else end.entry
         # A log that goes beyond the last entry saw entries that the ledger lacks now.
-        last = found.noted[0]
+        last = found.noted
         if last.number < before.number or (last.number == before.number and last != before):
             raise LedgerError(
                 f"{name}: holds {last.number} entries, and not the number {before.number} of the log; it was rolled "
