@@ -183,9 +183,12 @@ def _set_aside(path: Path) -> None:
     """Rename the files of a ledger such that they can still be read as a ledger."""
     for number in itertools.count(1):
         aside = path.with_name(f"{path.stem}.replaced-{number}{path.suffix}")
-        if not ledger_files(aside):
+        # Files next to no database and no head are a log that was set aside before a crash.
+        if not aside.exists() and not head_path(aside).exists():
             break
-    for ending in ("", "-wal"):
+    # The log first: a database without the log that its head counts on is refused, and set aside by the next attempt.
+    # A log without its database would be left to the ledger that is made next.
+    for ending in ("-wal", ""):
         with suppress(FileNotFoundError):
             beside(path, ending).rename(beside(aside, ending))
     # The index of the write-ahead log, which SQLite makes again.
@@ -448,7 +451,7 @@ def revoke(root: Path, name: str) -> None:
 def describe(root: Path) -> Output:
     """Return all tokens with name, role, expiry and limit, and the limits of names without a token."""
     path, now_s = run_at(root).tokens, time.time()
-    store = auth.read_store(path) if path.exists() else TokenStore()
+    store = auth.read_store(path) if path.exists() else auth.NO_TOKENS
     try:
         in_ledger = _ledger_limits(root)
     except LedgerError as error:  # tokens can be listed while the ledger's database is down
