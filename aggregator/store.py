@@ -228,13 +228,13 @@ class Reader(Protocol):
         """Return the stored header."""
 
     def noted(self) -> Head:
-        """Return the last entry as it is noted now."""
+        """Return the last entry, as it was noted last."""
 
     def rows(self, after: int, most: int) -> Sequence[Row]:
         """Return at most ``most`` entries after number ``after``, in order."""
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection to the ledger."""
 
 
 def content_after(reader: Reader, after: int = 0) -> Stored:

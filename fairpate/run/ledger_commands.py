@@ -85,8 +85,7 @@ def back_up_run(path: Path, out: Path) -> int:
         raise ConfigError(f"{out}: already exists; choose another name.")
     # Verified before it is copied: a copy of a damaged ledger would pass for a backup.
     header, rows, _ = verified(source.ledger, source.anchor)
-    if run is not None:
-        _note_reading(run, "backup", out=str(out))
+    _note_reading(run, "backup", out=str(out))
     write_store(out, header, rows)
     if run is not None:
         # Last: the time of the last backup is that of a complete one.
