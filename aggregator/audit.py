@@ -267,8 +267,8 @@ def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]
             follows = False
         if not follows:
             raise LedgerError(
-                f"{name} {number} was changed or removed, or the file is not an audit log; restore it, or give another "
-                "file."
+                f"{name} {number} or one before it was changed or removed, or the file is not an audit log; restore "
+                "it, or give another file."
             )
         before = chain
         yield values, chain

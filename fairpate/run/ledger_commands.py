@@ -180,22 +180,19 @@ def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
 
 def _set_aside(path: Path) -> None:
     """Rename the files of a ledger such that they can still be read as a ledger."""
+    # The index of the write-ahead log, which SQLite makes again.
+    beside(path, "-shm").unlink(missing_ok=True)
     for number in itertools.count(1):
         aside = path.with_name(f"{path.stem}.replaced-{number}{path.suffix}")
-        # Files next to no database and no head are a log that was set aside before a crash.
-        if not aside.exists() and not head_path(aside).exists():
+        # The log first: a database without the log that its head counts on is refused, and a log without its database
+        # would be left to the ledger that is made next. The head last: until then it shows that a ledger was here.
+        renames = [(beside(path, "-wal"), beside(aside, "-wal")), (path, aside), (head_path(path), head_path(aside))]
+        # A file without its like there may belong to this ledger: a crash came after some of the files were renamed.
+        if not any(os.path.lexists(target) for source, target in renames if os.path.lexists(source)):
             break
-    # The log first: a database without the log that its head counts on is refused, and set aside by the next attempt.
-    # A log without its database would be left to the ledger that is made next.
-    for ending in ("-wal", ""):
+    for source, target in renames:
         with suppress(FileNotFoundError):
-            beside(path, ending).rename(beside(aside, ending))
-    # The index of the write-ahead log, which SQLite makes again.
-    with suppress(FileNotFoundError):
-        beside(path, "-shm").unlink()
-    # The head last: until then it shows that a ledger was here, and none is made in its place.
-    with suppress(FileNotFoundError):
-        head_path(path).rename(head_path(aside))
+            source.rename(target)
 
 
 def add_anchor(run: RunDirectory, text: str) -> str:
