@@ -13,8 +13,7 @@ from fairpate.privacy import accountant
 from fairpate.privacy.accountant import PoissonGaussians, of_unit
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import PureReleases
-from fairpate.privacy.mechanism_events import event_from, event_json, of_a_record
-from fairpate.privacy.secret_trials import SecretTrials, flat, mean_trials
+from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat, mean_trials, of_a_record
 from fairpate.report.records import described_event
 
 SHAPES = [(eta, expected) for eta in (-0.5, 0.0, 1.0, 2.5) for expected in (1.5, 3.0, 30.0)]

@@ -133,7 +133,7 @@ def methods(*without: str) -> list[Any]:
 
 def halve_noise(patched: pytest.MonkeyPatch) -> None:
     """Half the noise wherever a release draws it; the events still claim all of it."""
-    for module in (record_votes, residual_votes, mechanism):
+    for module in (record_votes, mechanism):
         whole = module.discrete_gaussians
         patched.setattr(
             module, "discrete_gaussians", lambda stddev, words, source, whole=whole: whole(stddev / 2, words, source)
