@@ -578,6 +578,7 @@ def check_declaration(config: DataConfig) -> Check:
 
 
 QUESTION = "# ?"
+DRAFTED = "# Drafted "
 # Categories that are listed, whole numbers that look like codes, values that are remembered.
 _MOST_CATEGORIES, _MOST_CODES, _MOST_KEPT = 30, 10, 1000
 _SEPARATORS = (",", ";", "\t", "|")
@@ -587,11 +588,13 @@ _GROUPS = re.compile(
     re.IGNORECASE,
 )
 _PERSONS = re.compile(r"(patient|person|subject|client|customer|user|member|student)(?!s)", re.IGNORECASE)
-_IDS = re.compile(r"(^|[^a-z])(id|nr|no|number|key|code)$", re.IGNORECASE)
+_IDS = re.compile(r"(^|[^a-z])(id|no|number|key|code)$|nr$|nummer$|n[uú]m[eé]ro$", re.IGNORECASE)
 # Formats of dates, the most usual first; only a day after the twelfth distinguishes the last two.
 _DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 _FROM_PRIVATE = "confirm from knowledge: read from private rows"
-_MARKS = frozenset({"na", "n/a", "nan", "null", "none", "missing", "unknown", "?", "-", "."})
+_MARKS = frozenset(
+    {"na", "n/a", "n.a.", "#n/a", "nan", "null", "none", "missing", "unknown", "k.a.", "keine angabe", "?", "-", "."}
+)
 _LIKE = {"date": re.compile(DATES), "comma": re.compile(COMMAS)}
 _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
@@ -674,6 +677,11 @@ class Seen:
         if len(self.values) <= _MOST_CATEGORIES:
             return "category"
         return next((kind for kind, like in _LIKE.items() if all(map(like.match, plain - self.marks.keys()))), "text")
+
+
+def open_questions(text: str) -> int:
+    """The number of lines of a declaration that still ask, as those of a draft do."""
+    return sum(QUESTION in line and not line.startswith(DRAFTED) for line in text.splitlines())
 
 
 def draft_declaration(
@@ -761,7 +769,7 @@ def draft_declaration(
     name = re.sub(r"\W+", "_", file.name.partition(".")[0].lower()).strip("_")
     name = name if re.match("[a-z]", name) else f"data_{name}"
     lines = [
-        f"# Drafted from {f'{public.name}, and ' if public else ''}the {'rows' if reads_private else 'header'} of "
+        f"{DRAFTED}from {f'{public.name}, and ' if public else ''}the {'rows' if reads_private else 'header'} of "
         f"{file.name}. Answer every line with "
         f"`{QUESTION}`, then:",
         "#   fairpate data check THIS_FILE",
@@ -849,7 +857,7 @@ def _draft_of_pictures(file: Path, public: Path | None, folder: Path, *, reads_p
         raise DataSettingsError(f"--public: expected a folder of pictures, as {file.name} is, got {public.name}.")
     own, pool = (None if each is None else _levels(each) for each in (file if reads_private else None, public))
     lines = [
-        f"# Drafted for folders of pictures. Answer every line with `{QUESTION}`, then:",
+        f"{DRAFTED}for folders of pictures. Answer every line with `{QUESTION}`, then:",
         "#   fairpate data check THIS_FILE",
         f"name: {re.sub(r'[^a-z0-9]+', '_', file.name.lower()).strip('_') or 'pictures'}  # of the data set",
         "kind: images",
