@@ -45,7 +45,7 @@ import yaml
 from pydantic import BaseModel
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.metrics import accuracy_score
-from sklearn.model_selection import ParameterGrid, check_cv
+from sklearn.model_selection import GridSearchCV, ParameterGrid, RandomizedSearchCV, check_cv
 from sklearn.pipeline import Pipeline
 from sklearn.utils import Tags, _safe_indexing, assert_all_finite, check_array, check_random_state, check_X_y, get_tags
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
@@ -1467,15 +1467,19 @@ def announce_search(search: Any, y: npt.ArrayLike) -> str:
     classifier adds them up and would refuse the training that passes its limit, after all before it were spent.
 
     ValueError if the sum is above the limit; UserWarning where there is no limit and it is above 10. TypeError for
-    another search, and for a classifier without ``odometer`` or ``epsilon``.
+    another search, for a classifier without ``odometer`` or ``epsilon``, and where epsilon is drawn.
     """
-    grid = getattr(search, "param_grid", None) or getattr(search, "param_distributions", None)
+    is_grid, is_drawn = isinstance(search, GridSearchCV), isinstance(search, RandomizedSearchCV)
     final = search.estimator.steps[-1][1] if isinstance(search.estimator, Pipeline) else search.estimator
-    if grid is None or not isinstance(final, FairClassifier) or final.odometer is None:
+    if not (is_grid or is_drawn) or not isinstance(final, FairClassifier) or final.odometer is None:
         raise TypeError(
             "search: expected a GridSearchCV or RandomizedSearchCV over a FairClassifier with odometer and epsilon."
         )
-    settings = list(ParameterGrid(grid)) if hasattr(search, "param_grid") else [{}] * search.n_iter
+    if is_drawn and any(
+        name.endswith("epsilon") for each in np.atleast_1d(search.param_distributions) for name in each
+    ):
+        raise TypeError("param_distributions: an epsilon that is drawn cannot be announced; set it in the estimator.")
+    settings = list(ParameterGrid(search.param_grid)) if is_grid else [{}] * search.n_iter
     costs = []
     for each in settings:
         model = clone(search.estimator).set_params(**each)

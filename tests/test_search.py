@@ -262,6 +262,10 @@ def test_a_search_of_scikit_learn_is_announced_as_it_is_spent(tmp_path: Path, mo
     Odometer().set_limit("clinic", "record", epsilon=4, delta=1e-5)
     with pytest.raises(ValueError, match="above the limit of 4"):
         announce_search(drawn, y)
-    for wrong in (GridSearchCV(FairClassifier("dp_sgd", epsilon=1.0), {}), GridSearchCV(plain, {"epsilon": [None]})):
+    for wrong in (
+        GridSearchCV(FairClassifier("dp_sgd", epsilon=1.0), {}),
+        GridSearchCV(plain, {"epsilon": [None]}),
+        RandomizedSearchCV(plain, {"epsilon": [1.0, 2.0]}),
+    ):
         with pytest.raises(TypeError, match="epsilon"):
             announce_search(wrong, y)
