@@ -52,7 +52,7 @@ from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, RenyiFilter, least_noise
 from fairpate.privacy.discrete_gaussian import NoiseSource
-from fairpate.types import Answer, Budget, BudgetKind, IntArray, LabelledSet, Refusal, strict
+from fairpate.types import Budget, BudgetKind, IntArray, LabelledSet, strict
 
 Features = npt.NDArray[np.generic]
 FloatArray = npt.NDArray[np.float64]
@@ -727,7 +727,7 @@ class SessionResult:
     ``replies`` leaves out the ``over_budget`` queries, for which nothing was charged or drawn.
     """
 
-    replies: tuple[Answer | Refusal, ...]
+    replies: tuple[Outcome, ...]
     labelled: LabelledSet
     over_budget: int = 0
 
@@ -780,17 +780,8 @@ def answer_queries(
             queries[start : start + block_size], lambda new: batch.counts([row_of[query.key] for query in new])
         )
         on_progress(len(replies))
-    published: list[Answer | Refusal] = []
-    answered: list[tuple[Query, Outcome]] = []
-    for query, reply in zip(queries, replies, strict=True):
-        if isinstance(reply, OverBudget):
-            continue
-        if reply.verdict == "answer":
-            assert reply.label is not None
-            answered.append((query, reply))
-            published.append(Answer(record_id=query.record_id, label=reply.label))
-        else:
-            published.append(Refusal(record_id=query.record_id, reason=reply.verdict))
+    outcomes = [(query, reply) for query, reply in zip(queries, replies, strict=True) if isinstance(reply, Outcome)]
+    answered = [(query, reply) for query, reply in outcomes if reply.verdict == "answer"]
     terms, counts, chances = session.terms, None, None
     if terms.mechanism.releases == "counts":
         rows = [reply.counts for _, reply in answered]
@@ -803,4 +794,6 @@ def answer_queries(
         counts=counts,
         chances=chances,
     )
-    return SessionResult(replies=tuple(published), labelled=labelled, over_budget=len(replies) - len(published))
+    return SessionResult(
+        replies=tuple(reply for _, reply in outcomes), labelled=labelled, over_budget=len(replies) - len(outcomes)
+    )

@@ -21,6 +21,8 @@ import torch
 
 from fairpate.config import RayConfig
 from fairpate.config_reader import determining_values, flat_values
+from fairpate.data import load_data
+from fairpate.fairness import rates
 from fairpate.run.compare import run_cell, train_and_vote, votes_name
 from fairpate.run.context import (
     RunDirectory,
@@ -34,6 +36,7 @@ from fairpate.run.folder import UnprotectedRun
 from fairpate.run.sweep import Cell, cells_of, load_sweep
 from fairpate.terminal import Reporter
 from fairpate.types import UserError, VoteBatch
+from student.student import load_student
 
 GAPS = {
     "parity": "dp_one_vs_rest",
@@ -60,7 +63,7 @@ def main() -> None:
             chosen = cell.method in methods and cell.data in data
             if cell.config.seed != seed or not chosen or seed in found.get(names[cell.digest], {}).get("seeds", ()):
                 continue
-            numbers = run_one(cell, options.state / options.config.stem)
+            numbers = run_one(cell, options.state / options.config.stem, train_gaps=options.train_gaps)
             print(f"{names[cell.digest]}, seed {seed}: {numbers.get('failed') or numbers['accuracy']}", flush=True)
             if "failed" in numbers:
                 continue
@@ -76,6 +79,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--data", nargs="+")
     parser.add_argument("--set", dest="overrides", action="append", default=[])
+    parser.add_argument(
+        "--train-gaps", action="store_true", help="parity on private records too (public data sets only)"
+    )
     parser.add_argument("--state", type=Path, default=Path("runs"), help="folder that is kept between commands")
     return parser.parse_args()
 
@@ -110,8 +116,8 @@ def _words(said: dict[str, Any]) -> str:
     return ",".join(words).replace(" ", "").replace(")", "").replace("(", "")
 
 
-def run_one(cell: Cell, state: Path) -> dict[str, Any]:
-    """The numbers of one cell, or why it failed."""
+def run_one(cell: Cell, state: Path, *, train_gaps: bool = False) -> dict[str, Any]:
+    """The numbers of one cell, or why it failed; with the gap on the records that it learned from."""
     update: dict[str, Any] = {"ray": RayConfig(num_actors=0)} if "ray" in type(cell.config).model_fields else {}
     if "storage" in type(cell.config).model_fields:
         update["storage"] = str((state.parent / "teachers").absolute())
@@ -122,7 +128,16 @@ def run_one(cell: Cell, state: Path) -> dict[str, Any]:
     except (UserError, ValueError) as error:
         return {"failed": f"{type(error).__name__}: {error}"}
     run = RunDirectory(root=out) if here.config.is_private else UnprotectedRun(root=out)
-    return numbers_of(run)
+    return numbers_of(run) | ({"train_parity": train_parity(cell, run)} if train_gaps else {})
+
+
+def train_parity(cell: Cell, run: RunDirectory) -> float | None:
+    """The demographic-parity gap of the published model on the records that it learned from."""
+    dataset = load_data(cell.config.data)
+    answers = load_student(run.student).predict(dataset.private.x, dataset.private.z.numpy())
+    names = {"num_groups": dataset.num_groups, "num_classes": dataset.num_classes}
+    table_GYC = rates.joint_table(answers.labels, dataset.private.z.numpy(), **names)
+    return rates.dp_one_vs_rest(table_GYC).value
 
 
 def shared_votes(cell: Cell, folder: Path) -> VoteBatch | None:

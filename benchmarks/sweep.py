@@ -17,17 +17,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-
 from fairpate.config import RayConfig, SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.report.frontier import Row
 from fairpate.run.compare import Handed, compare
 from fairpate.run.sweep import Cell, cells_of, open_sweep_folder
+from fairpate.terminal import Reporter
 from fairpate.types import RunRecord
 from teachers.ray_pool import start_ray
 
-QUIET = Console(quiet=True)
+QUIET = Reporter(quiet=True)
 
 
 def main() -> None:

@@ -246,7 +246,7 @@ class DataConfig(Section):
 
 
 class AugmentConfig(Section):
-    """Random label-preserving changes of an image; public knowledge, the same for every method."""
+    """Random label-preserving changes of pictures: public knowledge, the same for teachers and students."""
 
     rotation_degrees: float = Field(0.0, ge=0, le=180, description="Angle of a random rotation, uniform in [-r, r].")
     translation_fraction: float = Field(0.0, ge=0, lt=1, description="Largest shift, as a share of width and height.")
@@ -280,21 +280,24 @@ class WeightsConfig(PinnedFile):
     sha256: Sha256 = None
 
 
+Architecture = Literal[
+    "logistic",
+    "bounded_logistic",
+    "hog_logistic",
+    "mlp",
+    "lenet",
+    "tanh_cnn",
+    "cnn",
+    "resnet18",
+    "resnet50",
+    "densenet121",
+]
+
+
 class ModelConfig(Section):
     """The architecture and its initial weights; YAML may give its name alone."""
 
-    name: Literal[
-        "logistic",
-        "bounded_logistic",
-        "hog_logistic",
-        "mlp",
-        "lenet",
-        "tanh_cnn",
-        "cnn",
-        "resnet18",
-        "resnet50",
-        "densenet121",
-    ] = Field(
+    name: Architecture = Field(
         "mlp",
         description="`hog_logistic`: logistic regression on a picture's oriented gradients; `bounded_logistic`: on "
         "features that are scaled down to a norm of 4.",
@@ -339,37 +342,26 @@ class FitConfig(Section):
     weight_decay: NotNegative = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    augment: AugmentConfig = AugmentConfig()
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="Precision of the forward and backward pass; weights and updates are float32."
     )
 
 
-class LearningConfig(Section):
-    """Settings for learning from released labels and from public records without a label."""
-
-    fit: FitConfig = FitConfig()
-    method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
-    confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels with a smaller probability are left out.")
-    unlabelled_weight: NotNegative = Field(1.0, description="Weight of the loss on unanswered records.")
-    unlabelled_ratio: Count = Field(
-        4,
-        description="FixMatch: unlabelled records per labelled one in a step. An epoch visits every record of both "
-        "kinds at least once.",
-    )
-    rounds: Count = Field(1, description="Self-training rounds.")
-    strong_augment: AugmentConfig = AugmentConfig()
-
-
-class PublishedConfig(Section):
-    """The model that is published."""
+class StudentConfig(Section):
+    """The model that is published, and how a student learns from labels and from public records without a label."""
 
     model: ModelConfig = ModelConfig()
     idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
+    fit: FitConfig = FitConfig()
+    method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
+    confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels with a smaller probability are left out.")
 
+    rounds: Count = Field(1, description="Rounds of pseudo_label after the first training.")
 
-class StudentConfig(LearningConfig, PublishedConfig):
-    """The model that is published, and how it learns from labels."""
+    @classmethod
+    def learning_fields(cls) -> tuple[str, ...]:
+        """The dotted fields of a configuration that only a student's training reads."""
+        return ("augment", *(f"student.{name}" for name in cls.model_fields if name not in ("model", "idp3")))
 
 
 class RayConfig(Section):
@@ -446,42 +438,35 @@ class DpfrConfig(Section):
     max_temperature: Positive = Field(0.1, description="Temperature of the soft maximum.")
 
 
-class PenaltyConfig(DpfrConfig):
+class PenaltyConfig(Section):
     """The regulariser in a student's loss, on a separate public batch at each step."""
 
     weight: NotNegative = Field(0.3, description="lambda; 0 switches it off.")
     batch_size: Count = Field(256, description="Public records drawn for each step.")
 
 
-class CalibrationConfig(DpfrConfig):
+class CalibrationConfig(Section):
     """Fine-tuning of a trained model on public records."""
 
+    weight: NotNegative = Field(1.0, description="lambda; 0 switches the regulariser off.")
     epochs: CountOrZero = Field(20, description="Largest number of epochs; 0 leaves the model unchanged.")
     max_disparity: Fraction = Field(
         0.0, description="Stop once the disparity on held-out records is no larger than this."
     )
-    anchor: NotNegative = Field(
-        1.0, description="Weight of the cross entropy with the model's predictions before calibration."
-    )
-    held_out: float = Field(0.25, gt=0, lt=1, description="Share of the public records that decides when to stop.")
-    batch_size: Count = 256
     learning_rate: Positive = 1e-3
-
-
-class SelfLabelConfig(LearningConfig):
-    """The student of self-labelling, and how it learns."""
-
-    model: ModelConfig | None = Field(None, description="The model that is published instead; null: as student.model.")
 
 
 class PublicDataConfig(Section):
     """Further uses of public records, for every method, at no privacy cost."""
 
-    pretrain: FitConfig | None = Field(
-        None, description="Pretrain on public images, by predicting how each one was rotated."
+    pretrain: Count | None = Field(
+        None, description="Epochs of pretraining on public images, by predicting how each one was rotated; null: none."
     )
-    self_label: SelfLabelConfig | None = Field(
-        None, description="Publish a student that learned from the trained model's labels of the pool."
+    self_label: Architecture | None = Field(
+        None,
+        description="Architecture of a student that is published instead of the trained model. It learns, as `student` "
+        "says, from the labels of public records of which the trained model is as sure as student.confidence; null: "
+        "none.",
     )
     calibration: CalibrationConfig | None = Field(None, description="Fine-tune towards parity at the end.")
 
@@ -567,10 +552,8 @@ class TeachersConfig(Section):
     def _scales_once(self) -> TeachersConfig:
         if self.standardize and self.model.weights is not None:
             raise ValueError("Expected standardize: false with model.weights, got true: the file brings its own scale.")
-        if self.model.trainable == "head" and (self.model.dropout or not self.fit.augment.is_identity):
-            raise ValueError(
-                "Expected neither model.dropout nor fit.augment with model.trainable: head: features are computed once."
-            )
+        if self.model.trainable == "head" and self.model.dropout:
+            raise ValueError("Expected no model.dropout with model.trainable: head: features are computed once.")
         return self
 
 
@@ -608,7 +591,6 @@ class AdmissionConfig(Section):
     uncertain_first: bool = Field(
         False, description="Submit the admitted queries that the student is least sure of first."
     )
-    fit: FitConfig | None = Field(None, description="Training between rounds; null: as student.fit.")
 
 
 class QueriesConfig(Section):

@@ -77,6 +77,30 @@ def expected(fault: Mapping[str, Any]) -> str:
     return message.replace("Input should be", "expected", 1).replace("Input should have", "expected", 1)
 
 
+_AUGMENT = "is `augment` now, one for teachers and students; set it there"
+_AS_STUDENT = "names the published architecture now; confidence, fit and method are those of `student`"
+_FIXED = "is fixed now, at what was its default; leave it out"
+_SOFTNESS = ("temperature", "maximum", "max_temperature")
+MOVED = {
+    "augment": _AUGMENT,
+    "strong_augment": "follows from `augment` now; leave it out",
+    "public_data.self_label": _AS_STUDENT,
+    "public_data.pretrain": "is a number of epochs now, and all else of it is fixed; give the number alone",
+    "aggregator.admission.fit": "is as student.fit now; leave it out",
+    "student.unlabelled_ratio": _FIXED,
+    "student.unlabelled_weight": _FIXED,
+    **{f"public_data.calibration.{name}": _FIXED for name in ("anchor", "held_out", "batch_size", *_SOFTNESS)},
+    **{f"pate_s_in.{name}": _FIXED for name in _SOFTNESS},
+}
+"""Fields of earlier versions, by their place or their last name, with what became of them."""
+
+
+def moved(path: str) -> str | None:
+    """Return what became of a field that an earlier version had; None for other names."""
+    found = next((MOVED[name] for name in (path, path.rpartition(".")[2]) if name in MOVED), None)
+    return None if found is None else f"{path}: {found}."
+
+
 _ECHO_LENGTH = 120
 _MOST_VALUES = 100_000  # a few nested anchors expand to billions
 _SHORT = 2**16  # longer texts are not cached
@@ -91,7 +115,10 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
         faults = []
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"]) or "config"
-            if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            is_unknown = fault["type"] in ("extra_forbidden", "unexpected_keyword_argument")
+            if (is_unknown or isinstance(fault["input"], dict)) and (was := moved(path)):
+                faults.append(was)
+            elif is_unknown:
                 names = _names_beside(fault["loc"], schema)
                 faults.append(f"{path}: unknown field{nearest(fault['loc'][-1], names) if names else ''}.")
             elif fault["type"] in ("missing", "missing_keyword_only_argument"):
@@ -254,7 +281,6 @@ _PLACES = (
     "votes.test",
     "votes.label",
     "student.model.weights.path",
-    "public_data.self_label.model.weights.path",
 )
 
 
@@ -337,11 +363,6 @@ def flat_values(values: Any) -> dict[str, Any]:
 
 Settings = Mapping[str, Any]
 """Values by dotted names."""
-_UNREAD_BY_LEARNING: Mapping[Any, tuple[str, ...]] = {
-    "supervised": ("confidence", "unlabelled_weight", "unlabelled_ratio", "rounds", "strong_augment"),
-    "fixmatch": ("rounds",),
-    "pseudo_label": ("unlabelled_ratio", "strong_augment"),
-}
 _NOT_OF_A_LABEL = ("demographic_parity", "equalized_odds")
 _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "momentum": ("optimizer", ("adam",)),
@@ -366,7 +387,7 @@ def shared_settings(of_points: Sequence[Settings]) -> dict[str, Any]:
 def is_read(name: str, value: Any, settings: Settings) -> bool:
     """Return whether a setting is switched on and may be read."""
     # A share or an angle of 0 switches an augmentation off.
-    is_off = value is None or value == {} or ("augment." in name and not value)
+    is_off = value is None or value == {} or (name.startswith("augment.") and not value)
     return not is_off and unread_because_of(name, settings) is None
 
 
@@ -391,5 +412,8 @@ def unread_because_of(name: str, settings: Settings) -> str | None:
     rounds = "dp_oracle_learner.num_rounds"  # the paper derives it from the failure probability
     if name == "dp_oracle_learner.failure_probability" and settings.get(rounds) is not None:
         return rounds
-    unread = _UNREAD_BY_LEARNING.get(settings.get("student.method"), ())
-    return "student.method" if name.startswith(tuple(f"student.{part}" for part in unread)) else None
+    method, self_label = settings.get("student.method"), settings.get("public_data.self_label")
+    is_unread = (name == "student.rounds" and method != "pseudo_label") or (
+        name == "student.confidence" and method == "supervised" and self_label is None
+    )
+    return "student.method" if is_unread and method is not None else None

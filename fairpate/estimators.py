@@ -93,7 +93,7 @@ from fairpate.run.learn import Assessment, assess, record_data
 from fairpate.run.private_metrics import WEIGHT, require_kept_names
 from fairpate.run.publication import fitted_html, write_card
 from fairpate.run.release_log import Odometer, ReleaseLog, spent
-from fairpate.run.run import announce, question_above, statement_of, train_model
+from fairpate.run.run import announce_spending, question_above, statement_of, train_model
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, Unit, strict
 from student.card import StudentFileError
@@ -1416,7 +1416,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         """Announce all trials, and charge them in the operator's odometer as two releases of disjoint parts."""
         unit, relation = plan.trainings.unit, plan.trainings.relation
         cost = Price(epsilon=self.epsilon, delta=self.delta, unit=unit, relation=relation, accounting="rdp")
-        announce(cost, data, Reporter(quiet=not progress), is_own=True)
+        announce_spending(cost, data, Reporter(quiet=not progress), is_own=True)
         with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
             logs = {}
             for part, event in (("private", plan.trainings), ("validation", plan.scores)):

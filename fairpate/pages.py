@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from decimal import ROUND_CEILING, Context, Decimal
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -143,6 +144,7 @@ _PAGES.globals["resource"] = lambda name: Markup(_LOADER.get_source(_PAGES, name
 _FILTERS = (count, counted, decimal, estimate, estimated, interval, number, percent, place, scale_end, zip)
 _PAGES.filters |= {each.__name__: each for each in _FILTERS}
 _PAGES.filters.update(
+    indented=partial(json.dumps, indent=2, ensure_ascii=False),
     delta=delta_text,
     epsilon=epsilon_text,
     # The terms that buttons of a page explain, each once, in their order.
@@ -162,46 +164,11 @@ def render(template: str, **view: Any) -> str:
 Json = Mapping[str, Any]
 HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:"}
 """With these a browser fetches nothing for the page, even if a value in it asks for that."""
-_METHODS = ("get", "post", "put", "patch", "delete")
 
 
 def api_page(document: Json) -> str:
     """Return the page of an OpenAPI 3 document as HTML: every route with its parameters, bodies and responses."""
-    routes = [
-        {
-            "path": path,
-            "method": method.upper(),
-            "text": route.get("description") or route.get("summary", ""),
-            "needs_token": bool(route.get("security")),
-            "parameters": [
-                (each["name"], each["in"], each.get("description") or _name(each["schema"]))
-                for each in route.get("parameters", ())
-            ],
-            "bodies": [
-                _name(content.get("schema", {})) for content in route.get("requestBody", {}).get("content", {}).values()
-            ],
-            "responses": [
-                (
-                    status,
-                    response.get("description", ""),
-                    ", ".join(
-                        _name(content.get("schema", {})) or kind
-                        for kind, content in response.get("content", {}).items()
-                    ),
-                )
-                for status, response in route.get("responses", {}).items()
-            ],
-        }
-        for path, methods in document["paths"].items()
-        for method, route in ((method, methods[method]) for method in _METHODS if method in methods)
-    ]
-    schemas = document.get("components", {}).get("schemas", {})
-    return render(
-        "api.html",
-        info={"description": "", **document["info"]},
-        routes=routes,
-        types=[(name, json.dumps(schema, indent=2, ensure_ascii=False)) for name, schema in sorted(schemas.items())],
-    )
+    return render("api.html", document=document, name_of=_name)
 
 
 def _name(schema: Json) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
 import signal
 import sys
@@ -105,12 +104,6 @@ def ended_by_signals() -> Iterator[Ending]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def discard_output() -> None:
-    """Discard what is still to be flushed, after the reader of a pipe left."""
-    # Python flushes standard output at exit, and would print an error and exit with 120.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,11 +254,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def is_live(console: Console) -> bool:
-    """Return whether lines that were printed can be drawn over."""
-    return console.is_terminal and not console.is_dumb_terminal
-
-
 class Reporter:
     """Announces stages. :meth:`stage` yields ``advance(done, total)``; :meth:`note` adds what a stage found."""
 
@@ -282,7 +270,8 @@ class Reporter:
         if self.console.quiet:
             yield tell
             return
-        shown = _bar if is_live(self.console) else _lines
+        # A bar needs a terminal on which lines that were printed can be drawn over.
+        shown = _bar if self.console.is_terminal and not self.console.is_dumb_terminal else _lines
         with shown(self.console, f"{name:<{_NAME_WIDTH}}", patience_s) as advance, heard_by(advance, self._announce):
             yield advance
 
@@ -300,7 +289,8 @@ class Reporter:
 
     def note(self, name: str, text: str) -> None:
         """Print one line under a stage."""
-        self.console.print(f"{name:<{_NAME_WIDTH}} {text}", soft_wrap=True)
+        # A caller may have a console of its own, which would take brackets in a message for markup.
+        self.console.print(f"{name:<{_NAME_WIDTH}} {text}", soft_wrap=True, markup=False)
 
 
 @contextmanager

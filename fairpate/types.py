@@ -37,7 +37,6 @@ BudgetKind = Literal["data_independent", "query_count", "data_dependent"]
 ReleaseKind = Literal["label", "counts"]
 ColdStart = Literal["group", "cell", "all_groups"]
 GapDefinition = Literal["one_vs_rest", "pairwise", "overall"]
-RefusalReason = Literal["confidence", "fairness", "free"]
 Tail = Literal["gaussian", "discrete"]
 Unit = str
 """One of :data:`UNITS`, or what the operator declares for votes that were made elsewhere."""
@@ -264,23 +263,6 @@ class VoteBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """The label that was released for a public record."""
-
-    record_id: str
-    label: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refusal:
-    """No label. ``reason`` is for operators: low ``confidence``, the ``fairness`` gate after the vote, or the gate
-    before the vote (``free``: nothing private was touched)."""
-
-    record_id: str
-    reason: RefusalReason
-
-
-@dataclass(frozen=True, kw_only=True)
 class LabelledSet:
     """The public records that were answered, in the order of their queries, and their released labels.
 
@@ -297,12 +279,10 @@ class LabelledSet:
     def __post_init__(self) -> None:
         if not len(self.record_ids) == len(self.labels) == len(self.groups):
             raise ValueError("Expected as many labels and groups as record_ids.")
-        if self.counts is not None and (self.counts.ndim != 2 or len(self.counts) != len(self.record_ids)):
-            raise ValueError(f"Expected counts of shape ({len(self.record_ids)}, classes), got {self.counts.shape}.")
-        if self.chances is not None:
-            chances = self.chances
-            if chances.ndim != 2 or len(chances) != len(self.record_ids):
-                raise ValueError(f"Expected chances of shape ({len(self.record_ids)}, classes), got {chances.shape}.")
+        for name, values in (("counts", self.counts), ("chances", self.chances)):
+            if values is not None and (values.ndim != 2 or len(values) != len(self.record_ids)):
+                raise ValueError(f"Expected {name} of shape ({len(self.record_ids)}, classes), got {values.shape}.")
+        if (chances := self.chances) is not None:
             wrong = ~((chances >= 0).all(axis=1) & (np.abs(chances.sum(axis=1) - 1) < _SUM_TOLERANCE))
             if wrong.any():
                 row = int(wrong.argmax())
@@ -311,13 +291,9 @@ class LabelledSet:
     def take(self, kept_N: npt.NDArray[np.bool_]) -> LabelledSet:
         """Return the records of ``kept_N``, in their order."""
         (rows,) = kept_N.nonzero()
-        return LabelledSet(
-            record_ids=tuple(self.record_ids[row] for row in rows.tolist()),
-            labels=self.labels[rows],
-            groups=self.groups[rows],
-            counts=None if self.counts is None else self.counts[rows],
-            chances=None if self.chances is None else self.chances[rows],
-        )
+        arrays = ((name, getattr(self, name)) for name in ("labels", "groups", "counts", "chances"))
+        taken: dict[str, Any] = {name: None if values is None else values[rows] for name, values in arrays}
+        return LabelledSet(record_ids=tuple(self.record_ids[row] for row in rows.tolist()), **taken)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,7 @@ from fairpate.config import AugmentConfig, StudentConfig
 from fairpate.data.embedding import Embedding, read_embedding
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn.fit import (
+    UNCHANGED,
     Mixture,
     Optimizer,
     Penalty,
@@ -56,6 +57,7 @@ from fairpate.nn.fit import (
     precision_of,
     predict_probabilities,
     said_labels,
+    strengthened,
 )
 from fairpate.nn.models import build_architecture, build_model, scale_bytes, seeded_torch
 from fairpate.types import UserError
@@ -183,6 +185,7 @@ def build_network(card: StudentCard) -> nn.Module:
 
 ProgressCallback = Callable[[int, int], None]
 _AVERAGE_HORIZON_STEPS = 100
+_UNLABELLED_PER_LABELLED = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +211,7 @@ def train_student(
     *,
     num_classes: int,
     generator: torch.Generator,
+    augmentation: AugmentConfig = UNCHANGED,
     on_progress: ProgressCallback = lambda *_: None,
     initial_model: nn.Module | None = None,
     penalty: Penalty | None = None,
@@ -240,7 +244,7 @@ def train_student(
         return build_model(config.model, input_shape=shape, num_classes=num_classes, generator_seed=seed)
 
     if config.method == "fixmatch" and len(unlabelled_x):
-        return _fixmatch(records, config, new_model(), generator, on_progress, penalty)
+        return _fixmatch(records, config, new_model(), generator, augmentation, on_progress, penalty)
     # One supervised fit, then more rounds with confident pseudo-labels if the method asks for them.
     total_rounds = 1 + (config.rounds if config.method == "pseudo_label" and len(unlabelled_x) else 0)
     total_epochs = total_rounds * config.fit.epochs
@@ -253,6 +257,7 @@ def train_student(
             targets,
             config.fit,
             generator=generator,
+            augmentation=augmentation,
             on_epoch=lambda epoch, _, before=before: on_progress(before + epoch + 1, total_epochs),  # type: ignore[misc]
             penalty=penalty,
         )
@@ -273,10 +278,14 @@ def _fixmatch(
     config: StudentConfig,
     model: nn.Module,
     generator: torch.Generator,
+    augmentation: AugmentConfig,
     on_progress: ProgressCallback,
     penalty: Penalty | None,
 ) -> nn.Module:
-    """Train by FixMatch. An epoch visits every record at least once: the shorter of the two streams starts over."""
+    """Train by FixMatch. An epoch visits every record at least once: the shorter of the two streams starts over.
+
+    Both losses weigh alike, and a batch has four unlabelled records for each labelled one.
+    """
 
     def endless(total: int, batch_size: int) -> Iterator[Tensor]:
         while True:
@@ -285,7 +294,7 @@ def _fixmatch(
     def augmented(x: Tensor, how: AugmentConfig) -> Tensor:
         return augment(scale_bytes(x), how, generator).contiguous(memory_format=torch.channels_last)
 
-    size, chunk = config.fit.batch_size, config.fit.batch_size * config.unlabelled_ratio
+    size, chunk = config.fit.batch_size, config.fit.batch_size * _UNLABELLED_PER_LABELLED
     answered, unlabelled = endless(len(records.labels), size), endless(len(records.unlabelled_x), chunk)
     num_steps = max(math.ceil(len(records.labels) / size), math.ceil(len(records.unlabelled_x) / chunk))
     optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config.fit)
@@ -301,9 +310,9 @@ def _fixmatch(
                 # The order of these draws is part of the meaning of a seed.
                 others, rows = next(unlabelled), next(answered)
                 with precision_of(config.fit, records.unlabelled_x.device):
-                    answered_x = augmented(records.answered_x[rows], config.fit.augment)
-                    weak_x = augmented(records.unlabelled_x[others], config.fit.augment)
-                    strong_x = augmented(records.unlabelled_x[others], config.strong_augment)
+                    answered_x = augmented(records.answered_x[rows], augmentation)
+                    weak_x = augmented(records.unlabelled_x[others], augmentation)
+                    strong_x = augmented(records.unlabelled_x[others], strengthened(augmentation))
                     # No gradient: a pseudo-label is a target, which the loss must not move towards the prediction.
                     with torch.no_grad():
                         probability, label = model(weak_x).softmax(dim=1).max(dim=1)
@@ -315,7 +324,7 @@ def _fixmatch(
                     # The sum over confident records is divided by the number of all: a student that is sure of few
                     # records learns little from them.
                     consistency = F.cross_entropy(logits[len(rows) :], label[sure], reduction="sum") / len(others)
-                    loss = loss + config.unlabelled_weight * consistency
+                    loss = loss + consistency
                     if penalty is not None:
                         loss = loss + penalty(model)
                 if not math.isfinite(loss.item()):

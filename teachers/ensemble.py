@@ -40,9 +40,9 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from fairpate import __version__
-from fairpate.config import TeachersConfig
+from fairpate.config import AugmentConfig, TeachersConfig
 from fairpate.files import Location, Storage, exists, join, read, write
-from fairpate.nn.fit import exact_convolutions, frozen_features, predict_logits
+from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
 from fairpate.nn.models import build_architecture, is_convolutional, scale_bytes
 from fairpate.types import UserError
 from teachers.teacher import (
@@ -105,26 +105,16 @@ class BlockPool:
     def sum(self, function: BlockFunction, shared: Any, items: Iterable[Any], on_done: Callable[[int], None]) -> Counts:
         """Return the sum of all results, arrays of equal shape and type. ValueError without items.
 
-        ``on_done(position)`` is called for each item, and again for an item that was computed again.
+        ``on_done(position)`` is called for each item.
         """
         total: Counts | None = None
         for position, counts in self.run(function, shared, items):
-            total = added(total, counts)
+            # Not in place, because arrays from Ray's store are read-only.
+            total = counts if total is None else total + counts
             on_done(position)
-        return at_least_one(total)
-
-
-def added(total: Counts | None, counts: Counts) -> Counts:
-    """Add ``counts`` to a total, where None is an empty one."""
-    # Not in place, because arrays from Ray's store are read-only.
-    return counts if total is None else total + counts
-
-
-def at_least_one(total: Counts | None) -> Counts:
-    """Return the total. ValueError for an empty one."""
-    if total is None:
-        raise ValueError("Expected at least one item to add up, got none.")
-    return total
+        if total is None:
+            raise ValueError("Expected at least one item to add up, got none.")
+        return total
 
 
 def shard_key(seed: int) -> bytes:
@@ -181,6 +171,7 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
         # A weights file counts by its checksum: the same file at another path trains the same teachers.
         "model": spec.model.model_dump(mode="json", exclude={"weights": {"path"}, "python": True}),
         "fit": spec.fit.model_dump(mode="json"),
+        "augment": spec.augment.model_dump(mode="json"),
         "num_classes": spec.num_classes,
         "seed": spec.seed,
         "standardize": spec.standardize,
@@ -193,11 +184,10 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
         "versions": [__version__, torch.__version__],
     }
     digest = hashlib.blake2b(json.dumps(determined_by, sort_keys=True).encode(), digest_size=16)
-    for shard in shards:
-        for tensor in (shard.x, shard.y):
-            # Type and shape too: the same bytes may be another tensor.
-            digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.numpy().tobytes())
+    for tensor in (tensor for shard in shards for tensor in (shard.x, shard.y)):
+        # Type and shape too: the same bytes may be another tensor.
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
     return f"teachers-{min(teacher_indices):05d}-{digest.hexdigest()}.safetensors"
 
 
@@ -297,13 +287,13 @@ def computed(
     readers = BlockPool() if storage is None else workers
     is_stored = dict(readers.run(_is_stored, storage, (block.checkpoint for block in blocks)))
     missing = [position for position in range(len(blocks)) if not is_stored[position]]
-    report = TeacherCounter(blocks, on_progress)
-    report.add(*(position for position in range(len(blocks)) if position not in missing))
+    finished = teacher_counter(blocks, on_progress)
+    finished(*(position for position in range(len(blocks)) if is_stored[position]))
     # A generator: a shard is copied when a worker asks for it, not all shards at once.
     items = ((blocks[position], given(blocks[position].teacher_indices)) for position in missing)
     for number, result in workers.run(function, shared, items):
         yield blocks[missing[number]], result
-        report.add(missing[number])  # once its caller has stored it
+        finished(missing[number])  # once its caller has stored it
 
 
 def digest_of(blocks: Sequence[Block]) -> str:
@@ -318,18 +308,16 @@ def _is_stored(storage: Storage | None, checkpoint: str, _: str) -> bool:
     return is_intact(checkpoint)
 
 
-class TeacherCounter:
-    """Reports the number of finished teachers to a progress callback; a block that is computed again counts once."""
+def teacher_counter(blocks: tuple[Block, ...], on_progress: Progress | None) -> Callable[..., None]:
+    """Return a function of positions of finished blocks, which reports the number of finished teachers."""
+    sizes, done = [len(block.teacher_indices) for block in blocks], set[int]()
 
-    def __init__(self, blocks: tuple[Block, ...], on_progress: Progress | None):
-        self._sizes = [len(block.teacher_indices) for block in blocks]
-        self._done: set[int] = set()
-        self._on_progress = on_progress
+    def finished(*positions: int) -> None:
+        done.update(positions)
+        if on_progress is not None and positions:
+            on_progress(sum(sizes[position] for position in done), sum(sizes))
 
-    def add(self, *positions: int) -> None:
-        self._done.update(positions)
-        if self._on_progress is not None and positions:
-            self._on_progress(sum(self._sizes[position] for position in self._done), sum(self._sizes))
+    return finished
 
 
 def count_block(
@@ -337,17 +325,13 @@ def count_block(
     spec: TeacherSpec,
     queries: npt.NDArray[np.generic],
     *,
-    count_type: npt.DTypeLike = np.int64,
     device: str = "cpu",
-) -> Counts:
+) -> VoteArray:
     """Return ``votes_QC`` of a block of teachers on features (Q, ...), a bounded number of queries at a time."""
     # Convolutional teachers split the queries themselves, one teacher after another.
     parts = [queries] if _one_by_one(spec) else _bounded(queries)
     return np.concatenate(
-        [
-            count_votes(predict_votes(weights, spec, part, device=device), spec.num_classes).astype(count_type)
-            for part in parts
-        ]
+        [count_votes(predict_votes(weights, spec, part, device=device), spec.num_classes) for part in parts]
     )
 
 
@@ -509,6 +493,7 @@ def train_ensemble(
     num_classes: int,
     seed: int,
     checkpoint_dir: Path | Storage,
+    augment: AugmentConfig = UNCHANGED,
     pool: BlockPool | None = None,
     on_progress: Progress | None = None,
     read: Callable[[], Split] | None = None,
@@ -526,6 +511,8 @@ def train_ensemble(
     spec = TeacherSpec(
         model=config.model,
         fit=config.fit,
+        # The features of a picture are computed once where the last layer alone is trained: it is seen as it is.
+        augment=UNCHANGED if config.model.trainable == "head" else augment,
         num_classes=num_classes,
         seed=seed,
         standardize=config.standardize,
@@ -575,16 +562,20 @@ def collect_votes(
 
     Workers count and add up; each returns one total.
     """
-    report = TeacherCounter(ensemble.blocks, on_progress)
+    finished = teacher_counter(ensemble.blocks, on_progress)
     # Counts travel in the smallest type that holds all teachers.
     ballot = _Ballot(
         spec=ensemble.spec, queries=queries_x.numpy(), count_type=np.min_scalar_type(ensemble.num_teachers)
     )
-    counts = (pool or BlockPool()).sum(_count_block, ballot, ensemble.sources(), report.add)
-    votes_QC = counts.astype(np.int64)
+    counts = (pool or BlockPool()).sum(_count_block, ballot, ensemble.sources(), finished)
+    return checked_votes(counts.astype(np.int64), ensemble.num_teachers)
+
+
+def checked_votes(votes_QC: VoteArray, num_teachers: int) -> VoteArray:
+    """Return the votes. PoolError unless every teacher voted once on every query."""
     # A block that was lost, or counted twice, shows in the sums.
-    if (votes_QC.sum(axis=1) != ensemble.num_teachers).any():
-        raise PoolError(f"Expected {ensemble.num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
+    if (votes_QC.sum(axis=1) != num_teachers).any():
+        raise PoolError(f"Expected {num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
     return votes_QC
 
 
@@ -640,9 +631,14 @@ def _train_block(lessons: _Lessons, item: tuple[Block, Given], device: str) -> t
 
 
 def _count_block(ballot: _Ballot, source: str | ArrayWeights, device: str) -> Counts:
+    counts = count_block(tensors_of(source), ballot.spec, ballot.queries, device=device)
+    return counts.astype(ballot.count_type)
+
+
+def tensors_of(source: str | ArrayWeights) -> StackedWeights:
+    """Return a block's weights, or read them where ``source`` is their location."""
     weights = load_block(source) if isinstance(source, str) else source
-    tensors = {name: torch.tensor(value) for name, value in weights.items()}
-    return count_block(tensors, ballot.spec, ballot.queries, count_type=ballot.count_type, device=device)
+    return {name: torch.tensor(value) for name, value in weights.items()}
 
 
 def _block_size(spec: TeacherSpec, engine: Engine, device: str, input_shape: tuple[int, ...]) -> int:

@@ -4,16 +4,17 @@
 it vote and discards it. Only the votes are kept (numbers, no pickle); `fairpate aggregate` releases labels from them. A
 second call with the same shards, code, queries and seed reads them again.
 
-A teacher must be a function of its own shard, or one record would change several votes. So each teacher is a new object
-with its own seed, and the process's random states are seeded for each. A teacher that raises an error (of a shard with
-one class, say) votes for its shard's most common class, because the error would reveal something of the shard. State
-that the user's code keeps outside of its objects is not checked.
+A teacher must be a function of its own shard, or one record would change several votes. So each teacher is a copy of
+what the factory returns, with its own seed, and the process's random states are seeded for each. A teacher that raises
+an error (of a shard with one class, say) votes for its shard's most common class, because the error would reveal
+something of the shard. State that the user's code keeps outside of its objects is not checked.
 
 Shapes: T teachers, Q queries, C classes, N records, F features.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import json
@@ -94,37 +95,8 @@ def made(factory: Factory, seed: int) -> Any:
     """Return a new teacher. A factory with the parameter ``random_state`` is given ``seed``."""
     parameters = inspect.signature(factory).parameters.values()
     takes = any(each.name == "random_state" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
-    return factory(random_state=seed) if takes else factory()
-
-
-def require_apart(factory: Factory, teacher: Any, others: Sequence[Any]) -> None:
-    """Raise OwnTeacherError if two teachers are, or hold, the same object: a second fit would change the first."""
-    own = {id(part) for part in _parts(teacher)}
-    if any(id(part) in own for other in others for part in _parts(other)):
-        raise OwnTeacherError(
-            f"{named(factory)} gives the same object twice, so that one record could touch several "
-            "votes; make a new one at each call."
-        )
-
-
-def _parts(teacher: Any) -> list[Any]:
-    """Return a teacher and the models in it, whether parameters or attributes or in their lists, in any depth."""
-    found, waiting = {id(teacher): teacher}, [teacher]
-    while waiting:
-        model = waiting.pop()
-        # Not deep: models inside this one have a turn of their own.
-        parameters = model.get_params(deep=False) if callable(getattr(model, "get_params", None)) else {}
-        held = [*parameters.values(), *getattr(model, "__dict__", {}).values()]
-        for value in list(held):
-            inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-            for item in inner:  # a pair (name, model), say
-                held += item if isinstance(item, tuple) else (item,)
-        for value in held:
-            # Classes may be shared: only objects are fitted.
-            if hasattr(value, "fit") and not isinstance(value, type) and id(value) not in found:
-                found[id(value)] = value
-                waiting.append(value)
-    return list(found.values())
+    # A copy, with all that it holds: of an object that the factory returns again, a second fit would change the first.
+    return copy.deepcopy(factory(random_state=seed) if takes else factory())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,21 +150,19 @@ def ask_own_teachers(
         OwnTeacherError: The factory makes no teachers, all of them fail, or one votes for something that is no class.
     """
     workers = pool or BlockPool()
-    # Two calls, which must give two objects.
     try:
-        first, second = (made(factory, 0) for _ in range(2))
+        teacher = made(factory, 0)
     except Exception as error:  # any error of the user's code
         raise OwnTeacherError(
             f"{named(factory)} makes no teacher ({type(error).__name__}: {error}); give a function that returns a new "
             "model."
         ) from error
-    lacking = [name for name in ("fit", "predict") if not callable(getattr(first, name, None))]
+    lacking = [name for name in ("fit", "predict") if not callable(getattr(teacher, name, None))]
     if lacking:
         raise OwnTeacherError(
-            f"{named(factory)} makes a {type(first).__name__} without {' and '.join(lacking)}; give a factory of "
+            f"{named(factory)} makes a {type(teacher).__name__} without {' and '.join(lacking)}; give a factory of "
             "models that have both."
         )
-    require_apart(factory, first, [second])
     config = TeachersConfig(num_teachers=num_teachers, block_size=block_size)
     queries = _table(queries_x)
     determined_by = _determined_by(factory, queries, {"num_classes": num_classes, "seed": seed})
@@ -241,14 +211,11 @@ def _ask_block(lesson: _Lesson, item: tuple[Block, Given], _: str) -> tuple[Arra
     """Return the votes of a block, and the error of the first teacher that failed."""
     block, given = item
     shards = cast("list[ArrayShard]", list(given))  # whole shards, never row numbers
-    kept: list[Any] = []  # alive, so that no new object gets the identity of a deleted one
     predictions: list[npt.NDArray[np.int16]] = []
     failures: list[str | None] = []
     for teacher, (x, y) in zip(block.teacher_indices, shards, strict=True):
         with _own_randomness(seed_of_training(lesson.seed, teacher)) as seed:
             model = made(lesson.factory, seed)
-            require_apart(lesson.factory, model, kept)
-            kept.append(model)
             failure: str | None = None if len(y) else "no record in the shard"
             if failure is None:
                 try:

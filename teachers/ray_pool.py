@@ -6,11 +6,10 @@
   :class:`HeadWatch` warns before.
 * :class:`RayPool` is a bounded pool of actors, each with a block of teachers at a time. An item is sent to the one
   worker that computes it, and at most two per worker are under way. A lost worker is replaced on any node with room,
-  and its items are computed again, which changes nothing because the function is pure. Sums stay on the workers until
-  each gives its total. Ray's own retries do not replace this. A restarted actor keeps its tasks, which wait for a place
-  while other actors are idle. A task is not bound to one node: its caller learns that a node fell silent only from
-  gRPC, which pings every five minutes, while the head reports it at once for an actor; and on GPUs each task starts a
-  process of its own.
+  and its items are computed again, which changes nothing because the function is pure. Ray's own retries do not replace
+  this. A restarted actor keeps its tasks, which wait for a place while other actors are idle. A task is not bound to
+  one node: its caller learns that a node fell silent only from gRPC, which pings every five minutes, while the head
+  reports it at once for an actor; and on GPUs each task starts a process of its own.
 * :class:`ServingTeachers` are actors that keep their blocks of weights and vote whenever they are asked. One call per
   actor carries a whole batch of queries. An actor that dies or hangs (it answers pings while it works) is started
   again, reads its teachers and votes again, which changes nothing because a vote is a pure function. A vote without all
@@ -36,9 +35,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,14 +49,12 @@ from teachers.ensemble import (
     ArrayWeights,
     BlockFunction,
     BlockPool,
-    Counts,
     Ensemble,
     PoolError,
     VoteArray,
-    added,
-    at_least_one,
+    checked_votes,
     count_block,
-    load_block,
+    tensors_of,
 )
 from teachers.neighbours import Coordinates, Nearest, Sampler, Voters, merged, nearest_of_samples
 from teachers.teacher import TeacherSpec
@@ -75,24 +73,10 @@ class Worker:
         if num_gpus:
             # To Ray a share of a GPU is a number, and torch would take all of it.
             torch.cuda.set_per_process_memory_fraction(min(1.0, num_gpus))
-        self._number, self._total = -1, cast("Counts | None", None)
 
     def run(self, function: BlockFunction, shared: Any, item: Any, device: str) -> Any:
         """Return ``function(shared, item, device)``."""
         return function(shared, item, device)
-
-    def add(self, number: int, function: BlockFunction, shared: Any, item: Any, device: str) -> None:
-        """Add one item to the total of sum ``number``; the rest of an earlier sum is dropped."""
-        # Numbers never repeat in a pool, so a total left by a sum that failed cannot be taken for this one's.
-        before = self._total if number == self._number else None
-        self._number, self._total = number, added(before, function(shared, item, device))
-
-    def take(self, number: int) -> Counts:
-        """Return the total of sum ``number`` and forget it."""
-        assert number == self._number, "a total of another sum"
-        # Forgotten, because a total that was fetched twice would count twice.
-        total, self._total = self._total, None
-        return at_least_one(total)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -131,7 +115,6 @@ class RayPool(BlockPool):
         self._starting: dict[Any, Any] = {}  # by the reference that settles when the actor is ready
         self._ready: list[Any] = []
         self._failed_starts = 0
-        self._sums = itertools.count()
 
     def carry(self, module: ModuleType) -> None:
         """Send code as :meth:`BlockPool.carry` does: functions and classes of ``module`` travel with their code."""
@@ -158,61 +141,10 @@ class RayPool(BlockPool):
         """Compute as :meth:`BlockPool.run` does. PoolError if the function raises, or an item is lost too often."""
         import ray
 
-        # Put once: as a plain argument the shared value would travel with every item.
-        reference, queue = ray.put(shared), _Queue(items)
-
-        def submit(actor: Any, task: _Task) -> Any:
-            return actor.run.remote(function, reference, task.item, self.device)
-
-        for _, task, result in self._compute(queue, submit, lambda _, tasks, error: self._again(queue, tasks, error)):
-            yield task.position, result
-
-    def sum(self, function: BlockFunction, shared: Any, items: Iterable[Any], on_done: Callable[[int], None]) -> Counts:
-        """Add up as :meth:`BlockPool.sum` does. Each actor adds to a total of its own, which is fetched once.
-
-        If a total is lost with its actor, its items are counted again. An actor that may be alive is ended first, so
-        that nothing is counted twice.
-        """
-        import ray
-
-        reference, queue, number = ray.put(shared), _Queue(items), next(self._sums)
-        held: dict[Any, list[_Task]] = {}  # by actor, the tasks in its total
-        total: Counts | None = None
-
-        def submit(actor: Any, task: _Task) -> Any:
-            return actor.add.remote(number, function, reference, task.item, self.device)
-
-        def lost(actor: Any, tasks: list[_Task], error: Exception) -> None:
-            self._again(queue, [*held.pop(actor, []), *tasks], error)
-
-        while queue:
-            for actor, task, _ in self._compute(queue, submit, lost):
-                if actor in self._ready:
-                    held.setdefault(actor, []).append(task)
-                    on_done(task.position)
-                else:  # added before its actor was lost, and reported after
-                    lost(actor, [task], PoolError("the worker was lost"))
-            # Fetched when the queue is empty, and lost ones counted again, until every total has come.
-            for actor in list(held):
-                try:
-                    total = added(total, ray.get(actor.take.remote(number), timeout=self._stall_timeout_s))
-                    del held[actor]
-                except ray.exceptions.RayError as error:
-                    self._replace(actor)
-                    lost(actor, [], error)
-        return at_least_one(total)
-
-    def _compute(
-        self,
-        queue: _Queue,
-        submit: Callable[[Any, _Task], Any],
-        on_loss: Callable[[Any, list[_Task], Exception], None],
-    ) -> Iterator[tuple[Any, _Task, Any]]:
-        """Yield actor, task and the value of the reference that ``submit(actor, task)`` returned for it."""
-        import ray
-
         if not self._ready and not self._starting:
             raise PoolError("The pool is closed; use it as `with RayPool(config) as pool`.")
+        # Put once: as a plain argument the shared value would travel with every item.
+        reference, queue = ray.put(shared), _Queue(items)
         pending: dict[Any, tuple[Any, _Task]] = {}
         while queue or pending:
             try:
@@ -222,19 +154,20 @@ class RayPool(BlockPool):
                     for actor in self._ready:
                         if load[actor] == depth and queue:
                             task = queue.waiting.popleft()
-                            pending[submit(actor, task)] = (actor, task)
+                            call = actor.run.remote(function, reference, task.item, self.device)
+                            pending[call] = (actor, task)
                             load[actor] += 1
-                reference = self._wait_for_one(pending)
+                settled = self._wait_for_one(pending)
             except ray.exceptions.RayError as error:
                 raise PoolError(
                     f"Ray failed: {error} The same command resumes where this one ended; stored blocks stay."
                 ) from error
-            if reference in self._starting:
-                self._welcome(reference)
+            if settled in self._starting:
+                self._welcome(settled)
                 continue
-            actor, task = pending.pop(reference)
+            actor, task = pending.pop(settled)
             try:
-                value = ray.get(reference, timeout=self._stall_timeout_s)
+                result = ray.get(settled, timeout=self._stall_timeout_s)
             except ray.exceptions.RayError as error:
                 # Raised by the function itself, and not because a worker, a node or an object it needed was lost.
                 if isinstance(error, ray.exceptions.RayTaskError) and not isinstance(
@@ -242,9 +175,9 @@ class RayPool(BlockPool):
                 ):
                     raise PoolError(f"A block of teachers failed on a worker: {error.cause or error}") from error
                 self._replace(actor)
-                on_loss(actor, [task], error)
+                self._again(queue, task, error)
                 continue
-            yield actor, task, value
+            yield task.position, result
 
     def _wait_for_one(self, pending: Mapping[Any, Any]) -> Any:
         """Return the next reference that is ready: a task's, or that of an actor that starts."""
@@ -266,18 +199,16 @@ class RayPool(BlockPool):
             "same command again, which resumes from the stored blocks."
         )
 
-    def _again(self, queue: _Queue, tasks: Sequence[_Task], error: Exception) -> None:
-        """Return lost tasks to the queue; PoolError if one of them was lost too often."""
-        if tasks:
-            _log.warning("Blocks lost with their worker, computed again: %d", len(tasks))
-        for task in tasks:
-            task.losses += 1
-            if task.losses > self._config.max_restarts:
-                raise PoolError(
-                    f"A block of teachers was lost {task.losses} times, more than ray.max_restarts="
-                    f"{self._config.max_restarts}: {error} If memory ran out, lower ray.num_actors."
-                ) from error
-            queue.waiting.appendleft(task)
+    def _again(self, queue: _Queue, task: _Task, error: Exception) -> None:
+        """Return a lost task to the queue; PoolError if it was lost too often."""
+        _log.warning("Blocks lost with their worker, computed again: 1")
+        task.losses += 1
+        if task.losses > self._config.max_restarts:
+            raise PoolError(
+                f"A block of teachers was lost {task.losses} times, more than ray.max_restarts="
+                f"{self._config.max_restarts}: {error} If memory ran out, lower ray.num_actors."
+            ) from error
+        queue.waiting.appendleft(task)
 
     def _start_actor(self) -> None:
         actor = self._actor_class.remote(self._config.torch_threads, self._config.num_gpus)
@@ -523,21 +454,18 @@ _PING_INTERVAL_S, _HANG_TIMEOUT_S = 1.0, 5.0
 BESIDE_WORK = "signs of life"
 
 
-class Voter:
-    """The actor: some blocks of teachers, loaded once."""
+class ServingActor:
+    """The actor: blocks of data that are loaded once, and the function of them that answers."""
 
-    def __init__(self, spec: TeacherSpec, torch_threads: int, device: str, *sources: str | ArrayWeights) -> None:
+    def __init__(
+        self, answer_from: Callable[[Sequence[Any]], Callable[..., Any]], torch_threads: int, *sources: Any
+    ) -> None:
         torch.set_num_threads(torch_threads)
-        self._spec, self._device = spec, device
-        loaded = (load_block(source) if isinstance(source, str) else source for source in sources)
-        self._blocks = [{name: torch.tensor(value) for name, value in block.items()} for block in loaded]
+        self._answer = answer_from(sources)
 
-    def counts(self, queries: npt.NDArray[np.generic]) -> VoteArray:
-        """Return how many of this actor's teachers chose each class, (Q, C)."""
-        counts = np.zeros((len(queries), self._spec.num_classes), dtype=np.int64)
-        for block in self._blocks:
-            counts += count_block(block, self._spec, queries, device=self._device)
-        return counts
+    def answer(self, *arguments: Any) -> Any:
+        """Return the answer of this actor's blocks."""
+        return self._answer(*arguments)
 
     def ping(self) -> None:
         """Return, to show that the actor is alive."""
@@ -547,8 +475,13 @@ class _ServingActors:
     """A bounded number of actors that share blocks of data and serve until :meth:`close`, restarted without end."""
 
     def __init__(
-        self, kind: type, arguments: Sequence[Any], sources: Iterable[Any], config: RayConfig, *, num_gpus: float
-    ):
+        self,
+        answer_from: Callable[[Sequence[Any]], Callable[..., Any]],
+        sources: Iterable[Any],
+        config: RayConfig,
+        *,
+        num_gpus: float,
+    ) -> None:
         import ray
 
         options: dict[str, Any] = {
@@ -560,13 +493,28 @@ class _ServingActors:
             # A second thread: a busy actor still answers pings, and is not taken for a hung one.
             "concurrency_groups": {BESIDE_WORK: 1},
         }
-        actor_class: Any = ray.remote(**options)(kind)
+        actor_class: Any = ray.remote(**options)(ServingActor)
         # References are kept here, so that a restarted actor, maybe on another node, finds its data.
         self._sources = [source if isinstance(source, str) else ray.put(source) for source in sources]
         # Every n-th block, so that actors have equally many.
         num_actors = max(1, min(number_of_actors(config), len(self._sources)))
-        self.actors = [actor_class.remote(*arguments, *self._sources[i::num_actors]) for i in range(num_actors)]
+        shares = (self._sources[i::num_actors] for i in range(num_actors))
+        self.actors = [actor_class.remote(answer_from, config.torch_threads, *share) for share in shares]
         self._watch = VoterWatch(self.actors)
+
+    def ask(self, shared: Any, *arguments: Any, timeout_s: float, what: str) -> list[Any]:
+        """Return the answer of every actor. PoolError, which names ``what`` was asked, unless all come in time."""
+        import ray
+
+        # Put once: as an argument it would travel to each actor by itself.
+        reference = ray.put(shared)
+        try:
+            answers: list[Any] = ray.get(
+                [actor.answer.remote(reference, *arguments) for actor in self.actors], timeout=timeout_s
+            )
+        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
+            raise PoolError(f"Not all {what} within {timeout_s:g} s: {error}") from error
+        return answers
 
     def are_answering(self) -> bool:
         """Return whether every actor answered its last ping, without waiting."""
@@ -590,24 +538,21 @@ class ServingTeachers(_ServingActors):
 
     def __init__(self, ensemble: Ensemble, config: RayConfig) -> None:
         self._num_teachers = ensemble.num_teachers
-        arguments = (ensemble.spec, config.torch_threads, "cuda" if config.num_gpus else "cpu")
-        super().__init__(Voter, arguments, ensemble.sources(), config, num_gpus=config.num_gpus)
+        counter = partial(_counter_of, ensemble.spec, "cuda" if config.num_gpus else "cpu")
+        super().__init__(counter, ensemble.sources(), config, num_gpus=config.num_gpus)
 
     def votes(self, queries: npt.NDArray[np.generic]) -> VoteArray:
         """Return ``votes_QC`` of all teachers on features (Q, ...). PoolError unless all of them voted in time."""
-        import ray
+        votes_QC: VoteArray = np.sum(self.ask(queries, timeout_s=_VOTE_TIMEOUT_S, what="teachers voted"), axis=0)
+        return checked_votes(votes_QC, self._num_teachers)
 
-        # Put once: as an argument the queries would travel to each actor by themselves.
-        reference = ray.put(queries)
-        try:
-            counts = ray.get([actor.counts.remote(reference) for actor in self.actors], timeout=_VOTE_TIMEOUT_S)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            raise PoolError(f"Not all teachers voted within {_VOTE_TIMEOUT_S:g} s: {error}") from error
-        votes_QC: VoteArray = np.sum(counts, axis=0)
-        # A block that no actor, or more than one, has loaded shows in the sums.
-        if not (votes_QC.sum(axis=1) == self._num_teachers).all():
-            raise PoolError(f"Expected {self._num_teachers} votes per query, got {sorted(set(votes_QC.sum(axis=1)))}.")
-        return votes_QC
+
+def _counter_of(
+    spec: TeacherSpec, device: str, sources: Sequence[str | ArrayWeights]
+) -> Callable[[npt.NDArray[np.generic]], VoteArray]:
+    """Load blocks of teachers; return the function that counts their votes, (Q, C), on features (Q, ...)."""
+    blocks = [tensors_of(source) for source in sources]
+    return lambda queries: np.sum([count_block(block, spec, queries, device=device) for block in blocks], axis=0)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -692,9 +637,6 @@ class LocalNeighbourhood:
         """Release the records in memory."""
         self._blocks = []
 
-    def ping(self) -> None:
-        """Return, to show that the process is alive."""
-
 
 class RayNeighbourhood(_ServingActors):
     """Blocks of records on a bounded number of actors; use inside :func:`start_ray`.
@@ -711,28 +653,15 @@ class RayNeighbourhood(_ServingActors):
         seed: int | None,
         config: RayConfig,
     ) -> None:
-        super().__init__(_Part, (count, sampling_rate, seed, config.torch_threads), blocks, config, num_gpus=0)
+        def searcher(own: Sequence[Voters]) -> Callable[..., Nearest]:
+            # The sampler is made in the actor: its lock and its state belong to one process.
+            return LocalNeighbourhood(own, count=count, sampler=Sampler(sampling_rate, seed)).nearest
+
+        super().__init__(searcher, blocks, config, num_gpus=0)
 
     def nearest(self, queries_QD: Coordinates, names: Sequence[str]) -> Nearest:
         """Return the nearest of fresh samples. PoolError unless every record could be sampled."""
-        import ray
-
-        reference = ray.put(queries_QD)
-        try:
-            parts = ray.get([actor.nearest.remote(reference, names) for actor in self.actors], timeout=_TIMEOUT_S)
-        except (ray.exceptions.RayError, ray.exceptions.GetTimeoutError) as error:
-            raise PoolError(f"Not all records could be asked within {_TIMEOUT_S:g} s: {error}") from error
-        return merged(parts)
+        return merged(self.ask(queries_QD, names, timeout_s=_TIMEOUT_S, what="records could be asked"))
 
 
 Neighbourhood = LocalNeighbourhood | RayNeighbourhood
-
-
-class _Part(LocalNeighbourhood):
-    """The actor: some blocks, and their own samples."""
-
-    def __init__(self, count: int, sampling_rate: float, seed: int | None, torch_threads: int, *blocks: Voters) -> None:
-        import torch
-
-        torch.set_num_threads(torch_threads)
-        super().__init__(blocks, count=count, sampler=Sampler(sampling_rate, seed))

@@ -33,8 +33,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
-from fairpate.config import FitConfig, ModelConfig
+from fairpate.config import AugmentConfig, FitConfig, ModelConfig
 from fairpate.nn.fit import (
+    UNCHANGED,
     DivergedError,
     Optimizer,
     apply_changes,
@@ -132,6 +133,7 @@ class TeacherSpec:
     fit: FitConfig
     num_classes: int
     seed: int
+    augment: AugmentConfig = UNCHANGED
     standardize: bool = False
     max_shard_size: int | None = None
 
@@ -297,7 +299,7 @@ class _Stack:
         # Views of the stack: the optimiser has a state for each teacher, and updates the stacked tensors in place.
         rows = zip(*(value.unbind() for value in self._parameters.values()), strict=True)
         self._optimizer = Optimizer([parameter for row in rows for parameter in row], spec.fit)
-        self._fit, self._device, self._shards = spec.fit, device, shards
+        self._fit, self._augment, self._device, self._shards = spec.fit, spec.augment, device, shards
         # Teachers that have not diverged. Batched products of dense layers keep teachers apart by themselves.
         self._kept_T = torch.ones(len(shards), dtype=torch.bool)
         self._is_dense = all(type(layer) in _DENSE_LAYERS for layer in self._template.children())
@@ -328,7 +330,7 @@ class _Stack:
 
     def _shuffled_epoch(self) -> tuple[Tensor, Tensor | None]:
         """Return every teacher's rows in an epoch's order (T, N + 1), and the augmentation of all records or None."""
-        draws = [draw_epoch(shard.x, self._fit, g) for shard, g in zip(self._shards, self._generators, strict=True)]
+        draws = [draw_epoch(shard.x, self._augment, g) for shard, g in zip(self._shards, self._generators, strict=True)]
         changes = [change for _, change in draws if change is not None]
         return self._records.rows([order for order, _ in draws]), _with_filler(changes) if changes else None
 
@@ -420,7 +422,7 @@ class _Records:
         # The target of the filler is a row of zeros, so that it adds 0 to the loss and to every gradient.
         targets = functional.pad(classes * (1 - smoothing) + smoothing / spec.num_classes, (0, 0, 0, 1))
         self._targets = targets.to(device)
-        self._augment, self._home, self._device = spec.fit.augment, home, device
+        self._augment, self._home, self._device = spec.augment, home, device
 
     def rows(self, orders: Sequence[Tensor]) -> Tensor:
         """Return rows (T, N + 1) of shards in these orders; the end of a shorter one and the last column are filler."""
@@ -524,7 +526,8 @@ def _fitted(shard: Shard, spec: TeacherSpec, teacher: int, device: torch.device)
     """Return the teacher's weights after training; NaN where it diverged."""
     model = initial_model(spec, teacher, shard).to(device)
     try:
-        fit(model, shard.x, shard.y, spec.fit, generator=training_generator(spec, teacher))
+        generator = training_generator(spec, teacher)
+        fit(model, shard.x, shard.y, spec.fit, generator=generator, augmentation=spec.augment)
     except DivergedError:
         for parameter in model.parameters():
             # NaN, as a diverged teacher has it in the stacked engine: the caller handles both in one place.

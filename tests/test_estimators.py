@@ -117,7 +117,7 @@ def test_calibration_is_open_to_all_and_zero_epochs_are_none(estimator: Any) -> 
     plain = clone(estimator).fit(X, Y, **PUBLIC)
     untouched = clone(estimator).set_params(calibration=CalibrationConfig(epochs=0)).fit(X, Y, **PUBLIC)
     np.testing.assert_array_equal(untouched.predict_proba(X), plain.predict_proba(X))
-    settings = CalibrationConfig(weight=5.0, learning_rate=0.03, batch_size=64)
+    settings = CalibrationConfig(weight=5.0, learning_rate=0.1)
     calibrated = clone(estimator).set_params(calibration=settings).fit(X, Y, **PUBLIC)
     assert calibrated.events_ == plain.events_
     assert gap(calibrated.predict(X) == "yes", Z) < 0.7 * gap(plain.predict(X) == "yes", Z)

@@ -1,9 +1,10 @@
 """Parts that all commands share: `--json`, modes, fields that are given twice, errors, exit codes and common options.
 
-Every command is a function that returns an :class:`Output`; `--json` prints its facts as one document. A command with
-several modes is made of one function for each (:func:`in_modes`): the options of the command are the parameters of
-these functions, so an option that the chosen mode does not read is refused. An option that sets fields of the
-configuration says which (:class:`Sets`), so `--set` cannot give the same field another value.
+Every command is a function that returns an :class:`Output`; `--json` prints its facts as one document. What an option
+means is said once, in the docstring of the command, from where its help comes. A command with several modes is made of
+one function for each (:func:`in_modes`): the options of the command are the parameters of these functions, so an option
+that the chosen mode does not read is refused. An option that sets fields of the configuration says which
+(:class:`Sets`), so `--set` cannot give the same field another value.
 
 A mistake that the user can fix ends in one message on standard error that names the field, the value and the remedy.
 Exit codes: 2 for a request that cannot be carried out as written (an option, a name, a configuration, a place to write
@@ -16,33 +17,28 @@ from __future__ import annotations
 import errno
 import inspect
 import io
+import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from copy import copy
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
+from typer.models import ParameterInfo
 
+from fairpate import terminal
 from fairpate.config import ConfigError, DataConfig, nearest
 from fairpate.config_reader import Override, apply_override, expected, flattened, parse_config
-from fairpate.terminal import (
-    Output,
-    discard_output,
-    ended_by_signals,
-    fail,
-    is_for_program,
-    show,
-    speaking,
-    tell_program,
-)
 from fairpate.types import UsageError, UserError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-Function = Callable[..., Output | None]
+Function = Callable[..., terminal.Output | None]
 
 
 class Sets:
@@ -60,18 +56,19 @@ class Commands(typer.Typer):
 
         def declared(function: Function) -> Function:
             signature = inspect.signature(function, eval_str=True)
-            own = signature.parameters
+            words, own = _documented(inspect.getdoc(function) or "", signature.parameters)
             context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
             option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
             parameters = [*own.values(), option, *([] if "ctx" in own else [context])]
 
             @wraps(function)
             def command(*, ctx: typer.Context, as_json: bool, **arguments: Any) -> int:
-                with speaking(to_program=as_json):
+                with terminal.speaking(to_program=as_json):
                     _refuse_fields_given_twice(ctx, own, arguments.get("overrides") or ())
                     output = function(**arguments | ({"ctx": ctx} if "ctx" in own else {}))
-                    return 0 if output is None else show(output)
+                    return 0 if output is None else terminal.show(output)
 
+            command.__doc__ = words
             # Earlier releases of typer read the annotations, later ones the signature.
             command.__signature__ = signature.replace(parameters=parameters, return_annotation=int)  # type: ignore[attr-defined]
             command.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -80,6 +77,23 @@ class Commands(typer.Typer):
             return function
 
         return declared
+
+
+def _documented(text: str, parameters: Mapping[str, inspect.Parameter]) -> tuple[str, dict[str, inspect.Parameter]]:
+    """Return the help of a command, and its options with the help that the section ``Args:`` of its docstring has."""
+    words, _, section = text.partition("\nArgs:\n")
+    found = dict(parameters)
+    for name, described in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", section, flags=re.MULTILINE):
+        annotation = found[name].annotation
+        plain, *marks = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        # A copy, because commands may share the declaration of an option.
+        declared = next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)
+        # A flag has no opposite, such as --no-dry-run.
+        own = copy(declared) or typer.Option(*[f"--{name.replace('_', '-')}"] * (plain is bool))
+        own.help = " ".join(described.split())
+        others = [mark for mark in marks if not isinstance(mark, ParameterInfo)]
+        found[name] = found[name].replace(annotation=Annotated[(plain, own, *others)])
+    return words.strip(), found
 
 
 def _refuse_fields_given_twice(
@@ -114,24 +128,21 @@ def _is_given(ctx: typer.Context, option: str) -> bool:
 class Mode:
     """One way to run a command: ``function`` reads the options that are its parameters, and no others.
 
-    ``option`` is the parameter that selects the mode; None for the mode without such an option. ``flag`` declares the
-    option where ``function`` does not need its value.
+    ``option`` is the parameter that selects the mode, a flag where ``function`` does not need its value; None for the
+    mode without such an option.
     """
 
     function: Function
     option: str | None = None
-    flag: Any = None
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The options and arguments that this mode reads, by name."""
         # Evaluated, because annotations are text under `from __future__ import annotations`.
         found = dict(inspect.signature(self.function, eval_str=True).parameters)
-        if self.flag is not None:
-            assert self.option is not None
-            found[self.option] = inspect.Parameter(
-                self.option, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, self.flag]
-            )
+        if self.option is not None and self.option not in found:
+            kind, flag = inspect.Parameter.KEYWORD_ONLY, Annotated[bool, typer.Option(f"--{self.option}")]
+            found[self.option] = inspect.Parameter(self.option, kind, default=False, annotation=flag)
         return {name: each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for name, each in found.items()}
 
 
@@ -149,7 +160,7 @@ def in_modes(name: str, words: str, *modes: Mode) -> Function:
             assert declared.setdefault(parameter.name, parameter) == parameter, parameter
     (without_option,) = (mode for mode in modes if mode.option is None)
 
-    def command(ctx: typer.Context, **values: Any) -> Output | None:
+    def command(ctx: typer.Context, **values: Any) -> terminal.Output | None:
         given = [name for name in declared if _is_given(ctx, name)]
         # Of several modes whose options were given, the first: options of the others are refused below.
         chosen = next((mode for mode in modes if mode.option in given), without_option)
@@ -193,8 +204,8 @@ def exit_with_code(app: typer.Typer) -> None:
     """Run the command that was given; exit with its code if that is not 0."""
     code = 0
     # Also around the parser, whose errors are for the program too.
-    with speaking(to_program=_asks_for("--json")):
-        with ended_by_signals() as ending:
+    with terminal.speaking(to_program=_asks_for("--json")):
+        with terminal.ended_by_signals() as ending:
             try:
                 code = _exit_code(app)
             except BaseException:
@@ -209,20 +220,21 @@ def exit_with_code(app: typer.Typer) -> None:
 
 def _exit_code(app: typer.Typer) -> int:
     # Click prints its help itself: for a program it is caught and becomes a fact.
-    is_help = is_for_program() and _asks_for("-h", "--help")
+    is_help = terminal.is_for_program() and _asks_for("-h", "--help")
     try:
         with redirect_stdout(io.StringIO()) if is_help else nullcontext() as text:
             code: int = app(prog_name="fairpate", standalone_mode=False) or 0
         if text is not None:
-            show(Output(facts={"help": text.getvalue()}))
+            terminal.show(terminal.Output(facts={"help": text.getvalue()}))
     except (KeyboardInterrupt, typer.Abort) as stop:
         # Click reports every EOFError, such as that of a damaged .pyc file, as Abort.
         if isinstance(stop.__cause__, EOFError):
-            tell_program(f"EOFError: {stop.__cause__}")
+            terminal.tell_program(f"EOFError: {stop.__cause__}")
             raise stop.__cause__ from None
         code = _INTERRUPTED
     except BrokenPipeError:  # `| head` has read enough
-        discard_output()
+        # Python flushes standard output at exit, and would print an error and exit with 120.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     except Exception as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # the help was the message
@@ -230,14 +242,14 @@ def _exit_code(app: typer.Typer) -> int:
         # By the name of the module: some releases of typer bring a Click of their own.
         is_bad_usage = isinstance(error, UsageError) or type(error).__module__.startswith(("click", "typer"))
         if not is_bad_usage and not isinstance(error, (UserError, ValueError, OSError)):  # a defect of this package
-            tell_program(f"{type(error).__name__}: {error}")
+            terminal.tell_program(f"{type(error).__name__}: {error}")
             raise
-        return fail(_message(error), code=2 if is_bad_usage else 1)
+        return terminal.fail(_message(error), code=2 if is_bad_usage else 1)
     return _interrupted(code) if code == _INTERRUPTED else code
 
 
 def _interrupted(code: int) -> int:
-    return fail("Interrupted; finished stages are kept, and the same command resumes from them.", code=code)
+    return terminal.fail("Interrupted; finished stages are kept, and the same command resumes from them.", code=code)
 
 
 def _message(error: Any) -> str:
@@ -273,9 +285,6 @@ def checked_arguments() -> Iterator[None]:
         raise ConfigError(str(error)) from error
 
 
-ConfigFile = Annotated[
-    Path | None, typer.Argument(help="YAML configuration. Without one, settings are chosen for the data set.")
-]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", help="Set a field, as in section.field=value; `fairpate methods NAME` lists the fields."),
@@ -307,36 +316,18 @@ FairAt = Annotated[
     ),
     Sets("evaluation.fair_at", "settings.evaluation.fair_at"),
 ]
-Weights = Annotated[
-    str | None,
-    typer.Option(help="File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision)."),
-    Sets("teachers.model.weights", "student.model.weights"),
-]
 OptionValues = Annotated[
     list[str] | None, typer.Option("--option", help="Option of the data set's loader, as in name=value.")
 ]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory.")]
 RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger file.")]
-Words = Annotated[list[str] | None, typer.Argument(help="[URL] and one command; without a command, opens a shell.")]
 Host = Annotated[
     str, typer.Option(help="Address to listen on. Beyond this machine, an aggregator needs tokens and TLS.")
 ]
 Port = Annotated[int, typer.Option(help="Port to listen on.")]
-AnalystToken = Annotated[
-    Path | None, typer.Option(help="File with the analysts' token; default: FAIRPATE_ANALYST_TOKEN.")
-]
-OperatorToken = Annotated[
-    Path | None, typer.Option(help="File with the operator's token; default: FAIRPATE_OPERATOR_TOKEN.")
-]
-TokenFile = Annotated[Path | None, typer.Option(help="File with your token; default: FAIRPATE_TOKEN.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate chain (PEM); with --tls-key, serves HTTPS.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM), without a password.")]
-Rate = Annotated[float, typer.Option(help="Requests per second and token; bursts of twice as many.")]
 LogFile = Annotated[Path | None, typer.Option(help="Append the log, with each request, to this file as JSON lines.")]
-Traces = Annotated[
-    bool, typer.Option("--traces", help="Send OpenTelemetry traces to where OTEL_EXPORTER_OTLP_* point.")
-]
-Quota = Annotated[float, typer.Option(help="New queries per analyst token and day.")]
 DatasetName = Annotated[str, typer.Argument(help="A name from `fairpate data list`, or a declaration (.yaml).")]
 
 

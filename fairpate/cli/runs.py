@@ -17,31 +17,11 @@ from rich.console import Group
 from rich.text import Text
 from typer.core import TyperCommand, TyperOption
 
-from fairpate.cli.base import (
-    EXAMPLES,
-    ConfigFile,
-    DataDir,
-    Delta,
-    Epsilon,
-    FairAt,
-    Mode,
-    Out,
-    Overrides,
-    RunFolder,
-    Sets,
-    Weights,
-    Yes,
-    as_overrides,
-    checked_arguments,
-    data_named,
-    example_files,
-    in_modes,
-    with_data_dir,
-)
+from fairpate.cli import base
 from fairpate.config import BACKBONES, ConfigError, fair_rule
 from fairpate.config_reader import Override, read_yaml
 from fairpate.files import check_output_file, check_output_folder
-from fairpate.terminal import Output, facts, waiting
+from fairpate.terminal import Output, Reporter, facts, waiting
 from fairpate.types import DEFAULT_NOTION, UsageError
 
 if TYPE_CHECKING:
@@ -49,9 +29,13 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder of the demo. What is finished in it is kept.")] = Path("runs/demo"),
+    out: Path = Path("runs/demo"),
 ) -> Output:
-    """Compare private methods on an embedded table of people, and state the outcome in two sentences: one minute."""
+    """Compare private methods on an embedded table of people, and state the outcome in two sentences: one minute.
+
+    Args:
+        out: Folder of the demo. What is finished in it is kept.
+    """
     from fairpate.cli.demo import demo as shown
 
     check_output_folder(out, "--out")
@@ -71,71 +55,57 @@ class RunCommand(TyperCommand):
 
 
 def run(
-    config: ConfigFile = None,
-    method: Annotated[str | None, typer.Option(help="Name of the method."), Sets("method")] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(help="A name from `fairpate data list`, or a declaration of your own records (.yaml)."),
-        Sets("data.name", "data.declaration"),
-    ] = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the model and its training; private noise never uses it."), Sets("seed")
-    ] = None,
-    fair_at: FairAt = None,
-    overrides: Overrides = None,
-    weights: Weights = None,
-    out: Out = None,
-    data_dir: DataDir = None,
-    release_of: Annotated[
-        Path | None,
-        typer.Option(
-            help="Run whose release is reused, at no privacy cost; without CONFIG, its configuration is used too."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Only show the privacy cost of the run and how much signal its noise would leave."
-        ),
-    ] = False,
-    keep: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of the target's queries to keep for later, such as 30% for `fairpate serve`; a larger share "
-            "needs more noise.",
-        ),
-        Sets("aggregator.keep"),
-    ] = None,
-    yes: Yes = False,
+    config: Annotated[Path | None, typer.Argument()] = None,
+    method: Annotated[str | None, base.Sets("method")] = None,
+    data: Annotated[str | None, base.Sets("data.name", "data.declaration")] = None,
+    epsilon: base.Epsilon = None,
+    delta: base.Delta = None,
+    seed: Annotated[int | None, base.Sets("seed")] = None,
+    fair_at: base.FairAt = None,
+    overrides: base.Overrides = None,
+    weights: Annotated[str | None, base.Sets("teachers.model.weights", "student.model.weights")] = None,
+    out: base.Out = None,
+    data_dir: base.DataDir = None,
+    release_of: Path | None = None,
+    dry_run: bool = False,
+    keep: Annotated[str | None, typer.Option(metavar="SHARE"), base.Sets("aggregator.keep")] = None,
+    yes: base.Yes = False,
 ) -> Output:
     """Train one method, and publish its model, metrics and report with the privacy guarantee.
 
     Without arguments: FairPATE on an embedded data set, about a minute. With --data, --method or --epsilon and no
     CONFIG, all other settings are chosen for the data set from public facts.
+
+    Args:
+        config: YAML configuration. Without one, settings are chosen for the data set.
+        method: Name of the method.
+        data: A name from `fairpate data list`, or a declaration of your own records (.yaml).
+        seed: Seed of the model and its training; private noise never uses it.
+        weights: File with initial weights of every ResNet and DenseNet, or `imagenet` (torchvision).
+        release_of: Run whose release is reused, at no privacy cost; without CONFIG, its configuration is used too.
+        dry_run: Only show the privacy cost of the run and how much signal its noise would leave.
+        keep: Share of the target's queries to keep for later, such as 30% for `fairpate serve`; a larger share needs
+            more noise.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.methods.base import configured, merged, start_values
     from fairpate.run.folder import open_run_directory
     from fairpate.run.run import run_method
-    from fairpate.terminal import Reporter
 
     if out is not None:  # checked first, because choosing settings may have to count public records
         check_output_folder(out, "--out")
     if config is not None and {"files", "label"} <= read_yaml(config).keys():
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
-    given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
+    given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     given |= {"aggregator.keep": None if keep is None else _share_of(keep)}
     given |= {"evaluation.fair_at": fair_at}
-    options: list[Override] = [*(overrides or []), *as_overrides(given)]
+    options: list[Override] = [*(overrides or []), *base.as_overrides(given)]
     # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:
         config = open_run_directory(release_of)[0].config
         options = ["out=null", *options]  # not the folder of the run whose release is used
     # Any of the three starts from what fits the data set; with none, from the embedded example.
-    path = config or (EXAMPLES / "color_digits.yaml" if (method, data, epsilon) == (None, None, None) else None)
+    path = config or (base.EXAMPLES / "color_digits.yaml" if (method, data, epsilon) == (None, None, None) else None)
     start = start_values(options, method) if path is None else read_yaml(path)
     if weights is not None:
         values = merged(start, options, method=method)
@@ -149,12 +119,12 @@ def run(
                 f"--weights: expected a model.name among {', '.join(BACKBONES)}, got {' and '.join(named.values())}; "
                 f"set {' or '.join(f'{section}.model.name' for section in named)}."
             )
-        options += as_overrides({f"{section}.model.weights": weights for section in starting})
+        options += base.as_overrides({f"{section}.model.weights": weights for section in starting})
     found = configured(start if path is None else path, options, method=method)
-    placed = found.model_copy(update={"out": out or found.out, "data": with_data_dir(found.data, data_dir)})
+    placed = found.model_copy(update={"out": out or found.out, "data": base.with_data_dir(found.data, data_dir)})
     if dry_run:
         is_named = method is not None or any(each.startswith("method=") for each in overrides or [])
-        options += as_overrides({"data.data_dir": data_dir})
+        options += base.as_overrides({"data.data_dir": data_dir})
         return _dry_run(placed, release_of, None if path is not None or is_named else options)
     return outcome(run_method(placed, Reporter(asks=not yes), release_of=release_of, with_graph=True))
 
@@ -199,18 +169,9 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
     )
 
 
-Sweep = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="CONFIG",
-        help="YAML file with methods, data sets, seeds and grids; with --figures, also the results.parquet of a "
-        "finished comparison or its folder.",
-    ),
-]
-Example = Annotated[str | None, typer.Option(help="Run an example instead of a CONFIG: quick or demo.")]
-SweepFolder = Annotated[
-    Path | None, typer.Option(help="Folder of the comparison. Cells that are finished in it are kept."), Sets("out")
-]
+# One declaration, which both modes of `compare` share.
+Sweep = Annotated[Path | None, typer.Argument(metavar="CONFIG")]
+SweepFolder = Annotated[Path | None, base.Sets("out")]
 
 
 def _sweep_file(config: Path | None, example: str | None) -> Path:
@@ -221,7 +182,7 @@ def _sweep_file(config: Path | None, example: str | None) -> Path:
     if example is None:
         assert config is not None
         return config
-    (file, *_) = example_files(example)
+    (file, *_) = base.example_files(example)
     if file.suffix != ".yaml":
         raise UsageError(
             f"--example: {example} is not a comparison; copy it with `fairpate new NAME --example {example}`."
@@ -231,20 +192,19 @@ def _sweep_file(config: Path | None, example: str | None) -> Path:
 
 def _compare(
     config: Sweep = None,
-    example: Example = None,
-    fair_at: FairAt = None,
-    overrides: Overrides = None,
+    example: str | None = None,
+    fair_at: base.FairAt = None,
+    overrides: base.Overrides = None,
     out: SweepFolder = None,
-    data_dir: DataDir = None,
-    yes: Yes = False,
+    data_dir: base.DataDir = None,
+    yes: base.Yes = False,
 ) -> Output:
     from fairpate.run.compare import compare_methods, comparison_outcome
     from fairpate.run.sweep import load_sweep
-    from fairpate.terminal import Reporter
 
     config = _sweep_file(config, example)
     asked = [] if fair_at is None else [f"settings.evaluation.fair_at={fair_at}"]
-    sweep = load_sweep(config, [*(overrides or []), *asked], data_dir=data_dir)
+    sweep = load_sweep(config, [*(overrides or []), *asked])
     # Now rather than after hours of training.
     check_output_folder(out or sweep.out or Path("runs"), "--out")
     reporter = Reporter(asks=not yes)
@@ -259,27 +219,18 @@ _MM_PER_INCH = 25.4
 
 def _compare_and_draw(
     config: Sweep = None,
-    example: Example = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder for vector graphics of the frontier, to print in a paper."),
-    ] = None,
-    formats: Annotated[
-        list[str] | None, typer.Option("--format", help="pdf (default), svg or png; repeat it for several.")
-    ] = None,
-    columns: Annotated[
-        int | None, typer.Option(help="Width of a figure in columns of the journal: 1 (default) or 2.")
-    ] = None,
-    width_mm: Annotated[float | None, typer.Option(help="Width in mm, instead of 85 or 178 mm.")] = None,
-    font_size: Annotated[float, typer.Option(help="Size of all text in a figure, in points.")] = 8.0,
-    notion: Annotated[
-        str | None, typer.Option(help="Notion of fairness that figures show; default: that of the comparison.")
-    ] = None,
-    fair_at: FairAt = None,
-    overrides: Overrides = None,
+    example: str | None = None,
+    figures: Annotated[Path | None, typer.Option(metavar="FOLDER")] = None,
+    formats: Annotated[list[str] | None, typer.Option("--format")] = None,
+    columns: int | None = None,
+    width_mm: float | None = None,
+    font_size: float = 8.0,
+    notion: str | None = None,
+    fair_at: base.FairAt = None,
+    overrides: base.Overrides = None,
     out: SweepFolder = None,
-    data_dir: DataDir = None,
-    yes: Yes = False,
+    data_dir: base.DataDir = None,
+    yes: base.Yes = False,
 ) -> Output:
     from fairpate.fairness.rates import DEFAULT, notion_named
     from fairpate.report.figures import FigureStyle
@@ -293,7 +244,7 @@ def _compare_and_draw(
         raise ConfigError(f"{config}: not found; give a YAML file, a results.parquet or the folder of a comparison.")
     check_output_folder(figures, "--figures")
     # Before the comparison, which may take hours: a wrong style or notion is refused now.
-    with checked_arguments():
+    with base.checked_arguments():
         style = FigureStyle(
             columns=1 if columns is None else columns,
             font_size=font_size,
@@ -317,61 +268,60 @@ def _compare_and_draw(
     return replace(compared, facts={**compared.facts, "figures": files}, words=words)
 
 
-compare = in_modes(
+compare = base.in_modes(
     "compare",
     """Run methods over data sets, seeds and grids, and draw their privacy, fairness and accuracy on one frontier.
 
-    Only cells without a result run, so the same command resumes a comparison.""",
-    Mode(function=_compare),
-    Mode(function=_compare_and_draw, option="figures"),
+    Only cells without a result run, so the same command resumes a comparison.
+
+    Args:
+        config: YAML file with methods, data sets, seeds and grids; with --figures, also the results.parquet of a
+            finished comparison or its folder.
+        example: Run an example instead of a CONFIG: quick or demo.
+        out: Folder of the comparison. Cells that are finished in it are kept.
+        figures: Folder for vector graphics of the frontier, to print in a paper.
+        formats: pdf (default), svg or png; repeat it for several.
+        columns: Width of a figure in columns of the journal: 1 (default) or 2.
+        width_mm: Width in mm, instead of 85 or 178 mm.
+        font_size: Size of all text in a figure, in points.
+        notion: Notion of fairness that figures show; default: that of the comparison.
+    """,
+    base.Mode(function=_compare),
+    base.Mode(function=_compare_and_draw, option="figures"),
 )
 
 
 def select(
-    config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="YAML file of a comparison: the settings to choose from.")
-    ],
-    epsilon: Annotated[
-        float,
-        typer.Option(
-            min=1e-6,
-            help="Epsilon of the choice, for validation records alone; with --trials, of all trials and the choice.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the choice, and for the run of the chosen settings.")],
-    trials: Annotated[
-        float | None,
-        typer.Option(
-            help="Expected number of trials: settings drawn at random are trained a secret number of times, and the "
-            "best model is published. Without it, all settings must share one release.",
-        ),
-    ] = None,
-    shares: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--share",
-            metavar="GROUP=SHARE",
-            help="Public share of a group among records, once for each group; scores then weigh all groups equally.",
-        ),
-    ] = None,
-    overrides: Overrides = None,
-    data_dir: DataDir = None,
-    yes: Yes = False,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG")],
+    epsilon: Annotated[float, typer.Option(min=1e-06)],
+    out: Path,
+    trials: float | None = None,
+    shares: Annotated[list[str] | None, typer.Option("--share", metavar="GROUP=SHARE")] = None,
+    overrides: base.Overrides = None,
+    data_dir: base.DataDir = None,
+    yes: base.Yes = False,
 ) -> Output:
     """Choose among settings by private validation records, inside the guarantee, and publish the chosen one.
 
     Settings that learn from one release train at no cost, and one is drawn by the exponential mechanism. With --trials
     each training touches private records, and the best of a secret number of them is published. The statement then
     says that tuning is accounted for.
+
+    Args:
+        config: YAML file of a comparison: the settings to choose from.
+        epsilon: Epsilon of the choice, for validation records alone; with --trials, of all trials and the choice.
+        out: Folder for the choice, and for the run of the chosen settings.
+        trials: Expected number of trials: settings drawn at random are trained a secret number of times, and the best
+            model is published. Without it, all settings must share one release.
+        shares: Public share of a group among records, once for each group; scores then weigh all groups equally.
     """
     from fairpate.cli.summaries import outcome
     from fairpate.privacy.secret_trials import MOST_TRIALS
     from fairpate.run.choice import select_by_trials, select_settings
     from fairpate.run.sweep import cells_of, load_sweep
-    from fairpate.terminal import Reporter
 
     check_output_folder(out, "--out")
-    cells = cells_of(load_sweep(config, overrides or [], data_dir=data_dir), folder=config.parent, data_dir=data_dir)
+    cells = cells_of(load_sweep(config, overrides or []), folder=config.parent, data_dir=data_dir)
     given: dict[str, float] = {}
     for each in shares or ():
         # From the right: a group's name may hold an equals sign.
@@ -390,7 +340,7 @@ def select(
     return outcome(select_by_trials(configs, expected_trials=trials, **common))
 
 
-def report(folder: RunFolder, fair_at: FairAt = None) -> Output:
+def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
     """Write the reports and model.onnx of a finished run again; nothing is trained or charged.
 
     With --fair-at they judge the model by another rule, which the run then keeps.
@@ -398,13 +348,12 @@ def report(folder: RunFolder, fair_at: FairAt = None) -> Output:
     from fairpate.cli.summaries import outcome
     from fairpate.run.folder import finished_run
     from fairpate.run.run import run_method
-    from fairpate.terminal import Reporter
 
     # The folder may have been moved: it is the output folder now, not the one in its configuration.
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
     if fair_at is not None:
-        with checked_arguments():
+        with base.checked_arguments():
             rule = fair_rule(fair_at)
         placed = placed.model_copy(update={"evaluation": config.evaluation.model_copy(update={"fair_at": rule})})
     with waiting("report"):
@@ -412,12 +361,18 @@ def report(folder: RunFolder, fair_at: FairAt = None) -> Output:
 
 
 def card(
-    folder: RunFolder,
-    intended_use: Annotated[str | None, typer.Option(help="What the model is for, in your words.")] = None,
-    out_of_scope: Annotated[str | None, typer.Option(help="Uses that the model is not meant for.")] = None,
-    contact: Annotated[str | None, typer.Option(help="Contact for questions about the model.")] = None,
+    folder: base.RunFolder,
+    intended_use: str | None = None,
+    out_of_scope: str | None = None,
+    contact: str | None = None,
 ) -> Output:
-    """Write the privacy-and-fairness card of a published model as HTML and JSON."""
+    """Write the privacy-and-fairness card of a published model as HTML and JSON.
+
+    Args:
+        intended_use: What the model is for, in your words.
+        out_of_scope: Uses that the model is not meant for.
+        contact: Contact for questions about the model.
+    """
     from fairpate.run.publication import write_card
 
     with waiting("card"):
@@ -426,44 +381,38 @@ def card(
 
 
 def assess(
-    predictions: Annotated[
-        Path, typer.Argument(help="CSV, Parquet or Feather file with a row per record: its prediction and its groups.")
-    ],
-    group: Annotated[
-        list[str],
-        typer.Option(help="Column of groups; repeat it for several columns, whose intersections are compared too."),
-    ],
-    prediction: Annotated[
-        str, typer.Option(help="Column of predicted classes; an empty one is a refusal.")
-    ] = "prediction",
-    label: Annotated[str | None, typer.Option(help="Column of true classes: adds accuracy and all gaps.")] = None,
-    score: Annotated[
-        str | None, typer.Option(help="Column of scores instead of classes; a score above the median is selected.")
-    ] = None,
-    selected: Annotated[
-        str | None, typer.Option(help="The class that counts as selected; default: the last by name of two.")
-    ] = None,
-    person: Annotated[
-        str | None, typer.Option(help="Column of persons with several records each; intervals are then over persons.")
-    ] = None,
-    fair_at: FairAt = None,
-    least_cell: Annotated[
-        int, typer.Option(help="Groups with fewer records (or persons) are not shown; 1 shows all.")
-    ] = 10,
-    out: Annotated[
-        Path | None, typer.Option(help="The page to write; default: FILE-fairness.html in this folder.")
-    ] = None,
+    predictions: Annotated[Path, typer.Argument()],
+    group: list[str],
+    prediction: str = "prediction",
+    label: str | None = None,
+    score: str | None = None,
+    selected: str | None = None,
+    person: str | None = None,
+    fair_at: base.FairAt = None,
+    least_cell: int = 10,
+    out: Path | None = None,
 ) -> Output:
     """Report how predictions made elsewhere treat groups: rates, impact ratios, gaps, intervals.
 
     The numbers are exact, without any privacy guarantee.
+
+    Args:
+        predictions: CSV, Parquet or Feather file with a row per record: its prediction and its groups.
+        group: Column of groups; repeat it for several columns, whose intersections are compared too.
+        prediction: Column of predicted classes; an empty one is a refusal.
+        label: Column of true classes: adds accuracy and all gaps.
+        score: Column of scores instead of classes; a score above the median is selected.
+        selected: The class that counts as selected; default: the last by name of two.
+        person: Column of persons with several records each; intervals are then over persons.
+        least_cell: Groups with fewer records (or persons) are not shown; 1 shows all.
+        out: The page to write; default: FILE-fairness.html in this folder.
     """
     from datetime import UTC, datetime
 
     from fairpate.run.assess import assess_predictions
     from fairpate.run.context import write_text
 
-    with checked_arguments():
+    with base.checked_arguments():
         rule = None if fair_at is None else fair_rule(fair_at)
     with waiting("assess"):
         found = assess_predictions(
@@ -484,72 +433,43 @@ def assess(
 
 
 def aggregate(
-    votes: Annotated[
-        Path,
-        typer.Argument(help="CSV or Parquet file: a row per public record, a column per voter."),
-        Sets("votes.path"),
-    ],
-    unit: Annotated[
-        str,
-        typer.Option(
-            help="What one voter represents, such as hospital: the unit that is protected. You attest that each unit "
-            "changes at most one vote of a query."
-        ),
-        Sets("votes.unit"),
-    ],
-    classes: Annotated[
-        str, typer.Option(help="All classes, separated by commas; they are public."), Sets("votes.classes")
-    ],
-    voters: Annotated[
-        int | None,
-        typer.Option(min=2, help="The file has a column per class, with counts of this many voters."),
-        Sets("votes.num_voters", "votes.are_counts"),
-    ] = None,
-    features: Annotated[
-        str | None,
-        typer.Option(help="Numeric columns to train a student on, separated by commas."),
-        Sets("votes.features"),
-    ] = None,
-    id_column: Annotated[
-        str, typer.Option("--id", help="Column with the names of the public records."), Sets("votes.id")
-    ] = "record_id",
-    group: Annotated[
-        str, typer.Option(help="Column with the groups of the public records."), Sets("votes.group")
-    ] = "group",
-    test: Annotated[
-        Path | None,
-        typer.Option(help="File of test records to evaluate the student on: the same columns, and true labels."),
-        Sets("votes.test"),
-    ] = None,
-    label: Annotated[
-        str | None,
-        typer.Option(help="Column with the true labels of the test records; default: label."),
-        Sets("votes.label"),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(help="Name of the data set in the odometer; default: that of the file."),
-        Sets("votes.name"),
-    ] = None,
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    mechanism: Annotated[
-        str | None,
-        typer.Option(
-            help="Parameters of the mechanism, instead of a target, as in {threshold: 8, threshold_stddev_votes: "
-            "2, noise_stddev_votes: 1}."
-        ),
-        Sets("aggregator.mechanism"),
-    ] = None,
-    overrides: Overrides = None,
-    out: Out = None,
+    votes: Annotated[Path, typer.Argument(), base.Sets("votes.path")],
+    unit: Annotated[str, base.Sets("votes.unit")],
+    classes: Annotated[str, base.Sets("votes.classes")],
+    voters: Annotated[int | None, typer.Option(min=2), base.Sets("votes.num_voters", "votes.are_counts")] = None,
+    features: Annotated[str | None, base.Sets("votes.features")] = None,
+    id_column: Annotated[str, typer.Option("--id"), base.Sets("votes.id")] = "record_id",
+    group: Annotated[str, base.Sets("votes.group")] = "group",
+    test: Annotated[Path | None, base.Sets("votes.test")] = None,
+    label: Annotated[str | None, base.Sets("votes.label")] = None,
+    name: Annotated[str | None, base.Sets("votes.name")] = None,
+    epsilon: base.Epsilon = None,
+    delta: base.Delta = None,
+    mechanism: Annotated[str | None, base.Sets("aggregator.mechanism")] = None,
+    overrides: base.Overrides = None,
+    out: base.Out = None,
 ) -> Output:
-    """Release labels from votes made elsewhere; with features, also train a student on the labels."""
+    """Release labels from votes made elsewhere; with features, also train a student on the labels.
+
+    Args:
+        votes: CSV or Parquet file: a row per public record, a column per voter.
+        unit: What one voter represents, such as hospital: the unit that is protected. You attest that each unit changes
+            at most one vote of a query.
+        classes: All classes, separated by commas; they are public.
+        voters: The file has a column per class, with counts of this many voters.
+        features: Numeric columns to train a student on, separated by commas.
+        id_column: Column with the names of the public records.
+        group: Column with the groups of the public records.
+        test: File of test records to evaluate the student on: the same columns, and true labels.
+        label: Column with the true labels of the test records; default: label.
+        name: Name of the data set in the odometer; default: that of the file.
+        mechanism: Parameters of the mechanism, instead of a target, as in {threshold: 8, threshold_stddev_votes: 2,
+            noise_stddev_votes: 1}.
+    """
     from fairpate.report.records import Guarantee
     from fairpate.run.context import read_statement
     from fairpate.run.publication import read_claims
     from fairpate.run.run import aggregate as run_aggregator
-    from fairpate.terminal import Reporter
 
     # The default is None, which distinguishes a label that was given from the default name.
     if label is not None and test is None:
@@ -560,7 +480,7 @@ def aggregate(
     voting = {"path": str(votes), "unit": unit, "classes": _listed(classes), "num_voters": voters}
     tested = {"test": None if test is None else str(test), "label": label or "label"}
     given = {"votes": voting | columns | tested | {"are_counts": voters is not None}}
-    options: list[Override] = as_overrides({"target.epsilon": epsilon, "target.delta": delta, "out": out})
+    options: list[Override] = base.as_overrides({"target.epsilon": epsilon, "target.delta": delta, "out": out})
     options += [] if mechanism is None else [f"aggregator.mechanism={mechanism}"]
     run = run_aggregator(given, [*(overrides or []), *options], Reporter())
     statement = read_statement(run)
@@ -585,35 +505,44 @@ def _listed(names: str | None) -> list[str]:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method to describe; without one, lists all.")] = None,
+    name: Annotated[str | None, typer.Argument()] = None,
 ) -> Output:
-    """List all methods with what they protect and need, or describe one with its paper and all settings."""
+    """List all methods with what they protect and need, or describe one with its paper and all settings.
+
+    Args:
+        name: A method to describe; without one, lists all.
+    """
     from fairpate.cli.summaries import describe_method, list_methods
 
     return list_methods() if name is None else describe_method(name)
 
 
 def specify(
-    epsilon: Annotated[float | None, typer.Option(help="Largest privacy budget.")] = None,
-    disparity: Annotated[float | None, typer.Option(help="Largest gap of demographic parity.")] = None,
-    fairness: Annotated[
-        list[str] | None,
-        typer.Option(help="Largest gap of another notion, as in equalized_odds=0.1; repeat it for several."),
-    ] = None,
-    fair_at: FairAt = None,
-    coverage: Annotated[float | None, typer.Option(help="Smallest share of records that are answered.")] = None,
-    accuracy: Annotated[float | None, typer.Option(help="Smallest accuracy on answered records.")] = None,
-    frontier: Annotated[Path | None, typer.Option(help="A results.parquet; default: the newest in runs/.")] = None,
-    data: Annotated[str | None, typer.Option(help="Only results on this data set.")] = None,
-    transfer: Annotated[
-        Path | None,
-        typer.Option(help="A second results.parquet, in which the configurations chosen in the first are looked up."),
-    ] = None,
+    epsilon: float | None = None,
+    disparity: float | None = None,
+    fairness: list[str] | None = None,
+    fair_at: base.FairAt = None,
+    coverage: float | None = None,
+    accuracy: float | None = None,
+    frontier: Path | None = None,
+    data: str | None = None,
+    transfer: Path | None = None,
 ) -> Output:
-    """Find the most accurate configuration of a comparison that meets your limits, or the nearest ones."""
+    """Find the most accurate configuration of a comparison that meets your limits, or the nearest ones.
+
+    Args:
+        epsilon: Largest privacy budget.
+        disparity: Largest gap of demographic parity.
+        fairness: Largest gap of another notion, as in equalized_odds=0.1; repeat it for several.
+        coverage: Smallest share of records that are answered.
+        accuracy: Smallest accuracy on answered records.
+        frontier: A results.parquet; default: the newest in runs/.
+        data: Only results on this data set.
+        transfer: A second results.parquet, in which the configurations chosen in the first are looked up.
+    """
     from fairpate.run.specify import Demand, describe_answer, fairness_limits, specify_guarantees
 
-    with checked_arguments():
+    with base.checked_arguments():
         limits = fairness_limits(fairness or [])
         if fair_at is not None:
             rule = fair_rule(fair_at)
@@ -627,21 +556,19 @@ def specify(
 
 
 def audit(
-    folder: RunFolder,
-    canaries: Annotated[
-        int, typer.Option(min=2, help="Number of canaries whose presence an attacker guesses.")
-    ] = 20_000,
-    on_private: Annotated[
-        bool,
-        typer.Option("--on-private", help="Add canaries to the private records instead; the result stays in private/."),
-    ] = False,
+    folder: base.RunFolder,
+    canaries: Annotated[int, typer.Option(min=2)] = 20_000,
+    on_private: bool = False,
 ) -> Output:
     """Attack shadow releases of a finished run, and compare the proved lower bounds with the epsilon that it claims.
 
     The records are made up unless --on-private is given, and nothing is charged. Exit code 1 if the claim is refuted.
+
+    Args:
+        canaries: Number of canaries whose presence an attacker guesses.
+        on_private: Add canaries to the private records instead; the result stays in private/.
     """
     from fairpate.run.audit import audit_run
-    from fairpate.terminal import Reporter
 
     found, page = audit_run(folder, reporter=Reporter(), num_canaries=canaries, on_private=on_private)
     lines = []
@@ -656,14 +583,15 @@ def audit(
 
 
 def bundle(
-    folder: RunFolder,
-    out: Annotated[
-        Path | None, typer.Option(help="The .zip file to write; default: bundle.zip in the run directory.")
-    ] = None,
+    folder: base.RunFolder,
+    out: Path | None = None,
 ) -> Output:
     """Write all that a finished run publishes to one zip file, for others to verify.
 
     Prints the file and its digest, which you may sign or publish elsewhere.
+
+    Args:
+        out: The .zip file to write; default: bundle.zip in the run directory.
     """
     from fairpate.run.bundle import write_bundle
 
@@ -673,51 +601,66 @@ def bundle(
 
 
 def dossier(
-    folder: RunFolder,
-    form: Annotated[str, typer.Option("--for", help="The form: registry, nist or egress.")],
-    out: Annotated[Path | None, typer.Option(help="The .json file to write; default: in the run directory.")] = None,
-    key: Annotated[Path | None, typer.Option(help="File of `fairpate site key`, to sign with.")] = None,
+    folder: base.RunFolder,
+    form: Annotated[str, typer.Option("--for")],
+    out: Path | None = None,
+    key: Path | None = None,
 ) -> Output:
     """Fill in a form about a published run: registry entry, NIST's hazards, or egress report.
 
     Each line names the public fields that it was read from, or is left to the operator, or is open.
+
+    Args:
+        form: The form: registry, nist or egress.
+        out: The .json file to write; default: in the run directory.
+        key: File of `fairpate site key`, to sign with.
     """
-    from fairpate.cli.dossier import FORMS, make_dossier
+    from fairpate.run.dossier import FORMS, make_dossier
+    from fairpate.sites.plan import key_text, read_key
 
     if form not in FORMS:
         raise UsageError(f"--for: expected one of {', '.join(FORMS)}, got {form}.")
     if out is not None:
         check_output_file(out, "--out", suffixes=(".json",))
+    secret = None if key is None else read_key(key)
+
+    def sign(content: bytes) -> dict[str, str]:
+        assert secret is not None
+        return {"key": key_text(secret.public), "ed25519": secret.sign(content).hex()}
+
     with waiting("dossier"):
-        files, counts = make_dossier(folder, form, key=key, out=out)
+        files, counts = make_dossier(folder, form, sign=None if secret is None else sign, out=out)
     said = f"{counts['filled']} lines filled in, {counts['operator']} for the operator, {counts['open']} open"
     return Output(facts={"files": files, "lines": counts}, words="\n".join([*map(str, files.values()), said]))
 
 
 def verify(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            help="A file of `fairpate bundle`, the folder that it was unpacked to, or a signed dossier (.json)."
-        ),
-    ],
-    head: Annotated[str | None, typer.Option(help="Digest of the bundle, as published elsewhere.")] = None,
-    key: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="The operator's public key, to check the signature of a dossier.")
-    ] = None,
+    path: Annotated[Path, typer.Argument()],
+    head: str | None = None,
+    key: Annotated[str | None, typer.Option(metavar="TEXT")] = None,
 ) -> Output:
     """Verify a bundle: its files, epsilon by a second accountant, model and card. Exit code 1 if one differs.
 
     For a dossier, verify its signature.
+
+    Args:
+        path: A file of `fairpate bundle`, the folder that it was unpacked to, or a signed dossier (.json).
+        head: Digest of the bundle, as published elsewhere.
+        key: The operator's public key, to check the signature of a dossier.
     """
     from fairpate.run.bundle import verify_bundle
 
     if path.suffix == ".json":
-        from fairpate.cli.dossier import verify_dossier
+        from fairpate.run.dossier import verify_dossier
+        from fairpate.sites.plan import public_keys
 
         if head is not None:
             raise UsageError("--head: applies to bundles only; verify a dossier with --key.")
-        found = verify_dossier(path, key=key)
+        if key is None:
+            raise UsageError(
+                "--key: missing; give the operator's published key, against which the dossier's signature is checked."
+            )
+        found = verify_dossier(path, signed=public_keys(key, "--key").signed)
         words = f"signed by this key: {found['for']}, of {len(found['files'])} files"
         return Output(facts={"holds": True, "for": found["for"], "files": found["files"]}, words=words)
     if key is not None:

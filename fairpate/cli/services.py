@@ -16,43 +16,18 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from fairpate.cli.base import (
-    EXAMPLE_FILES,
-    AnalystToken,
-    Commands,
-    DataDir,
-    DatasetName,
-    Host,
-    LogFile,
-    Mode,
-    OperatorToken,
-    OptionValues,
-    Port,
-    Quota,
-    Rate,
-    RunFolder,
-    RunOrLedger,
-    TlsCert,
-    TlsKey,
-    TokenFile,
-    Traces,
-    Words,
-    checked_arguments,
-    data_config,
-    example_files,
-    in_modes,
-)
-from fairpate.config import ConfigError
+from fairpate.cli import base
+from fairpate.config import ConfigError, nearest
 from fairpate.files import check_output_file, write_atomically
 from fairpate.terminal import Output, Reporter, facts, is_for_program, say, show, waiting
-from fairpate.types import READING_TELLS, UsageError, strict
+from fairpate.types import READING_TELLS, UNITS, UsageError, strict
 from fairpate.words import delta_text
 
-data_app = Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
+data_app = base.Commands(help="List, fetch and describe data sets; declare your own records.", no_args_is_help=True)
 
 
 @data_app.command("list")
-def list_data(data_dir: DataDir = None) -> Output:
+def list_data(data_dir: base.DataDir = None) -> Output:
     """List all data sets with task, sensitive attribute, size and licence."""
     # A mistyped folder would look like one without any files.
     if data_dir is not None and not data_dir.is_dir():
@@ -67,54 +42,51 @@ def list_data(data_dir: DataDir = None) -> Output:
 
 
 @data_app.command("fetch")
-def fetch_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> Output:
+def fetch_data(name: base.DatasetName, data_dir: base.DataDir = None, options: base.OptionValues = None) -> Output:
     """Download a data set from its publisher and verify its checksum."""
     from fairpate.data import fetch
 
     target = data_dir or _data_dir_from_environment()
     if target is None:
         raise ConfigError("No folder for the files: give --data-dir, or set FAIRPATE_DATA.")
-    options_of_loader = data_config(name, options, None).options
-    files = fetch(name, target, options=options_of_loader, console=Reporter().console)
+    options_of_loader = base.data_config(name, options, None).options
+    files = fetch(name, target, options=options_of_loader, stage=Reporter().stage)
     return Output(facts={"files": files}, words="\n".join(map(str, files)))
 
 
 @data_app.command("describe")
-def describe_data(name: DatasetName, data_dir: DataDir = None, options: OptionValues = None) -> Output:
+def describe_data(name: base.DatasetName, data_dir: base.DataDir = None, options: base.OptionValues = None) -> Output:
     """Count the records of a data set by split, group and label. The counts are exact: do not publish them."""
     from fairpate.cli.summaries import describe_table
     from fairpate.data import describe
 
     with waiting("data"):
-        description = describe(data_config(name, options, data_dir))
+        description = describe(base.data_config(name, options, data_dir))
     return Output(facts=strict(description), words=describe_table(description))
 
 
 @data_app.command("declare")
 def declare_data(
-    file: Annotated[
-        Path,
-        typer.Argument(help="Table of private records, of which only the header is read, or a folder of pictures."),
-    ],
-    public: Annotated[
-        Path | None, typer.Option(help="Table of public records: the same columns, the label may be missing.")
-    ] = None,
-    label: Annotated[str | None, typer.Option(help="Column of the label; default: one that --public lacks.")] = None,
-    group: Annotated[str | None, typer.Option(help="Column of the group whose fairness counts.")] = None,
-    person: Annotated[
-        str | None, typer.Option(help="Column that is the same in all rows of one person; default: ids that repeat.")
-    ] = None,
-    read_private: Annotated[
-        bool,
-        typer.Option(
-            "--read-private",
-            help="Also read private rows, for the values of the label and for ids that repeat; these lines ask you to "
-            "confirm them from knowledge. Bounds and categories are never taken from them.",
-        ),
-    ] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="YAML file to write; default: none.")] = None,
+    file: Annotated[Path, typer.Argument()],
+    public: Path | None = None,
+    label: str | None = None,
+    group: str | None = None,
+    person: str | None = None,
+    read_private: bool = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o")] = None,
 ) -> Output:
-    """Draft a declaration of your own records, with questions where public records do not suffice."""
+    """Draft a declaration of your own records, with questions where public records do not suffice.
+
+    Args:
+        file: Table of private records, of which only the header is read, or a folder of pictures.
+        public: Table of public records: the same columns, the label may be missing.
+        label: Column of the label; default: one that --public lacks.
+        group: Column of the group whose fairness counts.
+        person: Column that is the same in all rows of one person; default: ids that repeat.
+        read_private: Also read private rows, for the values of the label and for ids that repeat; these lines ask you
+            to confirm them from knowledge. Bounds and categories are never taken from them.
+        output: YAML file to write; default: none.
+    """
     # An existing draft may hold answers of the user.
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
@@ -142,16 +114,20 @@ def declare_data(
 
 @data_app.command("check")
 def check_data(
-    name: Annotated[str, typer.Argument(help="A declaration (.yaml).")],
-    data_dir: DataDir = None,
-    options: OptionValues = None,
+    name: Annotated[str, typer.Argument()],
+    data_dir: base.DataDir = None,
+    options: base.OptionValues = None,
 ) -> Output:
-    """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them."""
+    """Count what a declaration clips, fills in or refuses. The counts are exact: do not publish them.
+
+    Args:
+        name: A declaration (.yaml).
+    """
     from fairpate.cli.summaries import check_table
     from fairpate.data.registry import check_declaration, open_questions
 
     with waiting("data"):
-        found = check_declaration(data_config(name, options, data_dir))
+        found = check_declaration(base.data_config(name, options, data_dir))
     questions = open_questions(Path(name).read_text(encoding="utf-8"))
     # Exit code 1 where a run would refuse the records, so that scripts notice.
     facts = strict(found) | {"remarks": [READING_TELLS], "questions": questions}
@@ -163,13 +139,13 @@ def _data_dir_from_environment() -> Path | None:
     return Path(folder) if folder else None
 
 
-ledger_app = Commands(
+ledger_app = base.Commands(
     help="Verify, copy and audit a run's ledger; total and limit all releases. For the operator.", no_args_is_help=True
 )
 
 
 @ledger_app.command("verify")
-def verify_ledger(path: RunOrLedger) -> Output:
+def verify_ledger(path: base.RunOrLedger) -> Output:
     """Verify the chain of all entries; a service may be writing meanwhile."""
     from fairpate.run.ledger_commands import verified_facts
 
@@ -179,13 +155,21 @@ def verify_ledger(path: RunOrLedger) -> Output:
 
 @ledger_app.command("audit")
 def audit_ledger(
-    path: Annotated[Path | None, typer.Argument(help="A run folder or a ledger file.", show_default=False)] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Keep printing new entries.")] = False,
-    out: Annotated[Path | None, typer.Option(help="File to append to; default: standard output.")] = None,
-    check: Annotated[Path | None, typer.Option(help="Verify this log instead, against --head.")] = None,
-    head: Annotated[str | None, typer.Option(help="The `chain` of a line of the log, as noted elsewhere.")] = None,
+    path: Annotated[Path | None, typer.Argument(show_default=False)] = None,
+    follow: bool = False,
+    out: Path | None = None,
+    check: Path | None = None,
+    head: str | None = None,
 ) -> Output:
-    """Print charges, limits and what operators did as JSON lines, or check such a log. Nothing depends on votes."""
+    """Print charges, limits and what operators did as JSON lines, or check such a log. Nothing depends on votes.
+
+    Args:
+        path: A run folder or a ledger file.
+        follow: Keep printing new entries.
+        out: File to append to; default: standard output.
+        check: Verify this log instead, against --head.
+        head: The `chain` of a line of the log, as noted elsewhere.
+    """
     if check is not None or head is not None:
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
         if check is None or head is None or path is not None or follow or out is not None:
@@ -209,10 +193,14 @@ def audit_ledger(
 
 @ledger_app.command("backup")
 def back_up_ledger(
-    path: RunOrLedger,
-    out: Annotated[Path, typer.Argument(help="The .sqlite file to write, and a .head file.")],
+    path: base.RunOrLedger,
+    out: Annotated[Path, typer.Argument()],
 ) -> Output:
-    """Copy a ledger and verify every entry; a service may be writing meanwhile. The copy is private."""
+    """Copy a ledger and verify every entry; a service may be writing meanwhile. The copy is private.
+
+    Args:
+        out: The .sqlite file to write, and a .head file.
+    """
     check_output_file(out, "out", suffixes=(".sqlite",))
     from fairpate.pages import counted
     from fairpate.run.ledger_commands import back_up_run
@@ -224,13 +212,16 @@ def back_up_ledger(
 
 @ledger_app.command("restore")
 def restore_ledger(
-    copy: Annotated[Path, typer.Argument(help="A copy of `fairpate ledger backup`.")],
-    folder: RunFolder,
-    to: Annotated[
-        str | None, typer.Option(help="Restore to postgresql://HOST/DATABASE#NAME; default: where the ledger was.")
-    ] = None,
+    copy: Annotated[Path, typer.Argument()],
+    folder: base.RunFolder,
+    to: str | None = None,
 ) -> Output:
-    """Replace a ledger by a copy, there or elsewhere. Refused if a charge would be forgotten."""
+    """Replace a ledger by a copy, there or elsewhere. Refused if a charge would be forgotten.
+
+    Args:
+        copy: A copy of `fairpate ledger backup`.
+        to: Restore to postgresql://HOST/DATABASE#NAME; default: where the ledger was.
+    """
     from fairpate.run.context import run_at
     from fairpate.run.ledger_commands import restore
 
@@ -241,10 +232,14 @@ def restore_ledger(
 
 @ledger_app.command("anchor")
 def anchor_ledger(
-    folder: RunFolder,
-    place: Annotated[str, typer.Argument(help="A file on another disk, or postgresql://HOST/DATABASE#NAME.")],
+    folder: base.RunFolder,
+    place: Annotated[str, typer.Argument()],
 ) -> Output:
-    """Also record the last entry elsewhere from the next start on, so that a rolled-back ledger is refused."""
+    """Also record the last entry elsewhere from the next start on, so that a rolled-back ledger is refused.
+
+    Args:
+        place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
+    """
     from fairpate.run.context import run_at
     from fairpate.run.ledger_commands import add_anchor
 
@@ -255,8 +250,12 @@ def anchor_ledger(
 
 
 @ledger_app.command("export")
-def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A .parquet or .json file.")]) -> Output:
-    """Write all entries, including votes. The file is private."""
+def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]) -> Output:
+    """Write all entries, including votes. The file is private.
+
+    Args:
+        out: A .parquet or .json file.
+    """
     check_output_file(out, "out", suffixes=(".parquet", ".json"))
     from fairpate.run.ledger_commands import export
 
@@ -266,8 +265,12 @@ def export_ledger(path: RunOrLedger, out: Annotated[Path, typer.Argument(help="A
 
 
 @ledger_app.command("show")
-def show_ledger(path: RunOrLedger, last: Annotated[int, typer.Option(min=1, help="Number of charges.")] = 20) -> Output:
-    """Print the last charges and their outcomes. Private."""
+def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)] = 20) -> Output:
+    """Print the last charges and their outcomes. Private.
+
+    Args:
+        last: Number of charges.
+    """
     from fairpate.run.ledger_commands import last_charges
 
     with waiting("ledger"):
@@ -276,10 +279,15 @@ def show_ledger(path: RunOrLedger, last: Annotated[int, typer.Option(min=1, help
 
 @ledger_app.command("total")
 def total_of_releases(
-    data: Annotated[str | None, typer.Option(help="Only this data set.")] = None,
-    delta: Annotated[float, typer.Option(help="Delta at which the sums are stated.")] = 1e-5,
+    data: str | None = None,
+    delta: float = 1e-5,
 ) -> Output:
-    """Print what all your releases on each data set cost together: runs, comparisons and services."""
+    """Print what all your releases on each data set cost together: runs, comparisons and services.
+
+    Args:
+        data: Only this data set.
+        delta: Delta at which the sums are stated.
+    """
     from fairpate.run.ledger_commands import describe_totals
 
     _checked_delta(delta)
@@ -289,24 +297,21 @@ def total_of_releases(
 
 @ledger_app.command("limit")
 def limit_releases(
-    data: DatasetName,
-    epsilon: Annotated[float, typer.Option(help="Largest epsilon of all releases together.")],
-    unit: Annotated[
-        str | None,
-        typer.Option(
-            help="Unit of privacy: record, person, sensitive attribute, or one that you declared. Default: record, "
-            "which includes releases by person, or the only other unit with a release."
-        ),
-    ] = None,
-    delta: Annotated[
-        float, typer.Option(help="Delta at which the sum of all releases is compared with the limit.")
-    ] = 1e-5,
+    data: base.DatasetName,
+    epsilon: float,
+    unit: str | None = None,
+    delta: float = 1e-5,
 ) -> Output:
-    """Set a limit for all releases on a data set; a release that would exceed it is refused."""
-    from fairpate.config import nearest
+    """Set a limit for all releases on a data set; a release that would exceed it is refused.
+
+    Args:
+        epsilon: Largest epsilon of all releases together.
+        unit: Unit of privacy: record, person, sensitive attribute, or one that you declared. Default: record, which
+            includes releases by person, or the only other unit with a release.
+        delta: Delta at which the sum of all releases is compared with the limit.
+    """
     from fairpate.data import REGISTRY
     from fairpate.run.release_log import Odometer
-    from fairpate.types import UNITS
 
     _checked_delta(delta)
     odometer = Odometer()
@@ -343,30 +348,25 @@ def _checked_delta(delta: float) -> None:
 
 
 def _serve_aggregator(
-    folder: RunFolder,
-    host: Host = "127.0.0.1",
-    port: Port = 8517,
-    analyst_token_file: AnalystToken = None,
-    operator_token_file: OperatorToken = None,
-    quota: Quota = math.inf,
-    rate: Rate = math.inf,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    log_file: LogFile = None,
-    traces: Traces = False,
-    data_dir: DataDir = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Start it on the cluster at RAY_ADDRESS, and return.")
-    ] = False,
-    take_over: Annotated[
-        bool,
-        typer.Option("--take-over", help="End another writer of a ledger in a database, if it hangs or is lost."),
-    ] = False,
+    folder: base.RunFolder,
+    host: base.Host = "127.0.0.1",
+    port: base.Port = 8517,
+    analyst_token_file: Path | None = None,
+    operator_token_file: Path | None = None,
+    quota: float = math.inf,
+    rate: float = math.inf,
+    tls_cert: base.TlsCert = None,
+    tls_key: base.TlsKey = None,
+    log_file: base.LogFile = None,
+    traces: bool = False,
+    data_dir: base.DataDir = None,
+    detach: bool = False,
+    take_over: bool = False,
 ) -> None:
     from fairpate.run import serve as serving
     from fairpate.run.serve import service_settings
 
-    with checked_arguments():
+    with base.checked_arguments():
         settings = service_settings(
             host=host,
             port=port,
@@ -384,23 +384,21 @@ def _serve_aggregator(
 
 
 def _serve_student(
-    folder: RunFolder,
-    host: Host = "127.0.0.1",
-    port: Port = 8517,
-    analyst_token_file: AnalystToken = None,
-    operator_token_file: OperatorToken = None,
-    rate: Rate = math.inf,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
-    log_file: LogFile = None,
-    traces: Traces = False,
-    replicas: Annotated[
-        int | None, typer.Option(min=1, help="Replicas of the model on Ray Serve; default: one, in this process.")
-    ] = None,
+    folder: base.RunFolder,
+    host: base.Host = "127.0.0.1",
+    port: base.Port = 8517,
+    analyst_token_file: Path | None = None,
+    operator_token_file: Path | None = None,
+    rate: float = math.inf,
+    tls_cert: base.TlsCert = None,
+    tls_key: base.TlsKey = None,
+    log_file: base.LogFile = None,
+    traces: bool = False,
+    replicas: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
     from fairpate.run import serve as serving
 
-    with checked_arguments():
+    with base.checked_arguments():
         settings = serving.service_settings(
             host=host,
             port=port,
@@ -414,25 +412,34 @@ def _serve_student(
     serving.serve_student_of(folder, settings, num_replicas=replicas, say=say, started=_started)
 
 
-def _stop(folder: RunFolder) -> Output:
+def _stop(folder: base.RunFolder) -> Output:
     from fairpate.run import serve as serving
 
     serving.stop_aggregator(folder, say=say)
     return Output(facts={"stopped": [folder]}, words="")
 
 
-serve = in_modes(
+serve = base.in_modes(
     "serve",
     """Serve a finished run over HTTP: its aggregator, or its published model (--student).
 
-    An aggregator charges its ledger before it answers, until the budget is used up.""",
-    Mode(function=_serve_aggregator),
-    Mode(function=_stop, option="stop", flag=typer.Option("--stop", help="Stop a service started with --detach.")),
-    Mode(
-        function=_serve_student,
-        option="student",
-        flag=typer.Option("--student", help="Serve the published model; without tokens it is open to all users."),
-    ),
+    An aggregator charges its ledger before it answers, until the budget is used up.
+
+    Args:
+        analyst_token_file: File with the analysts' token; default: FAIRPATE_ANALYST_TOKEN.
+        operator_token_file: File with the operator's token; default: FAIRPATE_OPERATOR_TOKEN.
+        quota: New queries per analyst token and day.
+        rate: Requests per second and token; bursts of twice as many.
+        traces: Send OpenTelemetry traces to where OTEL_EXPORTER_OTLP_* point.
+        stop: Stop a service started with --detach.
+        student: Serve the published model; without tokens it is open to all users.
+        detach: Start it on the cluster at RAY_ADDRESS, and return.
+        take_over: End another writer of a ledger in a database, if it hangs or is lost.
+        replicas: Replicas of the model on Ray Serve; default: one, in this process.
+    """,
+    base.Mode(function=_serve_aggregator),
+    base.Mode(function=_stop, option="stop"),
+    base.Mode(function=_serve_student, option="student"),
 )
 
 
@@ -451,7 +458,10 @@ class QueryCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-def _query_words(words: Words = None, token_file: TokenFile = None) -> Output | None:
+Words = Annotated[list[str] | None, typer.Argument()]
+
+
+def _query_words(words: Words = None, token_file: Path | None = None) -> Output | None:
     from aggregator.client import query_words
     from fairpate.run.release_log import state_folder
 
@@ -459,26 +469,34 @@ def _query_words(words: Words = None, token_file: TokenFile = None) -> Output | 
 
 
 def _query_batch(
-    ids: Annotated[str, typer.Option(help="Records of the public pool, such as 0:500; prints their labels.")] = "",
+    ids: str = "",
     words: Words = None,
-    out: Annotated[Path | None, typer.Option(help="The .parquet or .csv file to write the replies to.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, max=1024, help="Queries per request.")] = 256,
-    token_file: TokenFile = None,
+    out: Path | None = None,
+    batch_size: Annotated[int, typer.Option(min=1, max=1024)] = 256,
+    token_file: Path | None = None,
 ) -> Output:
     from aggregator.client import query_batch
 
     return query_batch(words or [], ids, out=out, batch_size=batch_size, token_file=token_file)
 
 
-query = in_modes(
+query = base.in_modes(
     "query",
-    "Query a running aggregator: in a shell, by one command (`fairpate query ask 17`), or in a batch (--ids).",
-    Mode(function=_query_words),
-    Mode(function=_query_batch, option="ids"),
+    """Query a running aggregator: in a shell, by one command (`fairpate query ask 17`), or in a batch (--ids).
+
+    Args:
+        words: [URL] and one command; without a command, opens a shell.
+        token_file: File with your token; default: FAIRPATE_TOKEN.
+        ids: Records of the public pool, such as 0:500; prints their labels.
+        out: The .parquet or .csv file to write the replies to.
+        batch_size: Queries per request.
+    """,
+    base.Mode(function=_query_words),
+    base.Mode(function=_query_batch, option="ids"),
 )
 
 
-tokens_app = Commands(
+tokens_app = base.Commands(
     help="Say who may query a run's service, until when, and how much. A running service follows within a second.",
     no_args_is_help=True,
 )
@@ -492,17 +510,20 @@ PerDay = Annotated[float | None, typer.Option(help="New queries allowed at once;
 
 @tokens_app.command("add")
 def add_token(
-    folder: RunFolder,
+    folder: base.RunFolder,
     name: Name,
-    role: Annotated[Literal["analyst", "operator"], typer.Option(help="What the token gives access to.")] = "analyst",
+    role: Literal["analyst", "operator"] = "analyst",
     epsilon: OwnEpsilon = None,
     queries: Queries = None,
     per_day: PerDay = None,
-    expires: Annotated[
-        str | None, typer.Option(help="When the token expires: 30d, 12h, or a date; default: never.")
-    ] = None,
+    expires: str | None = None,
 ) -> Output:
-    """Make a token for a new name and print it, once: only its digest is kept."""
+    """Make a token for a new name and print it, once: only its digest is kept.
+
+    Args:
+        role: What the token gives access to.
+        expires: When the token expires: 30d, 12h, or a date; default: never.
+    """
     from fairpate.run import ledger_commands
 
     limit = ledger_commands.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
@@ -510,7 +531,7 @@ def add_token(
 
 
 @tokens_app.command("list")
-def list_tokens(folder: RunFolder) -> Output:
+def list_tokens(folder: base.RunFolder) -> Output:
     """Print names, roles, ends and limits of all tokens, and of limits without a token."""
     from fairpate.run import ledger_commands
 
@@ -520,7 +541,7 @@ def list_tokens(folder: RunFolder) -> Output:
 
 @tokens_app.command("limit")
 def limit_name(
-    folder: RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
+    folder: base.RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
     """Replace the limit of a name; earlier charges count towards it."""
     from fairpate.run import ledger_commands
@@ -532,11 +553,15 @@ def limit_name(
 
 @tokens_app.command("expire")
 def expire_tokens(
-    folder: RunFolder,
+    folder: base.RunFolder,
     name: Name,
-    when: Annotated[str, typer.Argument(help="When the tokens expire: 30d, 12h, 0s, a date, or never.")],
+    when: Annotated[str, typer.Argument()],
 ) -> Output:
-    """Set when the tokens of a name end."""
+    """Set when the tokens of a name end.
+
+    Args:
+        when: When the tokens expire: 30d, 12h, 0s, a date, or never.
+    """
     from fairpate.run import ledger_commands
 
     ledger_commands.expire(folder, name, when)
@@ -545,18 +570,22 @@ def expire_tokens(
 
 @tokens_app.command("rotate")
 def rotate_token(
-    folder: RunFolder,
+    folder: base.RunFolder,
     name: Name,
-    keep_old: Annotated[str, typer.Option(help="How long the old token stays valid: 1h, 2d.")] = "0s",
+    keep_old: str = "0s",
 ) -> Output:
-    """Make a new token for a name and print it, once."""
+    """Make a new token for a name and print it, once.
+
+    Args:
+        keep_old: How long the old token stays valid: 1h, 2d.
+    """
     from fairpate.run import ledger_commands
 
     return _shown_once(name, ledger_commands.rotate(folder, name, keep_old=keep_old))
 
 
 @tokens_app.command("revoke")
-def revoke_tokens(folder: RunFolder, name: Name) -> Output:
+def revoke_tokens(folder: base.RunFolder, name: Name) -> Output:
     """Delete all tokens of a name; its charges stay in the ledger."""
     from fairpate.run import ledger_commands
 
@@ -588,10 +617,7 @@ ProjectFolder = Annotated[Path, typer.Argument(metavar="NAME", help="Folder to c
 
 def _new(
     name: ProjectFolder,
-    kind: Annotated[
-        Literal["table", "images", "embeddings"],
-        typer.Option(help="Kind of records: rows of a table, images, or vectors."),
-    ] = "table",
+    kind: Literal["table", "images", "embeddings"] = "table",
 ) -> Output:
     from fairpate.cli.summaries import write_project
 
@@ -603,16 +629,18 @@ def _new(
 
 def _new_example(
     name: ProjectFolder,
-    example: Annotated[str | None, typer.Option(help=f"Copy an example instead: {', '.join(EXAMPLE_FILES)}.")] = None,
+    example: Annotated[
+        str | None, typer.Option(help=f"Copy an example instead: {', '.join(base.EXAMPLE_FILES)}.")
+    ] = None,
 ) -> Output:
     from fairpate.cli.summaries import write_folder
 
     assert example is not None
-    files = example_files(example)
+    files = base.example_files(example)
     written = write_folder(name, {file.name: file.read_bytes() for file in files})
     commands = {
         "own-method": "fairpate run --method own_method:ClassMeans --epsilon 3",
-        **{of: f"fairpate compare {file}" for of, (file, *_) in EXAMPLE_FILES.items() if file.endswith(".yaml")},
+        **{of: f"fairpate compare {file}" for of, (file, *_) in base.EXAMPLE_FILES.items() if file.endswith(".yaml")},
     }
     command = commands.get(example, f"python {files[0].name}")
     words = f"{name}: {files[0].name}, with its explanation at the top. To begin:\n  cd {_place(name)}\n  {command}"
@@ -624,11 +652,15 @@ def _place(name: Path) -> str:
     return shlex.quote(f"./{name}" if str(name).startswith("-") else str(name))
 
 
-new = in_modes(
+new = base.in_modes(
     "new",
     """Create a project that runs: example records to replace by yours, their declaration, settings and a test.
 
-    With --example, create a folder with a comparison, a method or a script to change.""",
-    Mode(function=_new),
-    Mode(function=_new_example, option="example"),
+    With --example, create a folder with a comparison, a method or a script to change.
+
+    Args:
+        kind: Kind of records: rows of a table, images, or vectors.
+    """,
+    base.Mode(function=_new),
+    base.Mode(function=_new_example, option="example"),
 )

@@ -8,28 +8,13 @@ from typing import Annotated
 
 import typer
 
-from fairpate.cli.base import (
-    Commands,
-    DataDir,
-    Delta,
-    Epsilon,
-    Host,
-    LogFile,
-    Out,
-    Overrides,
-    Port,
-    TlsCert,
-    TlsKey,
-    as_overrides,
-    checked_arguments,
-    data_named,
-)
+from fairpate.cli import base
 from fairpate.config import ConfigError
 from fairpate.files import check_output_file, check_output_folder, write_atomically
 from fairpate.terminal import Output, Reporter, is_for_program, say, waiting
 from fairpate.types import UsageError
 
-site_app = Commands(
+site_app = base.Commands(
     help="Release one result of several sites' private records, which no site shows to anybody.", no_args_is_help=True
 )
 _Declaration = Annotated[Path, typer.Option("--data", help="The declaration of the plan, with your own files.")]
@@ -41,8 +26,12 @@ _Wait = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for others 
 
 
 @site_app.command("key")
-def make_key(file: Annotated[Path, typer.Argument(help="File to write, for you alone.")]) -> Output:
-    """Make a site's private keys, and print the public ones, for the roster of the plan's author."""
+def make_key(file: Annotated[Path, typer.Argument()]) -> Output:
+    """Make a site's private keys, and print the public ones, for the roster of the plan's author.
+
+    Args:
+        file: File to write, for you alone.
+    """
     check_output_file(file, "FILE")
     from fairpate.sites.plan import key_text, new_key
 
@@ -52,29 +41,34 @@ def make_key(file: Annotated[Path, typer.Argument(help="File to write, for you a
 
 @site_app.command("plan")
 def make_plan(
-    data: Annotated[str, typer.Argument(help="Declaration (.yaml); its file of private records need not be here.")],
-    sites: Annotated[Path, typer.Option(help="YAML file with a line `name: key` for every site.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File of the plan to write.")],
-    may_vanish: Annotated[int, typer.Option(min=0, help="Sites that may be lost on the way.")] = 0,
-    may_collude: Annotated[
-        int, typer.Option(min=1, help="Sites that may collude with the coordinator without exposing the others.")
-    ] = 1,
-    method: Annotated[
-        str, typer.Option(help="weighted_votes, record_votes, residual_votes or teacher_votes.")
-    ] = "weighted_votes",
-    epsilon: Epsilon = None,
-    delta: Delta = None,
-    overrides: Overrides = None,
-    data_dir: DataDir = None,
+    data: Annotated[str, typer.Argument()],
+    sites: Path,
+    output: Annotated[Path, typer.Option("--output", "-o")],
+    may_vanish: Annotated[int, typer.Option(min=0)] = 0,
+    may_collude: Annotated[int, typer.Option(min=1)] = 1,
+    method: str = "weighted_votes",
+    epsilon: base.Epsilon = None,
+    delta: base.Delta = None,
+    overrides: base.Overrides = None,
+    data_dir: base.DataDir = None,
 ) -> Output:
-    """Plan a release: its method, noise and price, its sites, and how many of them may vanish or collude."""
+    """Plan a release: its method, noise and price, its sites, and how many of them may vanish or collude.
+
+    Args:
+        data: Declaration (.yaml); its file of private records need not be here.
+        sites: YAML file with a line `name: key` for every site.
+        output: File of the plan to write.
+        may_vanish: Sites that may be lost on the way.
+        may_collude: Sites that may collude with the coordinator without exposing the others.
+        method: weighted_votes, record_votes, residual_votes or teacher_votes.
+    """
     check_output_file(output, "--output", suffixes=(".json",))
     from fairpate.methods.base import resolved
     from fairpate.sites import plan as plans
 
-    given = data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
+    given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
     roster = plans.read_roster(sites)
-    config = resolved([*(overrides or []), *as_overrides(given)], method, num_sites=len(roster))
+    config = resolved([*(overrides or []), *base.as_overrides(given)], method, num_sites=len(roster))
     with waiting("plan"):
         plan, embedding = plans.make_plan(config, roster, may_vanish=may_vanish, may_collude=may_collude)
     if embedding is not None:
@@ -87,19 +81,23 @@ def make_plan(
 
 @site_app.command("serve")
 def serve_plan(
-    plan: Annotated[Path, typer.Argument(help="The file of the plan.")],
+    plan: Annotated[Path, typer.Argument()],
     data: _Declaration,
-    out: Out = None,
-    data_dir: DataDir = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8518,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
+    out: base.Out = None,
+    data_dir: base.DataDir = None,
+    host: base.Host = "127.0.0.1",
+    port: base.Port = 8518,
+    tls_cert: base.TlsCert = None,
+    tls_key: base.TlsKey = None,
     wait_s: _Wait = 3600.0,
-    log_file: LogFile = None,
+    log_file: base.LogFile = None,
     workers: _Workers = None,
 ) -> Output:
-    """Coordinate a plan: add up what the sites send, learn from the sum, and leave a run folder."""
+    """Coordinate a plan: add up what the sites send, learn from the sum, and leave a run folder.
+
+    Args:
+        plan: The file of the plan.
+    """
     if not plan.is_file():
         raise ConfigError(f"PLAN: {plan} not found; give the file that `fairpate site plan` wrote.")
     if (tls_cert is None) != (tls_key is None):
@@ -107,7 +105,7 @@ def serve_plan(
     from fairpate.http_server import HttpSettings, TlsFiles
     from fairpate.sites.coordinator import serve
 
-    with checked_arguments():
+    with base.checked_arguments():
         tls = None if tls_cert is None or tls_key is None else TlsFiles(cert=tls_cert, key=tls_key)
         settings = HttpSettings(host=host, port=port, tls=tls, log_file=log_file)
     run = serve(
@@ -125,18 +123,26 @@ def serve_plan(
 
 @site_app.command("join")
 def join_plan(
-    url: Annotated[str, typer.Argument(help="Address of the coordinator.")],
+    url: Annotated[str, typer.Argument()],
     data: _Declaration,
-    key: Annotated[Path, typer.Option(help="File of `fairpate site key`.")],
-    out: Out = None,
-    data_dir: DataDir = None,
+    key: Path,
+    out: base.Out = None,
+    data_dir: base.DataDir = None,
     wait_s: _Wait = 3600.0,
-    ca: Annotated[Path | None, typer.Option(help="Certificate authority (PEM) of the coordinator's HTTPS.")] = None,
-    plan: Annotated[str | None, typer.Option(metavar="DIGEST", help="The only plan to take part in.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Agree to --plan without being asked, as in a script.")] = False,
+    ca: Path | None = None,
+    plan: Annotated[str | None, typer.Option(metavar="DIGEST")] = None,
+    yes: bool = False,
     workers: _Workers = None,
 ) -> Output:
-    """Take part in a plan with your own private records, which stay here."""
+    """Take part in a plan with your own private records, which stay here.
+
+    Args:
+        url: Address of the coordinator.
+        key: File of `fairpate site key`.
+        ca: Certificate authority (PEM) of the coordinator's HTTPS.
+        plan: The only plan to take part in.
+        yes: Agree to --plan without being asked, as in a script.
+    """
     if yes and plan is None:
         # Otherwise a script that is repeated would agree, and pay, for whatever plan the address serves next.
         raise UsageError("--yes: agrees to one plan; name it with --plan DIGEST, which `fairpate site plan` printed.")
@@ -171,32 +177,31 @@ def join_plan(
 
 @site_app.command("simulate")
 def simulate_plan(
-    out: Annotated[Path, typer.Option(help="New folder, with a folder for each party.")],
-    sites: Annotated[int, typer.Option(min=2, help="Number of sites.")] = 3,
-    data: Annotated[
-        str, typer.Option(help="Data set, or declaration (.yaml), whose records are dealt to the sites.")
-    ] = "adult",
-    by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN[:N]", help="Deal by this column, or by its first N characters; default: at random."
-        ),
-    ] = None,
-    may_vanish: Annotated[int, typer.Option(min=0, help="Sites that may be lost on the way.")] = 0,
-    may_collude: Annotated[int, typer.Option(min=1, help="Sites that may collude with the coordinator.")] = 1,
-    method: Annotated[
-        str, typer.Option(help="weighted_votes, record_votes, residual_votes or teacher_votes.")
-    ] = "weighted_votes",
-    epsilon: Epsilon = None,
-    options: Annotated[
-        list[str] | None, typer.Option("--option", help="NAME=VALUE: an option of the data set.")
-    ] = None,
-    overrides: Overrides = None,
-    data_dir: DataDir = None,
+    out: Path,
+    sites: Annotated[int, typer.Option(min=2)] = 3,
+    data: str = "adult",
+    by: Annotated[str | None, typer.Option(metavar="COLUMN[:N]")] = None,
+    may_vanish: Annotated[int, typer.Option(min=0)] = 0,
+    may_collude: Annotated[int, typer.Option(min=1)] = 1,
+    method: str = "weighted_votes",
+    epsilon: base.Epsilon = None,
+    options: Annotated[list[str] | None, typer.Option("--option")] = None,
+    overrides: base.Overrides = None,
+    data_dir: base.DataDir = None,
 ) -> Output:
     """Deal public records to sites on this machine, and let them share a release with the real protocol.
 
     One machine sees them all. A declaration's records may be private: your own odometer counts their release too.
+
+    Args:
+        out: New folder, with a folder for each party.
+        sites: Number of sites.
+        data: Data set, or declaration (.yaml), whose records are dealt to the sites.
+        by: Deal by this column, or by its first N characters; default: at random.
+        may_vanish: Sites that may be lost on the way.
+        may_collude: Sites that may collude with the coordinator.
+        method: weighted_votes, record_votes, residual_votes or teacher_votes.
+        options: NAME=VALUE: an option of the data set.
     """
     from fairpate.cli.base import data_config
     from fairpate.run.context import read_json

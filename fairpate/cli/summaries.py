@@ -250,16 +250,18 @@ def findings() -> Iterator[Finding]:
     import torch
 
     found = environment()
-    yield Finding(name="fairpate", value=" ".join(filter(None, (found["fairpate"], found["revision"]))))
-    yield Finding(name="python", value=found["python"])
-    yield Finding(name="platform", value=found["platform"])
-    yield from (Finding(name=name, value=version) for name, version in found["libraries"].items())
-    yield Finding(name="cpus", value=str(os.cpu_count()))
-    yield Finding(name="torch threads", value=str(torch.get_num_threads()))
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    yield Finding(name="gpus", value=", ".join(gpus) or "none")
-    address = os.environ.get("RAY_ADDRESS")
-    yield Finding(name="ray cluster", value=address or "this machine alone (RAY_ADDRESS is not set)")
+    known = {
+        "fairpate": " ".join(filter(None, (found["fairpate"], found["revision"]))),
+        "python": found["python"],
+        "platform": found["platform"],
+        **found["libraries"],
+        "cpus": str(os.cpu_count()),
+        "torch threads": str(torch.get_num_threads()),
+        "gpus": ", ".join(gpus) or "none",
+        "ray cluster": os.environ.get("RAY_ADDRESS") or "this machine alone (RAY_ADDRESS is not set)",
+    }
+    yield from (Finding(name=name, value=value) for name, value in known.items())
     # Runs are written below the working directory unless --out says otherwise.
     free = shutil.disk_usage(Path.cwd()).free
     room = f"{free / 2**30:.1f} GiB free in {Path.cwd()}"

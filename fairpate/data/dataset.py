@@ -23,7 +23,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -130,35 +130,48 @@ OWN_FILES = "files-"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset:
-    """Private, public, validation and test records of one data set, and the public words for its codes.
+class Described:
+    """The public words for records and their codes.
 
-    ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. The labels of the
-    public split are never read by a private method; they are kept for evaluation. ``notes`` are public remarks about
-    the files, such as how many malformed names were left out. ``embedding``: the one that made the features, if any;
-    ``before_embedding``: a few public records as they were before it, and the names of their features.
-    ``feature_codes``: how a declared table's features (before an embedding) are computed from its columns.
-    ``records_alone``: the source names persons, but each record is protected by itself. ``source``: the configuration
-    that loads the same data set on any machine with its files; None where it came from Python. ``parts`` identifies the
-    rule of a hashed split (:func:`divide_by_hash`), by which a unit that is added or removed changes one split alone;
-    empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name, and so its
-    split. ``shared_unit``: the protected unit where private records are at several sites, of which this one may
-    have none. ``is_elsewhere``: no site is here, only their coordinator or a rehearsal of what they compute.
-    ``public_persons``: the number of persons behind the public records, also where each record is protected by itself;
-    None where the source names none.
+    ``label_names[k]`` names class k and ``group_names[g]`` group g of the ``sensitive_attribute``. ``notes`` are public
+    remarks about the files, such as how many malformed names were left out.
     """
 
-    name: str
     kind: FeatureKind
-    private: Split
-    public: Split
-    validation: Split
-    test: Split
     label_names: tuple[str, ...]
     group_names: tuple[str, ...]
     sensitive_attribute: str
     feature_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """These fields by name, for another class that has them."""
+        return {each.name: getattr(self, each.name) for each in fields(Described)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(Described):
+    """Private, public, validation and test records of one data set.
+
+    The labels of the public split are never read by a private method; they are kept for evaluation. ``embedding``: the
+    one that made the features, if any; ``before_embedding``: a few public records as they were before it, and the names
+    of their features. ``feature_codes``: how a declared table's features (before an embedding) are computed from its
+    columns. ``records_alone``: the source names persons, but each record is protected by itself. ``source``: the
+    configuration that loads the same data set on any machine with its files; None where it came from Python. ``parts``
+    identifies the rule of a hashed split (:func:`divide_by_hash`), by which a unit that is added or removed changes one
+    split alone; empty where there is no such rule. ``keeps_names``: a unit that is replaced by another keeps its name,
+    and so its split. ``shared_unit``: the protected unit where private records are at several sites, of which this one
+    may have none. ``is_elsewhere``: no site is here, only their coordinator or a rehearsal of what they compute.
+    ``public_persons``: the number of persons behind the public records, also where each record is protected by itself;
+    None where the source names none.
+    """
+
+    name: str
+    private: Split
+    public: Split
+    validation: Split
+    test: Split
     embedding: Embedding | None = None
     before_embedding: BeforeEmbedding | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
@@ -269,32 +282,22 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadedRecords:
-    """All N records of a data set before they are divided, and the public words for their codes.
+class LoadedRecords(Described):
+    """All N records of a data set before they are divided.
 
     ``origins`` says into which splits a record may go (null: any): a publisher's test record never trains. ``y`` of a
-    public record may be -1: it has no label.
-    ``person_ids`` names the person behind each record where several records share one and a split must not part them;
-    equal records are of one person then.
-    ``notes`` are public remarks about the files, such as how many malformed names were left out. ``pixels``: the
-    features of pictures, with the file that they may be mapped from, so that a split is a view of a file as well;
-    ``mapped``: the same for the features of a table. ``feature_codes``: of a declared table, how its features are
-    computed. ``naming`` identifies the rule by which records are named; under ``keeps_names`` it reads nothing but
-    keys of records or persons.
+    public record may be -1: it has no label. ``person_ids`` names the person behind each record where several records
+    share one and a split must not part them; equal records are of one person then. ``mapped``: the features with the
+    file that they may be mapped from, so that a split is a view of a file as well. ``feature_codes``: of a declared
+    table, how its features are computed. ``naming`` identifies the rule by which records are named; under
+    ``keeps_names`` it reads nothing but keys of records or persons.
     """
 
-    kind: FeatureKind
     records: Split
-    label_names: tuple[str, ...]
-    group_names: tuple[str, ...]
-    sensitive_attribute: str
-    feature_names: tuple[str, ...] = ()
     origins: tuple[Origin, ...] | None = None
     person_ids: Sequence[str] | None = None
-    notes: tuple[str, ...] = ()
-    pixels: Pixels | None = None
+    mapped: Pixels | Gathered | None = None
     feature_codes: tuple[FeatureCode, ...] = ()
-    mapped: Gathered | None = None
     naming: str = ""
     keeps_names: bool = False
 
@@ -399,16 +402,16 @@ def resolve_data_dir(data_dir: Path | None) -> Path:
 def find(file: SourceFile, folder: Path) -> tuple[SourceFile, Path] | None:
     """The first of ``file`` and its alternatives that exists below ``folder``, with its path; None if none does."""
     for choice in (file, *file.alternatives):
+        if choice.extracted and (folder / choice.extracted).is_dir():
+            return choice, folder / choice.extracted
+        path = folder / choice.path
         if _is_pattern(choice):
             # The first by name: the order of a folder differs between machines.
-            path = next(iter(sorted(folder.glob(choice.path))), folder / choice.path)
-        else:
-            path = folder / choice.path
+            path = min(folder.glob(choice.path), default=path)
         # An archive is not gzipped again.
         gzipped = [] if path.suffix in ARCHIVE_SUFFIXES else [path.with_name(path.name + ".gz")]
-        extracted = [folder / choice.extracted] if choice.extracted else []
-        for place in (*extracted, path, *gzipped):
-            if place.is_dir() if place in extracted else place.is_file():
+        for place in (path, *gzipped):
+            if place.is_file():
                 return choice, place
     return None
 
@@ -450,13 +453,7 @@ def verified(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, Path]
     """Find the file as :func:`locate` does, and verify the checksum of its published bytes (a copy may be gzipped)."""
     choice, path = locate(file, data_dir)
     if choice.sha256 is not None:
-        try:
-            # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
-        check_sha256(found, choice, path)
+        check_file(choice, path, unpack=path.suffix == ".gz")
     return choice, path
 
 
@@ -480,9 +477,15 @@ def read_any(file: SourceFile, data_dir: Path | None) -> tuple[SourceFile, bytes
     return choice, content
 
 
-def check_archive(file: SourceFile, path: Path) -> str:
-    """Verify and return the sha256 of the archive at ``path``, for archives that are read in pieces."""
-    found = sha256_of(path)
+def check_file(file: SourceFile, path: Path, *, unpack: bool = False) -> str:
+    """Verify and return the sha256 of the file at ``path``, which is read in pieces; with ``unpack``, of the bytes in
+    it."""
+    try:
+        # Of the bytes inside: gzip adds names and times, so that copies of one table differ.
+        with gzip.open(path) if unpack else path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: damaged gzip file ({error}); delete it and fetch it again.") from error
     check_sha256(found, file, path)
     return found
 
@@ -606,21 +609,12 @@ SET_ASIDE: dict[str, frozenset[Origin]] = {
 Mask = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SplitSizes:
-    """Records per split; the private split takes the rest.
-
-    Null takes every record that was set aside for the split. Sizes are lower bounds: whole units are taken until each
-    is reached. No size may depend on the records, or one of them would move others.
-    """
-
-    num_public: int | None
-    num_validation: int | None
-    num_test: int | None
-
-
-def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str, Split]:
+def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int) -> dict[str, Split]:
     """The four splits by name, each in the order of the file; :class:`DataError` where a size cannot be met.
+
+    ``sizes`` of public, validation and test records, in this order, are lower bounds: whole units are taken until each
+    is reached. None takes every record that was set aside for the split; private records are the rest. No size may
+    depend on the records, or one of them would move others.
 
     Units are ranked by a keyed hash of their name, with a public ``seed``; the lowest hashes become public, the next
     validation, the next test, and all others private. A unit is one record, records that differ only in the group, or
@@ -628,19 +622,18 @@ def divide(records: LoadedRecords, sizes: SplitSizes, *, seed: int) -> dict[str,
     removing one moves no other record; and since no group enters the name of a unit, changing a group moves none.
     """
     ids = records.records.record_id
-    wanted_of = {"public": sizes.num_public, "validation": sizes.num_validation, "test": sizes.num_test}
     place_of = {origin: place for place, origin in enumerate(ORIGINS)}
     found = records.origins or itertools.repeat(ORIGINS[0], len(ids))
     origins = np.fromiter(map(place_of.__getitem__, found), np.int8, len(ids))
     rank_N = np.zeros(len(ids), dtype=np.int64)
     # Hashing every name is slow, and only a part that is drawn needs the ranking.
-    if any(wanted_of.values()):
+    if any(sizes.values()):
         hashes_N = keyed_hash(records.person_ids or records.records.unit_id, seed=seed, purpose="split")
         # Records of one unit, and units of equal hashes, share a rank.
         rank_N = np.unique(hashes_N, return_inverse=True)[1]
     free = np.ones(len(ids), dtype=bool)
     indices = {}
-    for name, wanted in wanted_of.items():
+    for name, wanted in sizes.items():
         alone = [place_of[origin] for origin in SET_ASIDE[name]]
         own = name != "test" and bool(np.isin(origins, alone).any())  # files of its own: nothing else is taken
         permitted = alone if own or wanted is None else [place_of[origin] for origin in PERMITTED[name]]
@@ -695,7 +688,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
 
 def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str, Split]:
     # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
-    whole, mapped = records.records, records.pixels or records.mapped
+    whole, mapped = records.records, records.mapped
     index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}
     return {
         name: whole.take(index) if mapped is None else whole.take_with(mapped.rows(index), index)
@@ -766,7 +759,7 @@ def check_members(dataset: Dataset, *names: str) -> None:
     groups = (dataset.group_names, f"group of {dataset.sensitive_attribute}")
     splits = {name: split for name, split in dataset.splits.items() if name in names}
     if dataset.parts:
-        # Private too: whether a group has a test record is no reason to refuse a run.
+        # In a hashed split, whether a group has a test record is private too, and no reason to refuse a run.
         splits = {name: split for name, split in splits.items() if name not in ("validation", "test")}
     checks = [(name, split.z, *groups) for name, split in splits.items() if len(split) or name == "private"]
     for name, codes_N, words, what in (*checks, ("private", dataset.private.y, dataset.label_names, "class")):

@@ -204,10 +204,9 @@ class Files(Section):
 
     @model_validator(mode="after")
     def _private_records_come_from_one_place(self) -> Files:
-        if self.records and self.private:
-            raise ValueError("Expected `records`, which are divided into splits, or `private`; got both")
-        if not self.records and not self.private:
-            raise ValueError("Expected `records`, which are divided into splits, or `private`; got neither")
+        if bool(self.records) == bool(self.private):
+            met = "both" if self.records else "neither"
+            raise ValueError(f"Expected `records`, which are divided into splits, or `private`; got {met}")
         if self.pooled and not (self.records and self.test):
             raise ValueError("Expected `pooled` only together with `records` and `test`")
         return self
@@ -706,7 +705,6 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
     pixels = read_pictures(paths, resolve_data_dir(request.data_dir), table.pictures) if table.pictures else None
     return LoadedRecords(
         kind="image" if pixels else "tabular",
-        pixels=pixels,
         records=Split(
             x=pixels.x if pixels else x.tensor(),
             y=y.tensor(),
@@ -722,7 +720,7 @@ def read_records(table: Declaration, request: Request, faults: TableFaults | Non
         origins=origins if any(origin != "any" for origin, _ in per_part) else None,
         person_ids=persons.names() if person else None,
         notes=tuple(f"{count} {rule.note}" for rule, count in zip(rules, left_out, strict=True) if rule.note),
-        mapped=x if x.is_mapped else None,
+        mapped=pixels or (x if x.is_mapped else None),
         naming=table.model_dump_json(),
         # Of a person's records, each protected by itself, one that is replaced may be of another person.
         keeps_names=request.unit is None if person else bool(table.identity.key),

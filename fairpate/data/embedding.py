@@ -554,7 +554,7 @@ def with_features(records: LoadedRecords, features: str) -> LoadedRecords:
             )
         x = torch.stack(rows)
         names = tuple(f"{features} {place}" for place in range(x.shape[1]))
-    return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=names, pixels=None)
+    return replace(records, kind="tabular", records=replace(records.records, x=x), feature_names=names, mapped=None)
 
 
 def feature_names() -> tuple[str, ...]:

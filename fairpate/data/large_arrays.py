@@ -34,9 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PixelArray = npt.NDArray[np.uint8]
-Append = Callable[[PixelArray], None]
 LOGGER = logging.getLogger(__name__)
-_COLUMN, _SHA256 = "x", b"sha256"
 # Up to this size rows are copied, beyond it they are mapped from a file of their own.
 COPIED_BYTES, _ROWS_AT_ONCE, _BYTES_HASHED_AT_ONCE = 2**26, 1024, 2**20
 # A private mapping may be written to, and then only the page that was is copied; none of it needs memory set aside.
@@ -57,92 +55,66 @@ class Pixels:
             return self.x[index]
         # The file's name is a hash of everything that decides its pixels: with the rows it identifies the new file.
         key = hashlib.sha256(self.file.name.encode() + index.numpy().tobytes()).hexdigest()[:32]
-        shape = (len(index), *self.x.shape[1:])
-
-        def fill(append: Append) -> None:
-            for rows in index.split(_ROWS_AT_ONCE):
-                append(self.x[rows].numpy())
-
-        kept = kept_pixels(self.file.with_name(f"rows-{key}.arrow"), shape, fill)
+        path, shape = self.file.with_name(f"rows-{key}.pixels"), (len(index), *self.x.shape[1:])
+        kept = kept_pixels(path, shape, lambda: (self.x[rows].numpy() for rows in index.split(_ROWS_AT_ONCE)))
         return self.x[index] if kept is None else kept
 
 
-def kept_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> Tensor | None:
-    """A view of the pixels in the cached file ``path``. If it is missing or damaged, ``fill`` writes the pixels in
-    order.
+def kept_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterable[PixelArray]]) -> Tensor | None:
+    """A view of the pixels in the cached file ``path``, which is written from ``blocks`` if it is missing or damaged.
 
     None where the file cannot be kept; the log says why.
     """
     if path.is_file():
         try:
             return map_pixels(path, shape)
-        except (OSError, ValueError, pa.ArrowException) as error:
+        except (OSError, ValueError) as error:
             LOGGER.warning("%s: damaged cache, recomputed (%s)", path, error)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Mapped from what was written, so that the checksum of the pixels in use was verified.
-        write_pixels(path, shape, fill)
+        write_pixels(path, shape, blocks)
         return map_pixels(path, shape)
     except OSError as error:
         LOGGER.warning("%s: pictures are not cached (%s)", path, error)
         return None
 
 
-def write_pixels(path: Path, shape: tuple[int, ...], fill: Callable[[Append], None]) -> None:
-    """Write the pictures that ``fill`` appends without holding them in memory; ``path`` is complete or missing.
+def write_pixels(path: Path, shape: tuple[int, ...], blocks: Callable[[], Iterable[PixelArray]]) -> None:
+    """Write the pictures of ``blocks`` without holding them in memory; ``path`` is complete or missing.
 
-    The pixels are one uncompressed run of bytes of an Arrow file, so that a tensor is a view of it. The file carries
-    their sha256, which is checked whenever it is opened.
+    The file holds the pixels and, behind them, the sha256 of their shape and bytes, which is checked whenever the file
+    is opened.
     """
-    digest = hashlib.sha256()
-    # First without a header: in the file the checksum precedes the pixels, but it is known only after them.
-    with tempfile.TemporaryFile(dir=path.parent) as plain:
 
-        def append(pixels: PixelArray) -> None:
-            content = np.ascontiguousarray(pixels).data.cast("B")
-            digest.update(content)
-            plain.write(content)
+    def write(temporary: Path) -> None:
+        digest = hashlib.sha256(repr(shape).encode())
+        with temporary.open("wb") as stream:
+            for block in blocks():
+                content = block.tobytes()
+                digest.update(content)
+                stream.write(content)
+            if stream.tell() != math.prod(shape):
+                raise ValueError(f"Expected {math.prod(shape)} bytes of pixels, got {stream.tell()}.")
+            stream.write(digest.digest())
 
-        fill(append)
-        plain.flush()
-        if plain.tell() != math.prod(shape):
-            raise ValueError(f"Expected {math.prod(shape)} bytes of pixels, got {plain.tell()}.")
-        content = mmap.mmap(plain.fileno(), 0, prot=mmap.PROT_READ)
-        column = pa.FixedShapeTensorArray.from_numpy_ndarray(np.frombuffer(content, dtype=np.uint8).reshape(shape))
-        schema = pa.schema([pa.field(_COLUMN, column.type)], metadata={_SHA256: digest.hexdigest().encode()})
-
-        def write(temporary: Path) -> None:
-            # The file is made private before any record is in it.
-            temporary.touch(mode=0o600)
-            with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-                writer.write_batch(pa.RecordBatch.from_arrays([column], schema=schema))
-
-        write_atomically(path, write)
+    write_atomically(path, write, private=True)
 
 
 def map_pixels(path: Path, shape: tuple[int, ...]) -> Tensor:
     """A view of the pixels in ``path``; writing to it changes this process's copy only.
 
-    ValueError or ArrowException for a damaged file and for pictures of another shape.
+    ValueError for a damaged file and for pictures of another shape.
     """
+    digest, size = hashlib.sha256(repr(shape).encode()), math.prod(shape)
     with path.open("rb") as stream:
-        mapping = mmap.mmap(stream.fileno(), 0, flags=FLAGS, prot=PROTECTION)
-        whole = pa.py_buffer(mapping)
-        with pa.ipc.open_file(whole) as reader:
-            column, metadata = reader.get_batch(0).column(_COLUMN), reader.schema.metadata or {}
-        stored = column.to_numpy_ndarray()
-        if stored.shape != shape:
-            raise ValueError(f"pictures of shape {stored.shape}, expected {shape}")
-        start = stored.ctypes.data - whole.address
         # Read, not mapped: pages that are only checked do not count as this process's memory.
-        digest = hashlib.sha256()
-        stream.seek(start)
-        for position in range(0, stored.nbytes, _BYTES_HASHED_AT_ONCE):
-            digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, stored.nbytes - position)))
-        if digest.hexdigest() != metadata.get(_SHA256, b"").decode():
-            raise ValueError("pixels do not match their checksum")
-    # A view of the mapping itself: arrays of Arrow are read-only, and a tensor may be written to.
-    return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=stored.nbytes, offset=start).reshape(shape))
+        for start in range(0, size, _BYTES_HASHED_AT_ONCE):
+            digest.update(stream.read(min(_BYTES_HASHED_AT_ONCE, size - start)))
+        if stream.read() != digest.digest():
+            raise ValueError(f"pixels do not match their checksum, expected {shape}")
+        mapping = mmap.mmap(stream.fileno(), 0, flags=FLAGS, prot=PROTECTION)
+    return torch.from_numpy(np.frombuffer(mapping, dtype=np.uint8, count=size).reshape(shape))
 
 
 # Up to this size blocks stay in memory, beyond it all of them go to a file.

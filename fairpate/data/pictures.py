@@ -21,7 +21,7 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
@@ -45,7 +45,7 @@ from fairpate.data.dataset import (
     Request,
     SourceFile,
     Split,
-    check_archive,
+    check_file,
     counted,
     keyed_uniform,
     locate,
@@ -55,7 +55,7 @@ from fairpate.data.dataset import (
     resolve_data_dir,
 )
 from fairpate.data.embedding import FEATURES
-from fairpate.data.large_arrays import Append, PixelArray, Pixels, kept_pixels
+from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
 from fairpate.data.tables import TableFaults, codes, column_of, read_table, require_columns
 from fairpate.files import cache_dir
 from fairpate.later import torch
@@ -65,19 +65,18 @@ if TYPE_CHECKING:
 
 CACHE_VERSION = 2  # raise it with any change that decodes the same archive to other pixels
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png")
-IMAGE_SIZE = Option(default=64, allowed=(32, 48, 64, 96, 128, 224), description="Height and width in pixels.")
 Mode = Literal["RGB", "L"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Encoded pictures by name. ``key`` changes when any picture changes; ``read`` returns pictures in the requested
+    """Encoded pictures by name. ``key`` changes when any picture changes; ``read`` yields pictures in the requested
     order."""
 
     origin: Path
     key: str
     names: tuple[str, ...]
-    read: Callable[[Sequence[str], Callable[[str, bytes], None]], None]
+    read: Callable[[Sequence[str]], Iterator[bytes]]
 
 
 def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
@@ -86,7 +85,7 @@ def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if _is_picture(file.name))
         return _of_files([file.relative_to(path).as_posix() for file in files], path)
-    key = check_archive(choice, path)
+    key = check_file(choice, path)
     try:
         with zipfile.ZipFile(path) as opened:
             # Sorted, because the order inside an archive means nothing and may differ between copies.
@@ -94,10 +93,9 @@ def open_pictures(archive: SourceFile, data_dir: Path | None) -> Pictures:
     except zipfile.BadZipFile as error:
         raise DataError(f"{path}: damaged archive ({error}); delete it and fetch it again.") from error
 
-    def read(wanted: Sequence[str], keep: Callable[[str, bytes], None]) -> None:
+    def read(wanted: Sequence[str]) -> Iterator[bytes]:
         with zipfile.ZipFile(path) as opened:
-            for name in wanted:
-                keep(name, opened.read(name))
+            yield from map(opened.read, wanted)
 
     return Pictures(origin=path, key=key, names=names, read=read)
 
@@ -106,12 +104,12 @@ def _of_files(names: Sequence[str], folder: Path) -> Pictures:
     # Keyed by paths, sizes and modification times: hashing every picture would cost as much as decoding it.
     stats = ((folder / name, (folder / name).stat()) for name in names)
     described = "\n".join(f"{path} {stat.st_size} {stat.st_mtime_ns}" for path, stat in stats)
-
-    def read(wanted: Sequence[str], keep: Callable[[str, bytes], None]) -> None:
-        for name in wanted:
-            keep(name, (folder / name).read_bytes())
-
-    return Pictures(origin=folder, key=hashlib.sha256(described.encode()).hexdigest(), names=tuple(names), read=read)
+    return Pictures(
+        origin=folder,
+        key=hashlib.sha256(described.encode()).hexdigest(),
+        names=tuple(names),
+        read=lambda wanted: ((folder / name).read_bytes() for name in wanted),
+    )
 
 
 def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = "RGB") -> Pixels:
@@ -119,17 +117,16 @@ def decode(pictures: Pictures, names: Sequence[str], *, size: int, mode: Mode = 
     shape = (len(names), 3 if mode == "RGB" else 1, size, size)
     # All that decides the pixels is in the name, so that no file of the cache is ever out of date.
     recipe = "\n".join((str(CACHE_VERSION), pictures.key, mode, str(size), *names))
-    path = cache_dir() / f"pictures-{hashlib.sha256(recipe.encode()).hexdigest()[:32]}.arrow"
+    path = cache_dir() / f"pictures-{hashlib.sha256(recipe.encode()).hexdigest()[:32]}.pixels"
 
-    def fill(append: Append) -> None:
-        pictures.read(names, lambda name, content: append(_pixels(content, f"{pictures.origin}: {name}", size, mode)))
+    def decoded() -> Iterator[PixelArray]:
+        for name, content in zip(names, pictures.read(names), strict=True):
+            yield _pixels(content, f"{pictures.origin}: {name}", size, mode)
 
-    kept = kept_pixels(path, shape, fill) if names else None
+    kept = kept_pixels(path, shape, decoded) if names else None
     if kept is not None:
         return Pixels(x=kept, file=path)
-    decoded: list[PixelArray] = []
-    fill(decoded.append)
-    return Pixels(x=torch.from_numpy(np.array(decoded, dtype=np.uint8).reshape(shape)))
+    return Pixels(x=torch.from_numpy(np.array([*decoded()], dtype=np.uint8).reshape(shape)))
 
 
 def base_name(name: str) -> str:
@@ -209,17 +206,6 @@ def read_pictures(paths: Sequence[str], folder: Path, config: PicturesConfig) ->
 LABEL_FLIP = 0.25
 FIRST_HIGH_DIGIT = 5
 GROUPS = {"colour": ("red", "green"), "label": ("low digit", "high digit")}
-SENSITIVE = Option(
-    default="colour",
-    allowed=("colour", "label"),
-    description="The group z: the drawn colour, or the noisy binary label behind it.",
-)
-COLOUR_AS_FEATURE = Option(
-    default=True,
-    allowed=(True, False),
-    description="Whether the image shows its colour; else it has one channel, and a model cannot learn from colour.",
-    shows_attribute=True,  # the noisy label too: the colour is that label under public flips
-)
 Codes = npt.NDArray[np.int64]
 
 
@@ -340,14 +326,6 @@ def _idx_content(file: SourceFile, data_dir: Path | None, magic: int) -> bytes:
     return content
 
 
-# Codes as the publisher numbers them; the index is the code.
-UTKFACE_GENDERS = ("male", "female")
-UTKFACE_RACES = ("White", "Black", "Asian", "Indian", "Others")
-AGES = ("0 to 9", *(f"{first} to {first + 9}" for first in range(10, 80, 10)), "80 or older")
-BOTH = tuple(f"{race} & {gender}" for race in UTKFACE_RACES for gender in UTKFACE_GENDERS)
-UTKFACE_GROUPS = {"race": UTKFACE_RACES, "gender": UTKFACE_GENDERS, "race_and_gender": BOTH}
-LABEL = Option(default="gender", allowed=("gender", "age"), description="The class y: gender, or age by decades.")
-UTKFACE_SENSITIVE = Option(default="race", allowed=tuple(UTKFACE_GROUPS), description="The group z.")
 WELL_FORMED = re.compile(r"(?P<age>\d{1,3})_(?P<gender>[01])_(?P<race>[0-4])_(?P<date>\d+)\.jpg(\.chip\.jpg)?")
 
 
@@ -373,22 +351,23 @@ def load_utkface(request: Request) -> LoadedRecords:
     public = ("age", "gender", "date") if sensitive == "race" else ("age", "date")
     unit_of = {name: "utkface-" + "_".join(match.group(*public)) for name, match in fields.items()}
     # By unit, and within one by content. Only pictures with a unit in common are read for that, because it is slow.
-    sizes, content_of = Counter(unit_of.values()), dict.fromkeys(unit_of, "")
+    sizes = Counter(unit_of.values())
     shared = [name for name in unit_of if sizes[unit_of[name]] > 1]
-    pictures.read(shared, lambda name, content: content_of.update({name: hashlib.sha256(content).hexdigest()}))
-    place_of = {name: (unit_of[name], content_of[name]) for name in unit_of}
+    contents = (hashlib.sha256(content).hexdigest() for content in pictures.read(shared))
+    content_of = dict(zip(shared, contents, strict=True))
+    place_of = {name: (unit_of[name], content_of.get(name, "")) for name in unit_of}
     for place, count in Counter(place_of.values()).items():
         if count > 1:
             copies = ", ".join(name for name in unit_of if place_of[name] == place)
             raise DataError(f"{pictures.origin}: one picture {count} times: {copies}; remove the copies.")
     names = sorted(unit_of, key=place_of.__getitem__)
-
-    codes_of: dict[str, list[int]] = {"age": [], "gender": [], "race": [], "race_and_gender": []}
-    for name in names:
-        age, gender, race = (int(fields[name][part]) for part in ("age", "gender", "race"))
-        both = race * len(UTKFACE_GENDERS) + gender
-        for what, code in zip(codes_of, (min(age // 10, len(AGES) - 1), gender, race, both), strict=True):
-            codes_of[what].append(code)
+    meanings = names_of("utkface")
+    age, gender, race = (
+        torch.tensor([int(fields[name][part]) for name in names]) for part in ("age", "gender", "race")
+    )
+    coded = {"age": (age // 10).clamp(max=len(meanings["age"]) - 1), "gender": gender, "race": race}
+    coded["race_and_gender"] = race * len(meanings["gender"]) + gender
+    meanings["race_and_gender"] = tuple(f"{one} & {other}" for one in meanings["race"] for other in meanings["gender"])
     unit_ids = tuple(unit_of[name] for name in names)
     malformed = len(pictures.names) - len(names)
     return _of_pictures(
@@ -397,10 +376,10 @@ def load_utkface(request: Request) -> LoadedRecords:
         names,
         record_id=counted(unit_ids),
         unit_id=unit_ids,
-        y=torch.tensor(codes_of[label]),
-        z=torch.tensor(codes_of[sensitive]),
-        label_names=AGES if label == "age" else UTKFACE_GENDERS,
-        group_names=UTKFACE_GROUPS[sensitive],
+        y=coded[label],
+        z=coded[sensitive],
+        label_names=meanings[label],
+        group_names=meanings[sensitive],
         sensitive_attribute=sensitive.replace("_and_", " and "),
         notes=(f"pictures left out for their malformed names: {malformed:,}",) if malformed else (),
     )
@@ -421,15 +400,24 @@ def _of_pictures(
     """The records of the pictures ``names`` in their archive, decoded at the requested size."""
     pixels = decode(pictures, names, size=request.options["image_size"], mode=mode)
     records = Split(x=pixels.x, y=y, z=z, record_id=record_id, unit_id=unit_id)
-    return LoadedRecords(kind="image", records=records, pixels=pixels, **facts)
+    return LoadedRecords(kind="image", records=records, mapped=pixels, **facts)
+
+
+def _listed(file: SourceFile, request: Request, *columns: str) -> pa.Table:
+    """The published table of pictures in ``file``, which has these columns."""
+    table = read_table(read_bytes(file, request.data_dir), file.path)
+    require_columns(table, columns, file.path)
+    return table
+
+
+def _require_all(names: Iterable[str], present: Collection[str], where: object) -> None:
+    for name in names:
+        if name not in present:
+            raise DataError(f"{where}: {name} of the publisher's list is missing; restore the publisher's files.")
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
     return {name: code for code, name in enumerate(names)}
-
-
-FAIRFACE_GENDERS = ("Male", "Female")
-FAIRFACE_RACES = ("White", "Black", "Latino_Hispanic", "East Asian", "Southeast Asian", "Indian", "Middle Eastern")
 
 
 def load_fairface(request: Request) -> LoadedRecords:
@@ -437,12 +425,11 @@ def load_fairface(request: Request) -> LoadedRecords:
 
     A subset of the pictures works with the full label files. The publisher's validation part is the test split.
     """
-    files = files_of("fairface")
+    files, meanings = files_of("fairface"), names_of("fairface")
     pictures = open_pictures(files["archive"], request.data_dir)
     tables, absent = [], 0
     for file in (files["train"], files["val"]):
-        labels = read_table(read_bytes(file, request.data_dir), file.path)
-        require_columns(labels, ("file", "gender", "race"), file.path)
+        labels = _listed(file, request, "file", "gender", "race")
         paths = pc.replace_substring_regex(labels["file"], "^fairface/", "")
         labels = labels.set_column(labels.column_names.index("file"), "file", paths)
         tables.append(labels.filter(pc.is_in(paths, value_set=pa.array(pictures.names, pa.string()))))
@@ -457,10 +444,10 @@ def load_fairface(request: Request) -> LoadedRecords:
         pictures,
         names,
         record_id=tuple(names),
-        y=codes(table, "gender", _numbered(FAIRFACE_GENDERS), files["train"].path),
-        z=codes(table, "race", _numbered(FAIRFACE_RACES), files["train"].path),
-        label_names=FAIRFACE_GENDERS,
-        group_names=FAIRFACE_RACES,
+        y=codes(table, "gender", _numbered(meanings["gender"]), files["train"].path),
+        z=codes(table, "race", _numbered(meanings["race"]), files["train"].path),
+        label_names=meanings["gender"],
+        group_names=meanings["race"],
         sensitive_attribute="race",
         origins=origins(training=len(tables[0]), test=len(tables[1])),
         notes=(f"{absent} labelled pictures that are not present left out",),
@@ -478,28 +465,17 @@ def load_celeba(request: Request) -> LoadedRecords:
     Both lists may be the publisher's text files or the CSV form of them. The publisher's partition 2 is the test split;
     partitions 0 and 1 train.
     """
-    files = files_of("celeba")
-    file, content = read_any(files["attributes"], request.data_dir)
-    if file.path.endswith(".csv"):
-        attributes = read_table(content, file.path)
-    else:
-        # A count, the 40 names, then rows aligned with runs of spaces.
-        _count, header, *rows = _lines(content, file.path)
-        attributes = read_table(_comma_separated(rows), file.path, columns=("image_id", *header.split()))
-    file, content = read_any(files["partition"], request.data_dir)
-    rows = _lines(content, file.path)[1 if file.path.endswith(".csv") else 0 :]
-    partition = read_table(_comma_separated(rows), file.path, columns=("image_id", "partition"))
+    files, meanings = files_of("celeba"), names_of("celeba")
+    attributes, partition = (_list(files[name], request) for name in ("attributes", "partition"))
     # For its refusals alone: pictures of an unknown partition would count as training ones.
-    codes(partition, "partition", _numbered(PARTITIONS), file.path)
+    codes(partition, "partition", _numbered(PARTITIONS), files["partition"].path)
     part = dict(zip(*(column.to_pylist() for column in partition.columns), strict=True))
 
     names = column_of(attributes, "image_id", files["attributes"].path).to_pylist()
     pictures = open_pictures(files["archive"], request.data_dir)
     places = {base_name(name): name for name in pictures.names}
-    for name in names:
-        if name not in places or name not in part:
-            where = pictures.origin if name not in places else files["partition"].path
-            raise DataError(f"{where}: {name} of the attribute list is missing; restore the publisher's files.")
+    _require_all(names, places, pictures.origin)
+    _require_all(names, part, files["partition"].path)
     return _of_pictures(
         request,
         pictures,
@@ -507,37 +483,32 @@ def load_celeba(request: Request) -> LoadedRecords:
         record_id=tuple(names),
         y=codes(attributes, "Smiling", PRESENT, files["attributes"].path),
         z=codes(attributes, "Male", PRESENT, files["attributes"].path),
-        label_names=("not smiling", "smiling"),
-        group_names=("female", "male"),
+        label_names=meanings["smiling"],
+        group_names=meanings["gender"],
         sensitive_attribute="gender",
         origins=tuple("test" if part[name] == TEST_PARTITION else "training" for name in names),
     )
 
 
-def _lines(content: bytes, path: str) -> list[str]:
+def _list(file: SourceFile, request: Request) -> pa.Table:
+    """A list of pictures, by `image_id`: the publisher's text, aligned with runs of spaces, or its CSV form."""
+    choice, content = read_any(file, request.data_dir)
     # The publisher pins no checksum: a cut or different file is noticed here.
     try:
-        lines = content.decode().splitlines()
+        rows = [line.replace(",", " ").split() for line in content.decode().splitlines()]
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not a readable table ({error}); restore the file, in UTF-8.") from error
-    if len(lines) < 2:
-        raise DataError(f"{path}: not a readable table (it has no row); restore the file.")
-    return lines
-
-
-def _comma_separated(rows: list[str]) -> bytes:
-    return "\n".join(",".join(row.replace(",", " ").split()) for row in rows).encode()
+        raise DataError(f"{choice.path}: not a readable table ({error}); restore the file, in UTF-8.") from error
+    if len(rows) < 2:
+        raise DataError(f"{choice.path}: not a readable table (it has no row); restore the file.")
+    if not choice.path.endswith(".csv"):
+        # The text of attributes opens with a count and their names, that of partitions with its first row.
+        header, rows = (rows[1], rows[2:]) if len(rows[0]) == 1 else (["partition"], rows)
+        rows = [["image_id", *header], *rows]
+    return read_table("\n".join(map(",".join, rows)).encode(), choice.path)
 
 
 ROOT = "CheXpert-v1.0-small"
-FINDINGS = (
-    "No Finding", "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema",
-    "Consolidation", "Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture",
-    "Support Devices",
-)  # fmt: skip
 MARKS = {"1.0": 1, "0.0": 0, "-1.0": 0, "": 0, "1": 1, "0": 0, "-1": 0}
-CHEXPERT_RACES = ("White", "Black", "Asian")
-FINDING = Option(default="No Finding", allowed=FINDINGS, description="Which of the 14 observations is the label.")
 PATIENT = re.compile(r"/(patient\d+)/")
 
 
@@ -553,20 +524,20 @@ def load_chexpert(request: Request) -> LoadedRecords:
     spreadsheet = resolve_data_dir(request.data_dir) / demographics.path.replace(".csv", ".xlsx")
     if spreadsheet.is_file() and not spreadsheet.with_suffix(".csv").is_file():
         raise DataError(f"{spreadsheet}: save this spreadsheet as CSV next to it; only the CSV form is read.")
-    people = read_table(read_bytes(demographics, request.data_dir), demographics.path)
-    patients, races = (column_of(people, name, demographics.path).to_pylist() for name in ("PATIENT", "PRIMARY_RACE"))
+    known, finding = names_of("chexpert")["race"], request.options["finding"]
+    people = _listed(demographics, request, "PATIENT", "PRIMARY_RACE")
+    patients, races = (people[name].to_pylist() for name in ("PATIENT", "PRIMARY_RACE"))
     race_of = {
         patient: code
         # No name begins with another one, so that a patient has one race at most.
         for patient, race in zip(patients, races, strict=True)
-        for code, name in enumerate(CHEXPERT_RACES)
+        for code, name in enumerate(known)
         if race.startswith(name)  # the publisher adds remarks such as ", non-Hispanic"
     }
     tables = []
     for file in (train, files["valid"]):
-        listed = read_table(read_bytes(file, request.data_dir), file.path)
-        require_columns(listed, ("Path", "Frontal/Lateral", *FINDINGS), file.path)
-        tables.append(listed.filter(pc.equal(listed["Frontal/Lateral"], "Frontal")).select(["Path", *FINDINGS]))
+        listed = _listed(file, request, "Path", "Frontal/Lateral", finding)
+        tables.append(listed.filter(pc.equal(listed["Frontal/Lateral"], "Frontal")).select(["Path", finding]))
     frontal = pa.concat_tables(tables)
     matches = [(path, PATIENT.search(path)) for path in frontal["Path"].to_pylist()]
     patient_of = {path: match[1] for path, match in matches if match}
@@ -580,10 +551,7 @@ def load_chexpert(request: Request) -> LoadedRecords:
     pictures = open_pictures(files["archive"], request.data_dir)
     name_of = {name.partition(f"{ROOT}/")[2] or name: name for name in pictures.names}
     places = [path.partition(f"{ROOT}/")[2] for path in paths]
-    for place in places:
-        if place not in name_of:
-            raise DataError(f"{pictures.origin}: picture {place} is missing; restore the publisher's files.")
-    finding = request.options["finding"]
+    _require_all(places, name_of, pictures.origin)
     return _of_pictures(
         request,
         pictures,
@@ -593,32 +561,35 @@ def load_chexpert(request: Request) -> LoadedRecords:
         y=codes(table, finding, MARKS, train.path),
         z=torch.tensor([race_of[patient_of[path]] for path in paths]),
         label_names=(f"{finding}: absent", f"{finding}: present"),
-        group_names=CHEXPERT_RACES,
+        group_names=known,
         sensitive_attribute="race",
         person_ids=tuple(patient_of[path] for path in paths),
         notes=(f"{len(frontal) - len(table)} frontal pictures of patients of another or unknown race left out",),
     )
 
 
-LOADERS: Mapping[str, tuple[Callable[[Request], LoadedRecords], Mapping[str, Option]]] = {
-    "color_digits": (load_color_digits, {"sensitive": SENSITIVE, "colour_as_feature": COLOUR_AS_FEATURE}),
-    "color_mnist": (load_color_mnist, {"sensitive": SENSITIVE, "colour_as_feature": COLOUR_AS_FEATURE}),
-    "utkface": (
-        load_utkface,
-        {"label": LABEL, "sensitive": UTKFACE_SENSITIVE, "features": FEATURES, "image_size": IMAGE_SIZE},
-    ),
-    "fairface": (load_fairface, {"features": FEATURES, "image_size": IMAGE_SIZE}),
-    "celeba": (load_celeba, {"features": FEATURES, "image_size": IMAGE_SIZE}),
-    "chexpert": (load_chexpert, {"finding": FINDING, "features": FEATURES, "image_size": IMAGE_SIZE}),
+LOADERS: Mapping[str, Callable[[Request], LoadedRecords]] = {
+    "color_digits": load_color_digits,
+    "color_mnist": load_color_mnist,
+    "utkface": load_utkface,
+    "fairface": load_fairface,
+    "celeba": load_celeba,
+    "chexpert": load_chexpert,
 }
-"""The loader and the options of each data set of pictures."""
+"""The loader of each data set in ``pictures.yaml``."""
 
 
 @cache
 def _facts(name: str) -> dict[str, Any]:
-    """Return the facts of a data set in ``pictures.yaml``, with its files by their keys."""
+    """Return the facts of a data set in ``pictures.yaml``, with its files and options by name."""
     facts: dict[str, Any] = read_yaml(Path(__file__).with_name("pictures.yaml"))[name]
-    return facts | {"files": {key: SourceFile(**file) for key, file in facts.get("files", {}).items()}}
+    options = {key: Option(**each | {"allowed": tuple(each["allowed"])}) for key, each in facts["options"].items()}
+    # Every archive of pictures offers these.
+    options |= {"features": FEATURES} if "image_size" in options else {}
+    return facts | {
+        "files": {key: SourceFile(**file) for key, file in facts.get("files", {}).items()},
+        "options": options,
+    }
 
 
 def files_of(name: str) -> dict[str, SourceFile]:
@@ -627,8 +598,13 @@ def files_of(name: str) -> dict[str, SourceFile]:
     return files
 
 
+def names_of(name: str) -> dict[str, tuple[str, ...]]:
+    """The names of the codes of each label and attribute of a data set."""
+    return {what: tuple(names) for what, names in _facts(name)["names"].items()}
+
+
 def pictures_entry(name: str) -> DatasetEntry:
     """The registry entry of a data set of pictures."""
-    load, options = LOADERS[name]
     facts = _facts(name) | {"files": tuple(files_of(name).values())}
-    return DatasetEntry(name=name, kind="image", load=load, options=options, **facts)
+    facts.pop("names", None)
+    return DatasetEntry(name=name, kind="image", load=LOADERS[name], **facts)

@@ -16,11 +16,11 @@ import hashlib
 import json
 import math
 import re
-import shutil
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +30,6 @@ import httpx
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from fairpate.config import DataConfig, nearest
 from fairpate.config_reader import parse_config
@@ -43,13 +41,12 @@ from fairpate.data.dataset import (
     Dataset,
     DatasetEntry,
     DataSettingsError,
-    FeatureKind,
+    Described,
     LoadedRecords,
     Part,
     Request,
     SourceFile,
-    SplitSizes,
-    check_archive,
+    check_file,
     check_members,
     check_persons,
     default_size,
@@ -59,7 +56,6 @@ from fairpate.data.dataset import (
     holds,
     how_to_get,
     locate,
-    read_bytes,
     sha256_of,
     with_persons,
 )
@@ -84,7 +80,7 @@ from fairpate.data.tables import (
     with_decimal_points,
 )
 from fairpate.later import torch
-from fairpate.types import Unit
+from fairpate.types import Advance, Unit, tell
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
 _MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
@@ -220,11 +216,8 @@ def dataset_of(
             parts = OWN_FILES + parts
     else:
         given = {split: getattr(config, f"num_{split}") for split in ("public", "validation", "test")}
-        sizes = {
-            f"num_{split}": default_size(split, entry, records) if size is None else size
-            for split, size in given.items()
-        }
-        splits = divide(records, SplitSizes(**sizes), seed=config.seed)
+        sizes = {split: default_size(split, entry, records) if size is None else size for split, size in given.items()}
+        splits = divide(records, sizes, seed=config.seed)
     check_persons(splits)
     # Persons may be named under some options only; where they always are, every record has a name for its person.
     names_persons = bool(entry.persons_when) or records.person_ids is not None
@@ -234,23 +227,17 @@ def dataset_of(
         public_persons = as_names(records.person_ids).take(np.flatnonzero(is_public_N)).num_distinct
     dataset = Dataset(
         name=entry.name,
-        kind=records.kind,
-        label_names=records.label_names,
-        group_names=records.group_names,
-        sensitive_attribute=records.sensitive_attribute,
-        feature_names=records.feature_names,
-        notes=records.notes,
         feature_codes=records.feature_codes,
         records_alone=names_persons and shared_unit != "person" and not splits["private"].person_id,
         parts=parts,
         keeps_names=records.keeps_names,
         shared_unit=shared_unit,
         public_persons=public_persons,
+        **records.words,
         **splits,
     )
     # Few public records may lack a group, which only some methods read.
-    # In a hashed split, whether a group has a test record is private too, and no reason to refuse a run.
-    check_members(dataset, *(("private",) if parts else ("private", "validation", "test")))
+    check_members(dataset, "private", "validation", "test")
     # After the split, because an embedding is fitted to the public part alone.
     return embedded(dataset, config.embedding)
 
@@ -297,17 +284,11 @@ class SplitDescription:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetDescription:
+class DatasetDescription(Described):
     """A loaded data set in names and counts. ``record_shape`` is the shape of one record's features."""
 
     name: str
-    kind: FeatureKind
     record_shape: tuple[int, ...]
-    label_names: tuple[str, ...]
-    group_names: tuple[str, ...]
-    sensitive_attribute: str
-    feature_names: tuple[str, ...]
-    notes: tuple[str, ...]
     splits: tuple[SplitDescription, ...]
 
 
@@ -342,17 +323,8 @@ def describe(dataset: Dataset | DataConfig | str) -> DatasetDescription:
                 unlabelled_G=tuple(unlabelled_G.tolist()),
             )
         )
-    return DatasetDescription(
-        name=dataset.name,
-        kind=dataset.kind,
-        record_shape=tuple(dataset.private.x.shape[1:]),
-        label_names=dataset.label_names,
-        group_names=dataset.group_names,
-        sensitive_attribute=dataset.sensitive_attribute,
-        feature_names=dataset.feature_names,
-        notes=dataset.notes,
-        splits=tuple(splits),
-    )
+    record_shape = tuple(dataset.private.x.shape[1:])
+    return DatasetDescription(name=dataset.name, record_shape=record_shape, splits=tuple(splits), **dataset.words)
 
 
 def load_data(
@@ -434,30 +406,32 @@ TIMEOUT_S = 60.0
 CHUNK_BYTES = 1 << 18
 # Otherwise a server may compress the transfer, httpx unpacks it, and the bytes no longer match the checksum.
 AS_PUBLISHED = {"accept-encoding": "identity"}
-LINES_PER_FILE = 10
+Stage = Callable[[str], AbstractContextManager[Advance]]
+"""Shows a step by its name, and yields ``advance(done, total)``."""
 
 
 def fetch(
-    name: str, data_dir: Path, *, options: Mapping[str, Any] | None = None, console: Console | None = None
+    name: str,
+    data_dir: Path,
+    *,
+    options: Mapping[str, Any] | None = None,
+    stage: Stage = lambda _: nullcontext(tell),
 ) -> tuple[Path, ...]:
     """Download what data set ``name`` needs into ``data_dir`` and return the paths of its files.
 
     A file that is there and undamaged is kept. A download goes to a temporary name, its sha256 is compared with the
-    pinned one, and only then it takes its place: a damaged or interrupted download leaves nothing behind.
-    :class:`DataError` names the address, the file and the folder to put it into where it cannot be downloaded, arrives
-    damaged, or needs a registration (reported before anything is downloaded).
+    pinned one, and only then it takes its place: a damaged or interrupted download leaves nothing behind. ``stage``
+    shows the progress of each. :class:`DataError` names the address, the file and the folder to put it into where it
+    cannot be downloaded, arrives damaged, or needs a registration (reported before anything is downloaded).
     """
-    console = console or Console(stderr=True)
     files = find_entry(name).needed_files(options or {})
     missing = []
     for file in files:
         if (found := find(file, data_dir)) is None:
             missing.append(file)
-        # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
-        elif found[1].is_file() and found[1].name == Path(found[0].path).name:
-            check_archive(*found)
         elif found[1].is_file():
-            read_bytes(found[0], data_dir)
+            # The checksum is of the published bytes: a gzipped copy has to be unpacked for it.
+            check_file(*found, unpack=found[1].name != Path(found[0].path).name)
     # Before anything is downloaded, so that a user is not asked to register after an hour.
     by_hand = [how_to_get(file, data_dir) for file in missing if file.url is None]
     if by_hand:
@@ -465,14 +439,12 @@ def fetch(
             f"{name} cannot be fetched without its publisher's consent. " + " ".join(dict.fromkeys(by_hand))
         )
     for file in missing:
-        _download(file, data_dir, console)
+        _download(file, data_dir / file.path, stage)
     return tuple(locate(file, data_dir)[1] for file in files)
 
 
-def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
+def _download(file: SourceFile, target: Path, stage: Stage) -> None:
     assert file.url is not None
-    target = data_dir / file.path
-    bar = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # On the file system of the target, so that its place is taken in one step.
@@ -484,28 +456,18 @@ def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
                     "GET", file.url, headers=AS_PUBLISHED, follow_redirects=True, timeout=TIMEOUT_S
                 ) as response,
                 content.open("wb") as stream,
-                Progress(*bar, console=console, transient=True, disable=not console.is_terminal) as progress,
+                stage(target.name) as advance,
             ):
                 response.raise_for_status()
-                total = int(response.headers.get("content-length", 0)) or None
-                task, done, printed = progress.add_task(target.name, total=total), 0, 0
+                total = int(response.headers.get("content-length", 0))
                 for chunk in response.iter_bytes(CHUNK_BYTES):
                     stream.write(chunk)
-                    progress.advance(task, len(chunk))
-                    done += len(chunk)
-                    # A log cannot draw a bar: it gets a line for each tenth of the file.
-                    if not console.is_terminal and total and LINES_PER_FILE * done // total > printed:
-                        printed = LINES_PER_FILE * done // total
-                        console.print(f"{target.name}: {100 * done // total} % of {total} bytes", highlight=False)
+                    # A server need not say how much it sends.
+                    advance(stream.tell(), max(total, stream.tell()))
             if file.member is not None:
-                archive, content = content, content.with_name("member")
                 try:
-                    with (
-                        zipfile.ZipFile(archive) as opened,
-                        opened.open(file.member) as source,
-                        content.open("wb") as out,
-                    ):
-                        shutil.copyfileobj(source, out)
+                    with zipfile.ZipFile(content) as archive:
+                        content = Path(archive.extract(file.member, Path(scratch) / "members"))
                 except (zipfile.BadZipFile, KeyError) as error:
                     raise DataError(
                         f"{file.url}: expected a zip archive with {file.member} in it ({error}); try again."
@@ -525,7 +487,6 @@ def _download(file: SourceFile, data_dir: Path, console: Console) -> None:
         ) from error
     except OSError as error:
         raise DataError(f"{target}: cannot be written ({error}); choose another data folder or free space.") from error
-    console.print(f"{target.name}: kept, sha256 {found}", highlight=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -715,120 +676,120 @@ def draft_declaration(
         separator = max(
             _SEPARATORS, key=lambda each: len(column_names(first, first.name, separator=each, encoding=encoding))
         )
-    private_columns = column_names(
+    columns = column_names(
         file,
         file.name,
         separator=separator if file.suffix not in TYPED_SUFFIXES else None,
         encoding=encoding,
     )
     for option, column in (("label", label), ("group", group), ("person", person)):
-        if column is not None and column not in private_columns:
-            raise DataSettingsError(
-                f"--{option}: {file.name} has no column {column}{nearest(column, private_columns)}."
-            )
-    seen: dict[str, Seen] = {}
-    for batch in () if public is None else read_batches(public, public.name, separator=separator, encoding=encoding):
-        for column in batch.column_names:
-            seen.setdefault(column, Seen()).add(text_of(batch[column]))
+        if column is not None and column not in columns:
+            raise DataSettingsError(f"--{option}: {file.name} has no column {column}{nearest(column, columns)}.")
+    seen, seen_private = (
+        {} if each is None else _seen(each, separator, encoding) for each in (public, file if reads_private else None)
+    )
     # If another sign separates the fields, a comma in a number is its decimal sign.
     has_decimal_comma = separator not in (None, ",") and any(each.kind == "comma" for each in seen.values())
     if has_decimal_comma:
         seen = {column: each.with_decimal_points() for column, each in seen.items()}
-    seen_private: dict[str, Seen] = {}
-    for batch in read_batches(file, file.name, separator=separator, encoding=encoding) if reads_private else ():
-        for column in batch.column_names:
-            seen_private.setdefault(column, Seen()).add(text_of(batch[column]))
-    # In the order of the private file, which a user knows.
-    columns = [column for column in private_columns if column in seen]
-    missing = [column for column in private_columns if column not in seen]
-    categories = [column for column in private_columns if column in seen and seen[column].kind == "category"]
-    free = [column for column in private_columns if column not in (group, person)]
-    label = label or next((column for column in free if _LABELS.match(column)), None)
+    known = seen_private | seen
+    free = [column for column in columns if column not in (group, person)]
+    categories = [column for column in columns if column in seen and seen[column].kind == "category"]
     # Public records often lack the label: a column that they do not have is likelier than the last category.
-    if public is not None:
-        lacking = [column for column in missing if column in free]
-        label = (
-            label or next(iter(lacking), None) or next((each for each in reversed(categories) if each in free), None)
-        )
-    candidates = categories if public else private_columns
-    group = group or next((each for each in candidates if _GROUPS.search(each) and each not in (label, person)), None)
-    others = [column for column in private_columns if column not in (label, group)]
-    known = seen | {column: each for column, each in seen_private.items() if column not in seen}
-    person_is_given, person_words = person is not None, "all rows of one person have one value; the unit of splits"
-    person = person or next((column for column in others if _PERSONS.search(column)), None)
+    lacking = [column for column in free if column not in seen] if public else []
+    labels = [column for column in free if _LABELS.match(column)]
+    label = label or _first((*labels, *lacking, *(each for each in reversed(categories) if public and each in free)))
+    candidates = categories if public else columns
+    group = group or _first(each for each in candidates if _GROUPS.search(each) and each not in (label, person))
+    others = [column for column in columns if column not in (label, group)]
+    is_given = person is not None
+    person = person or _first(column for column in others if _PERSONS.search(column))
+    person_words = "all rows of one person have one value; the unit of splits"
     if person is None:
         # Repeated ids: many different values, each in few rows.
-        ids = [each for each in others if _IDS.search(each) and each in known and known[each].is_repeated_id]
-        ids += [each for each in others if _IDS.search(each) and each in seen_private and each not in ids]
-        repeated = [each for each in ids if (seen_private.get(each) or known[each]).is_repeated_id]
-        person = next(iter(repeated), None)
+        decisive = seen | seen_private
+        ids = (column for column in others if column in decisive and _IDS.search(column))
+        person = _first(column for column in ids if decisive[column].is_repeated_id)
         if person is not None:
             person_words = f"its values repeat: {person_words}"
             if not (person in seen and seen[person].is_repeated_id):
                 person_words = f"{_FROM_PRIVATE}. Its values repeat there: all rows of one person have one value"
-    name = re.sub(r"\W+", "_", file.name.partition(".")[0].lower()).strip("_")
-    name = name if re.match("[a-z]", name) else f"data_{name}"
-    lines = [
-        f"{DRAFTED}from {f'{public.name}, and ' if public else ''}the {'rows' if reads_private else 'header'} of "
-        f"{file.name}. Answer every line with "
-        f"`{QUESTION}`, then:",
-        "#   fairpate data check THIS_FILE",
-        f"name: {name}  # of the data set, in commands and in what is published",
-        "kind: table  # a record is a row",
-        f'task: ""  {QUESTION} what the label says, in a few words',
-        "files:",
-        f"  private: {_below(file, folder)}  # what is protected",
-        f"  public: {_below(public, folder)}  # what is not; it needs no label"
-        if public
-        else "  # public: pool.csv  # what is not, if there is any: gates, penalties and teachers need it",
-        f"  # test: held_out.csv  {QUESTION} labelled records to measure on; without, no accuracy is claimed",
-    ]
+    what = f"the {'rows' if reads_private else 'header'} of {file.name}"
+    source = f"from {public.name}, and {what}" if public else f"from {what}"
+    lines = _opening(file, public, folder, source, kind="table  # a record is a row", records="records", other=".csv")
     if separator not in (None, ","):
         lines.append(f"separator: {json.dumps(separator)}  # between two fields")
     if encoding != "utf-8":
         lines.append(f"encoding: {encoding}  {QUESTION} the file is not in UTF-8: are names and values right?")
     if has_decimal_comma:
         lines.append(f'decimal: ","  {QUESTION} is 1.234,5 a number above a thousand?')
-    lines.append(f"# rows: 10000  {QUESTION} about how many private records, if that is public; some methods need it")
+    values = sorted(known[label].values) if label in known else []
+    is_known = 2 <= len(values) <= _MOST_CATEGORIES
+    asks = "is this the label, and are these all its values?"
     if label is None:
-        lines.append(f'label: {{column: label, classes: ["no", "yes"]}}  {QUESTION} which column, and its values')
-    else:
-        is_public = label in seen and 2 <= len(seen[label].values) <= _MOST_CATEGORIES
-        values = known[label].values if label in known else {}
-        is_known = 2 <= len(values) <= _MOST_CATEGORIES
-        classes = _listed(sorted(values) if is_known else ["no", "yes"])
-        asks = "is this the label, and are these all its values?"
-        if not is_known:
-            asks = "the label? its values are not in the public file"
-        elif not is_public:
-            asks = f"{_FROM_PRIVATE}. {asks[0].upper()}{asks[1:]}"
-        lines.append(f"label: {{column: {_quoted(label)}, classes: {classes}}}  {QUESTION} {asks}")
+        asks = "which column, and its values"
+    elif not is_known:
+        asks = "the label? its values are not in the public file"
+    elif label not in seen:
+        asks = f"{_FROM_PRIVATE}. Is this the label, and are these all its values?"
+    classes = _listed(values if is_known else ["no", "yes"])
+    lines.append(f"label: {{column: {_quoted(label or 'label')}, classes: {classes}}}  {QUESTION} {asks}")
+    asks = "is this the group whose fairness counts, and are these all its values?"
     if group not in seen:
-        lines.append(
-            f"group: {{column: {_quoted(group or 'sex')}, values: [F, M]}}  {QUESTION} whose fairness counts: which "
-            "column, its values"
-        )
-    else:
-        lines.append(
-            f"group: {{column: {_quoted(group)}, values: {_listed(sorted(seen[group].values))}}}  {QUESTION} is this "
-            "the group whose fairness counts, and are these all its values?"
-        )
+        asks = "whose fairness counts: which column, its values"
+    groups = _listed(sorted(seen[group].values) if group in seen else ["F", "M"])
+    lines.append(f"group: {{column: {_quoted(group or 'sex')}, values: {groups}}}  {QUESTION} {asks}")
     lines.append(
-        f"person: {_quoted(person)}  {'#' if person_is_given else QUESTION} {person_words}"
+        f"person: {_quoted(person)}  {'#' if is_given else QUESTION} {person_words}"
         if person
         else f"# person: patient_id  {QUESTION} the column that is the same in all rows of one person, if there is one"
     )
     lines.append("features:  # public constants: from a codebook or a law, never from private records")
-    used = {label, group, person}
-    lines += [_feature_line(column, seen[column]) for column in columns if column not in used]
-    for column in (each for each in missing if each not in used):
+    # In the order of the private file, which a user knows.
+    rest = [column for column in columns if column not in (label, group, person)]
+    lines += [_feature_line(column, seen[column]) for column in rest if column in seen]
+    for column in (each for each in rest if each not in seen):
         words = f"its bounds, or its values: {{categories: [a, b]}}; or leave {column} out"
         asked = f"  {_quoted(column)}: {{bounds: [0, 1]}}  {QUESTION} {words}"
         lines.append(asked if public is None else f"  # {column}: not in {public.name}, so it is no feature")
-    lines += [
-        f"  # {column}: not in {file.name}, so it is no feature" for column in seen if column not in private_columns
-    ]
+    lines += [f"  # {column}: not in {file.name}, so it is no feature" for column in seen if column not in columns]
     return "\n".join(lines) + "\n"
+
+
+def _first(columns: Iterable[str]) -> str | None:
+    return next(iter(columns), None)
+
+
+def _seen(path: Path, separator: str | None, encoding: str) -> dict[str, Seen]:
+    """Facts about every column of a file."""
+    seen: dict[str, Seen] = {}
+    for batch in read_batches(path, path.name, separator=separator, encoding=encoding):
+        for column in batch.column_names:
+            seen.setdefault(column, Seen()).add(text_of(batch[column]))
+    return seen
+
+
+def _opening(
+    file: Path, public: Path | None, folder: Path, source: str, *, kind: str, records: str, other: str
+) -> list[str]:
+    """The lines that begin a draft: name, kind, task, files and rows."""
+    name = re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
+    name = name if name[:1].isalpha() else f"data_{name}"
+    pool = f"  # public: pool{other}  # what is not, if there is any: gates, penalties and teachers need it"
+    if public is not None:
+        pool = f"  public: {_below(public, folder)}  # what is not; it needs no label"
+    return [
+        f"{DRAFTED}{source}. Answer every line with `{QUESTION}`, then:",
+        "#   fairpate data check THIS_FILE",
+        f"name: {name}  # of the data set, in commands and in what is published",
+        f"kind: {kind}",
+        f'task: ""  {QUESTION} what the label says, in a few words',
+        "files:",
+        f"  private: {_below(file, folder)}  # what is protected",
+        pool,
+        f"  # test: held_out{other}  {QUESTION} labelled {records} to measure on; without, no accuracy is claimed",
+        f"# rows: 10000  {QUESTION} about how many private {records}, if that is public; some methods need it",
+    ]
 
 
 def _date(text: str, form: str) -> datetime.date | None:
@@ -856,21 +817,8 @@ def _draft_of_pictures(file: Path, public: Path | None, folder: Path, *, reads_p
     if public is not None and not public.is_dir():
         raise DataSettingsError(f"--public: expected a folder of pictures, as {file.name} is, got {public.name}.")
     own, pool = (None if each is None else _levels(each) for each in (file if reads_private else None, public))
-    lines = [
-        f"{DRAFTED}for folders of pictures. Answer every line with `{QUESTION}`, then:",
-        "#   fairpate data check THIS_FILE",
-        f"name: {re.sub(r'[^a-z0-9]+', '_', file.name.lower()).strip('_') or 'pictures'}  # of the data set",
-        "kind: images",
-        f'task: ""  {QUESTION} what the label says, in a few words',
-        "files:",
-        f"  private: {_below(file, folder)}  # what is protected",
-        f"  public: {_below(public, folder)}  # what is not"
-        if public is not None
-        else "  # public: FOLDER  # what is not, if there is any: gates, penalties and teachers need it",
-        f"  # test: FOLDER  {QUESTION} labelled pictures to measure on; without, no accuracy is claimed",
-        f"# rows: 10000  {QUESTION} about how many private pictures, if that is public; some methods need it",
-        f"pictures: {{size: 64, channels: 3}}  {QUESTION} height and width to read, and 1 for grey",
-    ]
+    lines = _opening(file, public, folder, "for folders of pictures", kind="images", records="pictures", other="")
+    lines.append(f"pictures: {{size: 64, channels: 3}}  {QUESTION} height and width to read, and 1 for grey")
     for place, (what, values) in enumerate({"label": "classes", "group": "values"}.items()):
         for found, asks in ((pool, "are these all?"), (own, f"{_FROM_PRIVATE}. Are these all?"), (None, "which?")):
             names = sorted(found[place]) if found is not None and len(found) > place else []

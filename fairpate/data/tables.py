@@ -45,36 +45,15 @@ _SHOWN, _LENGTH = 3, 40
 
 
 @dataclass(kw_only=True)
-class ColumnFault:
-    """One kind of fault in one column of a file."""
-
-    met: str = "none"
-    rows: int = 0
-    values: dict[str, None] = field(default_factory=dict)
-
-    def add(self, rows: int, values: Iterable[str]) -> None:
-        """Add ``rows`` faulty rows, whose values include ``values``."""
-        self.rows += rows
-        for value in values:
-            # One more than is shown: its presence adds "..." to the message.
-            if len(self.values) > _SHOWN:
-                return
-            self.values.setdefault(value if len(value) <= _LENGTH else f"{value[:_LENGTH]}...")
-
-    def __str__(self) -> str:
-        shown = [repr(value) for value in self.values][:_SHOWN] + ["..."] * (len(self.values) > _SHOWN)
-        where = f"in {self.rows:,} row{'s' if self.rows != 1 else ''}"
-        return f"{', '.join(shown) or self.met} {where}"
-
-
-@dataclass(kw_only=True)
 class TableFaults:
     """All faults of a data set, in the order in which they were found.
 
-    ``counts``: rows by file, column, and `clipped`, `missing` or `other`. ``rows``: rows read by file.
+    ``found``: faulty rows and some of their values, by file, column, what is expected, remedy, and what was met instead
+    where no value is shown. ``counts``: rows by file, column, and `clipped`, `missing` or `other`. ``rows``: rows read
+    by file.
     """
 
-    found: dict[tuple[str, str, str, str], ColumnFault] = field(default_factory=dict)
+    found: dict[tuple[str, str, str, str, str], tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
 
@@ -92,15 +71,23 @@ class TableFaults:
         """Add ``rows`` rows of ``column`` that are not as ``expected``. The message shows ``values`` if given,
         otherwise ``met``."""
         if rows:
-            self.found.setdefault((file, column, expected, remedy), ColumnFault(met=met)).add(rows, values)
+            key = (file, column, expected, remedy, met)
+            before, shown = self.found.get(key, (0, ()))
+            some = (value if len(value) <= _LENGTH else f"{value[:_LENGTH]}..." for value in values)
+            # One more than is shown: its presence adds "..." to the message.
+            self.found[key] = before + rows, tuple(dict.fromkeys((*shown, *some)))[: _SHOWN + 1]
 
     @property
     def lines(self) -> list[str]:
         """A line of text for each fault."""
-        return [
-            f"{file}: column {column}: expected {expected}, got {fault}; {remedy}."
-            for (file, column, expected, remedy), fault in self.found.items()
-        ]
+        lines = []
+        for (file, column, expected, remedy, met), (rows, values) in self.found.items():
+            shown = [repr(value) for value in values][:_SHOWN] + ["..."] * (len(values) > _SHOWN)
+            where = f"in {rows:,} row{'s' if rows != 1 else ''}"
+            lines.append(
+                f"{file}: column {column}: expected {expected}, got {', '.join(shown) or met} {where}; {remedy}."
+            )
+        return lines
 
     def require_none(self) -> None:
         """Raise :class:`DataError` with a line for every fault."""

@@ -49,6 +49,7 @@ from pydantic import BaseModel, Field
 from fairpate.config import (
     PLACE,
     REMEDY,
+    AugmentConfig,
     ConfigError,
     DataConfig,
     EvaluationConfig,
@@ -56,9 +57,9 @@ from fairpate.config import (
     Noise,
     PrivacyTarget,
     PublicDataConfig,
-    PublishedConfig,
     Section,
     Seed,
+    StudentConfig,
     Terms,
     may_run,
     named_object,
@@ -70,6 +71,7 @@ from fairpate.config_reader import (
     determining_values,
     flattened,
     merge,
+    moved,
     parse_config,
     read_yaml,
     unread_because_of,
@@ -392,8 +394,10 @@ class Method(Section):
     ``protects_persons``: its events bound what all records of a person do together, where the data set names persons;
     a method that does not is refused such data. ``is_private``: it guarantees any privacy; nothing is published of a
     run without. ``protects_attribute_only``: the sensitive attribute alone is protected, and features count as public.
-    ``reads_public``: it uses public records beyond the settings in ``public_data``. ``rate_tells_size``: the sampling
-    rate reveals the real number of private records, as one for a declared number does not.
+    ``has_student``: a student learns from released labels, as ``student`` says; other methods read these settings for
+    ``public_data.self_label`` alone. ``reads_public``: it uses public records beyond the settings in ``public_data``.
+    ``rate_tells_size``: the sampling rate reveals the real number of private records, as one for a declared number does
+    not.
     """
 
     title: ClassVar[str]
@@ -406,6 +410,7 @@ class Method(Section):
     protects_attribute_only: ClassVar[bool] = False
     reads_public: ClassVar[bool] = False
     learns_two_classes: ClassVar[bool] = False
+    has_student: ClassVar[bool] = False
     rate_tells_size: ClassVar[bool] = True
 
     method: str = Field("", description="A name of `fairpate methods`, or module:Class.")
@@ -418,7 +423,8 @@ class Method(Section):
     seed: Seed = Field(0, description="Seed of splits into shards, of training and of the bootstrap; never of noise.")
     data: DataConfig = DataConfig()
     target: Terms = Terms()
-    student: PublishedConfig = PublishedConfig()
+    student: StudentConfig = StudentConfig()
+    augment: AugmentConfig = AugmentConfig()
     public_data: PublicDataConfig = PublicDataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
@@ -452,10 +458,12 @@ class Method(Section):
         return getattr(self, "noise", None) == "seeded"
 
     @property
-    def unread(self) -> Mapping[str, str]:
+    def unread(self) -> dict[str, str]:
         """Fields and sections (dotted) that are not read under these settings, each with the field that switches it
         off. Digests leave them out."""
-        return {}
+        if self.has_student or self.public_data.self_label is not None:
+            return {}
+        return dict.fromkeys(StudentConfig.learning_fields(), "public_data.self_label")
 
     def check(self) -> None:
         """Refuse settings that exclude each other with a ConfigError, before anything is read or written."""
@@ -525,7 +533,7 @@ class Method(Section):
             section = values
             for name in parents:
                 section = section[name]
-            section.pop(last)
+            section.pop(last, None)  # already left out where it is unread
         # Evaluation follows the release and does not change it.
         values.pop("evaluation", None)
         return values
@@ -624,7 +632,7 @@ class ReleasingMethod(PrivateMethod):
     """
 
     releases_model: ClassVar[bool] = False
-    afterwards: ClassVar[tuple[str, ...]] = ("student", "public_data")
+    afterwards: ClassVar[tuple[str, ...]] = ("student", "augment", "public_data")
 
     @property
     def release_settings(self) -> dict[str, Any]:
@@ -750,15 +758,21 @@ def configured(
         raise ConfigError("\n".join(dict.fromkeys([*faults, str(error)]))) from error
     settings = flattened(config.model_dump(mode="json"))
     for field, value in flattened(said).items():
-        # With a dot behind both, as the name of one field may begin that of another.
-        own = [cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}.")]
-        cause = own[0] if own else unread_because_of(field, settings)
+        cause = why_unread(config, field, settings)
         if cause is not None and value is not None:
             found = f"={json.dumps(settings[cause])}".replace('"', "") if cause in settings else ""
             faults.append(f"{field}: {cause}{found} leaves it unread; leave it out, or change {cause}.")
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     return config
+
+
+def why_unread(config: Method, field: str, settings: Mapping[str, Any]) -> str | None:
+    """The setting that keeps ``config`` from reading ``field``, or None. ``settings`` are its values by dotted
+    names."""
+    # With a dot behind both, as the name of one field may begin that of another.
+    own = (cause for unread, cause in config.unread.items() if f"{field}.".startswith(f"{unread}."))
+    return next(own, None) or unread_because_of(field, settings)
 
 
 def configured_exactly(values: Values, *, method: str) -> Method:
@@ -845,6 +859,8 @@ def refused(path: Names, value: Any) -> list[str]:
     sections of several methods is read without importing them all.
     """
     *sections, last = path
+    if was := moved(".".join(path)):
+        return [was]
     for name in reversed(path):
         value = {name: value}
     faults, names, inside, closest = [], dict[str, None](), dict[str, None](), 0

@@ -566,7 +566,8 @@ class DpFermi(DpSgdFamily):
     @property
     def unread(self) -> dict[str, str]:
         """``share_noise`` is not read when the shares are declared, because nothing is released then."""
-        return {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
+        declared = {} if self.dp_fermi.shares is None else {"dp_fermi.share_noise": "dp_fermi.shares"}
+        return super().unread | declared
 
     def check(self) -> None:
         """Raise ConfigError for a target under adding or removing a record where only the attribute is protected."""

@@ -69,7 +69,7 @@ import numpy.typing as npt
 from pydantic import Field
 from scipy.linalg import cho_factor, cho_solve
 
-from fairpate.config import Count, ModelConfig, NotNegative, Positive, PrivacyTarget, PublishedConfig
+from fairpate.config import Count, ModelConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
 from fairpate.later import sklearn
 from fairpate.methods.base import AttributeMethod, Progress, Trained, Training
 from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityConfig, require_shares
@@ -570,7 +570,7 @@ class OracleLearner(AttributeMethod):
     learns_two_classes: ClassVar[bool] = True
 
     method: str = "dp_oracle_learner"
-    student: PublishedConfig = PublishedConfig(model=ModelConfig(name="logistic"))
+    student: StudentConfig = StudentConfig(model=ModelConfig(name="logistic"))
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
     def check(self) -> None:
@@ -586,7 +586,8 @@ class OracleLearner(AttributeMethod):
             fields = dict.fromkeys(("feature_share", "num_directions", "release"), "rules")
         elif settings.release == "every_round":
             fields = {"feature_share": "release"}
-        return {f"dp_oracle_learner.{field}": f"dp_oracle_learner.{cause}" for field, cause in fields.items()}
+        causes = {f"dp_oracle_learner.{field}": f"dp_oracle_learner.{cause}" for field, cause in fields.items()}
+        return super().unread | causes
 
     def train(self, training: Training) -> Trained:
         """Play the game of learner and auditor."""

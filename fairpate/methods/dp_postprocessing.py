@@ -286,7 +286,7 @@ class Postprocessing(DpSgdFamily):
     def unread(self) -> dict[str, str]:
         """Fields that only train the other base."""
         unread = ("dp_sgd", "dp_postprocessing.count_share") if self.protects_attribute_only else ("sgd",)
-        return dict.fromkeys(unread, "dp_postprocessing.base")
+        return super().unread | dict.fromkeys(unread, "dp_postprocessing.base")
 
     def check(self) -> None:
         """Raise ConfigError for what would undo the mixing, and for a target under another relation."""

@@ -74,8 +74,8 @@ from fairpate.config import (
     NotNegative,
     Positive,
     PrivacyTarget,
-    PublishedConfig,
     Section,
+    StudentConfig,
 )
 from fairpate.data import Dataset
 from fairpate.later import functional, torch
@@ -603,9 +603,8 @@ class PfLd(AttributeMethod):
     @property
     def unread(self) -> dict[str, str]:
         """Fields of the release of sizes, where sizes are declared."""
-        if self.pf_ld.group_sizes is None:
-            return {}
-        return dict.fromkeys(("pf_ld.size_share", "pf_ld.min_group_share"), "pf_ld.group_sizes")
+        declared = () if self.pf_ld.group_sizes is None else ("pf_ld.size_share", "pf_ld.min_group_share")
+        return super().unread | dict.fromkeys(declared, "pf_ld.group_sizes")
 
     def train(self, training: Training) -> Trained:
         config = self.pf_ld
@@ -743,7 +742,7 @@ class CovarianceConstraint(UnprotectedMethod):
     learns_two_classes: ClassVar[bool] = True
 
     method: str = "covariance_constraint"
-    student: PublishedConfig = PublishedConfig(model=ModelConfig(name="logistic"))
+    student: StudentConfig = StudentConfig(model=ModelConfig(name="logistic"))
     covariance_constraint: CovarianceConfig = CovarianceConfig()
 
     def check(self) -> None:

@@ -605,7 +605,7 @@ def _submit(
     from student.student import train_student
 
     total = plan.method.aggregator.num_queries or len(keys)
-    learning = StudentConfig(model=plan.method.student.model, fit=admission.fit or plan.method.student.fit)
+    learning = StudentConfig(model=plan.method.student.model, fit=plan.method.student.fit)
     waiting = list(range(len(keys)))
     results: list[SessionResult] = []
     for number in range(admission.rounds):
@@ -619,6 +619,7 @@ def _submit(
                 public_records(queries, labelled),
                 learning,
                 num_classes=dataset.num_classes,
+                augmentation=plan.method.augment,
                 # From the run's seed and the round: a run that resumes chooses the same queries.
                 generator=torch.Generator().manual_seed(plan.method.seed + number),
             )

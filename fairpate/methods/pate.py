@@ -53,7 +53,6 @@ from fairpate.config import (
     QueriesConfig,
     QueriesTarget,
     RayConfig,
-    StudentConfig,
     TeachersConfig,
 )
 from fairpate.data import Dataset, Split
@@ -90,6 +89,7 @@ class VotingMethod(Method):
     """
 
     asks_teachers: ClassVar[bool] = True
+    has_student: ClassVar[bool] = True
     releases_model: ClassVar[bool] = False
     reads_groups: ClassVar[bool] = False
     reads_public: ClassVar[bool] = True  # public records are the queries
@@ -100,7 +100,6 @@ class VotingMethod(Method):
     noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
     ray: RayConfig = RayConfig()
     aggregator: QueriesConfig = QueriesConfig()
-    student: StudentConfig = StudentConfig()
 
     @property
     def reads_public_groups(self) -> bool:
@@ -212,6 +211,7 @@ class VotingMethod(Method):
         # Runs without a target have always drawn the student's first weights from its own stream.
         if self.target.epsilon is not None or self.public_data.pretrain is not None:
             options["initial_model"] = training.model
+        options["augmentation"] = self.augment
         network = fit_student(self.student, training.dataset, kept, training.reporter, seed=self.seed, **options)
         return replace(labels, model=network, num_training_labels=len(kept.labels))
 
@@ -390,6 +390,7 @@ class PateFamily(GnmaxMethod):
             num_classes=dataset.num_classes,
             seed=self.seed,
             checkpoint_dir=folder if self.storage is None else open_storage(self.storage),
+            augment=self.augment,
             pool=pool,
             on_progress=on_progress,
             read=shard_reader(dataset, self.ray),

@@ -914,7 +914,7 @@ class RacoDp(DpSgdFamily):
     def unread(self) -> dict[str, str]:
         """Fields that name a constraint, where ``constraints`` are given."""
         named = ("constraint", "bound", "label") if self.raco_dp.constraints is not None else ()
-        return {f"raco_dp.{field}": "raco_dp.constraints" for field in named}
+        return super().unread | {f"raco_dp.{field}": "raco_dp.constraints" for field in named}
 
     def check(self) -> None:
         """Raise ConfigError for a target under which a histogram with a gradient has no price, or two caps at once."""

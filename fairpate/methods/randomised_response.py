@@ -221,7 +221,7 @@ class RandomisedResponse(AttributeMethod):
         learner, form = "randomised_response.learner", "randomised_response.form"
         causes = dict.fromkeys((*game, *both), learner) | dict.fromkeys(steps, form)
         others = {} if by_f_ld else {"f_ld": learner}
-        return others | {f"randomised_response.{field}": cause for field, cause in causes.items()}
+        return super().unread | others | {f"randomised_response.{field}": cause for field, cause in causes.items()}
 
     def check(self) -> None:
         """Raise ConfigError for another relation, and for a published model that the learner does not make."""

@@ -64,7 +64,6 @@ from fairpate.config import (
     PenaltyConfig,
     Positive,
     Section,
-    StudentConfig,
 )
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import shortened_by_person, whole_persons
@@ -141,8 +140,7 @@ class VotesOfRecords(ReleasingMethod):
 
     protects_persons: ClassVar[bool] = True
     reads_public: ClassVar[bool] = True  # public records get the labels
-
-    student: StudentConfig = StudentConfig()
+    has_student: ClassVar[bool] = True
 
     @property
     def by_group(self) -> bool:
@@ -276,6 +274,7 @@ class VotesOfRecords(ReleasingMethod):
             labelled,
             training.reporter,
             seed=self.seed,
+            augmentation=self.augment,
             initial_model=training.model,
             penalty=penalty,
         )

@@ -31,7 +31,7 @@ Shapes: N private records, M public ones, C classes, W numbers per class.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -318,10 +318,11 @@ class RulesOfRecords(VotesOfRecords):
         return (*self.asking_student, *idp3, *super().needing_public[1:])
 
     @property
-    def unread(self) -> Mapping[str, str]:
+    def unread(self) -> dict[str, str]:
         """The settings of a student's training, if the rule itself is published."""
         publishes_rule = self.data.embedding is not None and not self.asking_student
-        return {"student.fit": "student.model.name"} if publishes_rule else {}
+        has_student = not publishes_rule or self.public_data.self_label is not None
+        return {} if has_student else dict.fromkeys(("student.fit", "augment"), "student.model.name")
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError without public records and without an embedding, whose radius bounds a record's votes."""

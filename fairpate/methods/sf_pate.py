@@ -27,7 +27,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fairpate.config import ConfigError, LearningConfig, Section
+from fairpate.config import ConfigError, Section, StudentConfig
 from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import as_names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
@@ -80,10 +80,11 @@ class SfPate(PateFamily):
         shard."""
         unread = [f"teachers.{field}" for field in ("fit", "standardize", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
-            admission = self.aggregator.admission
-            # Between rounds of an admission a student learns too, and decides what is asked next.
-            read = {"fit"} if admission is not None and admission.fit is None else set()
-            unread = [f"student.{field}" for field in LearningConfig.model_fields if field not in read]
+            # Between rounds of an admission a student learns too, and decides what is asked next. Teachers read
+            # `augment` in any case.
+            read = {"augment"} | ({"student.fit"} if self.aggregator.admission is not None else set())
+            has_student = self.public_data.self_label is not None
+            unread = [field for field in StudentConfig.learning_fields() if field not in read and not has_student]
         return dict.fromkeys(unread, "sf_pate.variant")
 
     @property

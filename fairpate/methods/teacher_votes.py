@@ -54,7 +54,8 @@ class TeacherVotes(VotesOfRecords):
     title: ClassVar[str] = "one table of teachers' votes"
     paper: ClassVar[str] = "here; related: Yaghini et al. 2023 (FairPATE), Papernot et al. 2018, arXiv 1802.08908"
     afterwards: ClassVar[tuple[str, ...]] = (
-        *VotesOfRecords.afterwards,
+        # Teachers read `augment`, and the release is theirs.
+        *(field for field in VotesOfRecords.afterwards if field != "augment"),
         *(f"teacher_votes.{field}" for field in TaughtConfig.model_fields),
     )
 
@@ -113,6 +114,7 @@ class TeacherVotes(VotesOfRecords):
                         num_classes=dataset.num_classes,
                         seed=self.seed,
                         checkpoint_dir=training.run.teachers,
+                        augment=self.augment,
                         pool=pool,
                         on_progress=advance,
                         read=shard_reader(dataset, self.ray),

@@ -50,6 +50,9 @@ ADAM_EPSILON = 1e-8
 _RECORDS_AUGMENTED_AT_ONCE = 1024
 _MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE = 1024, 2**24  # at prediction
 _QUARTERS = 4
+UNCHANGED = AugmentConfig()
+# A quarter decides when a calibration stops; a batch has members of every group that is not rare.
+_HELD_OUT, _CALIBRATION_BATCH = 0.25, 256
 EpochCallback = Callable[[int, float], None]
 Penalty = Callable[[nn.Module], Tensor]
 
@@ -128,6 +131,21 @@ def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: to
     mirror = torch.where(flip, -1.0, 1.0).to(signed.dtype)
     matrix = torch.cat([linear, offset], dim=2)
     return torch.cat([matrix[:, :1] * mirror[:, None, None], matrix[:, 1:]], dim=1)
+
+
+def strengthened(config: AugmentConfig) -> AugmentConfig:
+    """Changes for the copies that a FixMatch student has to recognise: turned, shifted and zoomed twice as far as
+    ``config`` says, bent, and partly erased (Sohn et al. 2020 erase too)."""
+    return config.model_copy(
+        update={
+            "rotation_degrees": min(180.0, 2 * config.rotation_degrees),
+            "translation_fraction": min(0.5, 2 * config.translation_fraction),
+            "scale_fraction": min(0.5, 2 * config.scale_fraction),
+            "shear_degrees": max(15.0, config.shear_degrees),
+            "elastic_fraction": max(0.03, config.elastic_fraction),
+            "erase": max(0.2, config.erase),
+        }
+    )
 
 
 def epoch_learning_rate(config: FitConfig, epoch: int) -> float:
@@ -215,12 +233,14 @@ def fit(
     config: FitConfig,
     *,
     generator: torch.Generator,
+    augmentation: AugmentConfig = UNCHANGED,
     on_epoch: EpochCallback | None = None,
     penalty: Penalty | None = None,
 ) -> None:
     """Train ``model`` in place on its own device, and leave it in evaluation mode.
 
     ``x`` (N, ...) holds bytes or floats; ``targets`` are classes (N,) ``int64`` or probabilities (N, C).
+    ``augmentation`` changes pictures anew in every epoch.
     ``on_epoch(epoch, mean_loss)`` runs after each epoch, counted from 0. ``penalty(model)`` joins the loss of every
     step. :class:`DivergedError` if a loss is not finite.
     """
@@ -234,7 +254,7 @@ def fit(
         for epoch in range(config.epochs if len(x) else 0):
             loss_sum = torch.zeros((), device=device)
             learning_rate = epoch_learning_rate(config, epoch)
-            for batch_x, batch_targets in epoch_batches(x, targets, config, generator=generator, device=device):
+            for batch_x, batch_targets in epoch_batches(x, targets, config, augmentation, generator, device):
                 with precision_of(config, device):
                     logits = model(batch_x)
                     loss = functional.cross_entropy(logits, batch_targets, label_smoothing=config.label_smoothing)
@@ -270,11 +290,16 @@ def exact_convolutions() -> AbstractContextManager[object]:
 
 
 def epoch_batches(
-    x: Tensor, targets: Tensor, config: FitConfig, *, generator: torch.Generator, device: torch.device
+    x: Tensor,
+    targets: Tensor,
+    config: FitConfig,
+    augmentation: AugmentConfig,
+    generator: torch.Generator,
+    device: torch.device,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """The batches of one epoch on ``device``: shuffled, scaled and augmented. Augmentations are drawn in the order of
     the records."""
-    order, changes = draw_epoch(x, config, generator)
+    order, changes = draw_epoch(x, augmentation, generator)
     bounds = batch_bounds(len(x), config.batch_size)
     per_segment = max(1, _RECORDS_AUGMENTED_AT_ONCE // config.batch_size)
     for first in range(0, len(bounds) - 1, per_segment):
@@ -283,17 +308,17 @@ def epoch_batches(
         segment_x = scale_bytes(x[rows].to(device))
         if changes is not None:
             # By row: a record's change does not depend on its place in the epoch or on the batch size.
-            segment_x = apply_changes(segment_x, config.augment, changes[rows].to(device))
+            segment_x = apply_changes(segment_x, augmentation, changes[rows].to(device))
         segment_x = segment_x.contiguous(memory_format=memory_format_for(x))
         sizes = [stop - start for start, stop in itertools.pairwise(segment)]
         yield from zip(torch.split(segment_x, sizes), torch.split(targets[rows].to(device), sizes), strict=True)
 
 
-def draw_epoch(x: Tensor, config: FitConfig, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+def draw_epoch(x: Tensor, augmentation: AugmentConfig, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
     """All randomness of one epoch over ``x``: the order (N,), then the augmentation draws or None."""
     # First, so that the order is the same with augmentation and without.
     order = torch.randperm(len(x), generator=generator)
-    if config.augment.is_identity:
+    if augmentation.is_identity:
         return order, None
     return order, draw_changes(len(x), num_channels=x.shape[1], generator=generator)
 
@@ -413,12 +438,13 @@ def set_rule(model: nn.Module, row: Tensor) -> None:
 
 
 def pretrain_by_rotations(
-    model: nn.Module, architecture: ModelConfig, public_x: Tensor, config: FitConfig, *, generator: torch.Generator
+    model: nn.Module, architecture: ModelConfig, public_x: Tensor, *, epochs: int, generator: torch.Generator
 ) -> None:
     """Give ``model``, built from ``architecture``, all weights of a rotation classifier except its last layer's.
 
     The classifier predicts by how many quarters an image was turned (Gidaris, Singh and Komodakis 2018, arXiv
-    1803.07728). It reads public features only, so it costs no privacy.
+    1803.07728), which it learns with the default optimiser of :class:`FitConfig`. It reads public features only, so it
+    costs no privacy.
 
     ``public_x`` (N, channels, side, side). ValueError for records that are not square images, and for none.
     """
@@ -432,7 +458,8 @@ def pretrain_by_rotations(
     classifier = build_model(
         architecture, input_shape=tuple(public_x.shape[1:]), num_classes=_QUARTERS, generator_seed=seed
     )
-    fit(classifier, turned, turns, config, generator=generator)
+    # Not as the student's fit: augmentation would turn the pictures whose turns are to be told.
+    fit(classifier, turned, turns, FitConfig(epochs=epochs), generator=generator)
     learned = dict(classifier.named_parameters())
     # The last layer predicts turns, not classes.
     head = list(learned)[-1].rpartition(".")[0]
@@ -514,12 +541,13 @@ def public_penalty(
     """The weighted regulariser of a model on a fresh batch of public ``x`` (M, ...) at each call; None for weight 0."""
     if not config.weight:
         return None
+    regulariser = DpfrConfig()
     batches, memory_format = group_batches(groups, config.batch_size, generator), memory_format_for(x)
 
     def penalty(model: nn.Module) -> Tensor:
         rows = next(batches)
         logits = model(scale_bytes(x[rows]).contiguous(memory_format=memory_format))
-        return config.weight * dpfr(logits, groups[rows], config)
+        return config.weight * dpfr(logits, groups[rows], regulariser)
 
     return penalty
 
@@ -555,32 +583,32 @@ def calibrate(
 ) -> Calibration:
     """Fine-tune ``model`` towards parity in place on public ``x`` (N, ...) of ``groups`` (N,) (FairPATE, D.1).
 
-    The paper shows its algorithm in a figure only; here each step lowers ``weight * DPFR + anchor * CE``, where CE
-    compares with the model's predictions before the calibration. It stops at the first epoch whose disparity on
-    held-out public records is small enough; zero epochs change no bit of the model.
+    The paper shows its algorithm in a figure only; here each step lowers ``weight * DPFR + CE``, where CE compares with
+    the model's predictions before the calibration. It stops at the first epoch whose disparity on held-out public
+    records is small enough; zero epochs change no bit of the model.
 
     ValueError where the public records are too few to hold some out, or hold one group only.
     """
-    order, size = torch.randperm(len(groups), generator=generator), round(config.held_out * len(groups))
+    order, size = torch.randperm(len(groups), generator=generator), round(_HELD_OUT * len(groups))
     held_out, rows = order[:size], order[size:]
     for name, part in (("held-out", held_out), ("other", rows)):
         if len(groups[part].unique()) < 2:
             raise ValueError(
                 f"The {name} public records of the calibration hold fewer than two groups ({len(part)} records); "
-                "give more public records, or another held_out."
+                "give more public records."
             )
     logits = predict_logits(model, x)
     optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=config.learning_rate))
     disparities = [hard_disparity(logits[held_out], groups[held_out])]
-    before_NC, memory_format = logits.softmax(dim=1), memory_format_for(x)
+    before_NC, memory_format, regulariser = logits.softmax(dim=1), memory_format_for(x), DpfrConfig()
     to_memory_format(model, memory_format)
     # `not <=`, so that a disparity that is NaN does not end the calibration.
     while len(disparities) <= config.epochs and not disparities[-1] <= config.max_disparity:
-        for batch in rows[torch.randperm(len(rows), generator=generator)].split(config.batch_size):
+        for batch in rows[torch.randperm(len(rows), generator=generator)].split(_CALIBRATION_BATCH):
             batch_logits = model(scale_bytes(x[batch]).contiguous(memory_format=memory_format))
-            loss = config.weight * dpfr(batch_logits, groups[batch], config)
+            loss = config.weight * dpfr(batch_logits, groups[batch], regulariser)
             # Towards the model's own earlier predictions: public records have no labels.
-            loss = loss + config.anchor * functional.cross_entropy(batch_logits, before_NC[batch])
+            loss = loss + functional.cross_entropy(batch_logits, before_NC[batch])
             torch.autograd.backward(loss)
             optimizer.step_from_backward(config.learning_rate)
         disparities.append(hard_disparity(predict_logits(model, x[held_out]), groups[held_out]))

@@ -14,11 +14,14 @@ from typing import Any
 from fairpate.pages import epsilon_text, percent, render
 from fairpate.privacy.audit import Guesses, Separation, epsilon_lower_bound, gaussian_epsilon
 from fairpate.report.records import upper
+from fairpate.types import restored
 
 FORMAT = "fairpate.audit/1"
+_SERIES = ("planned", "found", "control")
 SURE = 0.99
 """The confidence at which a claim counts as refuted. Much more is out of reach, because delta allows for a few right
 guesses."""
+_BOUNDS = ("epsilon_assumption_free", "epsilon_if_gaussian")
 _bound = lru_cache(epsilon_lower_bound)
 
 
@@ -43,13 +46,7 @@ class AttackResult:
 
     def to_json(self, delta: float) -> dict[str, Any]:
         """Counts and bounds as plain values."""
-        names = ("epsilon_assumption_free", "epsilon_if_gaussian")
-        return asdict(self) | dict(zip(names, self.bounds(delta), strict=False))
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> AttackResult:
-        apart = values["separation"]
-        return cls(guesses=Guesses(**values["guesses"]), separation=None if apart is None else Separation(**apart))
+        return asdict(self) | dict(zip(_BOUNDS, self.bounds(delta), strict=False))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +80,6 @@ class AuditedRelease:
         return (
             "half the noise" if abs(self.control_noise - 0.5) < 0.01 else f"{percent(self.control_noise)} of the noise"
         )
-
-
-_PLAIN = ("part", "release", "attack", "num_releases", "canaries_each", "control_noise")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +148,8 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """The record, with all bounds and sentences that follow from it."""
         plain = asdict(self)
-        plain["releases"] = [
-            {name: getattr(each, name) for name in _PLAIN}
-            | {"events": [dict(event) for event in each.events]}
-            | {name: getattr(each, name).to_json(self.delta) for name in ("planned", "found", "control")}
-            for each in self.releases
-        ]
+        for values, each in zip(plain["releases"], self.releases, strict=True):
+            values |= {name: getattr(each, name).to_json(self.delta) for name in _SERIES}
         verdict = {"refuted": self.refuted, "has_power": self.has_power, "headline": self.headline}
         return {"format": FORMAT, **plain, **verdict}
 
@@ -168,19 +158,16 @@ class Audit:
         """The audit that :meth:`to_json` wrote; ValueError, TypeError or KeyError for anything else."""
         if values["format"] != FORMAT:
             raise ValueError(f"audit.json: expected format {FORMAT}, got {values['format']!r}.")
-        plain = {name: values[name] for name in cls.__dataclass_fields__ if name != "releases"}
-        plain["not_attacked"] = tuple(plain["not_attacked"])
-        releases = tuple(
-            AuditedRelease(
-                **{name: each[name] for name in _PLAIN},
-                events=tuple(each["events"]),
-                planned=AttackResult.from_json(each["planned"]),
-                found=AttackResult.from_json(each["found"]),
-                control=AttackResult.from_json(each["control"]),
-            )
-            for each in values["releases"]
-        )
-        return cls(releases=releases, **plain)
+        plain = {name: values[name] for name in cls.__dataclass_fields__}
+        plain["releases"] = [
+            release
+            | {
+                series: {name: release[series][name] for name in AttackResult.__dataclass_fields__}
+                for series in _SERIES
+            }
+            for release in plain["releases"]
+        ]
+        return restored(cls, plain)
 
 
 def audit_page(audit: Audit) -> str:

@@ -25,7 +25,7 @@ import textwrap
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,7 @@ from fairpate.report.frontier import (
     by_series,
     defined,
     frontier,
+    matrix,
     rounded_up,
     sets_by_seed,
 )
@@ -60,37 +61,19 @@ DASHES = ((1, 0), (4, 2), (1, 1.5), (4, 1.5, 1, 1.5), (8, 3), (8, 2, 1, 2), (2, 
 """Of lines: lengths drawn and left out, in half pixels of a page."""
 
 
-class Shape(NamedTuple):
-    """A mark: its name, and an SVG path in the square from -1 to 1, as Vega expects it."""
-
-    name: str
-    path: str
-
-
-SHAPES = (
-    Shape("circle", "M0 -.7a.7 .7 0 1 0 .001 0z"),
-    Shape("square", "M-.625 -.625h1.25v1.25H-.625z"),
-    Shape("diamond", "M0 -.875l.875 .875 -.875 .875 -.875 -.875z"),
-    Shape("triangle-up", "M0 -.75l.825 1.425H-.825z"),
-    Shape("triangle-down", "M0 .75L-.825 -.675h1.65z"),
-    Shape("star", "M0-.875l.263.6 .65.062-.487.425 .138.637L0 .512l-.562.338 .138-.637L-.912-.213l.65-.062z"),
-    Shape("cross", "M-.25 -.75h.5v.5h.5v.5h-.5v.5H-.25v-.5H-.75V-.25h.5z"),
-    Shape(
-        "x",
-        "M-.44-.75L0-.31 .44-.75 .75-.44 .31 0 .75.44 .44.75 0 .31-.44.75-.75.44-.31 0-.75-.44z",
-    ),
-    Shape("hexagon", "M0 -.812l.713 .4v.825L0 .812l-.713 -.4V-.412z"),
-    Shape("pentagon", "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z"),
-    Shape("triangle-right", "M.75 0L-.675 .825V-.825z"),
-    Shape("triangle-left", "M-.75 0l1.425 -.825v1.65z"),
-    Shape("diamond-tall", "M0 -.9l.55 .9L0 .9 -.55 0z"),
-    Shape("hexagram", "M0 -.875l.25 .438h.5L.5 0l.25 .438h-.5L0 .875l-.25 -.438H-.75L-.5 0 -.75 -.438h.5z"),
-    Shape("star-diamond", "M0 -.938l.25 .688 .688 .25 -.688 .25 -.25 .688 -.25 -.688L-.938 0 -.25 -.25z"),
-    Shape("hexagon2", "M-.812 0l.4 -.713h.825L.812 0l-.4 .713H-.412z"),
-    Shape("octagon", "M-.35 -.812h.7l.463 .463v.7l-.463 .463H-.35l-.463 -.463V-.35z"),
-    Shape("star-square", "M-.75 -.75l.75 .4L.75 -.75l-.4 .75L.75 .75l-.75 -.4L-.75 .75l.4 -.75z"),
-)
-_SHAPE_OF = {shape.name: shape for shape in SHAPES}
+SHAPES: Mapping[str, str] = {
+    "circle": "M0 -.7a.7 .7 0 1 0 .001 0z",
+    "square": "M-.625 -.625h1.25v1.25H-.625z",
+    "diamond": "M0 -.875l.875 .875 -.875 .875 -.875 -.875z",
+    "triangle-up": "M0 -.75l.825 1.425H-.825z",
+    "triangle-down": "M0 .75L-.825 -.675h1.65z",
+    "star": "M0-.875l.263.6 .65.062-.487.425 .138.637L0 .512l-.562.338 .138-.637L-.912-.213l.65-.062z",
+    "cross": "M-.25 -.75h.5v.5h.5v.5h-.5v.5H-.25v-.5H-.75V-.25h.5z",
+    "x": "M-.44-.75L0-.31 .44-.75 .75-.44 .31 0 .75.44 .44.75 0 .31-.44.75-.75.44-.31 0-.75-.44z",
+    "hexagon": "M0 -.812l.713 .4v.825L0 .812l-.713 -.4V-.412z",
+    "pentagon": "M0 -.812l.825 .6 -.312 .975H-.512L-.825 -.213z",
+}
+"""Marks by name: SVG paths in the square from -1 to 1, as Vega expects them."""
 FloatArray = npt.NDArray[np.float64]
 
 
@@ -102,7 +85,7 @@ class Family:
     """
 
     title: str
-    shape: Shape
+    shape: str
     methods: Mapping[str, int]
     take_when: str
 
@@ -110,13 +93,13 @@ class Family:
 FAMILIES = (
     Family(
         title="PATE family",
-        shape=_SHAPE_OF["circle"],
+        shape=SHAPES["circle"],
         methods={"fairpate": 0, "pate": 4, "pate_s_pre": 5, "pate_s_in": 3, "sf_pate": 1, "own_votes": 6},
         take_when="records for hundreds of teachers, and labels that a service may be asked for later",
     ),
     Family(
         title="Records vote",
-        shape=_SHAPE_OF["diamond"],
+        shape=SHAPES["diamond"],
         methods={
             "weighted_votes": 3,
             "residual_votes": 0,
@@ -129,25 +112,25 @@ FAMILIES = (
     ),
     Family(
         title="DP-SGD family",
-        shape=_SHAPE_OF["square"],
+        shape=SHAPES["square"],
         methods={"dp_sgd": 2, "fair_dp_sgd": 1, "dp_fermi": 5, "raco_dp": 3, "pf_ld": 4, "f_ld": 0, "sgd": 6},
         take_when="a network that learns from the private records themselves, at a larger epsilon",
     ),
     Family(
         title="Noisy rates and labels",
-        shape=_SHAPE_OF["cross"],
+        shape=SHAPES["cross"],
         methods={"dp_postprocessing": 4, "dp_oracle_learner": 2, "randomised_response": 0},
         take_when="groups that are secret, in records whose features and labels are not",
     ),
     Family(
         title="Constrained regression",
-        shape=_SHAPE_OF["x"],
+        shape=SHAPES["x"],
         methods={"covariance_constraint": 0},
         take_when="a linear rule, to compare with",
     ),
 )
 # A second shape only where another package brings more methods than there are colours.
-_OTHER_SHAPES = tuple(_SHAPE_OF[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
+_OTHER_SHAPES = tuple(SHAPES[name] for name in ("star", "triangle-up", "triangle-down", "pentagon", "hexagon"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +139,7 @@ class SeriesStyle:
 
     series: str
     family: str
-    shape: Shape
+    shape: str
     hollow: bool
     place: int
 
@@ -212,18 +195,19 @@ _STEP = 2  # thousandths of an axis
 _ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which marks must not overlap
 
 
-@dataclass(frozen=True, kw_only=True)
 class EpsilonAxis:
-    """An axis of decimal logarithms of epsilon. Zero is left of the smallest value, infinity right of the largest.
+    """An axis of decimal logarithms that shows every defined epsilon of ``points``.
 
-    ``values`` are the epsilons to mark if they are few and apart; otherwise the ticks are round numbers.
+    Zero is left of the smallest value, infinity right of the largest. Ticks are the epsilons themselves if they are few
+    and apart, otherwise round numbers.
     """
 
-    low: float
-    high: float
-    values: tuple[float, ...] = ()
-    has_zero: bool
-    has_infinity: bool
+    def __init__(self, points: Sequence[Point]) -> None:
+        self.levels = epsilon_levels(points)
+        logs = [math.log10(value) for point in points if 0 < (value := point.value("epsilon")) < math.inf] or [0.0]
+        # At least 0.4 of a decade wide, also for a single epsilon.
+        middle, half = (min(logs) + max(logs)) / 2, max((max(logs) - min(logs)) / 2, 0.2)
+        self.low, self.high = middle - half, middle + half
 
     def position(self, epsilon: float) -> float:
         # A logarithm has no place for 0 and infinity: both stand a quarter of a decade beyond the others.
@@ -235,7 +219,7 @@ class EpsilonAxis:
     def ticks(self) -> list[tuple[float, str]]:
         """The positions of the ticks and their labels."""
         # Two digits: a calibrated epsilon is a little below its target. Labels need 8 % of the axis each.
-        marked = sorted({float(f"{value:.2g}") for value in self.values})
+        marked = sorted({float(f"{value:.2g}") for value in self.levels if 0 < value < math.inf})
         room = 0.08 * (self.high - self.low)
         if len(marked) > 7 or any(math.log10(b / a) < room for a, b in itertools.pairwise(marked)):
             marked = []
@@ -245,32 +229,16 @@ class EpsilonAxis:
             rounds = [factor * 10.0**power for power in powers for factor in factors]
             marked = [value for value in rounds if self.low - 1e-9 <= math.log10(value) <= self.high + 1e-9]
         return [
-            *([(self.position(0), "0")] if self.has_zero else []),
+            *([(self.position(0), "0")] if 0.0 in self.levels else []),
             *((math.log10(value), f"{value:g}") for value in marked),
-            *([(self.position(math.inf), "∞")] if self.has_infinity else []),
+            *([(self.position(math.inf), "∞")] if math.inf in self.levels else []),
         ]
 
     @property
     def range(self) -> tuple[float, float]:
         """The lower and the upper end of the axis."""
-        low = self.position(0) - 0.1 if self.has_zero else self.low - 0.12
-        return low, self.position(math.inf) + 0.12 if self.has_infinity else self.high + 0.12
-
-
-def epsilon_axis(points: Sequence[Point]) -> EpsilonAxis:
-    """The axis that shows every defined epsilon of ``points``."""
-    levels = epsilon_levels(points)
-    logs = [math.log10(value) for point in points if 0 < (value := point.value("epsilon")) < math.inf] or [0.0]
-    low, high = min(logs), max(logs)
-    # At least 0.4 of a decade wide, also for a single epsilon.
-    middle, half = (low + high) / 2, max((high - low) / 2, 0.2)
-    return EpsilonAxis(
-        low=middle - half,
-        high=middle + half,
-        values=tuple(value for value in levels if 0 < value < math.inf),
-        has_zero=0.0 in levels,
-        has_infinity=math.inf in levels,
-    )
+        low = self.position(0) - 0.1 if 0.0 in self.levels else self.low - 0.12
+        return low, self.position(math.inf) + 0.12 if math.inf in self.levels else self.high + 0.12
 
 
 def epsilon_levels(points: Sequence[Point]) -> tuple[float, ...]:
@@ -314,16 +282,10 @@ def joined(points: Sequence[Point]) -> dict[str, list[Point]]:
 
 def coordinates(points: Sequence[Point], axis: EpsilonAxis) -> FloatArray:
     """The coordinates (N, 4) at which the points are drawn."""
-    rows = [
-        (
-            axis.position(point.value("epsilon")),
-            point.value("disparity"),
-            1 - point.value("error"),
-            1 - point.value("refused"),
-        )
-        for point in points
-    ]
-    return np.array(rows, dtype=np.float64).reshape(-1, 4)
+    drawn_N4 = matrix(points, OBJECTIVES)
+    drawn_N4[:, EPSILON] = [axis.position(epsilon) for epsilon in drawn_N4[:, EPSILON].tolist()]
+    drawn_N4[:, [ACCURACY, COVERAGE]] = 1 - drawn_N4[:, [ACCURACY, COVERAGE]]
+    return drawn_N4
 
 
 def extents(drawn_N4: FloatArray, axis: EpsilonAxis, accuracies: Sequence[float] = ()) -> list[tuple[float, float]]:
@@ -355,36 +317,32 @@ def shifts(
     In the order of the points, each takes the place nearest to its own that is free. Where none is, because more marks
     meet than fit into twice ``MOST_SHIFT``, it takes the one that is farthest from the others.
     """
-    places_N2 = np.column_stack(
+    # Of each mark: where it stands across and up, and its diameter.
+    marks_N3 = np.column_stack(
         [
-            room * (drawn_N4[:, coordinate] - ends[coordinate][0]) / np.diff(ends[coordinate])
-            for coordinate, room in zip(plane, _ROOM, strict=True)
+            *(
+                room * (drawn_N4[:, coordinate] - ends[coordinate][0]) / np.diff(ends[coordinate])
+                for coordinate, room in zip(plane, _ROOM, strict=True)
+            ),
+            diameters_N,
         ]
     )
     # 0 first, then alternately to the right and to the left.
     tried_T = np.array(sorted(range(-MOST_SHIFT, MOST_SHIFT + 1, _STEP), key=lambda shift: (abs(shift), -shift)))
     across_T = tried_T * _ROOM[0] / 1000
-    # A mark can only meet those of its own cell and of the eight around it.
-    side = LARGEST + 2 * across_T.max()
-    by_cell: dict[tuple[int, int], list[tuple[float, float, float]]] = {}
+    side = LARGEST + 2 * across_T.max()  # no mark meets another that is farther
     moved = []
-    for (x, y), diameter in zip(places_N2.tolist(), diameters_N, strict=True):
-        column, row = int(x // side), int(y // side)
-        near = [
-            mark
-            for cell in itertools.product(range(column - 1, column + 2), range(row - 1, row + 2))
-            for mark in by_cell.get(cell, [])
-        ]
+    for number, (x, y, diameter) in enumerate(marks_N3.tolist()):
+        near_K3 = marks_N3[:number][(np.abs(marks_N3[:number, :2] - (x, y)) < side).all(axis=1)]
         best = 0
-        if near:
-            near_K3 = np.array(near)
+        if len(near_K3):
             distances_TK = np.hypot(x + across_T[:, None] - near_K3[:, 0], y - near_K3[:, 1])
             spare_T = (distances_TK - (near_K3[:, 2] + diameter) / 2).min(axis=1)
             # Beyond the axis a mark would show a value that there is not, such as a gap below 0.
             spare_T[np.abs(x + across_T - _ROOM[0] / 2) > _ROOM[0] / 2] = -np.inf
             best = int(np.argmax(spare_T >= 0)) if (spare_T >= 0).any() else int(spare_T.argmax())
         moved.append(int(tried_T[best]))
-        by_cell.setdefault((column, row), []).append((x + float(across_T[best]), y, diameter))
+        marks_N3[number, 0] += across_T[best]
     return moved
 
 
@@ -440,11 +398,10 @@ def on_frontier(points: Sequence[Point]) -> set[int]:
     return members
 
 
-def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) -> dict[str, Any]:
+def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> dict[str, Any]:
     """All data for the page's script, as values of strict JSON: charts, and details of points.
 
-    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` holds what another choice of the
-    disparity changes; without any, charts are those of the points' own notion.
+    Buttons and marks on the page refer to ``points[i]`` by its index. ``notions`` are the choices of the disparity.
     """
     series = looks(points)
     names = {name: number for number, name in enumerate(series)}
@@ -453,7 +410,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         for point in points
     }
     shared = {name: shared_settings([read[id(p)] for p in found]) for name, found in by_series(points).items()}
-    seen = [[point.seen_by(notion) for point in points] for notion in notions] or [list(points)]
+    seen = [[point.seen_by(notion) for point in points] for notion in notions]
     members = on_frontier(points)
 
     plain_points = []
@@ -484,13 +441,20 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         )
 
     plain_notions = []
-    # Without a choice of notions, `seen` has the points of their own notion.
-    for notion, found in zip(notions, seen, strict=False):
+    for notion, found in zip(notions, seen, strict=True):
         front = on_frontier(found)
         values = [[up_to_five(p.value("disparity")), with_spread(p)[0], id(p) in front, p.num_undefined] for p in found]
         plain_notions.append({"name": notion, "measure": NOTIONS[notion].measure, "points": values})
 
-    # For each panel one entry per notion: the rows to draw, and the specifications that name them.
+    specifications: list[dict[str, Any]] = []
+
+    def number_of(specification: dict[str, Any]) -> int:
+        # Half of the specifications do not depend on the notion: the page holds each once.
+        if specification not in specifications:
+            specifications.append(specification)
+        return specifications.index(specification)
+
+    # For each panel one entry per notion: the rows to draw, and the numbers of the specifications that name them.
     charts: dict[Panel, list[dict[str, Any]]] = {}
     for found in seen:
         index_of = {id(point): index for index, point in enumerate(found)}
@@ -499,9 +463,14 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
             stairs = [view.stairs(pair) for pair in PAIRS]
             charts.setdefault(panel, []).append(
                 {
-                    "data": {"points": view.rows(index_of), **{f"stairs{n}": rows for n, rows in enumerate(stairs)}},
-                    "planes": [plane(view, number, _PAGE) for number in range(len(PLANES))],
-                    "attained": [attained(view, pair, rows, _PAGE) for pair, rows in zip(PAIRS, stairs, strict=True)],
+                    "data": {
+                        "points": _table(view.rows(index_of)),
+                        **{f"stairs{n}": _table(rows) for n, rows in enumerate(stairs)},
+                    },
+                    "planes": [number_of(plane(view, number)) for number in range(len(PLANES))],
+                    "attained": [
+                        number_of(attained(view, pair, rows)) for pair, rows in zip(PAIRS, stairs, strict=True)
+                    ],
                 }
             )
 
@@ -510,7 +479,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
         "series": [
             {
                 "name": look.series,
-                "path": look.shape.path,
+                "path": look.shape,
                 "hollow": look.hollow,
                 "place": look.place,
                 "shared": _settings_words(shared[look.series]),
@@ -521,12 +490,19 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName] = ()) 
             {"data": panel.data, "privacy": class_label(panel.privacy), "charts": found}
             for panel, found in charts.items()
         ],
-        "config": _config(_PAGE, 12),
+        "specifications": specifications,
+        "config": chart_config(12),
         "titles": [*titles(points[0].notion if points else DEFAULT).values()],
         "notions": plain_notions,
     }
     plain: dict[str, Any] = strict(data)
     return plain
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The rows with each name once: names are most of a page's data otherwise."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    return {"names": names, "rows": [[row.get(name) for name in names] for row in rows]}
 
 
 def up_to_five(gap: float) -> float:
@@ -624,7 +600,7 @@ class PanelView:
         self.points = points
         series = by_series(points)
         self.looks = {name: look for name, look in known.items() if name in series}
-        self.axis = epsilon_axis(points)
+        self.axis = EpsilonAxis(points)
         self.complete, _ = defined(points, OBJECTIVES)
         self.drawn_N4 = coordinates(self.complete, self.axis)
         compared = baselines(points)
@@ -687,37 +663,15 @@ class PanelView:
         ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Medium:
-    """The look of charts on a page or on paper. A page's colours are variables of its style sheet."""
-
-    places: tuple[str, ...]
-    ink: str
-    muted: str
-    line: str
-    ground: str
-    scale: float
-    font: str
-
-
-_PAGE = _Medium(
-    places=tuple(f"var(--m{place})" for place in range(len(COLOURS))),
-    ink="var(--ink)",
-    muted="var(--muted)",
-    line="var(--line)",
-    ground="var(--paper)",
-    scale=1.0,
-    font="system-ui, sans-serif",
-)
-_PAPER = _Medium(
-    places=COLOURS,
-    ink=COLOURS[-1],
-    muted="#5b6672",
-    line="#e4e7ea",
-    ground="white",
-    scale=0.42,  # a mark on paper is smaller than on a screen
-    font="Liberation Sans, Arial, Helvetica, sans-serif",
-)
+# A page's colours are variables of its style sheet; a picture for a paper has these in their place.
+_ON_PAPER = {
+    **{f"var(--m{place})": colour for place, colour in enumerate(COLOURS)},
+    "var(--ink)": COLOURS[-1],
+    "var(--muted)": "#5b6672",
+    "var(--line)": "#e4e7ea",
+    "var(--paper)": "white",
+}
+_PAPER_SCALE = 0.42  # a mark on paper is smaller than on a screen
 # The letters of epsilon, disparity, accuracy and coverage in a row, in the order of drawn coordinates.
 _FIELDS = "edac"
 _CROSS = "M-.7-.7L.7.7M.7-.7L-.7.7"
@@ -727,26 +681,26 @@ _PARAMETERS: Mapping[str, Any] = {"level": _ALL_LEVELS, "only": False, "hidden":
 """Parameters of a chart that a page changes: largest level, only the frontier, hidden series, the one with spread."""
 
 
-def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LEVELS) -> dict[str, Any]:
+def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _ALL_LEVELS) -> dict[str, Any]:
     """The specification of one plane, over data named ``points``; ``level``: only up to this level of epsilon."""
     across, up = PLANES[number]
     place = {
-        "x": _axis(view, across, medium, field=f"x{number}"),
-        "y": _axis(view, up, medium, field=_FIELDS[up]),
+        "x": _axis(view, across, paper=paper, field=f"x{number}"),
+        "y": _axis(view, up, paper=paper, field=_FIELDS[up]),
     }
-    series, width = _series(view.looks, medium), 1.4 * medium.scale
+    scale = _PAPER_SCALE if paper else 1.0
+    series, width = _series(view.looks, scale, has_legend=paper), 1.4 * scale
     # Without a scale: the areas were computed, and are the same in every chart.
     area = {"field": "z", "type": "quantitative", "scale": None}
     line = {
         "transform": [{"filter": "datum.j"}],
         "mark": {"type": "line", "strokeWidth": width, "opacity": 0.6, "aria": False},
-        "encoding": {**place, "stroke": series["stroke"], "strokeDash": series["strokeDash"], "order": {"field": "l"}},
+        "encoding": {"stroke": series["stroke"], "strokeDash": series["strokeDash"], "order": {"field": "l"}},
     }
     marks = {
         "mark": {"type": "point", "tooltip": {"content": "data"}, "cursor": "pointer", "aria": False},
         "encoding": {
-            **place,
-            **_marks(series, medium),
+            **_marks(series, scale),
             "size": area,
             "opacity": {"condition": {"test": "datum.f", "value": 1}, "value": 0.4},
         },
@@ -754,16 +708,15 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
     # A degenerate predictor is crossed out: its gap is meaningless.
     crossed = {
         "transform": [{"filter": "datum.g"}],
-        "mark": {"type": "point", "shape": _CROSS, "stroke": medium.ink, "strokeWidth": width, "aria": False},
-        "encoding": {**place, "size": area},
+        "mark": {"type": "point", "shape": _CROSS, "stroke": "var(--ink)", "strokeWidth": width, "aria": False},
+        "encoding": {"size": area},
     }
     bars: list[dict[str, Any]] = [
         {
             "transform": [{"filter": f"isValid(datum.{_FIELDS[coordinate]}0)"}],
             "mark": {"type": "rule", "strokeWidth": width, "opacity": 0.5, "clip": True, "aria": False},
-            "encoding": place
-            | {
-                channel: {**place[channel], "field": f"{_FIELDS[coordinate]}0"},
+            "encoding": {
+                channel: {"field": f"{_FIELDS[coordinate]}0"},
                 f"{channel}2": {"field": f"{_FIELDS[coordinate]}1"},
                 "stroke": series["stroke"],
             },
@@ -774,28 +727,28 @@ def plane(view: PanelView, number: int, medium: _Medium, *, level: int = _ALL_LE
     # Labels at both ends, so that those of two lines that are close do not meet.
     compared: list[dict[str, Any]] = []
     for side, (name, accuracy) in enumerate(view.lines.items() if up == ACCURACY else ()):
-        label = {"text": f"{name} {percent(accuracy)}", "fill": medium.muted, "dy": -5}
+        rule = {"type": "rule", "stroke": "var(--muted)", "strokeDash": [2, 3], "strokeWidth": width}
+        label = {"type": "text", "text": f"{name} {percent(accuracy)}", "fill": "var(--muted)", "dy": -5, "aria": False}
         compared.append(
             {
                 "data": {"values": [{"y": round(accuracy, 5)}]},
-                "mark": {"type": "rule", "stroke": medium.muted, "strokeDash": [2, 3], "strokeWidth": width},
                 "encoding": {"y": {**place["y"], "field": "y"}},
-            }
-        )
-        compared.append(
-            {
-                "data": {"values": [{"y": round(accuracy, 5)}]},
-                "mark": {"type": "text", **label, "align": ("left", "right")[side], "aria": False},
-                "encoding": {"x": {"value": 3} if side == 0 else {"value": "width"}, "y": {**place["y"], "field": "y"}},
+                "layer": [
+                    {"mark": rule},
+                    {
+                        "mark": label | {"align": ("left", "right")[side]},
+                        "encoding": {"x": {"value": (3, "width")[side]}},
+                    },
+                ],
             }
         )
     shown = "datum.l <= level && (!only || datum.f) && indexof(hidden, datum.s) < 0"
-    layers: list[dict[str, Any]] = [*compared, *([line] if across == EPSILON else []), *bars, marks, crossed]
-    return _specification("points", shown, layers, level=level)
+    own = {"encoding": place, "layer": [*([line] if across == EPSILON else []), *bars, marks, crossed]}
+    return _specification("points", shown, [*compared, own], level=level)
 
 
 def attained(
-    view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], medium: _Medium
+    view: PanelView, pair: tuple[Objective, Objective], stairs: Sequence[Mapping[str, Any]], *, paper: bool = False
 ) -> dict[str, Any]:
     """The specification of what half of the seeds attain, over the ``stairs`` of ``pair``."""
     coordinate: Mapping[Objective, int] = {"epsilon": EPSILON, "disparity": DISPARITY, "error": ACCURACY}
@@ -804,10 +757,11 @@ def attained(
         # Seeds reach further than the means of configurations do.
         reached = [row[channel] for row in stairs] or [0.0, 1.0]
         ends = view.ends[EPSILON] if objective == "epsilon" else _with_room(min(reached), max(reached))
-        place[channel] = _axis(view, coordinate[objective], medium, field=channel, ends=ends)
-    series = _series(view.looks, medium)
+        place[channel] = _axis(view, coordinate[objective], paper=paper, field=channel, ends=ends)
+    scale = _PAPER_SCALE if paper else 1.0
+    series = _series(view.looks, scale, has_legend=paper)
     step: dict[str, Any] = {"type": "line", "interpolate": "step-after", "aria": False}
-    lines = {**place, "stroke": series["stroke"], "order": {"field": "o"}}
+    lines = {"stroke": series["stroke"], "order": {"field": "o"}}
     layers = [
         {
             "transform": [{"filter": "datum.k != 'median' && datum.s == chosen"}],
@@ -816,16 +770,17 @@ def attained(
         },
         {
             "transform": [{"filter": "datum.k == 'median'"}],
-            "mark": {**step, "strokeWidth": 2 * medium.scale},
+            "mark": {**step, "strokeWidth": 2 * scale},
             "encoding": {**lines, "strokeDash": series["strokeDash"]},
         },
         {
             "transform": [{"filter": "datum.k == 'median'"}],
-            "mark": {"type": "point", "size": 64 * medium.scale**2, "tooltip": {"content": "data"}, "aria": False},
-            "encoding": {**place, **_marks(series, medium)},
+            "mark": {"type": "point", "size": 64 * scale**2, "tooltip": {"content": "data"}, "aria": False},
+            "encoding": _marks(series, scale),
         },
     ]
-    return _specification(f"stairs{PAIRS.index(pair)}", "indexof(hidden, datum.s) < 0", layers)
+    own = {"encoding": place, "layer": layers}
+    return _specification(f"stairs{PAIRS.index(pair)}", "indexof(hidden, datum.s) < 0", [own])
 
 
 def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], **values: Any) -> dict[str, Any]:
@@ -844,45 +799,45 @@ def _specification(data: str, shown: str, layers: Sequence[Mapping[str, Any]], *
     }
 
 
-def _series(known: Mapping[str, SeriesStyle], medium: _Medium) -> dict[str, dict[str, Any]]:
+def _series(known: Mapping[str, SeriesStyle], size: float, *, has_legend: bool) -> dict[str, dict[str, Any]]:
     """The Vega channels by which series differ, such as colour, shape and dash."""
     names = list(known)
 
-    def channel(values: Sequence[Any], *, has_legend: bool = True) -> dict[str, Any]:
+    def channel(values: Sequence[Any], *, is_shown: bool = True) -> dict[str, Any]:
         # A page has buttons in place of a legend.
-        legend = {"title": None, "symbolOpacity": 1, "symbolDash": [1, 0]} if has_legend and medium is _PAPER else None
+        legend = {"title": None, "symbolOpacity": 1, "symbolDash": [1, 0]} if has_legend and is_shown else None
         # One domain for stroke, fill and shape: Vega-Lite joins their legends into one.
         scale = {"domain": names, "range": list(values)}
         return {"field": "s", "type": "nominal", "scale": scale, "legend": legend}
 
-    colours = [medium.places[look.place] for look in known.values()]
-    dashes = [[2 * medium.scale * length for length in look.dash] for look in known.values()]
+    colours = [f"var(--m{look.place})" for look in known.values()]
+    dashes = [[2 * size * length for length in look.dash] for look in known.values()]
     fills = ["transparent" if look.hollow else ink for look, ink in zip(known.values(), colours, strict=True)]
     return {
         "stroke": channel(colours),
         "fill": channel(fills),
-        "shape": channel([look.shape.path for look in known.values()]),
-        "strokeDash": channel(dashes, has_legend=False),
+        "shape": channel([look.shape for look in known.values()]),
+        "strokeDash": channel(dashes, is_shown=False),
     }
 
 
-def _marks(series: Mapping[str, Mapping[str, Any]], medium: _Medium) -> dict[str, Any]:
+def _marks(series: Mapping[str, Mapping[str, Any]], scale: float) -> dict[str, Any]:
     """The Vega-Lite layer of a series' marks, filled with an outline in the background colour, or hollow."""
-    width = math.sqrt(medium.scale)
+    width = math.sqrt(scale)
     return {
         "fill": series["fill"],
         "shape": series["shape"],
-        "stroke": {"condition": {"test": "!datum.h", "value": medium.ground}, **series["stroke"]},
+        "stroke": {"condition": {"test": "!datum.h", "value": "var(--paper)"}, **series["stroke"]},
         "strokeWidth": {"condition": {"test": "datum.h", "value": 1.6 * width}, "value": 0.6 * width},
     }
 
 
 def _axis(
-    view: PanelView, coordinate: int, medium: _Medium, *, field: str, ends: tuple[float, float] | None = None
+    view: PanelView, coordinate: int, *, paper: bool, field: str, ends: tuple[float, float] | None = None
 ) -> dict[str, Any]:
     """The Vega channel of one drawn coordinate. Its domain is ``ends``, or else the extent of the panel's points."""
     names = titles(view.points[0].notion)
-    title = ["ε" if medium is _PAPER else names["epsilon"], names["disparity"], names["error"], names["refused"]]
+    title = ["ε" if paper else names["epsilon"], names["disparity"], names["error"], names["refused"]]
     axis: dict[str, Any] = {"tickCount": 5}
     if coordinate == EPSILON:
         # Rounded once for both: Vega finds the label of a tick by equality.
@@ -896,31 +851,31 @@ def _axis(
     return {"field": field, "type": "quantitative", "title": title[coordinate], "axis": axis, "scale": scale}
 
 
-def _config(medium: _Medium, font_size: float) -> dict[str, Any]:
-    """Vega configuration of all charts of a medium; one size for all text."""
-    thin = 0.5 if medium is _PAPER else 1.0
+def chart_config(font_size: float, *, paper: bool = False) -> dict[str, Any]:
+    """Vega configuration of all charts of a page or for a paper; one size for all text."""
+    thin = 0.5 if paper else 1.0
     text = {"labelFontSize": font_size, "titleFontSize": font_size, "labelFontWeight": "normal"}
     return {
-        "font": medium.font,
+        "font": "Liberation Sans, Arial, Helvetica, sans-serif" if paper else "system-ui, sans-serif",
         # A page has a ground of its own, by day and by night.
-        "background": None if medium is _PAGE else medium.ground,
-        "padding": 4 if medium is _PAGE else 1,
+        "background": "white" if paper else None,
+        "padding": 1 if paper else 4,
         "view": {"stroke": None},
         "axis": {
             **text,
             "titleFontWeight": "normal",
-            "labelColor": medium.muted,
-            "titleColor": medium.muted if medium is _PAGE else medium.ink,
-            "domainColor": medium.muted,
-            "tickColor": medium.muted,
+            "labelColor": "var(--muted)",
+            "titleColor": "var(--ink)" if paper else "var(--muted)",
+            "domainColor": "var(--muted)",
+            "tickColor": "var(--muted)",
             "tickSize": 3,
-            "gridColor": medium.line,
+            "gridColor": "var(--line)",
             "gridWidth": thin,
             "domainWidth": thin,
             "tickWidth": thin,
         },
-        "legend": {**text, "labelColor": medium.ink, "labelLimit": 0, "orient": "bottom", "symbolSize": 30},
-        "title": {"fontSize": font_size, "fontWeight": "normal", "color": medium.muted, "anchor": "start"},
+        "legend": {**text, "labelColor": "var(--ink)", "labelLimit": 0, "orient": "bottom", "symbolSize": 30},
+        "title": {"fontSize": font_size, "fontWeight": "normal", "color": "var(--muted)", "anchor": "start"},
         "text": {"fontSize": font_size},
     }
 
@@ -928,6 +883,7 @@ def _config(medium: _Medium, font_size: float) -> dict[str, Any]:
 _LETTER = 0.56  # mean width of a letter, in font sizes
 _DPI = 200
 _POINTS_PER_INCH = 72
+_VARIABLE = re.compile(r"var\(--\w+\)")
 _CLIP = re.compile(r"\bclip\d+\b")
 _SVG_WIDTH = re.compile(r'width="([0-9.]+)" height="([0-9.]+)"')
 
@@ -948,7 +904,7 @@ def frontier_figures(points: Sequence[Point], style: FigureStyle | None = None) 
         view = PanelView(found, known)
         narrow = min(style.width, WIDTHS_IN[1])
         stairs = view.stairs(PAIRS[0])
-        attainment = attained(view, PAIRS[0], stairs, _PAPER)
+        attainment = attained(view, PAIRS[0], stairs, paper=True)
         # On paper :func:`_pictures` fits the width, so that all text has the same size in every picture.
         del attainment["autosize"]
         attainment["title"] = _caption(view, style, narrow, "reached by at least half of the seeds")
@@ -973,7 +929,7 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
     epsilon."""
     level = middle_level(view.points)
     budget = f"ε up to {epsilon_text(epsilon_levels(view.points)[level])}" if view.complete else ""
-    planes = [plane(view, 0, _PAPER), plane(view, 1, _PAPER, level=level), plane(view, 2, _PAPER)]
+    planes = [plane(view, number, paper=True, level=level if number == 1 else _ALL_LEVELS) for number in range(3)]
     planes[1]["title"] = budget
     for each in planes:
         # Parameters of a page are constants here: parts of one picture may not define them again.
@@ -986,7 +942,7 @@ def _slices(view: PanelView, style: FigureStyle) -> dict[str, Any]:
     words = f"size: coverage; pale: dominated{crossed}{bars}; lines: the most accurate at each ε"
     return {
         "title": _caption(view, style, style.width, words),
-        "datasets": {"points": view.rows(scale=_PAPER.scale)},
+        "datasets": {"points": view.rows(scale=_PAPER_SCALE)},
         "hconcat" if style.columns == 2 else "vconcat": planes,
         "spacing": style.font_size,
     }
@@ -1012,7 +968,7 @@ def _pictures(
 
     planes = specification.get("hconcat") or specification.get("vconcat") or [specification]
     across = len(specification.get("hconcat", [0]))
-    config = _config(_PAPER, style.font_size)
+    config = chart_config(style.font_size, paper=True)
     longest = max(map(len, view.looks), default=1)
     width = _POINTS_PER_INCH * width_in
     # Vega does not wrap a legend, so its columns are counted from the mean width of a letter.
@@ -1028,6 +984,7 @@ def _pictures(
         if abs(missing) < 0.3 or inner + missing / across < 40:
             break
         inner += missing / across
+    drawing = _VARIABLE.sub(lambda found: _ON_PAPER[found[0]], drawing)
     # The renderer numbers clips on from drawing to drawing; here each file counts from 0.
     numbers = {name: f"clip{number}" for number, name in enumerate(dict.fromkeys(_CLIP.findall(drawing)))}
     drawing = _CLIP.sub(lambda found: numbers[found[0]], drawing)

@@ -80,10 +80,10 @@ class GroupResult:
     """
 
     name: str
-    num_records: int | None
-    num_answered: int | None
-    coverage: float
-    accuracy: float
+    num_records: int | None = None
+    num_answered: int | None = None
+    coverage: float = math.nan
+    accuracy: float = math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -650,9 +650,7 @@ def _without_small_cells(measured: Evaluation, shown: Shown, published: Sequence
                 accuracy = math.nan
     for z in np.flatnonzero(shown.small_G):
         tables[z] = None
-        groups[z] = GroupResult(
-            name=groups[z].name, num_records=None, num_answered=None, coverage=math.nan, accuracy=math.nan
-        )
+        groups[z] = GroupResult(name=groups[z].name)
     too_few = replace(NOT_MEASURED, where="too few records in a cell")
     return replace(
         measured,

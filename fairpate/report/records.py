@@ -107,17 +107,12 @@ class Guarantee:
     def of(cls, statement: PrivacyStatement) -> Guarantee:
         """The guarantee of a published statement, with its events in words."""
         queries, events = statement.queries, statement.events
-        if queries is None:
-            touched = [described_event(event) for event in events]
-        else:
+        touched = described_events(events, statement.part_events)
+        if queries is not None:
             samples = f"the nearest records of Poisson samples{' of persons' * (statement.unit == 'person')}"
             voters = samples if any("sampling_rate" in event for event in events) else "teachers"
-            touched = [f"{queries.submitted} queries to {voters}, every one priced at its worst case"]
-        touched += [
-            f"of {part} records alone: {described_event(event)}"
-            for part, of_part in statement.part_events.items()
-            for event in of_part
-        ]
+            asked = f"{queries.submitted} queries to {voters}, every one priced at its worst case"
+            touched = [asked, *described_events((), statement.part_events)]
         same = ("unit", "relation", "delta", "accounting", "noise", "tuning_accounted", "not_protected", "remarks")
         return cls(
             **{name: getattr(statement, name) for name in same},
@@ -190,16 +185,12 @@ class Guarantee:
     @property
     def limits(self) -> list[str]:
         """Sentences that qualify the guarantee; what is not protected outweighs all others and stands first."""
-        noise = f"Noise: {self.noise}. This model is not private; ε is what fresh noise would give."
-        return [
-            *(
-                []
-                if self.not_protected is None
-                else [f"Not protected: {self.not_protected}. The model may reveal them."]
-            ),
-            *([] if self.noise == "os_entropy" else [noise]),
-            *(remark for remark in self.remarks if remark != IN_PARALLEL),  # it extends the claim
-        ]
+        limits = [remark for remark in self.remarks if remark != IN_PARALLEL]  # it extends the claim
+        if self.noise != "os_entropy":
+            limits.insert(0, f"Noise: {self.noise}. This model is not private; ε is what fresh noise would give.")
+        if self.not_protected is not None:
+            limits.insert(0, f"Not protected: {self.not_protected}. The model may reveal them.")
+        return limits
 
     @property
     def uncharged_tuning(self) -> list[str]:
@@ -223,6 +214,17 @@ class Guarantee:
             return "epsilon", f"none: no guarantee ({self.noise_words})"
         at = f"{epsilon_text(self.epsilon)} at delta {delta_text(self.delta)}, per {self.unit}, {self.relation}"
         return "epsilon", f"{at} ({self.accounting}; noise: {self.noise_words})"
+
+
+def described_events(
+    events: Sequence[Mapping[str, Any]], part_events: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[str]:
+    """All events of a statement, each as a line."""
+    parts = [(part, event) for part, of_part in part_events.items() for event in of_part]
+    return [
+        *map(described_event, events),
+        *(f"of {part} records alone: {described_event(event)}" for part, event in parts),
+    ]
 
 
 def described_event(event: Mapping[str, Any]) -> str:

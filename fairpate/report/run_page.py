@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from markupsafe import Markup, escape
 
 from fairpate.fairness.rates import NOTIONS, FloatArray
 from fairpate.pages import count, counted, course, epsilon_text, made_words, percent, render, scale_end
-from fairpate.report.figures import SHAPES
+from fairpate.report.figures import SHAPES, chart_config
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import (
     OUTCOMES,
@@ -45,27 +46,12 @@ from fairpate.report.records import (
 from fairpate.types import STOPPED_BY_VOTES, TELLS_SIZE, GateRule
 from fairpate.words import cost_words, dearest, delta_text, shares_of_worst, votes_matter
 
-_WIDTH, _HEIGHT = 370, 188
 _STROKES, _DASHES = ("var(--answered)", "var(--fairness)", "var(--muted)"), ([1, 0], [7, 4], [2, 4])
-_LETTERS = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
 _CHART_CONFIG = {
-    "font": "sans-serif",
+    **chart_config(12),
     "aria": False,
-    "background": None,
-    "view": {"stroke": None},
-    "axis": {
-        **_LETTERS,
-        "labelColor": "var(--muted)",
-        "titleColor": "var(--muted)",
-        "domainColor": "var(--muted)",
-        "gridColor": "var(--line)",
-        "ticks": False,
-        "labelPadding": 6,
-    },
-    "axisY": {"domain": False},
-    "axisX": {"grid": False},
-    "legend": {**_LETTERS, "labelColor": "var(--ink)", "labelLimit": 0, "orient": "bottom", "columns": 1},
-    "title": {"fontSize": 12, "fontWeight": "normal", "color": "var(--muted)", "anchor": "start", "frame": "bounds"},
+    "axisX": {"grid": False, "ticks": False, "labelPadding": 6},
+    "axisY": {"domain": False, "ticks": False, "labelPadding": 6},
 }
 _NOTHING = Markup('<p class="note">{}: nothing to draw, no finite value.</p>')
 _HATCH = (
@@ -83,42 +69,35 @@ def curves(lines: Mapping[str, Sequence[tuple[float, float]]], *, x_label: str, 
     points = [point for line in lines.values() for point in line]
     if not points or not all(math.isfinite(y) for _, y in points):
         return _NOTHING.format(title)
-    names = list(lines)
-    x, y = (
-        {
+    place = {
+        field: {
             "field": field,
             "type": "quantitative",
+            "title": label,
             # Never of length 0, for which there is no scale.
             "scale": {"domain": [0, max(*values, 1e-12)], "nice": 4},
             "axis": {"tickCount": 4},
         }
-        for field, values in zip("xy", zip(*points, strict=True), strict=True)
-    )
-    place = {"x": {**x, "title": x_label}, "y": {**y, "title": None}}
-    legend = {"title": None, "symbolType": "stroke", "symbolSize": 900, "rowPadding": 0} if len(lines) > 1 else None
-    look: dict[str, Any] = {"field": "line", "type": "nominal", "legend": legend}
-    strokes = {"domain": names, "range": _STROKES[: len(names)]}
-    dashes = {"domain": names, "range": _DASHES[: len(names)]}
-    layers: list[Mapping[str, Any]] = [
-        {
-            "mark": {"type": "line", "strokeWidth": 2.2, "clip": False},
-            "encoding": {
-                **place,
-                "stroke": {**look, "scale": strokes},
-                "strokeDash": {**look, "scale": dashes},
-            },
-        }
-    ]
-    if len(lines) == 1:
-        # First, so that the area lies below the line.
-        layers.insert(0, {"mark": {"type": "area", "fill": "var(--wash)"}, "encoding": place})
-        last_x, last_y = points[-1]
-        label = {"type": "text", "text": names[0], "align": "right", "dx": -9, "dy": -9, "fill": "var(--ink)"}
-        layers.append(
-            {"data": {"values": [{"x": last_x, "y": last_y}]}, "mark": {**label, "fontSize": 12}, "encoding": place}
-        )
+        for field, label, values in zip("xy", (x_label, None), zip(*points, strict=True), strict=True)
+    }
     rows = [{"line": name, "x": x, "y": y} for name, line in lines.items() for x, y in line]
-    return _drawn(rows, layers, y_label=y_label, title=title)
+    look: dict[str, Any] = {"field": "line", "type": "nominal", "legend": None}
+    before, after = list[dict[str, Any]](), list[dict[str, Any]]()
+    if len(lines) > 1:
+        look["legend"] = {"title": None, "columns": 1, "symbolType": "stroke", "symbolSize": 900, "rowPadding": 0}
+    else:
+        label = {"type": "text", "text": next(iter(lines)), "align": "right", "dx": -9, "dy": -9, "fontSize": 12}
+        # The area lies below the line.
+        before.append({"mark": {"type": "area", "fill": "var(--wash)"}})
+        after.append({"mark": {**label, "fill": "var(--ink)"}, "data": {"values": rows[-1:]}})
+    line = {
+        "mark": {"type": "line", "strokeWidth": 2.2, "clip": False},
+        "encoding": {
+            channel: {**look, "scale": {"domain": list(lines), "range": values}}
+            for channel, values in (("stroke", _STROKES), ("strokeDash", _DASHES))
+        },
+    }
+    return _drawn(rows, place, [*before, line, *after], y_label=y_label, title=title)
 
 
 def histogram(
@@ -132,56 +111,49 @@ def histogram(
 ) -> Markup:
     """Draw a stacked histogram. ``edges`` has one more entry than counts; ``stacks`` maps the names of colours to
     counts, in order."""
-    totals = [sum(column) for column in zip(*stacks.values(), strict=True)]
-    if not any(totals):
+    rows = [
+        {"stack": name, "order": order, "left": left, "right": right, "number": number}
+        for order, (name, counts) in enumerate(stacks.items())
+        for (left, right), number in zip(pairwise(edges), counts, strict=True)
+        if number  # an empty bar would be drawn as a line, by its outline
+    ]
+    if not rows:
         return _NOTHING.format(title)
-    # Stacked here: Vega-Lite stacks bars, and not rectangles between two edges.
-    rows, base = [], [0] * len(totals)
-    for name, counts in stacks.items():
-        for place, number in enumerate(counts):
-            # An empty bar would be drawn as a line, by its outline.
-            if number:
-                ends = {
-                    "left": edges[place],
-                    "right": edges[place + 1],
-                    "low": base[place],
-                    "high": base[place] + number,
-                }
-                rows.append({"stack": name, **ends})
-            base[place] += number
+    largest = max(map(sum, zip(*stacks.values(), strict=True)))
     # Whole steps, because queries are counted.
     step = next(
-        step for power in range(20) for step in (10**power, 2 * 10**power, 5 * 10**power) if 4 * step >= max(totals)
+        step for power in range(20) for step in (10**power, 2 * 10**power, 5 * 10**power) if 4 * step >= largest
     )
-    top = step * -(-max(totals) // step)
-    x = {
-        "field": "left",
-        "type": "quantitative",
-        "title": x_label,
-        "scale": {"domain": [edges[0], edges[-1]], "nice": False},
-        "axis": {"values": list(ticks), "labelFlush": False},
-    }
-    y = {
-        "field": "low",
-        "type": "quantitative",
-        "title": None,
-        "scale": {"domain": [0, top], "nice": False},
-        "axis": {"values": list(range(0, top + 1, step)), "format": ",d"},
-    }
     # Refusals by the gate are hatched, because colour alone does not reach every reader.
     # An id from the title: the drawings of a page share one space of ids.
     hatch = re.sub("[^a-z]+", "-", title.lower())
     fills = [f"url(#{hatch})" if name == "fairness" else f"var(--{name})" for name in stacks]
-    fill = {"field": "stack", "type": "nominal", "legend": None, "scale": {"domain": list(stacks), "range": fills}}
-    bars = {
-        "mark": {"type": "rect", "stroke": "var(--paper)", "strokeWidth": 1},
-        "encoding": {"x": x, "x2": {"field": "right"}, "y": y, "y2": {"field": "high"}, "fill": fill},
+    place = {
+        "x": {
+            "field": "left",
+            "bin": {"binned": True},
+            "title": x_label,
+            "scale": {"domain": [edges[0], edges[-1]], "nice": False},
+            "axis": {"values": list(ticks), "labelFlush": False},
+        },
+        "x2": {"field": "right"},
+        "y": {
+            "field": "number",
+            "type": "quantitative",
+            "title": None,
+            "scale": {"domain": [0, step * -(-largest // step)], "nice": False},
+            "axis": {"values": list(range(0, largest + step, step)), "format": ",d"},
+        },
+        "fill": {"field": "stack", "legend": None, "scale": {"domain": list(stacks), "range": fills}},
+        "order": {"field": "order"},
     }
-    return _drawn(rows, [bars], y_label=y_label, title=title, definitions=_HATCH.format(hatch))
+    bars = {"mark": {"type": "bar", "binSpacing": 0, "stroke": "var(--paper)", "strokeWidth": 1}}
+    return _drawn(rows, place, [bars], y_label=y_label, title=title, definitions=_HATCH.format(hatch))
 
 
 def _drawn(
     rows: Sequence[Mapping[str, Any]],
+    place: Mapping[str, Any],
     layers: Sequence[Mapping[str, Any]],
     *,
     y_label: str,
@@ -192,10 +164,11 @@ def _drawn(
 
     specification = {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
-        "width": _WIDTH,
-        "height": _HEIGHT,
+        "width": 370,
+        "height": 188,
         "title": y_label,
         "data": {"values": rows},
+        "encoding": place,
         "layer": layers,
         "config": _CHART_CONFIG,
     }
@@ -289,7 +262,7 @@ def _opening(report: PublicReport, without_privacy: WithoutPrivacy | None = None
         "guarantee": report.guarantee,
         "voting": voting,
         "measured": report.headline,
-        "shapes": SHAPES,
+        "shapes": list(SHAPES.values()),
         "noise": f"{exact}{report.guarantee.noise_words}",
         "training_labels": labels,
         "baseline": majority_words,

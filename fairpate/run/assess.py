@@ -240,7 +240,7 @@ class AssessedPredictions:
             claims=self.judged and self.judged[1],
             evaluations=evaluations,
             made=made_words(made_on, __version__),
-            shapes=SHAPES,
+            shapes=list(SHAPES.values()),
             gap_names=GAP_NAMES,
             gap_end=gap_scale(evaluations.values()),
             answered=answered_words,

@@ -317,6 +317,14 @@ def shadows_of(
     )
 
 
+def _varied(facts: DataRecord, count: int, *, scale: float = 1.0) -> Tensor:
+    """Features of ``count`` made-up records in the form of the run's, from a fixed seed."""
+    generator, shape = np.random.default_rng(0), (count, *facts.record_shape)
+    if facts.kind == "image":
+        return torch.from_numpy(generator.integers(256, size=shape).astype(np.uint8))
+    return torch.from_numpy(generator.normal(size=shape).astype(np.float32)) * scale
+
+
 def _records(x: Tensor, y: IntArray, z: IntArray, *, name: str, unit: str = "record", copies: int = 1) -> Split:
     """Records, ``copies`` of each for a person."""
     names = [f"{name}-{number}" for number in range(len(x)) for _ in range(copies)]
@@ -432,13 +440,7 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     num_classes, num_rows = len(facts.label_names), len(facts.label_names)
     if config.by_group:
         num_rows *= len(facts.group_names)
-    generator = np.random.default_rng(0)
-    shape = (min(len(kept["prototype_M"]), _MOST_POOL), *facts.record_shape)
-    public_x = torch.from_numpy(generator.normal(size=shape).astype(np.float32))
-    if facts.kind == "image":
-        public_x = torch.from_numpy(generator.integers(256, size=shape).astype(np.uint8))
-    if loaded is not None:
-        public_x = loaded.public.x
+    public_x = _varied(facts, min(len(kept["prototype_M"]), _MOST_POOL)) if loaded is None else loaded.public.x
     options: dict[str, Any] = {"num_others": _declared_size(config), "loaded": loaded, "is_embedded": False}
     nobody = _setting(facts, public_x, (public_x[:0], *np.zeros((2, 0), np.int64)), **options)
 
@@ -690,15 +692,12 @@ def _counts(facts: DataRecord, config: Postprocessing, loaded: Dataset | None) -
     """Counts of DP-postprocessing: the attribute of a canary is one of two groups, for every label and prediction."""
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
     epsilon, pairs = config.target.epsilon, num_groups // 2
-    first_M, label_M, said_M = (
-        index.ravel() for index in np.meshgrid(2 * np.arange(pairs), np.arange(num_classes), np.arange(num_classes))
-    )
+    pair_M, label_M, said_M = np.indices((pairs, num_classes, num_classes)).reshape(3, -1)
+    first_M = 2 * pair_M
     # Large enough that no noisy count falls below 0, where it would be cut.
     crowd = 1000 + round(100 / epsilon)
-    groups_N, labels_N, saids_N = (
-        np.repeat(index.ravel(), crowd)
-        for index in np.meshgrid(np.arange(num_groups), np.arange(num_classes), np.arange(num_classes))
-    )
+    cells = np.indices((num_groups, num_classes, num_classes)).reshape(3, -1)
+    groups_N, labels_N, saids_N = np.repeat(cells, crowd, axis=1)
     if loaded is not None:
         groups_N, labels_N = loaded.private.z.numpy(), loaded.private.y.numpy()
         saids_N = labels_N  # the predictions of a perfect model
@@ -736,19 +735,15 @@ def _metrics(
 ) -> Shadows:
     """The noisy table of private metrics: a canary for every group, label and prediction that the model makes."""
     student, edges = load_student(run.student), config.evaluation.score_edges
-    generator = np.random.default_rng(0)
-    tried_x = torch.from_numpy(generator.normal(size=(_MOST_EACH, *facts.record_shape)).astype(np.float32)) * _LOUD
-    if facts.kind == "image":
-        tried_x = torch.from_numpy(generator.integers(256, size=(_MOST_EACH, *facts.record_shape)).astype(np.uint8))
+    tried_x = _varied(facts, _MOST_EACH, scale=_LOUD)
     tried = _records(tried_x, *np.zeros((2, len(tried_x)), np.int64), name="tried")
     said_N, score_N = lone_predictions(student, tried, OsEntropy())
     bin_N = np.searchsorted(edges, score_N, side="right")
     _, places = np.unique(np.stack([bin_N, said_N]), axis=1, return_index=True)
     num_groups, num_classes = len(facts.group_names), len(facts.label_names)
     # One canary for each cell; where a unit is replaced, two cells share one that changes between them.
-    place_M, group_M, label_M = (
-        index.ravel() for index in np.meshgrid(places, np.arange(num_groups), np.arange(num_classes), indexing="ij")
-    )
+    place_M, group_M, label_M = np.indices((len(places), num_groups, num_classes)).reshape(3, -1)
+    place_M = places[place_M]
     moved = {"sensitive attribute": "group"}.get(event.unit, "label") if event.relation == "replace one" else ""
     if moved:
         kept_M = (group_M if moved == "group" else label_M) == 0

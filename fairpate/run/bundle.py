@@ -25,7 +25,7 @@ from typing import Any
 
 from fairpate.config_reader import values_digest
 from fairpate.data.dataset import sha256_of
-from fairpate.files import check_output_file, write_atomically
+from fairpate.files import PathIn, check_output_file, write_atomically
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from, event_json
 from fairpate.privacy.second_accountant import NotRecomputedError, guarantee_of, recomputed_epsilon
@@ -37,7 +37,7 @@ from fairpate.run.folder import environment
 from fairpate.run.private_metrics import assessment_of
 from fairpate.run.publication import card_of, card_values, read_evaluation, write_card
 from fairpate.run.release_log import read_release
-from fairpate.types import PrivacyStatement, UsageError, UserError, strict, tell
+from fairpate.types import PrivacyStatement, UsageError, UserError, stepwise, strict, tell
 from fairpate.words import delta_text
 from student.card import read_card
 
@@ -235,9 +235,7 @@ class Verdict:
 class Unpacked(RunDirectory):
     """An unpacked bundle, whose folder is the public part of its run."""
 
-    @property
-    def public(self) -> Path:
-        return self.root
+    public = PathIn("root", ".")
 
 
 def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
@@ -251,9 +249,8 @@ def verify_bundle(path: Path, *, head: str | None = None) -> Verdict:
             *(found.files, found.claim, found.epsilon, found.queries, found.student, found.release),
             *(found.metrics, found.choice, found.audit, found.card),
         )
-        for number, check in enumerate(checks, start=1):
+        for check in stepwise(checks):
             found.run(check)
-            tell(number, len(checks))
         digest = str(found.head.get("digest", ""))
         # Only this check detects a forged bundle whose files and head agree with each other.
         if head is not None and head != digest:
@@ -302,6 +299,14 @@ class _Check:
         if not holds:
             self.differs.append(otherwise)
 
+    def require_claim(
+        self, file: str, values: Mapping[str, Any], statement: PrivacyStatement, names: Iterable[str] = CLAIM[:-1]
+    ) -> None:
+        """Note each of the fields ``names`` in which ``values`` of a file are not those of the statement."""
+        for name in names:
+            found, stated = values.get(name), getattr(statement, name)
+            self.require(found == stated, f"{file}: {name} is {found!r}, the statement says {stated!r}")
+
     @property
     def said(self) -> PrivacyStatement:
         assert self.statement is not None
@@ -330,15 +335,10 @@ class _Check:
         statement = read_statement(self.bundle)
         # Made of the statement: a head that is only consistent in itself proves nothing.
         expected = head_of(statement, self.head.get("files", {}))
-        for name in CLAIM:
-            stated, bound = expected["claim"][name], self.head.get("claim", {}).get(name)
-            self.require(stated == bound, f"{HEAD}: {name} is {bound!r}, the statement says {stated!r}")
+        self.require_claim(HEAD, self.head.get("claim", {}), statement, CLAIM)
         self.require(self.head.get("digest") == expected["digest"], f"{HEAD}: its digest is not that of its content")
         self.require(statement.noise == OS_ENTROPY, f"statement.json: noise {statement.noise!r} is not private")
-        record = _json(self.bundle, "record.json")
-        for name in ("method", "unit", "relation", "delta", "epsilon"):
-            stated, recorded = getattr(statement, name), record[name]
-            self.require(stated == recorded, f"record.json: {name} is {recorded!r}, the statement says {stated!r}")
+        self.require_claim("record.json", _json(self.bundle, "record.json"), statement)
         self.statement = statement
         return f"{HEAD} and record.json claim what the statement claims"
 
@@ -488,9 +488,7 @@ class _Check:
         audit = Audit.from_json(values)
         self.require(audit.records == "made", f"audit.json: of {audit.records} records, which may not be published")
         self.require(_alike(strict(audit.to_json()), values), "audit.json: its bounds are not those of its counts")
-        for name in ("method", "unit", "relation", "delta", "epsilon"):
-            claimed, stated = getattr(audit, name), getattr(self.said, name)
-            self.require(claimed == stated, f"audit.json: {name} is {claimed!r}, the statement says {stated!r}")
+        self.require_claim("audit.json", values, self.said)
         settings = dict(_json(self.bundle, "record.json")["config"])
         settings.pop("evaluation", None)
         self.require(audit.settings == values_digest(settings), "audit.json: of other settings than record.json")

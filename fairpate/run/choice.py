@@ -36,7 +36,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -79,13 +79,13 @@ from fairpate.run.release_log import (
     read_release,
 )
 from fairpate.run.run import (
-    announce,
+    announce_spending,
     check_data,
     check_model_files,
     one_release,
     publish_trained,
     run_method,
-    train_uncounted,
+    trained_student,
     with_pinned_weights,
 )
 from fairpate.terminal import Reporter
@@ -108,25 +108,14 @@ def select_settings(
     ConfigError for candidates that do not share a release and for a data set without validation records of their own;
     other errors as :func:`fairpate.run.run.run_method`.
     """
-    # Pinned as a run pins them: the digest of a candidate must be that of the settings that are run.
-    candidates = [with_pinned_weights(config) for config in configs if isinstance(config, ReleasingMethod)]
-    if len(candidates) < 2 or len(candidates) < len(configs):
-        others = sorted({config.method for config in configs} - {config.method for config in candidates})
-        found = f"{', '.join(others)} without one" if others else f"{len(configs)} of them"
-        raise ConfigError(f"methods: expected two settings or more that learn from a release of arrays, got {found}.")
+    candidates = _candidates(
+        configs,
+        ReleasingMethod,
+        "that learn from a release of arrays",
+        of_all=lambda config: config.release_settings,
+        why="read by the release, and a choice is among models of one release; give these fields one value",
+    )
     first = candidates[0]
-    for config in candidates[1:]:
-        changes = changed_fields(flat_values(first.release_settings), flat_values(config.release_settings))
-        if changes:
-            raise ConfigError(
-                f"{'; '.join(changes.values())}: read by the release, and a choice is among models of one release; "
-                "give these fields one value."
-            )
-    if first.data.split != "hashed" or not first.data.validation_share:
-        raise ConfigError(
-            "data.validation_share: a choice needs validation records apart from all others; set data.split=hashed and "
-            "a share above 0."
-        )
 
     # Called before the release is drawn: what is refused here must not cost its epsilon.
     def check(dataset: Dataset) -> None:
@@ -168,6 +157,37 @@ def select_settings(
     if not run.choice.exists():  # then the statement would not price it
         raise RunDirectoryError(f"{run.root}: holds another model than the chosen one; give a new folder with --out.")
     return run
+
+
+AnyMethod = TypeVar("AnyMethod", bound=Method)
+
+
+def _candidates(
+    configs: Sequence[Method],
+    kind: type[AnyMethod],
+    words: str,
+    *,
+    of_all: Callable[[AnyMethod], dict[str, Any]],
+    why: str,
+) -> list[AnyMethod]:
+    """The settings to choose from, as they are run. ConfigError, with ``words`` and ``why``, unless they are two or
+    more of one ``kind`` of methods, agree in the values ``of_all``, and have validation records of their own."""
+    # Pinned as a run pins them: the digest of a candidate must be that of the settings that are run.
+    found = [with_pinned_weights(config) for config in configs if isinstance(config, kind)]
+    if len(found) < 2 or len(found) < len(configs):
+        others = sorted({config.method for config in configs} - {config.method for config in found})
+        got = ", ".join(others) or f"{len(configs)} of them"
+        raise ConfigError(f"methods: expected two settings or more of methods {words}, got {got}.")
+    first = found[0]
+    for config in found[1:]:
+        if changes := changed_fields(flat_values(of_all(first)), flat_values(of_all(config))):
+            raise ConfigError(f"{'; '.join(changes.values())}: {why}.")
+    if first.data.split != "hashed" or not first.data.validation_share:
+        raise ConfigError(
+            "data.validation_share: a choice needs validation records apart from all others; set data.split=hashed and "
+            "a share above 0."
+        )
+    return found
 
 
 def group_weights(dataset: Dataset, shares: Mapping[str, float] | None) -> IntArray:
@@ -321,8 +341,20 @@ def select_by_trials(
     other errors as :func:`fairpate.run.run.run_method`.
     """
     run = RunDirectory(root=out / "model")
-    configs = [with_pinned_weights(config) for config in configs]
-    candidates = _trial_settings(configs)
+    candidates = _candidates(
+        configs,
+        PrivateMethod,
+        "with a target",
+        of_all=lambda config: {
+            "data": config.data.model_dump(mode="json", exclude={"embedding"}),
+            "target": {"delta": config.target.delta, "relation": config.target.relation},
+            "noise": config.noise,
+            "evaluation": config.evaluation.model_dump(mode="json"),
+        },
+        why="trials are charged together; give one value",
+    )
+    if candidates[0].noise != OS_ENTROPY:
+        raise ConfigError(f"noise: a secret number of trials needs {OS_ENTROPY}, got {candidates[0].noise}; set it.")
     datasets: dict[str, Dataset] = {}
 
     def data_of(config: Method) -> Dataset:
@@ -391,7 +423,7 @@ def select_by_trials(
             logs[1].check([plan.scores], noise=OS_ENTROPY)
             unit, relation = plan.trainings.unit, plan.trainings.relation
             cost = Price(epsilon=epsilon, delta=first.target.delta, unit=unit, relation=relation, accounting="rdp")
-            announce(cost, dataset.name, reporter, is_own=first.data.declaration is not None)
+            announce_spending(cost, dataset.name, reporter, is_own=first.data.declaration is not None)
             if first.evaluation.metrics == "private":
                 logs[0].of_part("test").check([table_event(cost)], noise=OS_ENTROPY)
             logs[0].record([plan.trainings], noise=OS_ENTROPY)
@@ -430,37 +462,6 @@ def select_by_trials(
     return done
 
 
-def _trial_settings(configs: Sequence[Method]) -> list[PrivateMethod]:
-    """The configurations that trials may draw from. ConfigError for those that cannot be charged together."""
-    found = [config for config in configs if isinstance(config, PrivateMethod)]
-    if len(found) < 2 or len(found) < len(configs):
-        others = sorted({config.method for config in configs} - {config.method for config in found})
-        said = f"{', '.join(others)}" if others else f"{len(configs)} of them"
-        raise ConfigError(f"methods: expected two settings or more of methods with a target, got {said}.")
-    first = found[0]
-
-    def common(config: PrivateMethod) -> dict[str, Any]:
-        data = flat_values(config.data.model_dump(mode="json", exclude={"embedding"}))
-        return {f"data.{name}": value for name, value in data.items()} | {
-            "target.delta": config.target.delta,
-            "target.relation": config.target.relation,
-            "noise": config.noise,
-            "evaluation": config.evaluation.model_dump(mode="json"),
-        }
-
-    for config in found[1:]:
-        if changes := changed_fields(common(first), common(config)):
-            raise ConfigError(f"{'; '.join(changes.values())}: trials are charged together; give one value.")
-    if first.noise != OS_ENTROPY:
-        raise ConfigError(f"noise: a secret number of trials needs {OS_ENTROPY}, got {first.noise}; set it.")
-    if first.data.split != "hashed" or not first.data.validation_share:
-        raise ConfigError(
-            "data.validation_share: a choice needs validation records apart from all others; set data.split=hashed and "
-            "a share above 0."
-        )
-    return found
-
-
 def _best_trial(
     drawn: Sequence[int],
     planned: Sequence[PrivateMethod],
@@ -479,7 +480,7 @@ def _best_trial(
                 outcome: dict[str, Any] = {"score": None, "remarks": []}
                 try:
                     work = RunDirectory(root=folder / f"{place}")
-                    trained, student = train_uncounted(config, data_of(config), work, Reporter(quiet=True))
+                    trained, student = trained_student(config, data_of(config), work, Reporter(quiet=True))
                 except MAY_FAIL:
                     pass
                 else:
@@ -492,14 +493,11 @@ def _best_trial(
                 write_json(path, outcome, private=True)
             outcomes.append(read_json(path))
     # Of equal scores the first: trials are exchangeable, so that this is a fair draw among them.
-    best = max(range(len(outcomes)), key=lambda place: _order(outcomes[place]))
+    scores = [-math.inf if each["score"] is None else each["score"] for each in outcomes]
+    best = scores.index(max(scores))
     if outcomes[best]["score"] is None:
         raise TrialsError("select: no trial gave a model, and the price was charged; look at the settings.")
     return best, outcomes[best]
-
-
-def _order(outcome: Mapping[str, Any]) -> float:
-    return -math.inf if outcome["score"] is None else outcome["score"]
 
 
 def require_planned(events: Sequence[Event], trainings: SecretTrials) -> None:

@@ -17,17 +17,15 @@ import math
 import shutil
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
-from rich.live import Live
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -59,7 +57,7 @@ from fairpate.run.release_log import (
 )
 from fairpate.run.run import make_release, question_above, run_method, with_pinned_weights
 from fairpate.run.sweep import Cell, SweepFolder, cells_of, open_sweep_folder, parse_sweep, read_rows, sole_driver
-from fairpate.terminal import Output, Pace, Reporter, is_live
+from fairpate.terminal import Output, Reporter
 from fairpate.types import FairRule, NotionName, RunRecord, UsageError, UserError, VoteBatch, restored
 from teachers.ensemble import BlockPool, PoolError
 from teachers.ray_pool import open_pool, room_for, start_ray
@@ -72,7 +70,6 @@ Compute = Callable[[Cell, Path, Handed, int], list[Row]]
 _WAIT_S = 0.5
 _SUBMITTED_AT_ONCE = 256
 _ASSEMBLED_EVERY = 256
-_REFRESHES_PER_S = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +121,6 @@ def compare_methods(
     data_dir: Path | None = None,
     folder: Path | None = None,
     title: str = "comparison",
-    console: Console | None = None,
     reporter: Reporter | None = None,
 ) -> Comparison:
     """Run `fairpate compare`: check the sweep, run the missing cells, write tables, pages and figures.
@@ -133,11 +129,10 @@ def compare_methods(
     ``runs/TITLE``. ConfigError lists every fault before anything runs.
     """
     folder = folder or Path()
-    config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep), folder=folder, data_dir=data_dir)
+    config = sweep if isinstance(sweep, SweepConfig) else parse_sweep(dict(sweep))
     cells = cells_of(config, folder=folder, data_dir=data_dir)
     root = out or config.out or Path("runs") / title
-    reporter = reporter or Reporter(console)
-    comparison = compare(config, cells, root, reporter.console, reporter=reporter)
+    comparison = compare(config, cells, root, reporter or Reporter())
     write_frontier_reports(comparison, title=title)
     return comparison
 
@@ -146,10 +141,9 @@ def compare(
     sweep: SweepConfig,
     cells: Sequence[Cell],
     root: Path,
-    console: Console,
+    reporter: Reporter,
     *,
     compute: Compute | None = None,
-    reporter: Reporter | None = None,
 ) -> Comparison:
     """Run the cells that have no result yet, and assemble the tables. Cells come from :func:`cells_of`.
 
@@ -170,7 +164,7 @@ def compare(
         missing = [cell for cell in cells if cell.digest not in finished]
         if not missing and folder.holds(cells):
             return Comparison(folder=folder, changed=False, **shown)
-        reporter, odometer = reporter or Reporter(console), Odometer()
+        odometer = Odometer()
         data_sets = {cell.config.data.name: cell.config.target.delta for cell in missing if cell.config.is_private}
         before = {data: odometer.released(data) for data in data_sets}
         for words in planned_spending(missing, odometer, reporter):
@@ -183,8 +177,7 @@ def compare(
                     _require_room(sweep, since=time.monotonic())
                     faults = collect_shared_votes(missing, folder, reporter, sweep.ray)
                     faults |= collect_shared_releases(missing, folder, reporter, sweep)
-                    table = SweepTable(cells, finished, console)
-                    run_cells(missing, cells, folder, faults, sweep, table, compute=compute or run_cell)
+                    run_cells(missing, cells, folder, faults, sweep, reporter, compute=compute or run_cell)
         finally:
             # After an error or Ctrl-C too: what was finished enters the tables.
             folder.assemble(cells)
@@ -394,11 +387,11 @@ def run_cells(
     folder: SweepFolder,
     faults: Mapping[Path, str],
     sweep: SweepConfig,
-    table: SweepTable,
+    reporter: Reporter,
     *,
     compute: Compute,
 ) -> None:
-    """Run ``missing`` on the Ray that was started; each result is written and shown as soon as it is known.
+    """Run ``missing`` on the Ray that was started; each result is written and counted as soon as it is known.
 
     A cell fails at once if the file that it shares is among ``faults``. Now and then the results of all ``cells`` are
     assembled, so that a driver that is killed leaves few parts to read. Cells are submitted before there is room, so
@@ -415,7 +408,8 @@ def run_cells(
     def fail(cell: Cell, cause: str) -> None:
         row = cell.row(minutes=math.nan, error=" ".join(cause.split()))
         folder.add_failure(cell, row)
-        table.add(cell, row)
+        place = f"{cell.method} on {cell.data}, seed {cell.config.seed}, {cell.digest}"
+        reporter.note("failed", f"{place}: {row.error}")
 
     def submit(cell: Cell) -> None:
         path = shared_file(cell, folder)
@@ -442,17 +436,18 @@ def run_cells(
             fail(cell, f"{type(cause).__name__}: {cause}")
         else:
             folder.add(cell, rows)
-            table.add(cell, rows[0])
 
-    waiting, num_settled = iter(missing), 0
-    started, has_room = time.monotonic(), False
-    with table.shown():
+    waiting = deque(missing)
+    started, has_room, num_settled = time.monotonic(), False, 0
+    reporter.note("cells", f"{len(cells)}, {len(cells) - len(missing)} of them finished before")
+    with reporter.stage("cells") as advance:
         try:
             while True:
                 # A bounded number at once: each submitted task costs memory on the driver, and a sweep may have
                 # thousands.
-                while len(pending) < _SUBMITTED_AT_ONCE and (cell := next(waiting, None)) is not None:
-                    submit(cell)
+                while len(pending) < _SUBMITTED_AT_ONCE and waiting:
+                    submit(waiting.popleft())
+                advance(len(cells) - len(waiting) - len(pending), len(cells))
                 if not pending:
                     return
                 has_room = has_room or _require_room(sweep, since=started)
@@ -462,7 +457,6 @@ def run_cells(
                     num_settled += 1
                     if num_settled % _ASSEMBLED_EVERY == 0:
                         folder.assemble(cells)
-                table.refresh()
         finally:
             # After an interrupt, the cells that still run would keep the cluster busy. Those about to end get a
             # moment: Ray 2.60 aborts the driver if it cancels a task whose result is just arriving.
@@ -513,95 +507,6 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
 def _dataset(config_json: str) -> Dataset:
     """The data set, loaded once for consecutive cells that read it."""
     return load_data(DataConfig.model_validate_json(config_json))
-
-
-@dataclass
-class _Count:
-    cells: int = 0
-    found: int = 0
-    done: int = 0
-    failed: int = 0
-    minutes: list[float] = field(default_factory=list)
-
-
-class SweepTable:
-    """Counts cells by data set and method: a live table on a terminal, a line per finished cell in a job's log.
-
-    Cells that were found finished are counted apart.
-    """
-
-    def __init__(self, cells: Sequence[Cell], found: set[str], console: Console) -> None:
-        self.console = console
-        self._started, self._pace = time.monotonic(), Pace()
-        self._counts: dict[tuple[str, str], _Count] = {}
-        for cell in cells:
-            count = self._counts.setdefault((cell.data, cell.method), _Count())
-            count.cells += 1
-            count.found += cell.digest in found
-        self._live: Live | None = None
-
-    @property
-    def done(self) -> int:
-        """Finished cells, including those that were found and those that failed."""
-        return sum(count.found + count.done + count.failed for count in self._counts.values())
-
-    @property
-    def failed(self) -> int:
-        return sum(count.failed for count in self._counts.values())
-
-    @property
-    def total(self) -> int:
-        return sum(count.cells for count in self._counts.values())
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        """Show the table on a terminal while cells run; write to a log what will run."""
-        self._pace.advance(self.done, self.total)
-        if not is_live(self.console):
-            self._line(f"{counted(self.total, 'cell')}, {self.done} of them finished before")
-            yield
-            return
-        with Live(self._render(), console=self.console, refresh_per_second=_REFRESHES_PER_S) as self._live:
-            yield
-            self.refresh()
-        self._live = None
-
-    def add(self, cell: Cell, row: Row) -> None:
-        """Count a cell that has ended. A log gets a line for each cell, a terminal only for failures."""
-        count = self._counts[cell.data, cell.method]
-        self._pace.advance(self.done + 1, self.total)
-        if row.record is None:
-            count.failed += 1
-            outcome = f"failed: {row.error}"
-        else:
-            count.done += 1
-            count.minutes.append(row.minutes)
-            outcome = f"{60 * row.minutes:.1f} s"
-        if self._live is None or row.record is None:
-            name = f"{cell.method} on {cell.data}, seed {cell.config.seed}, {cell.digest}"
-            self._line(", ".join(filter(None, (f"{self.done}/{self.total} {name}: {outcome}", self._pace.words()))))
-        self.refresh()
-
-    def refresh(self) -> None:
-        """Update the clock and the counts."""
-        if self._live is not None:
-            self._live.update(self._render())
-
-    def _line(self, text: str) -> None:
-        self.console.print(text, soft_wrap=True, markup=False, highlight=False)
-
-    def _render(self) -> Group:
-        table = Table("data", "method", box=SIMPLE_HEAD)
-        for name in ("cells", "found", "done", "failed", "left", "s per cell"):
-            table.add_column(name, justify="right")
-        for (data, method), count in self._counts.items():
-            left = count.cells - count.found - count.done - count.failed
-            mean = f"{60 * sum(count.minutes) / len(count.minutes):.1f}" if count.minutes else ""
-            words = [str(number) for number in (count.cells, count.found, count.done, count.failed, left)]
-            table.add_row(data, method, *words, mean)
-        minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
-        line = (f"{self.done} of {self.total} cells", f"{minutes}:{seconds:02d} min", self._pace.words())
-        return Group(table, Text(", ".join(filter(None, line))))
 
 
 def write_frontier_reports(comparison: Comparison, *, title: str) -> None:

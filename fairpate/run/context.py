@@ -42,16 +42,10 @@ class RunDirectory:
     states_all_draws: ClassVar[bool] = False
     """Whether the file of a release also lists the events of earlier draws of it, whose files are gone."""
 
-    @property
-    def public(self) -> Path:
-        """Files that may be published."""
-        return self.root / "public"
-
-    @property
-    def private(self) -> Path:
-        """Files that only the operator may see."""
-        return self.root / "private"
-
+    public = PathIn("root", "public")
+    """Files that may be published."""
+    private = PathIn("root", "private")
+    """Files that only the operator may see."""
     teachers = PathIn("private", "teachers")
     """Checkpoints of the teachers."""
     votes = PathIn("private", "votes.parquet")

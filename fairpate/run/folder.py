@@ -24,7 +24,7 @@ import yaml
 from fairpate import __version__
 from fairpate.config import ConfigError
 from fairpate.config_reader import config_digest, determining, determining_values, flat_values, read_yaml
-from fairpate.files import check_output_folder, private_folder
+from fairpate.files import PathIn, check_output_folder, private_folder
 from fairpate.methods.base import Method, configured
 from fairpate.methods.pate import PateFamily
 from fairpate.run.context import LOCK, RunDirectory, RunFolderError, changed_fields, run_at, write_json, write_text
@@ -56,9 +56,7 @@ class ShownRun(RunDirectory):
 class UnprotectedRun(ShownRun):
     """The folder of a run without privacy. Everything in it is for the operator, and nothing may be published."""
 
-    @property
-    def public(self) -> Path:
-        return self.private
+    public = PathIn("root", "private")
 
 
 def own_folder(run: RunDirectory, config: Method) -> RunDirectory:

@@ -306,11 +306,11 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
     total = 0 if math.isnan(of_all.value) else round(float(size_G.sum()))
     groups = []
     for name, size, accuracy in zip(group_names, size_G.tolist(), right.value_EG[0].tolist(), strict=True):
-        known = not math.isnan(accuracy)  # the group stands out
-        counted, coverage = (round(size), 1.0) if known else (None, math.nan)
-        groups.append(
-            GroupResult(name=name, num_records=counted, num_answered=counted, coverage=coverage, accuracy=accuracy)
-        )
+        group = GroupResult(name=name)
+        if not math.isnan(accuracy):  # the group stands out
+            number = round(size)
+            group = replace(group, num_records=number, num_answered=number, coverage=1.0, accuracy=accuracy)
+        groups.append(group)
     measured = Evaluation(
         num_records=total,
         num_answered=total,
@@ -358,9 +358,8 @@ def _of_groups(
         ratios = impact_ratios(table_GYC, stddev, event)
         for place, name in enumerate(group_names):
             yield predicted.estimate(f"predicted {class_names[event]}: {name}", event, place)
-            value, low, high = (float(each[0, place]) for each in ratios)
-            title = f"impact ratio of {name}: predicted {class_names[event]}"
-            yield Estimate(name=title, kind="ratio", value=value, low=low, high=high)
+            ratio = ratios.estimate(f"impact ratio of {name}: predicted {class_names[event]}", 0, place)
+            yield replace(ratio, kind="ratio")
 
 
 def _of_scores(

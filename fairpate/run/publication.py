@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,31 +186,13 @@ def _from_here(path: Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def _notebook(
-    *,
-    title: str,
-    sentences: Sequence[str],
-    rows: Sequence[tuple[str, str]] = (),
-    remarks: Sequence[str] = (),
-    commands: Mapping[str, str] | None = None,
-    picture: str = "",
-    alt: str = "",
-) -> str:
+def _notebook(**view: Any) -> str:
     """Return the HTML of a notebook cell: sentences, a table, remarks that unfold, a picture (PNG in base 64), and
     commands to run next.
 
     A few kilobytes of escaped HTML without a script and without colours of its own, which reads in light and dark.
     """
-    return render(
-        "notebook.html",
-        title=title,
-        sentences=sentences,
-        rows=rows,
-        remarks=remarks,
-        commands=(commands or {}).items(),
-        picture=picture,
-        alt=alt,
-    )
+    return render("notebook.html", **{"rows": (), "remarks": (), "commands": {}, "picture": "", "alt": ""} | view)
 
 
 FORMAT = "fairpate.card/1"

@@ -483,7 +483,14 @@ class Odometer:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            with closing(self._connect()) as database:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Made here and not by SQLite, which follows the umask.
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
+            # A long timeout, because another process may compose loss distributions inside its transaction.
+            with closing(sqlite3.connect(self.path, isolation_level=None, timeout=60)) as database:
+                # A release becomes visible right after its row, which must outlast a loss of power.
+                database.execute("PRAGMA synchronous = FULL")
+                database.executescript(_TABLES)
                 # Taken for writing before anything is read: two processes must not find the same room.
                 database.execute("BEGIN IMMEDIATE")
                 # What is raised inside leaves no trace: the connection closes before its COMMIT.
@@ -494,21 +501,6 @@ class Odometer:
                 f"{self.path}: cannot be read and written ({error}); make it writable, set FAIRPATE_STATE to another "
                 "folder, or restore the file from a copy."
             ) from error
-
-    def _connect(self) -> sqlite3.Connection:
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Made here and not by SQLite, which follows the umask.
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
-        # A long timeout, because another process may compose loss distributions inside its transaction.
-        database = sqlite3.connect(self.path, isolation_level=None, timeout=60)
-        try:
-            # A release becomes visible right after its row, which must outlast a loss of power.
-            database.execute("PRAGMA synchronous = FULL")
-            database.executescript(_TABLES)
-        except BaseException:
-            database.close()
-            raise
-        return database
 
 
 def _rows(database: sqlite3.Connection, *, data: str | None = None, run: str | None = None) -> list[Release]:
@@ -952,19 +944,14 @@ class ReleaseLog:
         """The remarks of a statement on releases that another run drew."""
         if not self._run.released.exists():
             return ()
-        origins = [read_release(path)[1].id for path in self._run.release_files()]
+        origins = dict.fromkeys(read_release(path)[1].id for path in self._run.release_files())
         receipt = read_receipt(self._run)
         # Without a receipt all of it was drawn by other runs; with one, only what has another id.
         if receipt is None:
-            return tuple(
-                f"Learned from release {run} of another run, whose ε this is: it is spent once, not again."
-                for run in dict.fromkeys(origins)
-            )
-        return tuple(
-            f"Learned also from release {run} of another run: the part of ε that it cost is spent once, not again."
-            for run in dict.fromkeys(origins)
-            if run != receipt.run
-        )
+            words = "Learned from release {} of another run, whose ε this is: it is spent once, not again."
+        else:
+            words = "Learned also from release {} of another run: the part of ε that it cost is spent once, not again."
+        return tuple(words.format(run) for run in origins if receipt is None or run != receipt.run)
 
     def record(
         self,
@@ -1151,7 +1138,7 @@ def spent_since(before: Mapping[str, Release], data: str, odometer: Odometer, *,
     for run, release in odometer.released(data).items():
         events = beyond(release.events, before[run].events if run in before else ())
         if events and release.is_private:
-            new = replace(release, events=events, plan=(), rdp_A=np.zeros(0))
+            new = replace(release, events=events, plan=(), rdp_A=_NEW)
             of_kind.setdefault((release.unit, release.relation), []).append(new)
     now = [
         f"ε = {epsilon_text(composed_epsilon(found, delta=delta))} of each {unit}"

@@ -52,7 +52,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from aggregator.mechanism import ConfidentGnmax
-from fairpate.config import AugmentConfig, ConfigError, DataConfig, ModelConfig, Section, StudentConfig
+from fairpate.config import ConfigError, DataConfig, ModelConfig, Section
 from fairpate.config_reader import Override, determining_values, flat_values, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, DataSettingsError, Split, check_members, sha256_of
@@ -259,10 +259,10 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     )
 
 
-def announce(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
-    """Say what releases on ``data`` may cost and what earlier ones did, and ask where the sum is above a limit.
+def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
+    """Note what releases on ``data`` may cost and what earlier ones did; ask for consent above a limit.
 
-    ``cost`` None: without a guarantee, or with seeded noise, which is not private; then there is nothing to say.
+    Nothing is noted for ``cost`` None: without a guarantee, or for seeded noise, which is not private.
     """
     if cost is None:
         return
@@ -504,6 +504,33 @@ Sums = Callable[[RunDirectory, ReleaseLog], NoisySum]
 """Makes the sum over several sites that a run's release is drawn from."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenRun:
+    """A run in whose folder no other process works: what each of its stages reads.
+
+    ``noisy_sum`` draws the sums of a release over several sites; None: all private records are here.
+    """
+
+    config: Method
+    dataset: Dataset
+    run: RunDirectory
+    log: ReleaseLog
+    reporter: Reporter
+    noisy_sum: NoisySum | None = None
+
+    def training(self, model: nn.Module | None = None) -> Training:
+        """The context of a release, which needs no ``model``, or of a training that starts from it."""
+        return Training(
+            dataset=self.dataset,
+            model=nn.Identity() if model is None else model,
+            run=self.run,
+            reporter=self.reporter,
+            seed=self.config.seed,
+            log=self.log,
+            noisy_sum=self.noisy_sum,
+        )
+
+
 def with_pinned_weights(config: AnySection) -> AnySection:
     """``config`` with the checksums of all weights files; `imagenet` is downloaded if it is not there yet."""
     if isinstance(config, ModelConfig):
@@ -517,8 +544,12 @@ def check_data(config: Method, dataset: Dataset) -> None:
     if dataset.kind != "image":
         if config.public_data.pretrain is not None:
             raise ConfigError(f"public_data.pretrain: learns from images, and {dataset.name} is a table; leave it out.")
-        for field in _augmented(config):
-            raise ConfigError(f"{field}: changes images, and {dataset.name} is a table; leave it out.")
+        if not config.augment.is_identity and "augment" not in config.unread:
+            raise ConfigError(f"augment: changes images, and {dataset.name} is a table; leave it out.")
+        if config.student.method == "fixmatch" and "student.method" not in config.unread:
+            raise ConfigError(
+                f"student.method: fixmatch changes images, and {dataset.name} is a table; use pseudo_label."
+            )
     config.require_unit(dataset)
     if config.protects_attribute_only:
         if dataset.embedding is not None:
@@ -540,42 +571,35 @@ def check_data(config: Method, dataset: Dataset) -> None:
                     "out, or choose a method that protects whole records."
                 )
     config.check_data(dataset)
-    check_metrics(config, dataset)
+    if config.evaluation.metrics != "outside":
+        check_metrics(config, dataset)
 
 
-def _augmented(section: Section, prefix: str = "") -> list[str]:
-    """The dotted fields that configure image augmentation."""
-    found = []
-    for name, value in section:
-        if isinstance(value, AugmentConfig):
-            found += [] if value.is_identity else [f"{prefix}{name}"]
-        elif isinstance(value, Section):
-            found += _augmented(value, f"{prefix}{name}.")
-    return found
-
-
-def check_queries(config: VotingMethod, dataset: Dataset, log: ReleaseLog, reporter: Reporter) -> None:
+def check_queries(opened: OpenRun, config: VotingMethod) -> None:
     """Raise LimitReachedError if the odometer's limit has no room for the planned queries, before any teacher is
     trained.
 
     Reports a note if the ledger's budget has room for fewer queries than planned.
     """
-    plan, num_fitting = config.plan(config.queried(dataset)), config.num_fitting(dataset)
+    plan, num_fitting = config.plan(config.queried(opened.dataset)), config.num_fitting(opened.dataset)
     planned = config.aggregator.num_queries
     # A stored release was admitted already; the ledger's meter checks what is charged beyond it.
-    if log.stored() is None:
-        log.check([plan.worst_case(num_fitting)], noise=plan.source.label)
+    if opened.log.stored() is None:
+        opened.log.check([plan.worst_case(num_fitting)], noise=plan.source.label)
     if planned is not None and num_fitting < planned:
-        reporter.note("budget", f"has room for {num_fitting} of {planned} queries; the others will not be asked")
+        opened.reporter.note("budget", f"has room for {num_fitting} of {planned} queries; the others will not be asked")
 
 
-def check_table(config: Method, dataset: Dataset, run: RunDirectory, log: ReleaseLog) -> None:
+def check_table(opened: OpenRun) -> None:
     """Raise LimitReachedError if the odometer's limit has no room for the table of private metrics, before anything is
     trained."""
-    table = log.of_part("test")
-    if config.evaluation.metrics != "private" or config.is_seeded or run.student.exists() or table.stored() is not None:
+    config = opened.config
+    if config.evaluation.metrics != "private" or config.is_seeded or opened.run.student.exists():
         return
-    cost = planned_cost(config, dataset)
+    table = opened.log.of_part("test")
+    if table.stored() is not None:
+        return
+    cost = planned_cost(config, opened.dataset)
     assert cost is not None  # `check_metrics` refuses a method without a guarantee
     table.check([table_event(cost)], noise=OS_ENTROPY)
 
@@ -596,10 +620,9 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
 
 
 def published_model(config: Method) -> ModelConfig:
-    """The architecture of the published model: that of self-labelling's student if it is set, else
-    ``student.model``."""
-    labelling = config.public_data.self_label
-    return (labelling and labelling.model) or config.student.model
+    """The architecture of the published model: ``student.model``, unless self-labelling's student has another."""
+    name, trained = config.public_data.self_label, config.student.model
+    return trained if name in (None, trained.name) else ModelConfig(name=name)
 
 
 def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
@@ -617,7 +640,8 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
     if config.public_data.pretrain is not None:
         # A stream of its own: later draws are the same with pre-training and without.
         generator = torch_generator(config.seed, Stream.PRETRAINING)
-        pretrain_by_rotations(model, architecture, dataset.public.x, config.public_data.pretrain, generator=generator)
+        epochs = config.public_data.pretrain
+        pretrain_by_rotations(model, architecture, dataset.public.x, epochs=epochs, generator=generator)
     return model
 
 
@@ -629,17 +653,17 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
     if settings.self_label is not None:
         with reporter.stage("self-label") as advance:
             probability, label = predict_probabilities(model, public.x).max(dim=1)
-            sure = probability >= settings.self_label.confidence
+            sure = probability >= config.student.confidence
             if not sure.any():
                 raise ConfigError(
-                    f"public_data.self_label.confidence: no public label is as sure as "
-                    f"{settings.self_label.confidence}; lower it."
+                    f"student.confidence: no public label is as sure as {config.student.confidence}; lower it."
                 )
             architecture = published_model(config)
             model = train_student(
                 PublicRecords(answered_x=public.x[sure], labels=label[sure], unlabelled_x=public.x[~sure]),
-                StudentConfig(**dict(settings.self_label) | {"model": architecture}),
+                config.student.model_copy(update={"model": architecture}),
                 num_classes=dataset.num_classes,
+                augmentation=config.augment,
                 generator=torch_generator(config.seed, Stream.LABELLING),
                 on_progress=advance,
                 # Pre-trained as well, where the first model was.
@@ -730,16 +754,9 @@ def _features(x: Tensor) -> npt.NDArray[np.float64]:
     return rows
 
 
-def state_release(
-    config: Method,
-    run: RunDirectory,
-    dataset: Dataset,
-    trained: Trained,
-    log: ReleaseLog,
-    reporter: Reporter,
-    remarks: Sequence[str] = (),
-) -> None:
+def state_release(opened: OpenRun, trained: Trained, remarks: Sequence[str] = ()) -> None:
     """Write the statement that prices the release, and show the operator the total with earlier releases."""
+    config, run, log = opened.config, opened.run, opened.log
     parts: dict[Literal["test", "validation"], tuple[Event, ...]] = {}
     if config.evaluation.metrics == "private":
         # The table is drawn after this statement, which prices it before anything of it is visible.
@@ -751,20 +768,20 @@ def state_release(
     and_of = [log.of_part(part).release(events, noise=trained.noise) for part, events in parts.items()]
     standing = log.standing(delta=config.target.delta, and_of=and_of)
     for remark in standing_remarks(standing, delta=config.target.delta):
-        reporter.note("odometer", remark)
-    alone, shared = dataset.records_alone, log.shared_remarks()
+        opened.reporter.note("odometer", remark)
+    alone, shared = opened.dataset.records_alone, log.shared_remarks()
     statement = statement_of(
         config, trained, standing=standing, records_alone=alone, shared=shared, remarks=remarks, parts=parts
     )
     write_json(run.statement, strict(statement.to_json()))
 
 
-def _with_lost_tables(statement: PrivacyStatement, run: RunDirectory, log: ReleaseLog) -> PrivacyStatement:
+def _with_lost_tables(opened: OpenRun, statement: PrivacyStatement) -> PrivacyStatement:
     """The statement, which also prices tables of private metrics whose files are gone, and is written if it did not.
 
     A model that is there is not stated again, and its table may be drawn once more.
     """
-    tables = stated_tables(run, lambda: event_from(statement.part_events["test"][-1]))
+    log, tables = opened.log, stated_tables(opened.run, lambda: event_from(statement.part_events["test"][-1]))
     if list(map(event_json, tables)) == list(statement.part_events["test"]):
         return statement
     cost = price(tables, delta=statement.delta).epsilon
@@ -778,13 +795,11 @@ def _with_lost_tables(statement: PrivacyStatement, run: RunDirectory, log: Relea
         epsilon_adaptive_with_earlier=max(standing.epsilon_adaptive, cost) if is_named and standing else None,
         remarks=(*(remark for remark in statement.remarks if remark != TABLES_LOST), TABLES_LOST),
     )
-    write_json(run.statement, strict(found.to_json()))
+    write_json(opened.run.statement, strict(found.to_json()))
     return found
 
 
-_NOT_PROTECTED: dict[Unit, str] = {
-    "sensitive attribute": "features and labels, which the model is trained on as if they were public",
-}
+_AS_IF_PUBLIC = "features and labels, which the model is trained on as if they were public"
 
 
 def statement_of(
@@ -826,7 +841,7 @@ def statement_of(
         noise=trained.noise,
         events=tuple(map(event_json, trained.events)),
         queries=trained.queries,
-        not_protected=_NOT_PROTECTED.get(cost.unit),
+        not_protected=_AS_IF_PUBLIC if cost.unit == "sensitive attribute" else None,
         earlier_releases=None if standing is None else standing.earlier,
         epsilon_with_earlier=None if standing is None else standing.epsilon,
         epsilon_adaptive_with_earlier=None if standing is None else standing.epsilon_adaptive,
@@ -894,42 +909,42 @@ def run_method(
     """
     # Votes that were made elsewhere bring their public records along.
     given = config.own_dataset() if dataset is None else dataset
-    opened = _opened(config, reporter, given, load=load, release_of=release_of)
-    with opened as (config, dataset, run, log):
-        if isinstance(config, VotingMethod):
-            check_queries(config, dataset, log, reporter)
-        check_table(config, dataset, run, log)
-        if not run.student.exists() and not reporter.console.quiet:
-            for words in cautions(config, dataset, run):
+    with _opened(config, reporter, given, load=load, release_of=release_of) as opened:
+        if isinstance(opened.config, VotingMethod):
+            check_queries(opened, opened.config)
+        check_table(opened)
+        if not opened.run.student.exists() and not reporter.console.quiet:
+            for words in cautions(opened.config, opened.dataset, opened.run):
                 reporter.note("caution", words)
-        noisy_sum = None if sums is None else sums(run, log)
-        student, labels = _student(config, dataset, run, reporter, log, noisy_sum, remarks)
-        reporter.note("model", str(run.student))
+        opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
+        student, labels = _student(opened, remarks)
+        reporter.note("model", str(opened.run.student))
         if with_graph:
-            write_portable(run, student, dataset, reporter)
-        _report(config, dataset, run, student, labels, log, reporter, noisy_sum)
-    return run
+            write_portable(opened.run, student, opened.dataset, reporter)
+        _report(opened, student, labels)
+    return opened.run
 
 
 def make_release(
-    config: ReleasingMethod,
+    config: ReleasingMethod | VotingMethod,
     reporter: Reporter,
     dataset: Dataset | None = None,
     *,
     load: Callable[[DataConfig], Dataset] = load_data,
     sums: Sums | None = None,
     command: str = "fairpate run",
-    then: Callable[[Method, Dataset, RunDirectory, ReleaseLog], object] = lambda *_: None,
+    then: Callable[[OpenRun, Any], object] = lambda *_: None,
 ) -> RunDirectory:
     """Draw and count only the release of ``config``, for other runs to learn from. Arguments and errors as
-    :func:`run_method`; ``then`` is called before another process may work in the folder."""
-    with _opened(config, reporter, dataset, load=load, command=command) as (opened, dataset, run, log):
-        assert isinstance(opened, ReleasingMethod)
-        noisy_sum = None if sums is None else sums(run, log)
-        # The result is not used: other runs read the release from the folder, where the log keeps it.
-        opened.release(replace(_training(opened, dataset, run, reporter, log), noisy_sum=noisy_sum))
-        then(opened, dataset, run, log)
-    return run
+    :func:`run_method`; ``then`` gets the release before another process may work in the folder."""
+    with _opened(config, reporter, dataset, load=load, command=command) as opened:
+        checked = opened.config
+        assert isinstance(checked, ReleasingMethod | VotingMethod)
+        if isinstance(checked, VotingMethod):
+            check_queries(opened, checked)
+        opened = replace(opened, noisy_sum=None if sums is None else sums(opened.run, opened.log))
+        then(opened, checked.release(opened.training()))
+    return opened.run
 
 
 @contextmanager
@@ -940,19 +955,19 @@ def one_release(
     it, at no cost. ``check`` may refuse the data set before that. Inside, no other process works in the folder. Errors
     as :func:`run_method`."""
     # With the settings of the release alone, in which the candidates agree.
-    opening = _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None)
-    with opening as (config, dataset, run, log):
-        assert isinstance(config, ReleasingMethod)
-        check(dataset)
-        released = config.release(_training(config, dataset, run, reporter, log))
+    with _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None) as opened:
+        assert isinstance(opened.config, ReleasingMethod)
+        check(opened.dataset)
+        released = opened.config.release(opened.training())
         students, quiet = [], Reporter(quiet=True)
         with reporter.stage("candidates") as advance:
             for number, each in enumerate(configs, start=1):
-                training = replace(_training(each, dataset, run, quiet, log), model=initial_model(each, dataset))
+                model = initial_model(each, opened.dataset)
+                training = replace(opened.training(model), reporter=quiet, seed=each.seed)
                 trained = post_process(each.learn(training, released), each, training)
-                students.append(Student(card=student_card(each, dataset, trained), network=trained.model))
+                students.append(Student(card=student_card(each, opened.dataset, trained), network=trained.model))
                 advance(number, len(configs))
-        yield dataset, log, released, students
+        yield opened.dataset, opened.log, released, students
 
 
 def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: Reporter) -> RunDirectory:
@@ -967,12 +982,8 @@ def aggregate(values: dict[str, Any], overrides: Sequence[Override], reporter: R
     config = config.model_copy(update={"votes": resolved_votes(config.votes)})
     if config.votes.features:
         return run_method(config, reporter, with_graph=True)
-    opening = _opened(config, reporter, read_votes_file(config.votes).dataset, command="fairpate aggregate")
-    with opening as (opened, dataset, run, log):
-        assert isinstance(opened, VotingMethod)
-        check_queries(opened, dataset, log, reporter)
-        labels = opened.release(_training(opened, dataset, run, reporter, log))
-        state_release(opened, run, dataset, labels, log, reporter)
+    dataset = read_votes_file(config.votes).dataset
+    run = make_release(config, reporter, dataset, command="fairpate aggregate", then=state_release)
     reporter.note("labels", str(run.labels))
     return run
 
@@ -986,11 +997,9 @@ def _opened(
     load: Callable[[DataConfig], Dataset] = load_data,
     release_of: Path | None = None,
     command: str = "fairpate run",
-) -> Iterator[tuple[Method, Dataset, RunDirectory, ReleaseLog]]:
-    """Open a run: the checked configuration, its data set, its folder and its log of releases.
-
-    Inside, no other process works in the folder.
-    """
+) -> Iterator[OpenRun]:
+    """Open a run after all that can be refused before anything is trained; inside, no other process works in its
+    folder."""
     is_given = dataset is not None
     if dataset is None:
         config.require_trainable()
@@ -1023,11 +1032,13 @@ def _opened(
             take_choice(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
         log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=dataset.part)
-        is_first = log.stored() is None and release_of is None and (reporter.asks or not reporter.console.quiet)
-        if is_first and not config.is_seeded:
+        # A quiet run that nobody is asked about needs no words.
+        is_heard = reporter.asks or not reporter.console.quiet
+        if log.stored() is None and release_of is None and is_heard and not config.is_seeded:
             is_own = config.data.declaration is not None
-            announce(planned_cost(config, dataset), dataset.name, reporter, is_own=is_own)
-        yield config, as_trained(run, config, dataset), run, log
+            announce_spending(planned_cost(config, dataset), dataset.name, reporter, is_own=is_own)
+        dataset = as_trained(run, config, dataset)
+        yield OpenRun(config=config, dataset=dataset, run=run, log=log, reporter=reporter)
 
 
 def train_model(
@@ -1049,21 +1060,18 @@ def train_model(
     log = None
     if odometer is not None and config.is_private:
         log = ReleaseLog(run, Odometer(), data=odometer, method=config.method)
-        announce(None if config.is_seeded else planned_cost(config, dataset), odometer, reporter, is_own=True)
+        cost = None if config.is_seeded else planned_cost(config, dataset)
+        announce_spending(cost, odometer, reporter, is_own=True)
     check_model_files(config, dataset, reporter)
-    dataset = as_trained(run, config, dataset)
-    return _trained(config, dataset, run, reporter, log)
+    return trained_student(config, as_trained(run, config, dataset), run, reporter, log)
 
 
-def train_uncounted(config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter) -> tuple[Trained, Student]:
-    """Train, then post-process on public records; no release is counted or kept."""
-    return _trained(config, dataset, run, reporter, None)
-
-
-def _trained(
-    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None
+def trained_student(
+    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None = None
 ) -> tuple[Trained, Student]:
-    training = replace(_training(config, dataset, run, reporter, log), model=initial_model(config, dataset))
+    """Train, then post-process on public records. Without a ``log`` no release is counted or kept."""
+    model = initial_model(config, dataset)
+    training = Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=config.seed, log=log)
     # Labels are counted query by query, as their ledger charges them.
     if log is None or isinstance(config, VotingMethod):
         trained = config.train(training)
@@ -1095,43 +1103,28 @@ def publish_trained(
         save_embedding(student.embedding, run.embedding)
     write_json(run.receipt, release_values(counted_by))
     save_release(run.choice, *choice)
-    with _opened(config, reporter, None) as (opened, dataset, run, log):
+    with _opened(config, reporter, None) as opened:
         if not run.student.exists():
             trained = Trained(
                 model=student.network, events=counted_by.events, noise=counted_by.noise, remarks=tuple(remarks)
             )
-            state_release(opened, run, dataset, trained, log, reporter)
+            state_release(opened, trained)
             embedding = None if student.embedding is None else sha256_of(run.embedding)
             placed = replace(student, card=replace(student.card, embedding=embedding))
             write_atomically(run.student, lambda path: save_student(placed, path))
     return run_method(config, reporter)
 
 
-def _training(
-    config: Method, dataset: Dataset, run: RunDirectory, reporter: Reporter, log: ReleaseLog | None
-) -> Training:
-    """The context of a release. The initial model is made only if a model is trained."""
-    return Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=config.seed, log=log)
-
-
-def _student(
-    config: Method,
-    dataset: Dataset,
-    run: RunDirectory,
-    reporter: Reporter,
-    log: ReleaseLog,
-    noisy_sum: NoisySum | None,
-    remarks: Sequence[str],
-) -> tuple[Student, Labels | None]:
+def _student(opened: OpenRun, remarks: Sequence[str]) -> tuple[Student, Labels | None]:
     """The published student, which is trained if it does not exist yet, and the released labels, if any."""
-    is_trained = run.student.exists()
+    config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
+    is_trained, labels = run.student.exists(), None
     if not is_trained:
-        check_model_files(config, dataset, reporter)
-    training, labels = replace(_training(config, dataset, run, reporter, log), noisy_sum=noisy_sum), None
+        check_model_files(config, dataset, opened.reporter)
     if isinstance(config, VotingMethod):
         # A service may have asked since, so what was released is stated again.
-        labels = config.release(training)
-        state_release(config, run, dataset, labels, log, reporter)
+        labels = config.release(opened.training())
+        state_release(opened, labels)
     if is_trained:
         # Learned from a ledger or from kept releases, or without privacy, it can be learned again at no cost.
         is_free = labels is not None or not config.is_private or run.released.exists()
@@ -1151,14 +1144,14 @@ def _student(
         return read_student(run, is_free=is_free), labels
 
     def train() -> Trained:
-        begun = replace(training, model=initial_model(config, dataset))
-        trained = config.train(begun) if labels is None else config.learn(begun, labels)  # type: ignore[attr-defined]
-        return post_process(trained, config, begun)
+        training = opened.training(initial_model(config, dataset))
+        trained = config.train(training) if labels is None else config.learn(training, labels)  # type: ignore[attr-defined]
+        return post_process(trained, config, training)
 
     if labels is None:
         trained = log.model(train, is_release=config.releases_model and config.is_private)
         # The odometer, then the statement, then the model: a statement without a model says that one was released.
-        state_release(config, run, dataset, trained, log, reporter, remarks)
+        state_release(opened, trained, remarks)
     else:
         trained = train()
     card = student_card(config, dataset, trained, embedding=run.embedding)
@@ -1168,34 +1161,22 @@ def _student(
     return student, labels
 
 
-def count_exact_metrics(config: Method, dataset: Dataset, log: ReleaseLog) -> None:
-    """List in the odometer that exact metrics of test records are published, which no sum covers."""
-    relation: Relation = "replace one" if config.protects_attribute_only else "add or remove one"
-    event = PureReleases(count=1, epsilon=math.inf, unit=config.unit_of(dataset), relation=relation)
-    log.of_part("test").record([event], noise=EXACT_METRICS)
-
-
-def _report(
-    config: Method,
-    dataset: Dataset,
-    run: RunDirectory,
-    student: Student,
-    labels: Labels | None,
-    log: ReleaseLog,
-    reporter: Reporter,
-    noisy_sum: NoisySum | None,
-) -> None:
+def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
     """Write metrics, records and pages of a released model."""
+    config, dataset, run, log = opened.config, opened.dataset, opened.run, opened.log
     statement = read_statement(run)
     if config.evaluation.metrics == "private":
-        statement = _with_lost_tables(statement, run, log)
-        with reporter.stage("metrics"):
-            assessment = assess_privately(config, dataset, student, statement, run, log, noisy_sum)
+        statement = _with_lost_tables(opened, statement)
+        with opened.reporter.stage("metrics"):
+            assessment = assess_privately(config, dataset, student, statement, run, log, opened.noisy_sum)
     else:
         settings = config.evaluation
         if dataset.part and config.is_private:
-            # The hash drew test records from private ones: a later table of them should not look like the first.
-            count_exact_metrics(config, dataset, log)
+            # The hash drew test records from private ones: a later table of them should not look like the first. No sum
+            # covers exact metrics, so that the odometer lists them alone.
+            relation: Relation = "replace one" if config.protects_attribute_only else "add or remove one"
+            event = PureReleases(count=1, epsilon=math.inf, unit=config.unit_of(dataset), relation=relation)
+            log.of_part("test").record([event], noise=EXACT_METRICS)
         assessment = assess(
             student,
             dataset,
@@ -1248,7 +1229,7 @@ def _report(
     if run.costs.exists():
         spent = read_json(run.costs)["epsilon_data_dependent"]
         write_json(run.private_record, strict(asdict(replace(record, epsilon=spent, epsilon_is_data_dependent=True))))
-    with reporter.stage("report"):
+    with opened.reporter.stage("report"):
         write_reports(
             run,
             title=dataset.name,

@@ -41,7 +41,6 @@ from fairpate.config import (
     SweepConfig,
     SweepPart,
     axis_fields,
-    flat_grid,
     nearest,
     overlapping,
 )
@@ -71,6 +70,7 @@ from fairpate.methods.base import (
     require_trusted,
     start_of,
     unread_by,
+    why_unread,
 )
 from fairpate.report.frontier import FAILED, Row
 from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker, write_text
@@ -85,33 +85,31 @@ _FAIRNESS = {
     name if end == "value" else f"{name}_{end}": (name, end) for name in NOTIONS for end in ("value", "low", "high")
 }
 _WORDS = ("degenerate", "underserved_groups", "unmeasured_groups")
+
+
+def _columns(kind: pa.DataType, *names: str, nullable: bool = True) -> list[pa.Field]:
+    return [pa.field(name, kind, nullable=nullable) for name in names]
+
+
+_TEXT, _NUMBER, _COUNT = pa.string(), pa.float64(), pa.int64()
+# What cannot be null is known of a failed cell too.
 SCHEMA = pa.schema(
     [
-        # What cannot be null is known of a failed cell too.
-        pa.field("digest", pa.string(), nullable=False),
-        pa.field("method", pa.string(), nullable=False),
-        pa.field("data", pa.string(), nullable=False),
-        pa.field("seed", pa.int64(), nullable=False),
-        pa.field("unit", pa.string()),
-        pa.field("relation", pa.string()),
-        pa.field("delta", pa.float64()),
-        pa.field("epsilon", pa.float64()),
-        pa.field("epsilon_is_data_dependent", pa.bool_()),
-        pa.field("accuracy", pa.float64()),
-        pa.field("coverage", pa.float64()),
-        pa.field("disparity", pa.float64()),
-        pa.field("config", pa.string(), nullable=False),
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("error", pa.string(), nullable=False),
-        pa.field("command", pa.string(), nullable=False),
-        pa.field("minutes", pa.float64()),
-        pa.field("has_guarantee", pa.bool_()),
-        pa.field("majority_accuracy", pa.float64()),
-        *(pa.field(name, pa.list_(pa.string())) for name in _WORDS),
-        pa.field("answered", pa.int64()),
-        pa.field("answered_by_group", pa.list_(pa.int64())),
-        pa.field("metrics", pa.string()),
-        *(pa.field(column, pa.float64()) for column in _FAIRNESS),
+        *_columns(_TEXT, "digest", "method", "data", nullable=False),
+        *_columns(_COUNT, "seed", nullable=False),
+        *_columns(_TEXT, "unit", "relation"),
+        *_columns(_NUMBER, "delta", "epsilon"),
+        *_columns(pa.bool_(), "epsilon_is_data_dependent"),
+        *_columns(_NUMBER, "accuracy", "coverage", "disparity"),
+        *_columns(_TEXT, "config", "status", "error", "command", nullable=False),
+        *_columns(_NUMBER, "minutes"),
+        *_columns(pa.bool_(), "has_guarantee"),
+        *_columns(_NUMBER, "majority_accuracy"),
+        *_columns(pa.list_(_TEXT), *_WORDS),
+        *_columns(_COUNT, "answered"),
+        *_columns(pa.list_(_COUNT), "answered_by_group"),
+        *_columns(_TEXT, "metrics"),
+        *_columns(_NUMBER, *_FAIRNESS),
     ]
 )
 _GIVE_ONE = "give the results.parquet of `fairpate compare`"
@@ -278,13 +276,11 @@ class Cell:
         )
 
 
-def cells_of(
-    sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None, left_out: Sequence[str] = ()
-) -> list[Cell]:
+def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) -> list[Cell]:
     """Every cell once, in the order of data sets, seeds, methods and grids.
 
-    ``folder`` is where the sweep's file lies; ``left_out`` names data sets that methods may list and that are not here.
-    ConfigError lists all faults of all cells, each under the place in the sweep that set the field.
+    ``folder`` is where the sweep's file lies. ConfigError lists all faults of all cells, each under the place in the
+    sweep that set the field.
     """
     faults: Faults = {}
     schemas: dict[str, type[Method]] = {}
@@ -293,12 +289,13 @@ def cells_of(
             schemas[method] = find_method(method)
         except ConfigError as error:
             faults[f"methods.{method}: {str(error).removeprefix('method: ')}"] = None
-    known = [*sweep.data_sets, *left_out]
     for method, listing in sweep.methods.items():
         for name in listing.data_sets or ():
-            if name not in known:
-                faults[f"methods.{method}.data_sets: unknown data set {name}{nearest(name, known)}."] = None
+            if name not in sweep.data_sets:
+                words = f"unknown data set {name}{nearest(name, list(sweep.data_sets))}."
+                faults[f"methods.{method}.data_sets: {words}"] = None
     faults |= dict.fromkeys(_misplaced(sweep, schemas))
+    last = [] if data_dir is None else [_Layer("--data-dir", {"data.data_dir": str(data_dir)})]
     cells: dict[str, Cell] = {}
     for data, part in sweep.data_sets.items():
         here = {name: schemas[name] for name in _methods_on(sweep, data) if name in schemas}
@@ -310,7 +307,7 @@ def cells_of(
         unread = unread_by(list(here.values()), start or {})
         faults |= {f"data_sets.{data}: {fault}": None for path, value in unread for fault in refused(path, value)}
         tried = [
-            _config(data, method, schema, start, layers, data_dir, faults)
+            _config(data, method, schema, start, [*layers, *last], faults)
             for method, schema in here.items()
             for layers in _layers(sweep, data, method)
         ]
@@ -405,7 +402,6 @@ def _config(
     schema: type[Method],
     start: Values | None,
     layers: Sequence[_Layer],
-    data_dir: Path | None,
     faults: Faults,
 ) -> Method | None:
     """The configuration under all layers; None if faults were added to ``faults``."""
@@ -429,7 +425,7 @@ def _config(
         settings = flattened(config.model_dump(mode="json"))
         beneath = flattened(_start(method, config.data.model_dump_json()).model_dump())
         unread = [
-            path for path in flattened(values).keys() & beneath.keys() if unread_because_of(path, settings) is not None
+            path for path in flattened(values).keys() & beneath.keys() if why_unread(config, path, settings) is not None
         ]
         if unread:
             kept = merge(values, _nested(_Layer("", {path: beneath[path] for path in unread})))
@@ -437,19 +433,15 @@ def _config(
         config.require_trainable()
     except (ConfigError, DataError) as error:
         found.append(error)
-    read = None
-    with suppress(ValidationError):  # a value in its place was reported with the rest
-        read = DataConfig.model_validate(values["data"])
     try:
         # As JSON text, the key of a cache: thousands of cells share the look-up of a few data sets.
-        if read is not None:
-            _check_data(read.model_copy(update={"data_dir": data_dir or read.data_dir}).model_dump_json())
+        _check_data(DataConfig.model_validate(values["data"]).model_dump_json())
+    except ValidationError:
+        assert found  # the section was reported with the rest
     except DataError as error:
         found.append(error)
     faults.update(dict.fromkeys(_placed(line, data, laid) for error in found for line in str(error).splitlines()))
-    if found or config is None or data_dir is None or read is None:
-        return None if found else config
-    return config.model_copy(update={"data": read.model_copy(update={"data_dir": data_dir})})
+    return None if found else config
 
 
 def _nested(layer: _Layer) -> dict[str, Any]:
@@ -512,7 +504,7 @@ def _check_data(config_json: str) -> None:
         locate(file, data_dir_of(config))
 
 
-def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | None = None) -> SweepConfig:
+def load_sweep(path: Path, overrides: Sequence[str] = ()) -> SweepConfig:
     """Read a sweep's YAML file and apply overrides such as ``seeds=[0,1]``; as :func:`parse_sweep`."""
     values = read_yaml(path)
     if {"files", "label"} <= values.keys():
@@ -526,11 +518,11 @@ def load_sweep(path: Path, overrides: Sequence[str] = (), *, data_dir: Path | No
     methods = values.get("methods")
     for method in methods if isinstance(methods, dict | list) else ():
         require_trusted(method, path)
-    return parse_sweep(values, folder=path.parent, data_dir=data_dir)
+    return parse_sweep(values)
 
 
-def parse_sweep(values: Values, *, folder: Path, data_dir: Path | None = None) -> SweepConfig:
-    """The sweep of ``values``. Where its form is wrong, ConfigError lists the faults of its cells too."""
+def parse_sweep(values: Values) -> SweepConfig:
+    """The sweep of ``values``. ConfigError lists all that is wrong with its form; :func:`cells_of` checks the cells."""
     fields_of_a_run = {name for schema in all_methods().values() for name in schema.model_fields}
     of_a_run = [name for name in values if name in fields_of_a_run - SweepConfig.model_fields.keys()]
     if of_a_run and not {"methods", "data_sets"} & values.keys():
@@ -538,53 +530,7 @@ def parse_sweep(values: Values, *, folder: Path, data_dir: Path | None = None) -
             f"This configures one run, not a sweep: it has {', '.join(of_a_run)} and neither methods nor data_sets; "
             "use `fairpate run`."
         )
-    try:
-        return parse_config(values, SweepConfig)
-    except ConfigError as error:
-        in_cells = _faults_of_the_rest(values, error, folder, data_dir)
-        raise ConfigError("\n".join([str(error), *in_cells])) from error
-
-
-def _faults_of_the_rest(values: Values, form: ConfigError, folder: Path, data_dir: Path | None) -> list[str]:
-    """The faults of the cells after the malformed parts of the sweep are left out; empty if too little remains."""
-    assert isinstance(form.__cause__, ValidationError)
-    rest = copy.deepcopy(values)
-    sections = [parts for name in ("data_sets", "methods") if isinstance(parts := rest.get(name), dict)]
-    for part in (rest, *(part for parts in sections for part in parts.values())):
-        if isinstance(part, dict) and "grid" in part:
-            part["grid"] = flat_grid(part["grid"])
-    left_out: list[str] = []
-    for fault in form.__cause__.errors():
-        place = [str(name) for name in fault["loc"]]
-        if place[:1] == ["data_sets"] and place[2:3] not in (["grid"], ["settings"]):
-            place = place[:2]  # without its own file it may be another data set
-            left_out += place[1:]
-        _leave_out(rest, place)
-    try:
-        sweep = SweepConfig.model_validate(rest)
-    except ValidationError:
-        return []
-    try:
-        cells_of(sweep, folder=folder, data_dir=data_dir, left_out=left_out)
-    except ConfigError as error:
-        return str(error).splitlines()
-    return []
-
-
-def _leave_out(section: Values, place: Sequence[str]) -> None:
-    """Remove the value at ``place``, or the part that contains it. Of overlapping axes, all but the first are
-    removed."""
-    name, *inner = place
-    if inner and isinstance(section.get(name), dict):
-        _leave_out(section[name], inner)
-    elif name == "grid" and isinstance(section.get(name), dict):
-        kept: Values = {}
-        for axis, values in section[name].items():
-            if not any(overlapping(axis, other) for other in kept):
-                kept[axis] = values
-        section[name] = kept
-    else:
-        section.pop(name, None)
+    return parse_config(values, SweepConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -594,10 +540,7 @@ class SweepFolder:
     root: Path
     publish_unprotected: bool = False
 
-    @property
-    def private(self) -> Path:
-        return self.root / "private"
-
+    private = PathIn("root", "private")
     teachers = PathIn("private", "teachers")
     """Checkpoints that all cells share."""
     votes = PathIn("private", "votes")

@@ -41,7 +41,7 @@ from fairpate.types import IntArray, UserError
 
 if TYPE_CHECKING:
     from fairpate.data import Dataset
-    from fairpate.methods.base import Method, Price
+    from fairpate.methods.base import Price
     from fairpate.privacy.accountant import Event
     from fairpate.run.context import RunDirectory
     from fairpate.run.release_log import ReleaseLog
@@ -266,7 +266,7 @@ def join(
     from fairpate.privacy.mechanism_events import event_from
     from fairpate.run.private_metrics import release_table
     from fairpate.run.release_log import ReleaseLog, state_folder
-    from fairpate.run.run import make_release
+    from fairpate.run.run import OpenRun, make_release
 
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, ExitStack() as stack:
         plan, own_key = read_plan(client.request("/v1/plan") or b"", url), read_key(key)
@@ -305,15 +305,22 @@ def join(
             drawn.append(SiteSums(plan, own_key, journal, client, charge=charge, begun=begun))
             return drawn[0]
 
-        def measure(config: Method, dataset: Dataset, run: RunDirectory, log: ReleaseLog) -> None:  # noqa: ARG001
+        def measure(opened: OpenRun, _: object) -> None:
             if test_events:
-                content = drawn[0].model()
+                run, content = opened.run, drawn[0].model()
                 write_atomically(run.student, lambda path: path.write_bytes(content))
-                student = measurable(run, dataset)
+                student = measurable(run, opened.dataset)
                 (_, (parts, _)) = charges
                 parts.continues()  # counted with the release
                 release_table(
-                    config, dataset, student, test_events[0], run, parts, noise=OS_ENTROPY, noisy_sum=drawn[0]
+                    opened.config,
+                    opened.dataset,
+                    student,
+                    test_events[0],
+                    run,
+                    parts,
+                    noise=OS_ENTROPY,
+                    noisy_sum=drawn[0],
                 )
             drawn[0].take_leave()
 

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from fairpate.data import REGISTRY, DataError, SourceFile, fetch, find_entry
+from fairpate.terminal import Reporter
 
 CONTENT = b"age,sex\n" + b"1,2\n" * 100_000
 
@@ -85,16 +86,12 @@ def source(url: str | None, **changes: str) -> SourceFile:
     return file.model_copy(update=changes)
 
 
-def quiet() -> Console:
-    return Console(file=io.StringIO(), force_terminal=False, width=200)
-
-
 @pytest.mark.parametrize("page", ["toy.csv", "moved.csv"])
 def test_a_file_is_downloaded_and_kept(
     address: str, page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer(monkeypatch, source(f"{address}/{page}"))
-    (path,) = fetch("toy", tmp_path / "new", console=quiet())
+    (path,) = fetch("toy", tmp_path / "new")
     assert path == tmp_path / "new" / "toy" / "toy.csv"
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == ["toy.csv"]
@@ -105,16 +102,20 @@ def test_progress_is_plain_lines_in_a_log_and_a_bar_on_a_terminal(
 ) -> None:
     offer(monkeypatch, source(f"{address}/toy.csv"))
     log, terminal = io.StringIO(), io.StringIO()
-    fetch("toy", tmp_path / "log", console=Console(file=log, force_terminal=False, width=200))
-    fetch("toy", tmp_path / "terminal", console=Console(file=terminal, force_terminal=True, width=200))
-    assert f"toy.csv: 100 % of {len(CONTENT)} bytes" in log.getvalue()
+    for folder, shown in (
+        ("log", Console(file=log, force_terminal=False)),
+        ("terminal", Console(file=terminal, force_terminal=True)),
+    ):
+        fetch("toy", tmp_path / folder, stage=Reporter(shown).stage)
+    assert "toy.csv" in log.getvalue()
+    assert "done in" in log.getvalue()
     assert "\x1b" not in log.getvalue()
     assert "\x1b" in terminal.getvalue()
 
 
 def test_a_member_is_taken_out_of_its_archive(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     offer(monkeypatch, source(f"{address}/toy.zip", member="toy"))
-    (path,) = fetch("toy", tmp_path, console=quiet())
+    (path,) = fetch("toy", tmp_path)
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == ["toy.csv"]
 
@@ -123,7 +124,7 @@ def test_a_file_that_is_there_is_not_fetched_again(tmp_path: Path, monkeypatch: 
     offer(monkeypatch, source("http://127.0.0.1:9/never"))
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "toy.csv").write_bytes(CONTENT)
-    assert fetch("toy", tmp_path, console=quiet()) == (tmp_path / "toy" / "toy.csv",)
+    assert fetch("toy", tmp_path) == (tmp_path / "toy" / "toy.csv",)
 
 
 def test_a_damaged_file_that_is_there_is_refused_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +132,7 @@ def test_a_damaged_file_that_is_there_is_refused_and_left(tmp_path: Path, monkey
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "toy.csv").write_bytes(b"mine")
     with pytest.raises(DataError, match="damaged or other file: expected sha256"):
-        fetch("toy", tmp_path, console=quiet())
+        fetch("toy", tmp_path)
     assert (tmp_path / "toy" / "toy.csv").read_bytes() == b"mine"
 
 
@@ -150,7 +151,7 @@ def test_a_bad_download_leaves_nothing(
 ) -> None:
     offer(monkeypatch, source(f"{address}/{page}", member=member))
     with pytest.raises(DataError, match=message):
-        fetch("toy", tmp_path, console=quiet())
+        fetch("toy", tmp_path)
     assert list((tmp_path / "toy").iterdir()) == []
 
 
@@ -160,7 +161,7 @@ def test_without_a_network_the_error_says_what_to_put_where(tmp_path: Path, monk
         url = f"http://127.0.0.1:{closed.getsockname()[1]}/toy.csv"
     offer(monkeypatch, source(url))
     with pytest.raises(DataError) as caught:
-        fetch("toy", tmp_path, console=quiet())
+        fetch("toy", tmp_path)
     for part in (url, "cannot be reached", "toy.csv", f"put it into {tmp_path / 'toy'}."):
         assert part in str(caught.value)
 
@@ -170,7 +171,7 @@ def test_a_registration_is_explained_before_anything_starts(name: str, tmp_path:
     with pytest.raises(
         DataError, match=rf"{name} cannot be fetched without its publisher's consent\. .*https://.*Put "
     ):
-        fetch(name, tmp_path, console=quiet())
+        fetch(name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

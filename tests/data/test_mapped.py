@@ -6,15 +6,15 @@ import logging
 import resource
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
 from fairpate.data import large_arrays
-from fairpate.data.large_arrays import Append, Pixels, kept_pixels, map_pixels, write_pixels
+from fairpate.data.large_arrays import Pixels, kept_pixels, map_pixels, write_pixels
 
 SHAPE = (7, 3, 4, 5)
 
@@ -23,31 +23,20 @@ def pictures(shape: tuple[int, ...] = SHAPE) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def give(pixels: np.ndarray) -> large_arrays.Callable[[Append], None]:
-    def fill(append: Append) -> None:
-        for start in range(0, len(pixels), 3):
-            append(pixels[start : start + 3])
-
-    return fill
+def give(pixels: np.ndarray) -> Callable[[], Iterator[np.ndarray]]:
+    return lambda: (pixels[start : start + 3] for start in range(0, len(pixels), 3))
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    write_pixels(tmp_path / "file.arrow", SHAPE, give(pictures()))
-    return tmp_path / "file.arrow"
+    write_pixels(tmp_path / "file.pixels", SHAPE, give(pictures()))
+    return tmp_path / "file.pixels"
 
 
 def test_a_mapped_file_holds_what_was_written_and_is_its_owners(file: Path) -> None:
     assert np.array_equal(map_pixels(file, SHAPE).numpy(), pictures())
     assert file.stat().st_mode & 0o077 == 0
     assert [path.name for path in file.parent.iterdir()] == [file.name]
-
-
-def test_any_arrow_reader_finds_the_pictures(file: Path) -> None:
-    with pa.memory_map(str(file)) as source:
-        table = pa.ipc.open_file(source).read_all()
-        assert table.num_rows == len(pictures())
-        assert np.array_equal(table["x"].combine_chunks().to_numpy_ndarray(), pictures())
 
 
 def test_writing_to_a_view_changes_neither_the_file_nor_another_view(file: Path) -> None:
@@ -80,7 +69,7 @@ def test_a_damaged_file_is_made_again(damage: str, file: Path, caplog: pytest.Lo
 
 def test_too_few_pictures_leave_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Expected 420 bytes of pixels, got 360"):
-        write_pixels(tmp_path / "file.arrow", SHAPE, give(pictures()[:6]))
+        write_pixels(tmp_path / "file.pixels", SHAPE, give(pictures()[:6]))
     assert not list(tmp_path.iterdir())
 
 
@@ -114,7 +103,7 @@ def in_another_process(script: str, *arguments: object) -> str:
 @pytest.mark.slow
 def test_mapping_takes_no_memory_of_its_own(tmp_path: Path) -> None:
     shape = (96, 1, 1024, 1024)
-    write_pixels(tmp_path / "file.arrow", shape, give(np.repeat(np.arange(96, dtype=np.uint8), 2**20).reshape(shape)))
+    write_pixels(tmp_path / "file.pixels", shape, give(np.repeat(np.arange(96, dtype=np.uint8), 2**20).reshape(shape)))
     script = """
 import re, sys, torch
 from pathlib import Path
@@ -128,7 +117,7 @@ rows = pixels.rows(torch.arange(95, 5, -1))
 total = sum(int(row.max()) for row in rows)
 print(total, anonymous() - before < 32)
 """
-    assert in_another_process(script, tmp_path / "file.arrow") == f"{sum(range(6, 96))} True"
+    assert in_another_process(script, tmp_path / "file.pixels") == f"{sum(range(6, 96))} True"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files")
@@ -137,7 +126,7 @@ def test_a_full_disk_leaves_the_pictures_in_memory(tmp_path: Path, caplog: pytes
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        found = kept_pixels(tmp_path / "file.arrow", pictures.shape, lambda append: append(pictures))
+        found = kept_pixels(tmp_path / "file.pixels", pictures.shape, give(pictures))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert found is None

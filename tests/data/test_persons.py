@@ -15,7 +15,6 @@ from fairpate.data.dataset import (
     DataError,
     DatasetEntry,
     LoadedRecords,
-    SplitSizes,
     check_persons,
     divide,
     shortened_by_person,
@@ -45,7 +44,7 @@ def records(persons: tuple[str, ...] | None = PERSONS, **others: object) -> Load
 
 @pytest.mark.parametrize("seed", range(5))
 def test_all_records_of_a_person_are_in_one_split_under_their_name(seed: int) -> None:
-    splits = divide(with_persons(records()), SplitSizes(num_public=7, num_validation=5, num_test=9), seed=seed)
+    splits = divide(with_persons(records()), {"public": 7, "validation": 5, "test": 9}, seed=seed)
     check_persons(splits)
     found = [
         (int(x), person) for split in splits.values() for (x,), person in zip(split.x, split.person_id, strict=True)
@@ -63,8 +62,8 @@ def test_all_records_of_a_person_are_in_one_split_under_their_name(seed: int) ->
 
 
 def test_where_persons_do_not_count_splits_keep_them_together_all_the_same() -> None:
-    counted = divide(with_persons(records()), SplitSizes(num_public=7, num_validation=5, num_test=9), seed=1)
-    alone = divide(records(), SplitSizes(num_public=7, num_validation=5, num_test=9), seed=1)
+    counted = divide(with_persons(records()), {"public": 7, "validation": 5, "test": 9}, seed=1)
+    alone = divide(records(), {"public": 7, "validation": 5, "test": 9}, seed=1)
     for name, split in alone.items():
         assert split.record_id == counted[name].record_id
         assert (split.person_id, split.person_N) == ((), None)
@@ -84,10 +83,10 @@ def test_a_record_without_a_person_is_refused() -> None:
 def test_a_person_whom_the_publisher_parts_is_refused() -> None:
     origins = ("training",) * 30 + ("test",) * 30
     parted = records(origins=origins)
-    splits = divide(with_persons(parted), SplitSizes(num_public=3, num_validation=2, num_test=None), seed=0)
+    splits = divide(with_persons(parted), {"public": 3, "validation": 2, "test": None}, seed=0)
     with pytest.raises(DataError, match=r"with some in the private and some in the test split.*data.unit=record"):
         check_persons(splits)
-    check_persons(divide(parted, SplitSizes(num_public=3, num_validation=2, num_test=None), seed=0))
+    check_persons(divide(parted, {"public": 3, "validation": 2, "test": None}, seed=0))
 
 
 def dataset_of(persons: bool) -> Dataset:
@@ -98,7 +97,7 @@ def dataset_of(persons: bool) -> Dataset:
         label_names=("no", "yes"),
         group_names=("a", "b"),
         sensitive_attribute="group",
-        **divide(found, SplitSizes(num_public=7, num_validation=0, num_test=9), seed=0),  # type: ignore[arg-type]
+        **divide(found, {"public": 7, "validation": 0, "test": 9}, seed=0),  # type: ignore[arg-type]
     )
 
 

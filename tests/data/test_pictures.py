@@ -6,7 +6,7 @@ import io
 import logging
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +99,9 @@ def test_grey_pictures_have_one_channel(folder: Path) -> None:
 def counting(pictures: Pictures) -> tuple[Pictures, list[int]]:
     calls: list[int] = []
 
-    def read(names, keep):  # type: ignore[no-untyped-def]
+    def read(names: Sequence[str]) -> Iterator[bytes]:
         calls.append(len(names))
-        pictures.read(names, keep)
+        return pictures.read(names)
 
     return Pictures(origin=pictures.origin, key=pictures.key, names=pictures.names, read=read), calls
 

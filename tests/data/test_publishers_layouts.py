@@ -13,8 +13,7 @@ import torch
 from PIL import Image
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, load_data, pictures
-from fairpate.data.pictures import FINDINGS
+from fairpate.data import REGISTRY, DataError, Dataset, load_data, pictures
 
 
 def write_csv(path: Path, rows: list[dict[str, object]]) -> None:
@@ -83,7 +82,7 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
     by_race = load("utkface", tmp_path, label="age", sizes=(30, 0, 30))
     assert by_race.label_names[0] == "0 to 9"
     assert by_race.label_names[7:] == ("70 to 79", "80 or older")
-    assert by_race.group_names == pictures.UTKFACE_RACES
+    assert by_race.group_names == pictures.names_of("utkface")["race"]
     for name, (label, *_) in by_id(by_race).items():
         assert label == class_of[int(name.removeprefix("utkface-").split("_")[0])]
 
@@ -91,10 +90,7 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
     assert (by_both.sensitive_attribute, len(by_both.group_names)) == ("race and gender", 10)
     for name, (_, group, *_) in by_id(by_both).items():
         place = int(name.rpartition("_")[2].removeprefix("2017"))
-        assert (
-            by_both.group_names[group]
-            == f"{pictures.UTKFACE_RACES[place // 2 % 5]} & {pictures.UTKFACE_GENDERS[place % 2]}"
-        )
+        assert by_both.group_names[group] == f"{by_race.group_names[place // 2 % 5]} & {('male', 'female')[place % 2]}"
 
     with pytest.raises(DataError, match=r"data\.options\.sensitive: expected race with label: gender, got gender"):
         load("utkface", tmp_path, sensitive="gender")
@@ -103,7 +99,7 @@ def test_utkface_offers_age_by_any_group(tmp_path: Path) -> None:
 def test_fairface_reads_both_label_files_and_only_present_pictures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = pictures.files_of("fairface")
+    files, names = pictures.files_of("fairface"), pictures.names_of("fairface")
     for name in ("train", "val"):
         monkeypatch.setitem(files, name, files[name].model_copy(update={"sha256": None}))
     for part, prefix, count in (("train", "", 70), ("val", "fairface/", 28)):
@@ -111,8 +107,8 @@ def test_fairface_reads_both_label_files_and_only_present_pictures(
             {
                 "file": f"{prefix}{part}/{i}.jpg",
                 "age": "20-29",
-                "gender": pictures.FAIRFACE_GENDERS[i % 2],
-                "race": pictures.FAIRFACE_RACES[i % 7],
+                "gender": names["gender"][i % 2],
+                "race": names["race"][i % 7],
                 "service_test": "True",
             }
             for i in range(count)
@@ -168,7 +164,7 @@ class TestCelebA:
 
     def test_a_missing_picture_is_named(self, folder: Path) -> None:
         (folder / "celeba" / "img_align_celeba" / "000007.jpg").unlink()
-        with pytest.raises(DataError, match=r"img_align_celeba: 000007\.jpg of the attribute list is missing"):
+        with pytest.raises(DataError, match=r"img_align_celeba: 000007\.jpg of the publisher's list is missing"):
             load("celeba", folder)
 
 
@@ -194,7 +190,7 @@ class TestCheXpert:
         for patient in range(1, 61):
             for view, side in (("view1_frontal", "Frontal"), ("view2_lateral", "Lateral")):
                 path = f"CheXpert-v1.0-small/train/patient{patient:05d}/study1/{view}.jpg"
-                findings = dict.fromkeys(FINDINGS, "") | {
+                findings = dict.fromkeys(REGISTRY["chexpert"].options["finding"].allowed, "") | {
                     "No Finding": "1.0" if patient % 2 else "",
                     "Edema": ("1.0", "0.0", "-1.0", "")[patient // 5 % 4],
                 }

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from fairpate.data import REGISTRY, DatasetEntry
-from fairpate.data.dataset import LoadedRecords, Request, SplitSizes, default_size, divide
+from fairpate.data.dataset import LoadedRecords, Request, default_size, divide
 
 KEPT = Path(__file__).with_name("same_records.json")
 MADE = ("retired_adult", "folktables")
@@ -97,7 +97,6 @@ def digests(entry: DatasetEntry, options: dict[str, Any], folder: Path) -> dict[
     found = entry.load(Request(data_dir=folder, seed=0, options=entry.complete_options(options)))
     words = (found.kind, found.label_names, found.group_names, found.sensitive_attribute, found.notes)
     split = found.records
-    assert found.pixels is None
     return {
         "words": _digest(words),
         "features": _digest(found.feature_names),
@@ -112,11 +111,11 @@ def digests(entry: DatasetEntry, options: dict[str, Any], folder: Path) -> dict[
 
 
 def _division(entry: DatasetEntry, found: LoadedRecords) -> dict[str, Any]:
-    sizes = SplitSizes(
-        num_public=min(entry.num_public, len(found.records) // 4),
-        num_validation=min(entry.num_validation, len(found.records) // 8),
-        num_test=len(found.records) // 8 if entry.name in MADE else default_size("test", entry, found),
-    )
+    sizes = {
+        "public": min(entry.num_public, len(found.records) // 4),
+        "validation": min(entry.num_validation, len(found.records) // 8),
+        "test": len(found.records) // 8 if entry.name in MADE else default_size("test", entry, found),
+    }
     return divide(found, sizes, seed=0)
 
 

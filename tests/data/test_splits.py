@@ -16,7 +16,6 @@ from fairpate.data.dataset import (
     SPLIT_NAMES,
     DatasetEntry,
     LoadedRecords,
-    SplitSizes,
     check_members,
     default_size,
     divide,
@@ -24,7 +23,7 @@ from fairpate.data.dataset import (
 )
 from fairpate.types import UserError
 
-SIZES = SplitSizes(num_public=7, num_validation=3, num_test=9)
+SIZES = {"public": 7, "validation": 3, "test": 9}
 
 
 def records_of(names: list[str], **words: object) -> LoadedRecords:
@@ -82,7 +81,7 @@ def test_removing_a_private_record_moves_no_other_record(seed: int, victim: int)
 
 def test_a_larger_public_split_contains_the_smaller_one() -> None:
     small, large = (
-        members(divide(records_of(names(100)), replace(SIZES, num_public=size), seed=0))["public"] for size in (10, 30)
+        members(divide(records_of(names(100)), SIZES | {"public": size}, seed=0))["public"] for size in (10, 30)
     )
     assert small < large
 
@@ -109,7 +108,7 @@ def test_a_unit_stays_together_and_sizes_are_lower_bounds(kind: str) -> None:
 
 def test_origins_are_respected() -> None:
     records = records_of(names(100), origins=origins(private=20, training=40, held_out=30, test=10))
-    splits = divide(records, SplitSizes(num_public=10, num_validation=5, num_test=None), seed=0)
+    splits = divide(records, {"public": 10, "validation": 5, "test": None}, seed=0)
     number = {name: {int(i[1:]) for i in split.record_id} for name, split in splits.items()}
     assert number["public"] | number["validation"] <= set(range(20, 90))
     assert number["test"] == set(range(60, 100)) - number["public"] - number["validation"]

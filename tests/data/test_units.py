@@ -18,12 +18,12 @@ import torch
 from PIL import Image
 
 from fairpate.data import find_entry, pictures
-from fairpate.data.dataset import DataError, LoadedRecords, Request, SplitSizes, divide
+from fairpate.data.dataset import DataError, LoadedRecords, Request, divide
 from fairpate.data.declaration import Declaration, read_declaration
 from fairpate.data.registry import CODEBOOKS
 from teachers.ensemble import assign_teachers, shard_key
 
-SIZES = SplitSizes(num_public=3, num_validation=2, num_test=2)
+SIZES = {"public": 3, "validation": 2, "test": 2}
 NUM_TEACHERS = 7
 Row = dict[str, str]
 
@@ -173,7 +173,7 @@ def loader_of(name: str, folder: Path) -> Callable[[list[Row]], LoadedRecords]:
 def drawn(records: LoadedRecords, kept: list[int], *, seed: int) -> tuple[dict[int, str], dict[int, int]]:
     """The split of every row, and the teacher of every private one; ``kept`` are the rows of the file."""
     numbers = torch.tensor(kept)[:, None]
-    plain = replace(records, records=replace(records.records, x=numbers), pixels=None, origins=None)
+    plain = replace(records, records=replace(records.records, x=numbers), mapped=None, origins=None)
     splits = divide(plain, SIZES, seed=seed)
     split_of = {int(row): name for name, split in splits.items() for row in split.x[:, 0]}
     private = splits["private"]

@@ -114,7 +114,7 @@ def test_yaml_is_what_its_reader_takes(page, texts, tmp_path) -> None:
     for text in texts:
         (tmp_path / "text.yaml").write_text(text, encoding="utf-8")
         if "\nmethods:" in text:
-            assert parse_sweep(read_yaml(tmp_path / "text.yaml"), folder=tmp_path)
+            assert parse_sweep(read_yaml(tmp_path / "text.yaml"))
         elif "\nfeatures:" in text:
             assert read_declaration(tmp_path / "text.yaml")
         else:

@@ -145,7 +145,7 @@ def test_dropout_follows_the_generator_and_leaves_torch_alone() -> None:
 
 def test_augmentation_is_drawn_in_record_order() -> None:
     x = torch.zeros(5, 3, 8, 8)
-    order, changes = draw_epoch(x, FitConfig(augment=AugmentConfig(erase=1.0)), _generator())
+    order, changes = draw_epoch(x, AugmentConfig(erase=1.0), _generator())
     generator = _generator()
     assert torch.equal(order, torch.randperm(5, generator=generator))
     assert changes is not None
@@ -158,8 +158,8 @@ def test_many_records_are_augmented_in_segments() -> None:
     model = build_model(ModelConfig(name="logistic"), input_shape=(1, 8, 8), num_classes=2, generator_seed=0)
     seen = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
-    config = FitConfig(epochs=1, batch_size=100, augment=AugmentConfig(horizontal_flip=0.5))
-    fit(model, x, y, config, generator=_generator())
+    flips = AugmentConfig(horizontal_flip=0.5)
+    fit(model, x, y, FitConfig(epochs=1, batch_size=100), generator=_generator(), augmentation=flips)
     assert seen == [100] * 12
 
 

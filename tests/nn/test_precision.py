@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairpate.config import AugmentConfig, FitConfig, ModelConfig, StudentConfig
+from fairpate.config import FitConfig, ModelConfig, StudentConfig
 from fairpate.nn.fit import fit, predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
@@ -70,7 +70,6 @@ def test_fixmatch_learns_in_bfloat16_too() -> None:
         model=ModelConfig(name="lenet"),
         method="fixmatch",
         fit=FitConfig(epochs=6, batch_size=8, precision="bfloat16"),
-        strong_augment=AugmentConfig(translation_fraction=0.05),
     )
     before = build_model(config.model, input_shape=(1, 16, 16), num_classes=2, generator_seed=0)
     model = train_student(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fairpate.config import FitConfig, ModelConfig
+from fairpate.config import ModelConfig
 from fairpate.nn.fit import pretrain_by_rotations
 from fairpate.nn.models import build_model
 
@@ -19,7 +19,7 @@ def test_all_but_the_last_layer_is_learned_from_turned_images() -> None:
 
     def pretrained(epochs: int) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(2)
-        pretrain_by_rotations(model, ARCHITECTURE, x, FitConfig(epochs=epochs), generator=generator)
+        pretrain_by_rotations(model, ARCHITECTURE, x, epochs=epochs, generator=generator)
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
     start, learned = pretrained(0), pretrained(3)
@@ -33,4 +33,4 @@ def test_what_cannot_be_turned_is_refused(shape: tuple[int, ...]) -> None:
     architecture = ModelConfig(name="logistic")
     model = build_model(architecture, input_shape=shape[1:], num_classes=2, generator_seed=0)
     with pytest.raises(ValueError, match="square public images"):
-        pretrain_by_rotations(model, architecture, torch.zeros(shape), FitConfig(), generator=torch.Generator())
+        pretrain_by_rotations(model, architecture, torch.zeros(shape), epochs=1, generator=torch.Generator())

@@ -171,7 +171,7 @@ def test_the_command_is_four_actions_away_and_the_keyboard_is_enough(tab, tmp_pa
     rows = [row for row in comparison() if row.record is not None]
     rule = fair_rule("equalized_odds=0.075")
     address = page(tmp_path / "report.html", rows, fair_at=rule)
-    assert (tmp_path / "report.html").stat().st_size < 1.5e6
+    assert (tmp_path / "report.html").stat().st_size < 0.9e6
     tab.open(f"{address}#all", width=390, height=800)
     assert "You call fair: an equalized-odds gap of at most 0.075" in tab.run("document.body.innerText")
     box = "document.querySelector('.limits')"

@@ -9,7 +9,7 @@ import pytest
 from run_records import run_record
 
 from fairpate.fairness.rates import NAMES
-from fairpate.report.frontier import SelectionRule, dominance, points_of
+from fairpate.report.frontier import dominance, points_of
 from fairpate.report.frontier_page import baseline_words, baselines, choices, left_out_words
 
 
@@ -19,8 +19,8 @@ def shown():
 
     def make(*runs):
         points = points_of(list(runs))
-        words = " ".join(filter(None, (baseline_words(baselines(points)), left_out_words(SelectionRule(), points))))
-        ranked = choices(SelectionRule(), points).values()
+        words = " ".join(filter(None, (baseline_words(baselines(points)), left_out_words(points))))
+        ranked = choices(points).values()
         return words.replace("\u00a0", " "), [[point.series for point in found] for found in ranked]
 
     return make

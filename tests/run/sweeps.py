@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from rich.console import Console
 
 from fairpate.config import SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.report.frontier import Row
 from fairpate.run.compare import Comparison, compare
 from fairpate.run.sweep import Cell, cells_of
+from fairpate.terminal import Reporter
 from fairpate.types import RunRecord, VoteBatch
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import this module
-QUIET = Console(quiet=True)
+QUIET = Reporter(quiet=True)
 SMALL = {
     "target.accounting": "rdp",
     "noise": "seeded",

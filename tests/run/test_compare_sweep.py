@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import math
 import os
 import sys
 import time
@@ -20,7 +19,7 @@ from sweeps import COLOUR_UNSEEN, SMALL, counted, measured, ran, refused, run, s
 
 from fairpate.methods.base import Method
 from fairpate.report.frontier import Row
-from fairpate.run.compare import Comparison, SweepTable, comparison_outcome, run_cell
+from fairpate.run.compare import Comparison, compare, comparison_outcome, run_cell
 from fairpate.run.context import RunDirectoryError
 from fairpate.run.folder import check_run_directory
 from fairpate.run.run import run_method, with_pinned_weights
@@ -117,19 +116,19 @@ def last_hangs(cell: Cell, out: Path, votes: VoteBatch | None, torch_threads: in
 def test_an_interrupt_loses_no_finished_cell_and_stops_a_running_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add = SweepTable.add
+    add = SweepFolder.add
 
-    def interrupted(self: SweepTable, cell: Cell, row: Row) -> None:
-        add(self, cell, row)
-        if self.done == 2:
+    def interrupted(self: SweepFolder, cell: Cell, rows: list[Row]) -> None:
+        add(self, cell, rows)
+        if len([*self.parts.iterdir()]) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(SweepTable, "add", interrupted)
+    monkeypatch.setattr(SweepFolder, "add", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, last_hangs, tasks={"num_cpus": 2})
     finished = {row.digest for row in read_rows(tmp_path / "results.parquet")}
     assert len(finished) == 2
-    monkeypatch.setattr(SweepTable, "add", add)
+    monkeypatch.setattr(SweepFolder, "add", add)
     assert len(run(tmp_path, counted, tasks={"num_cpus": 2}).rows) == 3
     assert all(ran(tmp_path).count(digest) == 1 for digest in finished)
 
@@ -280,32 +279,18 @@ def test_a_folder_that_got_votes_is_that_of_the_run_whose_weights_are_pinned(
     assert hashlib.sha256(b"weights").hexdigest() in (tmp_path / "cell" / "config.yaml").read_text()
 
 
-def test_progress_is_a_table_on_a_terminal_and_lines_in_a_log() -> None:
-    cells = cells_of(sweep_of(), folder=Path())
-    failure = Row(
-        digest=cells[1].digest,
-        method="dp_sgd",
-        data="color_digits",
-        seed=0,
-        config={},
-        command="",
-        minutes=math.nan,
-        error="ValueError: [no] room",
-    )
-    outputs = {}
-    for terminal in (True, False):
-        file = io.StringIO()
-        table = SweepTable(cells, {cells[2].digest}, Console(file=file, force_terminal=terminal, width=100))
-        with table.shown():
-            table.add(cells[0], measured(cells[0], 1.0))
-            table.add(cells[1], failure)
-        assert (table.done, table.failed, table.total) == (3, 1, 3)
-        outputs[terminal] = file.getvalue()
-    assert "3 of 3 cells" in outputs[True]
-    lines = outputs[False].splitlines()
-    assert lines[0] == "3 cells, 1 of them finished before"
-    assert lines[1].startswith("2/3 dp_sgd on color_digits, seed 0")
-    assert lines[2].endswith("failed: ValueError: [no] room")
+def test_a_log_counts_what_was_found_and_names_each_failure_in_one_line(tmp_path: Path) -> None:
+    sweep, log = sweep_of(), io.StringIO()
+    cells = cells_of(sweep, folder=Path())
+    folder = open_sweep_folder(tmp_path, sweep)
+    folder.add(cells[2], [measured(cells[2], 3.0)])
+    (tmp_path / "trouble").touch()
+    compare(sweep, cells, tmp_path, Reporter(Console(file=log, width=60)), compute=counted)
+    lines = [line.split(maxsplit=1) for line in log.getvalue().splitlines()]
+    assert ["cells", "3, 1 of them finished before"] in lines
+    (failure,) = (words for name, words in lines if name == "failed")
+    assert failure.startswith("dp_sgd on color_digits, seed 0, ")
+    assert failure.endswith(": ValueError: epsilon 2 is not for us")
 
 
 def test_the_folder_names_a_run_by_its_cell(tmp_path: Path) -> None:

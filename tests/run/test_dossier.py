@@ -13,9 +13,9 @@ import pytest
 import yaml
 from small_runs import copied, read_json
 
-from fairpate.cli import dossier
-from fairpate.cli.dossier import FORMS, DossierError, make_dossier, verify_dossier
+from fairpate.run import dossier
 from fairpate.run.context import RunDirectory, RunDirectoryError
+from fairpate.run.dossier import FORMS, DossierError, make_dossier, verify_dossier
 from fairpate.sites.plan import key_text, new_key
 from fairpate.words import least_wrong, most_detected
 
@@ -121,10 +121,12 @@ def test_the_command_writes_counts_and_texts_of_all_three(run: RunDirectory, fai
 
 
 def test_a_signature_holds_for_its_key_and_its_content_alone(run: RunDirectory, tmp_path: Path, fairpate: Any) -> None:
-    keys = {name: key_text(new_key(tmp_path / name).public) for name in ("mine", "other")}
-    make_dossier(run.root, "egress", key=tmp_path / "mine")
+    public = {name: new_key(tmp_path / name).public for name in ("mine", "other")}
+    keys = {name: key_text(each) for name, each in public.items()}
+    code, _, errors = fairpate("dossier", run.root, "--for", "egress", "--key", tmp_path / "mine")
+    assert code == 0, errors
     file = run.root / "dossier-egress.json"
-    assert verify_dossier(file, key=keys["mine"])["files"]["statement.json"]
+    assert verify_dossier(file, signed=public["mine"].signed)["files"]["statement.json"]
     code, said, _ = fairpate("verify", file, "--key", keys["mine"])
     assert (code, "signed by this key: egress" in said) == (0, True)
     for key, words in ((keys["other"], "not signed by this key"), ("12", "--key")):
@@ -136,13 +138,13 @@ def test_a_signature_holds_for_its_key_and_its_content_alone(run: RunDirectory, 
     plain["lines"][0]["value"] = "another model"
     file.write_text(json.dumps(plain))
     with pytest.raises(DossierError, match="changed since"):
-        verify_dossier(file, key=keys["mine"])
+        verify_dossier(file, signed=public["mine"].signed)
     make_dossier(run.root, "egress")
     with pytest.raises(DossierError, match="not signed"):
-        verify_dossier(file, key=keys["mine"])
+        verify_dossier(file, signed=public["mine"].signed)
     file.write_text("{}")
     with pytest.raises(DossierError, match="not a dossier"):
-        verify_dossier(file, key=keys["mine"])
+        verify_dossier(file, signed=public["mine"].signed)
 
 
 def test_what_may_not_be_published_has_no_dossier(run: RunDirectory) -> None:

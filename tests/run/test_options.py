@@ -108,6 +108,34 @@ def test_an_option_that_a_mode_does_not_read_is_refused(fairpate, words, mode, p
     assert "read" in errors  # not a fault of the value, nor of the folder, which is none
 
 
+def test_every_option_has_a_help():
+    lacking = [
+        f"{' '.join(words)} {each.name}" for words, of in COMMANDS.items() for each in of.params if not each.help
+    ]
+    assert lacking == []
+
+
+def test_a_help_is_that_of_the_docstring_and_no_other_command_gets_it():
+    def first(path: Annotated[str, Sets("out")] = "", force: bool = False) -> None:
+        """Do one thing.
+
+        Args:
+            path: Where it is done, which
+                takes two lines.
+        """
+
+    def second(path: str = "") -> None:
+        """Do another thing."""
+
+    app = Commands()
+    app.command()(first)
+    app.command()(second)
+    (words, (path, force, _)) = next(
+        (each.help, each.params) for each in commands(app).values() if each.name == "first"
+    )
+    assert (words, path.help, force.help) == ("Do one thing.", "Where it is done, which takes two lines.", None)
+
+
 def test_what_a_student_does_not_offer_is_among_them():
     """A student charges nothing and writes no ledger; all that HTTP needs it has like an aggregator."""
     told = {parameter.opts[0] for words, mode, parameter in REFUSED if (words, mode.option) == (("serve",), "student")}
@@ -191,7 +219,6 @@ def test_options_that_set_fields_are_those_that_a_configuration_has():
 
 def test_an_option_of_the_environment_is_refused_too(monkeypatch):
     app = Commands()
-    flag = typer.Option("--b")
     option = Annotated[int, typer.Option(envvar="NUMBER_OF_A")]
 
     def without(number: option = 1) -> None:
@@ -200,7 +227,7 @@ def test_an_option_of_the_environment_is_refused_too(monkeypatch):
     def with_b() -> None:
         pass
 
-    app.command()(in_modes("both", "Help.", Mode(function=without), Mode(function=with_b, option="b", flag=flag)))
+    app.command()(in_modes("both", "Help.", Mode(function=without), Mode(function=with_b, option="b")))
     app.command("other")(lambda: None)
     monkeypatch.setenv("NUMBER_OF_A", "4")
     with pytest.raises(UsageError, match="--number"):

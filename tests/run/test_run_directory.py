@@ -142,12 +142,12 @@ def test_a_run_of_a_version_that_lacked_a_field_goes_on(finished, tmp_path):
     shutil.copytree(folder.root, tmp_path / "run")
     older = RunDirectory(root=tmp_path / "run")
     values = yaml.safe_load(older.config.read_text())
-    del values["student"]["unlabelled_ratio"], values["student"]["fit"]["label_smoothing"]
+    del values["student"]["confidence"], values["student"]["fit"]["label_smoothing"]
     older.config.write_text(yaml.safe_dump(values))
     found, opened = finished_run(older.root)
     assert run(opened.model_copy(update={"out": found.root})).student.read_bytes() == folder.student.read_bytes()
-    student = config.student.model_copy(update={"unlabelled_ratio": 7})
-    with pytest.raises(RunDirectoryError, match=r"student\.unlabelled_ratio: 4 -> 7"):
+    student = config.student.model_copy(update={"method": "pseudo_label"})
+    with pytest.raises(RunDirectoryError, match=r"student\.method: supervised -> pseudo_label"):
         run(config.model_copy(update={"out": found.root, "student": student}))
 
 

@@ -39,7 +39,7 @@ def test_a_budget_without_room_for_one_query_ends_the_run(small_config, tmp_path
         run(small_config(tmp_path / "run", "aggregator.budget={epsilon: 0.01}"))
 
 
-ADMISSION = ("aggregator.admission={rounds: 4, fit: {epochs: 8}}",)
+ADMISSION = ("aggregator.admission={rounds: 4}", "student.fit.epochs=8")
 
 
 @pytest.fixture(scope="module")

@@ -110,7 +110,7 @@ def test_a_bundle_of_it_is_verified_by_the_second_accountant(
 def test_nothing_that_is_shown_or_kept_tells_how_many_trials_there_were(
     configs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    original, trained = choice.train_uncounted, []
+    original, trained = choice.trained_student, []
 
     def counted(*given: Any) -> Any:
         trained.append(given)
@@ -119,7 +119,7 @@ def test_nothing_that_is_shown_or_kept_tells_how_many_trials_there_were(
     def traces(out: Path, *drawn: int) -> tuple[list[str], Any, list[str]]:
         with monkeypatch.context() as patched:
             patched.setenv("FAIRPATE_STATE", str(out / "state"))
-            patched.setattr(choice, "train_uncounted", counted)
+            patched.setattr(choice, "trained_student", counted)
             fixed(patched, *drawn)
             trained.clear()
             select(configs, out / "out", reporter=Reporter())
@@ -134,7 +134,7 @@ def test_nothing_that_is_shown_or_kept_tells_how_many_trials_there_were(
 def test_a_crash_neither_redraws_the_number_nor_drops_a_trial_and_charges_nothing_twice(
     configs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, done = choice.train_uncounted, []
+    original, done = choice.trained_student, []
 
     def killed_at(count: int) -> Any:
         def train(config: Any, *given: Any) -> Any:
@@ -148,7 +148,7 @@ def test_a_crash_neither_redraws_the_number_nor_drops_a_trial_and_charges_nothin
     out, state = tmp_path / "out", tmp_path / "out/trials/state.json"
     with monkeypatch.context() as patched:
         fixed(patched, 0, 2, 1, 2)
-        patched.setattr(choice, "train_uncounted", killed_at(2))
+        patched.setattr(choice, "trained_student", killed_at(2))
         with pytest.raises(KeyboardInterrupt):
             select(configs, out)
     kept = state.read_bytes()
@@ -160,17 +160,17 @@ def test_a_crash_neither_redraws_the_number_nor_drops_a_trial_and_charges_nothin
     assert not (out / "model").exists()
     with monkeypatch.context() as patched:
         patched.setattr(SecretTrials, "draw", lambda *_: pytest.fail("drawn again"))
-        patched.setattr(choice, "train_uncounted", killed_at(3))
+        patched.setattr(choice, "trained_student", killed_at(3))
         with pytest.raises(KeyboardInterrupt):
             select(configs, out)
         assert state.read_bytes() == kept
-        patched.setattr(choice, "train_uncounted", killed_at(99))
+        patched.setattr(choice, "trained_student", killed_at(99))
         # Killed once more when the winner is published.
         patched.setattr(choice, "publish_trained", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             select(configs, out)
     assert done == [0, "sgd", 30, "sgd"]
-    monkeypatch.setattr(choice, "train_uncounted", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(choice, "trained_student", lambda *_: pytest.fail("trained again"))
     run = select(configs, out)
     assert parts_counted() == [charged[0], "test", charged[1]]
     assert not (out / "trials").exists()
@@ -188,9 +188,9 @@ def test_a_crash_neither_redraws_the_number_nor_drops_a_trial_and_charges_nothin
 def test_a_copy_of_a_folder_whose_trials_were_drawn_pays_for_its_own(
     configs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = choice.train_uncounted
+    original = choice.trained_student
     fixed(monkeypatch, 1)
-    monkeypatch.setattr(choice, "train_uncounted", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(choice, "trained_student", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         select(configs, tmp_path / "out")
     shutil.copytree(tmp_path / "out", tmp_path / "copy")
@@ -198,7 +198,7 @@ def test_a_copy_of_a_folder_whose_trials_were_drawn_pays_for_its_own(
         with pytest.raises(KeyboardInterrupt):
             select(configs, tmp_path / "copy")
         assert parts_counted() == ["private"] * 2 + ["validation"] * 2, attempt
-    monkeypatch.setattr(choice, "train_uncounted", original)
+    monkeypatch.setattr(choice, "trained_student", original)
     for folder in ("copy", "out"):
         select(configs, tmp_path / folder)
     assert parts_counted() == ["private"] * 2 + ["test"] * 2 + ["validation"] * 2
@@ -207,7 +207,7 @@ def test_a_copy_of_a_folder_whose_trials_were_drawn_pays_for_its_own(
 def test_nothing_is_heard_of_a_trial_that_warns_logs_or_fails(
     configs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    original = choice.train_uncounted
+    original = choice.trained_student
 
     def train(config: Any, *given: Any) -> Any:
         warnings.warn("of a trial", RuntimeWarning, stacklevel=1)
@@ -216,7 +216,7 @@ def test_nothing_is_heard_of_a_trial_that_warns_logs_or_fails(
             raise FloatingPointError("of a trial")
         return original(config, *given)
 
-    monkeypatch.setattr(choice, "train_uncounted", train)
+    monkeypatch.setattr(choice, "trained_student", train)
     fixed(monkeypatch, 2, 1)
     with warnings.catch_warnings(record=True) as heard:
         assert read_json(select(configs, tmp_path / "out").record)["method"] == "weighted_votes"
@@ -240,7 +240,7 @@ def test_the_charge_is_there_before_the_first_trial_and_a_crash_before_the_draw_
 def test_a_limit_refuses_all_of_it_before_anything_is_trained_or_charged(
     configs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice, "train_uncounted", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr(choice, "trained_student", lambda *_: pytest.fail("trained"))
     Odometer().set_limit("clinic", "record", epsilon=1.5, delta=1e-5)
     with pytest.raises(LimitReachedError):
         select(configs, tmp_path / "out")
@@ -250,14 +250,14 @@ def test_a_limit_refuses_all_of_it_before_anything_is_trained_or_charged(
 def test_a_trial_that_fails_is_the_worst_and_all_failing_is_an_error_that_was_charged(
     configs: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = choice.train_uncounted
+    original = choice.trained_student
 
     def train(config: Any, *given: Any) -> Any:
         if config.method == "dp_sgd":
             raise ValueError("the noise was too large")
         return original(config, *given)
 
-    monkeypatch.setattr(choice, "train_uncounted", train)
+    monkeypatch.setattr(choice, "trained_student", train)
     fixed(monkeypatch, 2, 1, 2)
     assert read_json(select(configs, tmp_path / "a").record)["method"] == "weighted_votes"
     fixed(monkeypatch, 2, 2)

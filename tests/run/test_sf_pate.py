@@ -187,10 +187,10 @@ def test_what_a_variant_does_not_read_changes_no_digest(tmp_path: Path, variant:
         create_run_directory(changed)
 
 
-@pytest.mark.parametrize(("own", "reads_students"), [("", True), (", fit: {epochs: 2}", False)])
+@pytest.mark.parametrize(("admission", "reads_students"), [("{rounds: 2}", True), ("null", False)])
 def test_what_trains_students_between_rounds_of_an_admission_decides_the_digest(
-    tmp_path: Path, own: str, reads_students: bool
+    tmp_path: Path, admission: str, reads_students: bool
 ) -> None:
-    in_rounds = ["sf_pate.variant=sf_s", f"aggregator.admission={{rounds: 2{own}}}"]
-    plain, other = (configured(tmp_path, *in_rounds, file=more) for more in ((), ("student.fit.epochs=7",)))
+    settings = ["sf_pate.variant=sf_s", f"aggregator.admission={admission}"]
+    plain, other = (configured(tmp_path, *settings, file=more) for more in ((), ("student.fit.epochs=7",)))
     assert (config_digest(plain) != config_digest(other)) is reads_students

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from fairpate.config import ConfigError, DataConfig, SweepConfig
 from fairpate.config_reader import parse_config
@@ -63,7 +62,7 @@ def swept(root: Path, **grid: list[Any]) -> Comparison:
         "tasks": {"num_cpus": 0.5, "max_retries": 0},
     }
     sweep = parse_config(values, SweepConfig)
-    return compare(sweep, cells_of(sweep, folder=Path()), root, Console(quiet=True))
+    return compare(sweep, cells_of(sweep, folder=Path()), root, Reporter(quiet=True))
 
 
 @pytest.mark.slow

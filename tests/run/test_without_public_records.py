@@ -154,7 +154,7 @@ def test_a_repeated_run_draws_nothing_again_and_learns_the_same_rule(config: Met
         ("student.model=mlp", "student.model.name"),
         ("student.method=pseudo_label", "student.method"),
         ("public_data.calibration={}", "public_data.calibration"),
-        ("public_data.self_label={}", "public_data.self_label"),
+        ("public_data.self_label=mlp", "public_data.self_label"),
         ("data.embedding=null", "data.embedding"),
     ],
 )

@@ -39,8 +39,9 @@ def split(x, labels, num_answered):
     return PublicRecords(answered_x=x[:num_answered], labels=labels[:num_answered], unlabelled_x=x[num_answered:])
 
 
-def train(records, config, seed=0, num_classes=2):
-    return train_student(records, config, num_classes=num_classes, generator=torch.Generator().manual_seed(seed))
+def train(records, config, seed=0, num_classes=2, **options):
+    generator = torch.Generator().manual_seed(seed)
+    return train_student(records, config, num_classes=num_classes, generator=generator, **options)
 
 
 def accuracy(model, x, labels):
@@ -81,19 +82,18 @@ def test_pseudo_labels_improve_on_few_answers(digits):
 def test_fixmatch_improves_on_few_answers(digits):
     records, held_out = digits
     model, weak = ModelConfig(name="lenet"), AugmentConfig(translation_fraction=0.1)
-    strong = AugmentConfig(translation_fraction=0.2, rotation_degrees=15, erase=0.5)
     # 125 epochs over 40 answers are as many steps as 50 over 600 unlabelled records.
     plain, semi = (
         train(
             records,
             StudentConfig(
                 model=model,
-                fit=FitConfig(epochs=epochs, learning_rate=1e-3, augment=weak),
+                fit=FitConfig(epochs=epochs, learning_rate=1e-3),
                 method=method,
                 confidence=0.9,
-                strong_augment=strong,
             ),
             num_classes=10,
+            augmentation=weak,
         )
         for method, epochs in (("supervised", 125), ("fixmatch", 50))
     )
@@ -154,13 +154,13 @@ def test_progress_counts_every_epoch(method, total):
 
 @pytest.mark.parametrize(
     ("num_answered", "steps"),
-    [(4, 3), (40, 5), (59, 8)],  # 56 others are 3 chunks of 24; 40 answered are 5 batches of 8; 59 are 8
+    [(4, 2), (40, 5), (59, 8)],  # 56 others are 2 chunks of 32; 40 answered are 5 batches of 8; 59 are 8
 )
 def test_a_fixmatch_epoch_visits_every_record(num_answered, steps):
     calls = []
     train_student(
         split(*bars(60, seed=0), num_answered),
-        StudentConfig(model=MLP, fit=FitConfig(epochs=2, batch_size=8), method="fixmatch", unlabelled_ratio=3),
+        StudentConfig(model=MLP, fit=FitConfig(epochs=2, batch_size=8), method="fixmatch"),
         num_classes=2,
         generator=torch.Generator().manual_seed(0),
         penalty=lambda network: calls.append(0) or 0 * next(network.parameters()).sum(),
@@ -187,7 +187,7 @@ def test_chances_reach_the_loss(method):
     fit = FitConfig(epochs=1, batch_size=8, optimizer="sgd", learning_rate=0.5, label_smoothing=0.3)
     learned = train_student(
         PublicRecords(answered_x=x, labels=chances, unlabelled_x=x[:1]),
-        StudentConfig(model=ModelConfig(name="logistic"), fit=fit, method=method, unlabelled_weight=0),
+        StudentConfig(model=ModelConfig(name="logistic"), fit=fit, method=method, confidence=1.0),
         num_classes=3,
         generator=torch.Generator().manual_seed(0),
         initial_model=start,

@@ -91,7 +91,7 @@ def test_one_step_of_convolutional_teachers_is_the_same_gradient(
 ) -> None:
     augment = AugmentConfig(rotation_degrees=10, channel_swap=0.5, erase=0.5)
     one_step = {"epochs": 1, "batch_size": 8, "optimizer": "sgd", "momentum": 0.0, "learning_rate": 1.0}
-    spec = _spec(model, augment=augment, **one_step)
+    spec = replace(_spec(model, **one_step), augment=augment)
     _assert_equal_weights(*_both(_images((8, 5, 0), channels, side), spec, device), atol=1e-10)
 
 

@@ -5,6 +5,7 @@ of its weights, and cast the same votes.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,9 +67,11 @@ def shards_of(
 
 
 def spec_of(model: str, fit: dict[str, Any], *, standardize: bool = False) -> TeacherSpec:
-    settings = FitConfig(**{"epochs": 2, "batch_size": 16} | fit)
+    settings = FitConfig(**{"epochs": 2, "batch_size": 16} | {name: fit[name] for name in fit if name != "augment"})
+    augment = fit.get("augment", AugmentConfig())
     architecture = ModelConfig(name=model, hidden=(8, 5), width=4)
-    return TeacherSpec(model=architecture, fit=settings, num_classes=3, seed=11, standardize=standardize)
+    spec = TeacherSpec(model=architecture, fit=settings, num_classes=3, seed=11, standardize=standardize)
+    return replace(spec, augment=augment)
 
 
 def bits(weights: StackedWeights, teacher: int) -> dict[str, bytes]:

@@ -104,11 +104,17 @@ def test_a_head_is_logistic_regression_on_the_files_features(engine: str, file: 
     assert predict_votes(trained, spec, queries.numpy())[0].tolist() == expected.tolist()
 
 
-def test_heads_are_stacked_everywhere_and_never_augmented(file: Path) -> None:
+def test_heads_are_stacked_everywhere_and_never_augmented(file: Path, tmp_path: Path) -> None:
     spec = spec_of(file, trainable="head")
     assert [choose_engine(spec.model, device) for device in ("cpu", "cuda")] == ["stacked", "stacked"]
-    with pytest.raises(ValueError, match=r"neither model\.dropout nor fit\.augment with model\.trainable: head"):
-        TeachersConfig(model=spec.model, fit=FitConfig(augment=AugmentConfig(horizontal_flip=0.5)))
+    x, y = pictures(6, torch.Generator()), torch.arange(6) % 2
+    private = Split(x=x, y=y, z=y, record_id=tuple("abcdef"))
+    config = TeachersConfig(num_teachers=2, model=spec.model, fit=spec.fit)
+    plain, flipped = (
+        train_ensemble(private, config, num_classes=CLASSES, seed=2, checkpoint_dir=tmp_path, augment=augment)
+        for augment in (AugmentConfig(), AugmentConfig(horizontal_flip=0.5))
+    )
+    assert plain.digest == flipped.digest
 
 
 def test_a_checkpoint_is_named_by_the_files_content_not_its_place(file: Path, tmp_path: Path) -> None:

@@ -28,11 +28,10 @@ import yaml
 
 from fairpate.data.dataset import sha256_of
 from fairpate.pages import decimal, epsilon_text, percent
-from fairpate.report.records import described_event
+from fairpate.report.records import described_events
 from fairpate.run.bundle import published_statement, require_card
 from fairpate.run.context import RunDirectoryError, read_json, run_at, write_json, write_text
-from fairpate.sites.plan import key_text, public_keys, read_key
-from fairpate.types import Relation, UsageError, UserError
+from fairpate.types import Relation, UserError
 from fairpate.words import delta_text, least_wrong, most_detected
 
 FORMAT = "fairpate.dossier/1"
@@ -97,15 +96,15 @@ class _Facts:
 
 
 def make_dossier(
-    root: Path, form: Form, *, key: Path | None = None, out: Path | None = None
+    root: Path, form: Form, *, sign: Callable[[bytes], Mapping[str, str]] | None = None, out: Path | None = None
 ) -> tuple[dict[str, Path], dict[Kind, int]]:
     """Write the dossier of the published run in ``root`` as JSON and as a text; return both paths, and the number of
     lines of each kind.
 
-    ``out``: the JSON file; None: ``dossier-FORM.json`` in ``root``, with the text next to it. ``key``: the file of
-    ``fairpate site key`` that signs. Errors as :func:`fairpate.run.bundle.write_bundle`, and PlanError for a key.
+    ``out``: the JSON file; None: ``dossier-FORM.json`` in ``root``, with the text next to it. ``sign`` returns the
+    operator's public ``key`` and its ``ed25519`` signature of the content. Errors as
+    :func:`fairpate.run.bundle.write_bundle`.
     """
-    secret = None if key is None else read_key(key)  # refused before anything is written
     facts = _Facts(root)
     lines = list({"registry": _registry, "nist": _nist, "egress": _egress}[form](facts))
     counts: dict[Kind, int] = {kind: sum(line.kind == kind for line in lines) for kind in get_args(Kind)}
@@ -116,9 +115,8 @@ def make_dossier(
         "counts": counts,
         "lines": [asdict(line) | {"read_from": list(line.read_from)} for line in lines],
     }
-    if secret is not None:
-        signed = {"key": key_text(secret.public), "ed25519": secret.sign(_bytes(plain)).hex()}
-        plain = plain | {"signature": signed}
+    if sign is not None:
+        plain = plain | {"signature": sign(_bytes(plain))}
     path = out or root / f"dossier-{form}.json"
     text = path.with_suffix(".yaml" if form == "registry" else ".md")
     write_json(path, plain)
@@ -126,11 +124,10 @@ def make_dossier(
     return {"dossier": path, "text": text}, counts
 
 
-def verify_dossier(path: Path, *, key: str | None) -> dict[str, Any]:
-    """Return the dossier in ``path`` after checking its signature against the public ``key``.
+def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dict[str, Any]:
+    """Return the dossier in ``path`` if ``signed`` holds of its signature and content.
 
-    DossierError for a damaged file, for one without a signature and for one of another key or content; UsageError
-    without a key.
+    DossierError for a damaged file, for one without a signature and for one of another key or content.
     """
     try:
         plain = read_json(path)
@@ -138,16 +135,11 @@ def verify_dossier(path: Path, *, key: str | None) -> dict[str, Any]:
         raise DossierError(str(error)) from error
     if plain.get("format") != FORMAT:
         raise DossierError(f"{path}: not a dossier ({FORMAT}); give the JSON file of `fairpate dossier`.")
-    if key is None:
-        raise UsageError(
-            "--key: missing; give the operator's published key, against which the dossier's signature is checked."
-        )
     signature = plain.pop("signature", None)
-    expected = public_keys(key, "--key")
     if not isinstance(signature, Mapping):
         raise DossierError(f"{path}: not signed; ask the operator for a signed one (`fairpate dossier --key`).")
     try:
-        is_signed = expected.signed(bytes.fromhex(str(signature.get("ed25519"))), _bytes(plain))
+        is_signed = signed(bytes.fromhex(str(signature.get("ed25519"))), _bytes(plain))
     except ValueError:  # no hexadecimal digits, or a number that JSON does not have
         is_signed = False
     if not is_signed:
@@ -168,10 +160,7 @@ def _guarantee(epsilon: float, delta: float, unit: str, relation: str) -> str:
 
 
 def _events(events: Sequence[Mapping[str, Any]], parts: Mapping[str, Sequence[Mapping[str, Any]]] | None) -> str:
-    said = [described_event(event) for event in events]
-    for part, of_part in (parts or {}).items():
-        said += [f"of {part} records alone: {described_event(event)}" for event in of_part]
-    return "; ".join(said)
+    return "; ".join(described_events(events, parts or {}))
 
 
 def _tuned(is_accounted: bool) -> str:

@@ -1,0 +1,177 @@
+"""Run the commands that docs/coverage.md and the pages of results name, and compare the digits with the stored ones.
+
+    python benchmarks/commands.py [--limit 120] [--only TEXT ...] [--pages docs/coverage.md ...]
+
+Each command runs for at most ``--limit`` seconds in a copy of the repository, for one seed: the first that is stored. A
+command that writes a file of docs/results/ starts without that file, so that every number is measured anew, and its
+numbers are compared with the stored ones of that seed, digit by digit (six digits are stored). Costs that are times
+differ on every machine and are left out. The log is docs/results/commands.json, with one cell for every command:
+
+    same          every number that was measured again, and there is one, equals the stored one
+    differs       numbers differ; ``differing`` names a few
+    ran           nothing is stored to compare with: the command ended well, or measured something before the limit
+    too long      the limit ended it before anything could be compared
+    failed        it ended with an error, which ``message`` has
+    placeholder   no command, but the pattern of several (NAME, E, ...)
+
+``share`` is the share of the stored cells of that seed that were measured again before the limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import measured
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("coverage", "results", "results-frontier", "results-published", "results-speed", "results-teachers")
+_WORDS = re.compile(r"`((?:fairpate (?:run|compare|data|methods|audit)|python benchmarks/)[^`]*)`")
+_BLANKS = re.compile(r"(?<![\w-])(?:[A-Z]|[A-Z]{3,})(?![\w-])|\.\.\.|\[--|=[A-Z]+\b")
+_SWEEPS = re.compile(r"(?:fairpate compare|python benchmarks/papers.py) (configs/\S+\.yaml)(.*)")
+# Scripts that take seeds, and how they are given.
+_SEEDED = {
+    "clipping_bound": "--seeds {}",
+    "levelling_down": "--seeds {}",
+    "query_experiments": "--seeds {}",
+    "posthoc": "--seeds 1",
+    "private_metrics": "--seeds {}",
+}
+_TIMES = ("run_times", "lagrangian")
+_SHOWN = 3
+
+
+def main() -> None:
+    """Run every command, and write the log after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for one command")
+    parser.add_argument("--only", nargs="+", default=[""], help="only commands that contain one of these texts")
+    parser.add_argument("--pages", nargs="+", type=Path, default=[ROOT / "docs" / f"{page}.md" for page in PAGES])
+    options = parser.parse_args()
+    log = measured.read("commands")
+    for command in commands_of(options.pages):
+        if not any(text in command for text in options.only):
+            continue
+        log[command] = outcome(command, options.limit)
+        said = f"python benchmarks/commands.py --limit {options.limit:g}"
+        counts = Counter(cell["outcome"] for cell in log.values())
+        measured.write("commands", command=said, cells=log, counts=dict(sorted(counts.items())))
+        print(f"{log[command]['outcome']}: {command}", flush=True)
+
+
+def commands_of(pages: Sequence[Path]) -> list[str]:
+    """The commands of the pages, in their order, each once."""
+    found = (" ".join(words.split()) for page in pages for words in _WORDS.findall(page.read_text(encoding="utf-8")))
+    return list(dict.fromkeys(words for words in found if len(words.split()) > 2 or words.startswith("python")))
+
+
+def outcome(command: str, limit: float) -> dict[str, Any]:
+    """Run one command in a copy of the repository; return its cell of the log."""
+    if _BLANKS.search(command):
+        return {"outcome": "placeholder"}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "repository"
+        ignored = shutil.ignore_patterns(".git", ".venv", "build", "runs", ".*_cache", "__pycache__", "*.egg-info")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+        name, words = _measuring(command)
+        stored = copy / "docs" / "results" / f"{name}.json"
+        expected = json.loads(stored.read_text(encoding="utf-8"))["cells"] if stored.is_file() else {}
+        seed = min((min(cell["seeds"]) for cell in expected.values() if cell.get("seeds")), default=0)
+        stored.unlink(missing_ok=True)
+        started = time.monotonic()
+        code, message = _run(words.format(seed), copy, limit)
+        found = {"seconds": round(time.monotonic() - started, 1)}
+        if expected and name not in _TIMES and stored.is_file():
+            again = json.loads(stored.read_text(encoding="utf-8"))["cells"]
+            return found | _compared(again, expected, seed)
+        if code is None:
+            return found | {"outcome": "too long" if not stored.is_file() else "ran"}
+        if code:
+            return found | {"outcome": "failed", "message": message}
+        return found | {"outcome": "ran"}
+
+
+def _measuring(command: str) -> tuple[str, str]:
+    """The name of the file that a command writes, if any, and the command that measures one seed of it (``{}``)."""
+    sweep = _SWEEPS.fullmatch(command)
+    if sweep:
+        config, rest = sweep.groups()
+        name, rest = Path(config).stem, rest.replace("{", "{{").replace("}", "}}")
+        words = f"python benchmarks/papers.py {config}{rest} --seeds {{}} --state runs"
+        return name, words
+    script = re.match(r"python benchmarks/(\w+)\.py", command)
+    name = script[1] if script else ""
+    plain = command.replace("{", "{{").replace("}", "}}")
+    if name == "results":
+        plain = re.sub(r"--seeds( \d+)+", r"--seeds\1", plain)
+    if name in _SEEDED and "--seeds" not in plain:
+        plain = f"{plain} {_SEEDED[name]}"
+    return name, plain
+
+
+def _run(words: str, folder: Path, limit: float) -> tuple[int | None, str]:
+    """Run a command there; return its exit status, None at the limit, and the last line that it wrote."""
+    argv = shlex.split(words)
+    argv = [sys.executable, *argv[1:]] if argv[0] == "python" else [sys.executable, "-m", *argv]
+    if argv[2:4] == ["fairpate", "run"] and "--dry-run" not in argv:
+        argv.append("--yes")
+    environment = os.environ | {"FAIRPATE_STATE": str(folder / "state"), "PYTHONPATH": str(folder)}
+    process = subprocess.Popen(  # noqa: S603 - the commands are those of this repository's pages
+        argv,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # with the workers that it started
+        process.communicate()
+        return None, ""
+    lines = said.strip().splitlines()
+    return process.returncode, lines[-1] if lines else ""
+
+
+def _compared(again: measured.Cells, stored: measured.Cells, seed: int) -> dict[str, Any]:
+    differing, cells = [], 0
+    for name, cell in again.items():
+        if name not in stored or ("seeds" in cell and seed not in stored[name].get("seeds", ())):
+            continue
+        cells += 1
+        differing += [f"{name}:{metric}" for metric in _differing(cell, stored[name], seed)]
+    of_seed = sum(seed in cell.get("seeds", (seed,)) for cell in stored.values())
+    kind = "differs" if differing else "same" if cells else "too long"
+    found = {"outcome": kind, "seed": seed, "cells": cells, "share": round(cells / max(of_seed, 1), 3)}
+    return found | ({"differing": differing[:_SHOWN], "num_differing": len(differing)} if differing else {})
+
+
+def _differing(cell: dict[str, Any], stored: dict[str, Any], seed: int) -> Iterator[str]:
+    at = cell["seeds"].index(seed) if "seeds" in cell else 0
+    where = stored["seeds"].index(seed) if "seeds" in stored else 0
+    for metric in cell.keys() & stored.keys() - {"seeds", "seconds"}:
+        one, other = cell[metric], stored[metric]
+        one, other = (one[at] if isinstance(one, list) else one), (other[where] if isinstance(other, list) else other)
+        both_numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
+        if not (math.isclose(one, other, rel_tol=2e-6, abs_tol=1e-12) if both_numbers else one == other):
+            yield metric
+
+
+if __name__ == "__main__":
+    main()
