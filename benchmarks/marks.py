@@ -167,7 +167,7 @@ def held_out(cells: measured.Cells) -> dict[str, tuple[int, int]]:
 
 def expected(cells: measured.Cells) -> str:
     """The file of intervals, by data set, method and epsilon."""
-    lines, data = [_HEAD.rstrip()], None
+    lines, data = [_HEAD.rstrip()], ""
     of_method: dict[tuple[str, str], list[str]] = {}
     for name in cells:
         of, method, epsilon = name.split("/")

@@ -1418,9 +1418,10 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         cost = Price(epsilon=self.epsilon, delta=self.delta, unit=unit, relation=relation, accounting="rdp")
         announce_spending(cost, data, Reporter(quiet=not progress), is_own=True)
         with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
-            logs = {}
+            logs: dict[ReleaseLog, Event] = {}
             for part, event in (("private", plan.trainings), ("validation", plan.scores)):
                 run = RunDirectory(root=Path(root) / part)
+                run.root.mkdir()
                 private_folder(run.receipt.parent)
                 log = ReleaseLog(run, Odometer(), data=data, method="secret trials", part=f"{rule}/{part}")
                 log.check([event], noise=OS_ENTROPY)  # both limits before the first charge

@@ -259,8 +259,8 @@ def test_a_search_of_scikit_learn_is_announced_as_it_is_spent(tmp_path: Path, mo
     assert "5 trainings on clinic, of at most ε = 2.50 in sum" in announce_search(drawn, y)
     drawn.fit(X, y)
     assert [total.releases for total in Odometer().totals(delta=1e-5, data="clinic")] == [5]
-    Odometer().set_limit("clinic", "record", epsilon=4, delta=1e-5)
-    with pytest.raises(ValueError, match="above the limit of 4"):
+    Odometer().set_limit("clinic", "record", epsilon=3, delta=1e-5)
+    with pytest.raises(ValueError, match="above the limit of 3"):
         announce_search(drawn, y)
     for wrong in (
         GridSearchCV(FairClassifier("dp_sgd", epsilon=1.0), {}),

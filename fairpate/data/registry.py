@@ -669,13 +669,7 @@ def draft_declaration(
     """
     if file.is_dir():
         return _draft_of_pictures(file, public, folder, reads_private=reads_private)
-    # The separator that splits the public header into most fields; none in a file with types.
-    separator, first = None, public or file
-    encoding = _encoding_of(first, with_rows=first is public)
-    if first.suffix not in TYPED_SUFFIXES:
-        separator = max(
-            _SEPARATORS, key=lambda each: len(column_names(first, first.name, separator=each, encoding=encoding))
-        )
+    separator, encoding = layout_of(public or file, with_rows=public is not None)
     columns = column_names(
         file,
         file.name,
@@ -799,17 +793,24 @@ def _date(text: str, form: str) -> datetime.date | None:
         return None
 
 
-def _encoding_of(file: Path, *, with_rows: bool) -> str:
-    """UTF-8, or cp1252 for a text file whose header, or whole content ``with_rows``, is something else."""
-    if file.suffix in TYPED_SUFFIXES or ".gz" in file.suffixes or not file.is_file():
-        return "utf-8"
-    with file.open("rb") as stream:
-        try:
-            for line in stream if with_rows else [stream.readline()]:
-                line.decode("utf-8")
-        except UnicodeDecodeError:
-            return "cp1252"
-    return "utf-8"
+def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
+    """The likely separator, the one that splits the header into most fields, and the encoding of a table.
+
+    A file with types has no separator. Text is in UTF-8, or in cp1252 if its header, or its whole content
+    ``with_rows``, is something else.
+    """
+    if file.suffix in TYPED_SUFFIXES:
+        return None, "utf-8"
+    encoding = "utf-8"
+    if ".gz" not in file.suffixes and file.is_file():
+        with file.open("rb") as stream:
+            try:
+                for line in stream if with_rows else [stream.readline()]:
+                    line.decode("utf-8")
+            except UnicodeDecodeError:
+                encoding = "cp1252"
+    names = {each: column_names(file, file.name, separator=each, encoding=encoding) for each in _SEPARATORS}
+    return max(_SEPARATORS, key=lambda each: len(names[each])), encoding
 
 
 def _draft_of_pictures(file: Path, public: Path | None, folder: Path, *, reads_private: bool) -> str:

@@ -209,7 +209,7 @@ def expected_accuracy(config: Method) -> tuple[float, float] | None:
     """
     epsilon = getattr(config.target, "epsilon", None)
     text = files("fairpate").joinpath("expected_accuracy.yaml").read_text(encoding="utf-8")
-    ranges = yaml.safe_load(text).get(config.data.name, {}).get(config.method, {})
+    ranges: dict[float, tuple[float, float]] = yaml.safe_load(text).get(config.data.name, {}).get(config.method, {})
     if not ranges or epsilon is None or config.data.declaration or not min(ranges) <= epsilon <= max(ranges):
         return None
     usual = resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
