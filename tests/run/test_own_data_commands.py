@@ -138,7 +138,7 @@ def test_a_number_of_customers_and_marks_among_decimal_commas_are_found(tmp_path
     head = "Kundennr;Betrag;sex"
     for name, lines in (
         ("own.csv", [f"{head};y", *(f"{row};{'ja' * (i % 2) or 'nein'}" for i, row in enumerate(rows))]),
-        ("pool.csv", [head, *rows]),
+        ("pool.csv", [head, *(f"P{row}" for row in rows)]),
     ):
         (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
     asked = ("data", "declare", "own.csv", "--public", "pool.csv", "--read-private", "-o", "own.yaml")
