@@ -1418,7 +1418,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         cost = Price(epsilon=self.epsilon, delta=self.delta, unit=unit, relation=relation, accounting="rdp")
         announce_spending(cost, data, Reporter(quiet=not progress), is_own=True)
         with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
-            logs: dict[ReleaseLog, Event] = {}
+            logs = {}
             for part, event in (("private", plan.trainings), ("validation", plan.scores)):
                 run = RunDirectory(root=Path(root) / part)
                 run.root.mkdir()

@@ -121,9 +121,11 @@ def read_features(
     ``form`` encodes values by column. FaultError for values that mean nothing, or neither or both of the two.
     """
     field, is_image = f"records.{position}.features", len(shape) == _IMAGE_DIMENSIONS
-    if (record.features is None) == (record.columns is None):
-        raise FaultError(422, field, "", "Expected either features or columns.")
+    if record.columns is None and record.features is None:
+        raise FaultError(422, field, "", "Required; add this field, or columns.")
     if record.columns is not None:
+        if record.features is not None:
+            raise FaultError(422, field, "", "Expected either features or columns; leave one out.")
         field = f"records.{position}.columns"
         if form is None:
             raise FaultError(422, field, "", "The columns of this student are not known here; give features.")

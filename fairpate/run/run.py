@@ -362,9 +362,9 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
             f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): all that it publishes improves a guess about one "
             f"{cost.unit} by a factor of {math.exp(min(cost.epsilon, 700)):.3g} at most."
         )
-    headings = ("epsilon", "votes a label", "noise", "lead needed", "labels")
+    headings = ["epsilon", "votes a label", "noise", "lead needed", "labels"]
     is_expected, has_runs = (any(getattr(each, name) for each in found) for name in ("expected", "measured"))
-    headings += ("accuracy expected",) * is_expected + ("accuracy of earlier runs",) * has_runs
+    headings += ["accuracy expected"] * is_expected + ["accuracy of earlier runs"] * has_runs
     right = [Column(name, justify="right") for name in headings]
     table = listing("method", "who votes", *right)
     for each in found:
