@@ -47,7 +47,7 @@ import numpy.typing as npt
 
 from aggregator.ledger import NOBODY, Asker, Ledger, LedgerTerms, OwnLimit
 from aggregator.mechanism import Mechanism, Outcome
-from fairpate.data.columns import RecordForm
+from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import DEFAULT_ORDERS, Event, RenyiFilter, least_noise

@@ -28,6 +28,7 @@ HEALTH_CHECKS = {
     "RAY_health_check_failure_threshold": "4",
 }
 START_LIMIT_S = 240.0
+_ASKED_FOR_S = 5.0  # each time it is asked, a process imports Ray
 _ROOT = str(Path(__file__).resolve().parents[1])  # the checkout that is tested, also where another is installed
 _MARK = "FAIRPATE_FAULTS_NODE"
 _ALIVE = """
@@ -190,7 +191,7 @@ class Cluster:
                 if not node.processes():
                     node.kill()
                     node.start()
-            if self._num_alive(len(self.nodes), limit_s=2.0) == len(self.nodes):
+            if self._num_alive(len(self.nodes), limit_s=_ASKED_FOR_S) == len(self.nodes):
                 return
             if time.monotonic() > deadline_s:
                 raise ClusterError(f"a node is not there after {START_LIMIT_S:g} s: {self._logs()}")
@@ -198,7 +199,7 @@ class Cluster:
     def wait_until(self, num_nodes: int) -> None:
         """Return when the head counts on exactly so many nodes."""
         deadline_s = time.monotonic() + START_LIMIT_S
-        while (alive := self._num_alive(num_nodes, limit_s=2.0)) != num_nodes:
+        while (alive := self._num_alive(num_nodes, limit_s=_ASKED_FOR_S)) != num_nodes:
             if time.monotonic() > deadline_s:
                 raise ClusterError(f"{alive} nodes instead of {num_nodes} after {START_LIMIT_S:g} s: {self._logs()}")
 

@@ -22,32 +22,37 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import measured
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 
 from fairpate.config import DataConfig, FitConfig, ModelConfig, PrivacyTarget
 from fairpate.data import Dataset, Split, load_data
-from fairpate.methods import dp_oracle_learner, dp_postprocessing, dp_sgd, randomised_response
-from fairpate.methods.base import price
+from fairpate.methods import dp_postprocessing, dp_sgd
+from fairpate.methods.base import Method, Training, price
 from fairpate.methods.dp_oracle_learner import (
     RULES_KJ,
     DpOracleLearnerConfig,
     GameRules,
     GroupRules,
+    OracleLearner,
     prices,
     violations_of,
 )
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig
 from fairpate.methods.parity import ParityCells
-from fairpate.methods.randomised_response import RandomisedResponseConfig
+from fairpate.methods.randomised_response import RandomisedResponse, RandomisedResponseConfig
 from fairpate.nn.fit import said_labels
 from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.report.metrics import evaluate
+from fairpate.run.context import RunDirectory
+from fairpate.terminal import Reporter
 
 GAPS = (0.0, 0.02, 0.05, 0.1, 0.2, 1.0)
 EPSILONS = (1.0, 3.0, 10.0, math.inf)
@@ -287,20 +292,19 @@ def learned(dataset: Dataset, epsilon: float, seed: int, settings: dict[str, Any
     """What is measured, the epsilon that the accountant finds, and bounds for rules by group."""
     private, target = dataset.private, PrivacyTarget(epsilon=epsilon, delta=DELTA)
     config = DpOracleLearnerConfig(**settings)
-    trained = dp_oracle_learner.train(
-        private.x,
-        private.y,
-        private.z,
-        config,
-        target=target,
-        num_groups=dataset.num_groups,
-        source=SeededSource(seed),
-    )
+    method = OracleLearner(target=target, noise="seeded", seed=seed, dp_oracle_learner=config)
+    trained = trained_by(method, dataset)
     return [
         *measure(mixed(trained, dataset.test), dataset.test),
         price(trained.events, delta=target.delta, relation=target.relation, accounting=target.accounting).epsilon,
         *(bounds_of_game(trained, private, config, target, dataset.num_groups) if config.rules == "by_group" else ()),
     ]
+
+
+def trained_by(method: Method, dataset: Dataset) -> Any:
+    """What a method that makes its own model learns."""
+    run, reporter = RunDirectory(root=Path("nowhere")), Reporter(quiet=True)
+    return method.train(Training(dataset=dataset, model=nn.Identity(), run=run, reporter=reporter, seed=method.seed))
 
 
 def bounds_of_game(
@@ -381,16 +385,10 @@ def responded(
 
 def respond(dataset: Dataset, config: RandomisedResponseConfig, epsilon: float, seed: int) -> Any:
     """What randomised response releases."""
-    return randomised_response.train(
-        dataset.private.x,
-        dataset.private.y,
-        dataset.private.z,
-        config,
-        epsilon=epsilon,
-        num_groups=dataset.num_groups,
-        source=SeededSource(seed),
-        generator=torch.Generator().manual_seed(seed),
+    method = RandomisedResponse(
+        target=PrivacyTarget(epsilon=epsilon), noise="seeded", seed=seed, randomised_response=config
     )
+    return trained_by(method, dataset)
 
 
 def bound(seeds: int) -> None:

@@ -24,13 +24,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from turns import Step, seconds_by_round
 
 from fairpate.config import ModelConfig
 from fairpate.methods.dp_sgd import FairDpSgdConfig, regulariser_gradient
 from fairpate.nn.models import build_model, memory_format_for, to_memory_format
-from fairpate.nn.per_example import CrossEntropy, DenseChain, GradientClipper
+from fairpate.nn.per_example import CrossEntropy, DenseChain
 from fairpate.nn.private_fit import (
     DP_SGD,
     GaussianNoise,
@@ -195,14 +196,23 @@ def fair_step(case: Case, x: Tensor, y: Tensor, *, before_clipping: bool = False
 
 def vmap_step(case: Case, x: Tensor, y: Tensor) -> Step:
     """Per-example gradients by ``vmap(grad)``, with torch's own noise."""
-    clipper = GradientClipper(case.fresh_model(x), CrossEntropy(), clip_norm=CLIP_NORM, engine="functional")
+    model, loss = case.fresh_model(x), CrossEntropy()
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def record_loss(values: dict[str, Tensor], record: Tensor, label: Tensor) -> Tensor:
+        return loss(functional_call(model, values, (record[None],)), label[None])[0]
+
+    per_record = vmap(grad(record_loss), in_dims=(None, 0, 0))
     batches = PoissonBatches(len(x), 1 / BATCHES_PER_EPOCH, OsRandomness())
 
     def step() -> None:
         rows = batches.next().to(x.device)
-        gradients = clipper.sum(x[rows], y[rows]).gradients
-        noisy = [(g + NOISE_MULTIPLIER * CLIP_NORM * torch.randn_like(g)) / case.batch_size for g in gradients]
-        _update(clipper.parameters, noisy)
+        gradients = list(per_record(parameters, x[rows], y[rows]).values())
+        norms_B = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
+        factors_B = (CLIP_NORM / norms_B).clamp(max=1)
+        sums = [torch.einsum("b,b...->...", factors_B, g) for g in gradients]
+        noisy = [(g + NOISE_MULTIPLIER * CLIP_NORM * torch.randn_like(g)) / case.batch_size for g in sums]
+        _update(list(model.parameters()), noisy)
 
     return step
 

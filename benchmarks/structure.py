@@ -5,15 +5,18 @@
 Counts the four packages (``fairpate``, ``aggregator``, ``teachers``, ``student``). An *importer* of a module is another
 module that imports it anywhere, in a function or for type checkers alike. A *circle* is a group of modules that
 import each other, function-level imports included, those for type checkers left out. *Header* lines are a module's
-docstring and imports before its first statement. *Code* lines are neither blank, comment nor docstring.
+docstring and imports before its first statement. *Code* lines are neither blank, comment nor docstring. *Fields* are
+the settings that a user may give for one method, in all its sections.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import io
 import statistics
+import sys
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -21,7 +24,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 PACKAGES = ("fairpate", "aggregator", "teachers", "student")
 Kind = Literal["first", "later", "types"]
@@ -146,6 +149,26 @@ def circles(reached: dict[str, dict[str, set[Kind]]], *, kinds: set[Kind]) -> li
         return found
 
 
+def count_fields(annotation: Any) -> int:
+    """How many settings a field of this type holds: all those of a section or a record, else one."""
+    for part in (annotation, *get_args(annotation)):
+        if dataclasses.is_dataclass(part):
+            return sum(map(count_fields, get_type_hints(part).values()))
+        # A file is one setting: its checksum follows from it.
+        if "model_fields" in dir(part) and "sha256" not in part.model_fields:
+            return sum(count_fields(field.annotation) for field in part.model_fields.values())
+    return 1
+
+
+def most_fields(root: Path) -> str:
+    """The largest number of fields that a method's configuration has, and the method."""
+    sys.path.insert(0, str(root))  # ahead of an installed version
+    from fairpate.methods.base import all_methods
+
+    number, name = max((count_fields(method), name) for name, method in all_methods().items())
+    return f"{number} ({name})"
+
+
 def measures(root: Path) -> dict[str, str]:
     """What the table shows, by row."""
     modules = read_modules(root)
@@ -175,6 +198,7 @@ def measures(root: Path) -> dict[str, str]:
         "circles of imports, function-level ones included": str(len(later)),
         "module names that occur twice": str(sum(count > 1 for count in stems.values())),
         "class names that occur twice": str(sum(count > 1 for count in classes.values())),
+        "fields of a configuration, most": most_fields(root),
     }
 
 

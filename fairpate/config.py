@@ -304,7 +304,6 @@ class ModelConfig(Section):
     )
     hidden: tuple[Count, ...] = Field((64,), description="Widths of an MLP's hidden layers.")
     width: Count = Field(32, description="Channels of the first block of `cnn`.")
-    dropout: float = Field(0.0, ge=0, lt=1)
     weights: WeightsConfig | None = Field(
         None, description="Initial weights of resnet18, resnet50 or densenet121; null: random weights."
     )
@@ -317,6 +316,9 @@ class ModelConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _is_named(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("dropout") == 0:
+            # Models that earlier versions published say so in their cards.
+            return {name: value for name, value in values.items() if name != "dropout"}
         return {"name": values} if isinstance(values, str) else values
 
     @model_validator(mode="after")
@@ -338,7 +340,6 @@ class FitConfig(Section):
     batch_size: Count = 32
     optimizer: Literal["sgd", "adam"] = "adam"
     learning_rate: Positive = 1e-3
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD; Adam does not read it.")
     weight_decay: NotNegative = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
     label_smoothing: float = Field(0.0, ge=0, lt=1)
@@ -540,21 +541,12 @@ class TeachersConfig(Section):
     num_teachers: Count = Field(100, ge=2)
     model: ModelConfig = ModelConfig()
     fit: FitConfig = FitConfig()
-    standardize: bool = Field(False, description="Scale features by each teacher's own shard.")
     max_shard_size: Count | None = Field(
         None,
         description="Largest number of records of a teacher, chosen by a keyed hash from a larger shard. null: all.",
     )
     engine: Literal["auto", "loop", "stacked"] = "auto"
     block_size: Count | None = Field(None, description="Teachers per Ray task; null chooses.")
-
-    @model_validator(mode="after")
-    def _scales_once(self) -> TeachersConfig:
-        if self.standardize and self.model.weights is not None:
-            raise ValueError("Expected standardize: false with model.weights, got true: the file brings its own scale.")
-        if self.model.trainable == "head" and self.model.dropout:
-            raise ValueError("Expected no model.dropout with model.trainable: head: features are computed once.")
-        return self
 
 
 class BudgetConfig(Section):

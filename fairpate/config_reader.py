@@ -80,25 +80,39 @@ def expected(fault: Mapping[str, Any]) -> str:
 _AUGMENT = "is `augment` now, one for teachers and students; set it there"
 _AS_STUDENT = "names the published architecture now; confidence, fit and method are those of `student`"
 _FIXED = "is fixed now, at what was its default; leave it out"
-_SOFTNESS = ("temperature", "maximum", "max_temperature")
-MOVED = {
-    "augment": _AUGMENT,
-    "strong_augment": "follows from `augment` now; leave it out",
-    "public_data.self_label": _AS_STUDENT,
-    "public_data.pretrain": "is a number of epochs now, and all else of it is fixed; give the number alone",
-    "aggregator.admission.fit": "is as student.fit now; leave it out",
-    "student.unlabelled_ratio": _FIXED,
-    "student.unlabelled_weight": _FIXED,
-    **{f"public_data.calibration.{name}": _FIXED for name in ("anchor", "held_out", "batch_size", *_SOFTNESS)},
-    **{f"pate_s_in.{name}": _FIXED for name in _SOFTNESS},
+_SOFTNESS = {"temperature": 1.0, "maximum": "hardmax", "max_temperature": 0.1}
+_DEFAULTS = {
+    "dropout": 0.0,
+    "momentum": 0.9,
+    "standardize": False,
+    "student.unlabelled_ratio": 4,
+    "student.unlabelled_weight": 1.0,
+    **{f"public_data.calibration.{name}": value for name, value in _SOFTNESS.items()},
+    "public_data.calibration.anchor": 1.0,
+    "public_data.calibration.held_out": 0.25,
+    "public_data.calibration.batch_size": 256,
+    **{f"{section}.{name}": value for section in ("penalty", "pate_s_in") for name, value in _SOFTNESS.items()},
 }
-"""Fields of earlier versions, by their place or their last name, with what became of them."""
+_MOVED: dict[str, tuple[str, Any]] = {
+    "augment": (_AUGMENT, None),
+    "strong_augment": ("follows from `augment` now; leave it out", None),
+    "public_data.self_label": (_AS_STUDENT, None),
+    "public_data.pretrain": ("is a number of epochs now, and all else of it is fixed; give the number alone", None),
+    "aggregator.admission.fit": ("is as student.fit now; leave it out", None),
+    **{name: (_FIXED, value) for name, value in _DEFAULTS.items()},
+}
+"""Fields of earlier versions by the end of their dotted names: what became of them, and the value that says the same as
+a configuration without them."""
 
 
-def moved(path: str) -> str | None:
-    """Return what became of a field that an earlier version had; None for other names."""
-    found = next((MOVED[name] for name in (path, path.rpartition(".")[2]) if name in MOVED), None)
-    return None if found is None else f"{path}: {found}."
+def moved(path: str, value: Any) -> str | None:
+    """Return what became of a field of an earlier version, empty if ``value`` says what is the case now; None for other
+    names."""
+    for name, (words, same) in _MOVED.items():
+        if f".{path}".endswith(f".{name}"):
+            is_off = same is None and isinstance(value, Mapping) and not any(value.values())
+            return "" if is_off or value == same else f"{path}: {words}."
+    return None
 
 
 _ECHO_LENGTH = 120
@@ -116,7 +130,7 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
         for fault in error.errors():
             path = ".".join(str(part) for part in fault["loc"]) or "config"
             is_unknown = fault["type"] in ("extra_forbidden", "unexpected_keyword_argument")
-            if (is_unknown or isinstance(fault["input"], dict)) and (was := moved(path)):
+            if (is_unknown or isinstance(fault["input"], dict)) and (was := moved(path, fault["input"])):
                 faults.append(was)
             elif is_unknown:
                 names = _names_beside(fault["loc"], schema)
@@ -365,7 +379,6 @@ Settings = Mapping[str, Any]
 """Values by dotted names."""
 _NOT_OF_A_LABEL = ("demographic_parity", "equalized_odds")
 _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
-    "momentum": ("optimizer", ("adam",)),
     "max_temperature": ("maximum", ("hardmax",)),
     "sharpness": ("constraint", ("accuracy_parity",)),
     "positive_label": ("constraint", _NOT_OF_A_LABEL),
@@ -396,11 +409,7 @@ def unread_because_of(name: str, settings: Settings) -> str | None:
     section, _, field = name.rpartition(".")
     if section.endswith("model"):
         architecture = settings.get(f"{section}.name")
-        if (
-            (field == "hidden" and architecture != "mlp")
-            or (field == "width" and architecture != "cnn")
-            or (field == "dropout" and str(architecture).endswith("logistic"))
-        ):
+        if (field == "hidden" and architecture != "mlp") or (field == "width" and architecture != "cnn"):
             return f"{section}.name"
         has_weights = any(other.startswith(f"{section}.weights.") for other in settings)
         if field in ("norm", "trainable") and not has_weights:

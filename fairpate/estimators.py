@@ -53,7 +53,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from fairpate.config import ConfigError, PrivacyTarget, Section, nearest
-from fairpate.config_reader import merge, parse_config, placeless_values, read_yaml
+from fairpate.config_reader import flattened, merge, parse_config, placeless_values, read_yaml
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
 from fairpate.data.declaration import read_declaration
@@ -502,7 +502,16 @@ def _configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, se
     if given["num_records"] is not None and isinstance(declared, dict):
         # A number that the section itself has wins.
         values["dp_sgd"] = {"num_records": _plain(given["num_records"])} | declared
-    return configured_exactly(values | {"seed": seed}, method=method)
+    config = configured_exactly(values | {"seed": seed}, method=method)
+    cause, before = "public_data.self_label", flattened(merge(type(config)().model_dump(), start))
+    unread = tuple(f"{field}." for field, why in config.unread.items() if why == cause)
+    # Sections of a whole configuration may have what its method leaves unread; a mapping was written for this one.
+    written = {name: value for name, value in said.items() if isinstance(given.get(name), Mapping)}
+    for field, value in flattened(written).items():
+        # A saved estimator has all settings, unread ones at the values that they start from.
+        if f"{field}.".startswith(unread) and value != before.get(field):
+            raise ConfigError(f"{field}: {cause} leaves it unread; leave it out, or change {cause}.")
+    return config
 
 
 def _settings_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -654,6 +663,7 @@ class Parameters(TypedDict, total=False):
     calibration: _Setting
     target: _Setting
     student: _Setting
+    augment: _Setting
     public_data: _Setting
     evaluation: _Setting
     noise: Literal["os_entropy", "seeded"]
@@ -696,8 +706,7 @@ def _require_settings(method: str, name: str, value: Any) -> None:
     """Raise ConfigError for a mapping with a field that the section of ``method`` does not have; ``fit`` checks
     values."""
     section = dict(find_method(method)()).get(name)
-    # Of the student, `fit` also names the fields that other methods read.
-    if name == "student" or not isinstance(value, Mapping) or not isinstance(section, BaseModel):
+    if not isinstance(value, Mapping) or not isinstance(section, BaseModel):
         return
     known = type(section).model_fields
     for unknown in (each for each in value if each not in known):
@@ -1128,18 +1137,7 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         config = self.config_
         # The records are embedded already.
         bare = replace(student, embedding=None)
-        return (
-            student,
-            dataset,
-            assess(
-                bare,
-                dataset,
-                seed=config.seed,
-                least_cell=config.evaluation.least_cell,
-                metrics=config.evaluation.metrics,
-                fair_at=config.evaluation.fair_at,
-            ),
-        )
+        return student, dataset, assess(bare, dataset, config.evaluation, seed=config.seed)
 
     def _student_for(self, groups: npt.NDArray[Any] | None) -> Student:
         """Return the published model. If ``fit`` saw no groups, the model is given the names of ``groups``."""
@@ -1271,9 +1269,10 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
 
     ``fit`` draws K, then K times one of the settings in ``param_grid`` at random, trains a copy of ``estimator`` with
     it, and keeps the model with the best score; the other models and K are forgotten
-    (:mod:`fairpate.privacy.secret_trials`). Scores have noise, and count what a model predicts rightly among validation
-    records: a share of the records, or of the persons, that a keyed hash of their content or name sets apart, and that
-    no training reads. So training and scores compose in parallel, and all of it costs ``epsilon`` at ``delta``.
+    (:class:`fairpate.privacy.mechanism_events.SecretTrials`). Scores have noise, and count what a model predicts
+    rightly among validation records: a share of the records, or of the persons, that a keyed hash of their content or
+    name sets apart, and that no training reads. So training and scores compose in parallel, and all of it costs
+    ``epsilon`` at ``delta``.
 
     - ``estimator``: a :class:`FairClassifier` of a method whose events are known before it trains: ``dp_sgd``,
       ``fair_dp_sgd``, ``weighted_votes``, ``record_votes``, ``ada_ssp``, or ``residual_votes`` with a curvature. Its

@@ -25,7 +25,6 @@ from markupsafe import Markup
 
 from fairpate.words import delta_text, term_by_key, term_of
 
-_MAX_POINTS = 240
 _ALL_DIGITS = Context(prec=400)  # all digits of any float, and two decimals
 # Written out: strftime would follow the language of the machine.
 _MONTHS = (
@@ -102,14 +101,6 @@ def made_words(made_on: str | None, version: str) -> str:
         return f"FairPATE {version}"
     day = date.fromisoformat(made_on)
     return f"{day.day} {_MONTHS[day.month - 1]} {day.year} · FairPATE {version}"
-
-
-def course(epsilon_Q: Sequence[float]) -> list[tuple[float, float]]:
-    """(queries submitted, epsilon) from (0, 0) to the last query, thinned to what a page can show."""
-    num_queries = len(epsilon_Q)
-    num_steps = min(num_queries, _MAX_POINTS)
-    steps = [round(num_queries * step / num_steps) for step in range(1, num_steps + 1)]
-    return [(0.0, 0.0), *((float(step), float(epsilon_Q[step - 1])) for step in steps)] if steps else []
 
 
 def in_two_lines(measure: str) -> str:

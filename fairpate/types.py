@@ -149,6 +149,14 @@ class UsageError(UserError):
     """
 
 
+class DataError(UserError, ValueError):
+    """Records that cannot be used; the message names the file, column or option, the value and the remedy."""
+
+
+class DataSettingsError(DataError, UsageError):
+    """A data set, an option or a size that does not exist, independent of the files present."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GateRule:
     """The demographic-parity rule that CF-GNMax, P_pre and IDP3 share.

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
-from fairpate.data.columns import RecordForm
+from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.http_server import Body, FaultError, NoTokens, RequestRate, Tokens, largest_body_bytes, new_app
 from fairpate.later import torch

@@ -59,7 +59,7 @@ from fairpate.nn.fit import (
     said_labels,
     strengthened,
 )
-from fairpate.nn.models import build_architecture, build_model, scale_bytes, seeded_torch
+from fairpate.nn.models import build_architecture, build_model, scale_bytes
 from fairpate.types import UserError
 from student.card import FORMAT, StudentCard, content_digest, embedding_beside, read_student_file, readable
 
@@ -294,6 +294,7 @@ def _fixmatch(
     def augmented(x: Tensor, how: AugmentConfig) -> Tensor:
         return augment(scale_bytes(x), how, generator).contiguous(memory_format=torch.channels_last)
 
+    stronger = strengthened(augmentation)
     size, chunk = config.fit.batch_size, config.fit.batch_size * _UNLABELLED_PER_LABELLED
     answered, unlabelled = endless(len(records.labels), size), endless(len(records.unlabelled_x), chunk)
     num_steps = max(math.ceil(len(records.labels) / size), math.ceil(len(records.unlabelled_x) / chunk))
@@ -303,40 +304,40 @@ def _fixmatch(
     # `fit` does the same for images: convolutions are two to three times as fast on this layout.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     model.train()
-    # Dropout takes no generator: torch's own state is seeded meanwhile.
-    with seeded_torch(int(torch.randint(2**62, (), generator=generator))):
-        for epoch in range(config.fit.epochs):
-            for _ in range(num_steps):
-                # The order of these draws is part of the meaning of a seed.
-                others, rows = next(unlabelled), next(answered)
-                with precision_of(config.fit, records.unlabelled_x.device):
-                    answered_x = augmented(records.answered_x[rows], augmentation)
-                    weak_x = augmented(records.unlabelled_x[others], augmentation)
-                    strong_x = augmented(records.unlabelled_x[others], strengthened(augmentation))
-                    # No gradient: a pseudo-label is a target, which the loss must not move towards the prediction.
-                    with torch.no_grad():
-                        probability, label = model(weak_x).softmax(dim=1).max(dim=1)
-                    sure = probability >= config.confidence
-                    both_x = torch.cat([answered_x, strong_x[sure]]).contiguous(memory_format=torch.channels_last)
-                    logits = model(both_x)
-                    targets, smoothing = records.labels[rows], config.fit.label_smoothing
-                    loss = F.cross_entropy(logits[: len(rows)], targets, label_smoothing=smoothing)
-                    # The sum over confident records is divided by the number of all: a student that is sure of few
-                    # records learns little from them.
-                    consistency = F.cross_entropy(logits[len(rows) :], label[sure], reduction="sum") / len(others)
-                    loss = loss + consistency
-                    if penalty is not None:
-                        loss = loss + penalty(model)
-                if not math.isfinite(loss.item()):
-                    raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
-                loss.backward()
-                optimizer.step_from_backward(epoch_learning_rate(config.fit, epoch))
-                steps += 1
-                # A plain mean at first, so that early weights do not linger; then an exponential moving average.
-                weight = max(1 / _AVERAGE_HORIZON_STEPS, 1 / steps)
+    # A seed gives the same student as before this number had no use any more.
+    torch.randint(2**62, (), generator=generator)
+    for epoch in range(config.fit.epochs):
+        for _ in range(num_steps):
+            # The order of these draws is part of the meaning of a seed.
+            others, rows = next(unlabelled), next(answered)
+            with precision_of(config.fit, records.unlabelled_x.device):
+                answered_x = augmented(records.answered_x[rows], augmentation)
+                weak_x = augmented(records.unlabelled_x[others], augmentation)
+                strong_x = augmented(records.unlabelled_x[others], stronger)
+                # No gradient: a pseudo-label is a target, which the loss must not move towards the prediction.
                 with torch.no_grad():
-                    torch._foreach_lerp_(average, parameters, weight)
-            on_progress(epoch + 1, config.fit.epochs)
+                    probability, label = model(weak_x).softmax(dim=1).max(dim=1)
+                sure = probability >= config.confidence
+                both_x = torch.cat([answered_x, strong_x[sure]]).contiguous(memory_format=torch.channels_last)
+                logits = model(both_x)
+                targets, smoothing = records.labels[rows], config.fit.label_smoothing
+                loss = F.cross_entropy(logits[: len(rows)], targets, label_smoothing=smoothing)
+                # The sum over confident records is divided by the number of all: a student that is sure of few
+                # records learns little from them.
+                consistency = F.cross_entropy(logits[len(rows) :], label[sure], reduction="sum") / len(others)
+                loss = loss + consistency
+                if penalty is not None:
+                    loss = loss + penalty(model)
+            if not math.isfinite(loss.item()):
+                raise ValueError(f"The student diverged in epoch {epoch}; lower student.fit.learning_rate.")
+            loss.backward()
+            optimizer.step_from_backward(epoch_learning_rate(config.fit, epoch))
+            steps += 1
+            # A plain mean at first, so that early weights do not linger; then an exponential moving average.
+            weight = max(1 / _AVERAGE_HORIZON_STEPS, 1 / steps)
+            with torch.no_grad():
+                torch._foreach_lerp_(average, parameters, weight)
+        on_progress(epoch + 1, config.fit.epochs)
     with torch.no_grad():
         for parameter, mean in zip(parameters, average, strict=True):
             parameter.copy_(mean)

@@ -46,14 +46,11 @@ from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, pred
 from fairpate.nn.models import build_architecture, is_convolutional, scale_bytes
 from fairpate.types import UserError
 from teachers.teacher import (
-    SHARD_MEAN,
-    SHARD_STD,
     Engine,
     Shard,
     StackedWeights,
     TeacherSpec,
     choose_engine,
-    standardize,
     train_teachers,
 )
 
@@ -174,7 +171,6 @@ def block_name(shards: Sequence[Shard], spec: TeacherSpec, teacher_indices: Sequ
         "augment": spec.augment.model_dump(mode="json"),
         "num_classes": spec.num_classes,
         "seed": spec.seed,
-        "standardize": spec.standardize,
         "max_shard_size": spec.max_shard_size,
         # A teacher's number seeds its weights and its batches.
         "teachers": list(teacher_indices),
@@ -340,17 +336,14 @@ def predict_votes(
     weights: StackedWeights, spec: TeacherSpec, queries: npt.NDArray[np.generic], *, device: str = "cpu"
 ) -> PredictionArray:
     """Return the class that each teacher chooses for each query, (T, Q) ``int16``; ties go to the smaller class."""
-    # A shard's statistics are stored with the weights, and are no parameters of the network.
-    network = {name: value for name, value in weights.items() if name not in (SHARD_MEAN, SHARD_STD)}
-    statistics = (weights[SHARD_MEAN], weights[SHARD_STD]) if SHARD_MEAN in weights else None
     with exact_convolutions():
         if _one_by_one(spec):
-            predictions = _predict_one_by_one(network, statistics, spec, queries, device)
+            predictions = _predict_one_by_one(weights, spec, queries, device)
         else:
             x = _tensor(queries)
             if spec.model.trainable == "head":
                 x = frozen_features(spec.model, x, device=device)
-            predictions = _predict_stacked(network, statistics, x, device)
+            predictions = _predict_stacked(weights, x, device)
     return predictions.to(torch.int16).numpy()
 
 
@@ -380,43 +373,23 @@ def _tensor(queries: npt.NDArray[np.generic]) -> Tensor:
 
 
 def _predict_one_by_one(
-    weights: StackedWeights,
-    statistics: tuple[Tensor, Tensor] | None,
-    spec: TeacherSpec,
-    queries: npt.NDArray[np.generic],
-    device: str,
+    weights: StackedWeights, spec: TeacherSpec, queries: npt.NDArray[np.generic], device: str
 ) -> Tensor:
     """Predict with one convolutional teacher after another: each is loaded into the network once for all queries."""
     model = build_architecture(spec.model, input_shape=queries.shape[1:], num_classes=spec.num_classes).to(device)
     predictions = []
     for teacher in range(len(next(iter(weights.values())))):
         model.load_state_dict({name: value[teacher] for name, value in weights.items()})
-        # By the statistics of the teacher's own shard, as in its training.
-        scaling = None if statistics is None else (statistics[0][teacher], statistics[1][teacher])
-        parts = []
-        for part in _bounded(queries):
-            x = _tensor(part)
-            x = x if scaling is None else standardize(scale_bytes(x), *scaling)
-            parts.append(predict_logits(model, x).argmax(dim=1))
+        parts = [predict_logits(model, _tensor(part)).argmax(dim=1) for part in _bounded(queries)]
         predictions.append(torch.cat(parts))
     return torch.stack(predictions)
 
 
-def _predict_stacked(
-    weights: StackedWeights, statistics: tuple[Tensor, Tensor] | None, x: Tensor, device: str
-) -> Tensor:
+def _predict_stacked(weights: StackedWeights, x: Tensor, device: str) -> Tensor:
     """Predict with all dense teachers at once: their stacked first layers are one wide matrix product."""
     # (weight, bias) of each layer, shapes (T, out, in) and (T, out). By number: as text, layer 10 comes before layer 2.
     names = sorted({name.split(".")[0] for name in weights}, key=int)
     layers = [(weights[f"{name}.weight"], weights[f"{name}.bias"]) for name in names]
-    if statistics is not None:
-        weight, bias = layers[0]
-        # Statistics are by channel, and a flattened channel is a run of pixels.
-        pixels = weight.shape[2] // statistics[0].shape[1]
-        mean, std = (value.repeat_interleave(pixels, dim=1) for value in statistics)
-        # W (x - mean) / std + b as one layer, so that scaling takes no time at prediction.
-        scaled = weight / std[:, None]
-        layers[0] = (scaled, bias - (scaled @ mean[:, :, None])[:, :, 0])
     layers = [(weight.to(device), bias.to(device)) for weight, bias in layers]
     # Minus the row of class 0, the logit of class 0 is 0 and need not be computed.
     weight, bias = layers[-1]
@@ -515,7 +488,6 @@ def train_ensemble(
         augment=UNCHANGED if config.model.trainable == "head" else augment,
         num_classes=num_classes,
         seed=seed,
-        standardize=config.standardize,
         max_shard_size=config.max_shard_size,
     )
     # Engines agree up to rounding only, so the engine is part of a block's name.

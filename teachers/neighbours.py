@@ -42,6 +42,7 @@ MOST_COORDINATES = 2**12
 """D of them: every sum of products of two is then below 2^53, where ``float64`` stops being exact."""
 _BLOCK, _QUERIES_AT_ONCE = 8192, 256
 _NOBODY = -1
+_RECORD = np.dtype([("squared", np.float64), ("order", np.uint64), ("label", np.int64)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,21 +92,21 @@ class Voters:
 
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """The nearest sampled records of each query, nearest first: squared distances, order among equals, labels (Q, K).
+    """The nearest sampled records of each query (Q, K), nearest first: ``squared`` distance, ``order`` among equals and
+    ``label``.
 
     The places of missing records have an infinite distance and no label.
     """
 
-    squared_QK: Floats
-    order_QK: npt.NDArray[np.uint64]
-    labels_QK: IntArray
+    records_QK: npt.NDArray[np.void]
 
     def counts(self, num_classes: int) -> IntArray:
         """Return ``votes_QC``, the number of these records that have each label."""
-        votes_QC = np.zeros((len(self.labels_QK), num_classes), dtype=np.int64)
-        queries, places = (self.labels_QK != _NOBODY).nonzero()
+        labels_QK = self.records_QK["label"]
+        votes_QC = np.zeros((len(labels_QK), num_classes), dtype=np.int64)
+        queries, places = (labels_QK != _NOBODY).nonzero()
         # `+=` would count several records of one label once.
-        np.add.at(votes_QC, (queries, self.labels_QK[queries, places]), 1)
+        np.add.at(votes_QC, (queries, labels_QK[queries, places]), 1)
         return votes_QC
 
 
@@ -189,34 +190,20 @@ def nearest_of_samples(
         for block in blocks:
             found = merged([found, _nearest_in(block, queries_QD[some], names[some], count, sampler)])
         parts.append(found)
-    return Nearest(
-        **{
-            field: np.concatenate([getattr(part, field) for part in [_nobody(0, count), *parts]])
-            for field in ("squared_QK", "order_QK", "labels_QK")
-        }
-    )
+    return Nearest(records_QK=np.concatenate([part.records_QK for part in [_nobody(0, count), *parts]]))
 
 
 def merged(parts: Sequence[Nearest]) -> Nearest:
     """Return the nearest of all parts: the same K records as one search through all of them would find."""
-    count = parts[0].labels_QK.shape[1]
-    squared, order, labels = (
-        np.concatenate([getattr(part, field) for part in parts], axis=1)
-        for field in ("squared_QK", "order_QK", "labels_QK")
-    )
+    count, all_Q = parts[0].records_QK.shape[1], np.concatenate([part.records_QK for part in parts], axis=1)
     # The same three keys as in `nearest_first`: a record that is not there, at an infinite distance, comes last.
-    first = np.lexsort((labels, order, squared), axis=1)[:, :count]
-    squared_QK, order_QK, labels_QK = (np.take_along_axis(values, first, axis=1) for values in (squared, order, labels))
-    return Nearest(squared_QK=squared_QK, order_QK=order_QK, labels_QK=labels_QK)
+    first = np.lexsort((all_Q["label"], all_Q["order"], all_Q["squared"]), axis=1)[:, :count]
+    return Nearest(records_QK=np.take_along_axis(all_Q, first, axis=1))
 
 
 def _nobody(num_queries: int, count: int) -> Nearest:
-    shape = num_queries, count
-    return Nearest(
-        squared_QK=np.full(shape, np.inf),
-        order_QK=np.full(shape, 2**64 - 1, dtype=np.uint64),
-        labels_QK=np.full(shape, _NOBODY, dtype=np.int64),
-    )
+    absent = np.array((np.inf, 2**64 - 1, _NOBODY), dtype=_RECORD)
+    return Nearest(records_QK=np.full((num_queries, count), absent))
 
 
 def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], count: int, sampler: Sampler) -> Nearest:
@@ -231,10 +218,13 @@ def _nearest_in(block: Voters, queries_QD: Coordinates, names: Sequence[str], co
         squared = squared_QN[query, rows]
         # Of persons all records are ordered: the nearest `count` records may be of fewer persons.
         if block.person_N is None and len(rows) > count:
-            near = squared <= np.partition(squared, count - 1)[count - 1]  # all of the farthest's equals
-            rows, squared = rows[near], squared[near]
+            kept = squared <= np.partition(squared, count - 1)[count - 1]  # all of the farthest's equals
+            rows, squared = rows[kept], squared[kept]
         rows = rows[block.nearest_first(rows, squared)[:count]]
-        found.squared_QK[query, : len(rows)] = squared_QN[query, rows]
-        found.order_QK[query, : len(rows)] = block.order_N[rows]
-        found.labels_QK[query, : len(rows)] = block.labels_N[rows]
+        near = found.records_QK[query, : len(rows)]
+        near["squared"], near["order"], near["label"] = (
+            squared_QN[query, rows],
+            block.order_N[rows],
+            block.labels_N[rows],
+        )
     return found

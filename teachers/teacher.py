@@ -46,13 +46,11 @@ from fairpate.nn.fit import (
     fit,
     frozen_features,
     precision_of,
-    uses_dropout,
 )
 from fairpate.nn.models import ScaleBytes, build_model, is_convolutional, scale_bytes
 
 Engine = Literal["loop", "stacked"]
 StackedWeights = dict[str, Tensor]
-SHARD_MEAN, SHARD_STD = "shard.mean", "shard.std"
 _INITIALISATION, _TRAINING = 0, 1
 # On a CPU a stack should stay near the caches; an accelerator takes what its memory holds.
 _PARAMETERS_AT_ONCE, _FEWEST_TEACHERS_AT_ONCE = 2**20, 8
@@ -126,7 +124,7 @@ class Shard:
 class TeacherSpec:
     """The public values that, with its shard, determine a teacher.
 
-    ``standardize`` scales inputs by the shard's own mean and spread. No shard has more than ``max_shard_size`` records.
+    No shard has more than ``max_shard_size`` records.
     """
 
     model: ModelConfig
@@ -134,7 +132,6 @@ class TeacherSpec:
     num_classes: int
     seed: int
     augment: AugmentConfig = UNCHANGED
-    standardize: bool = False
     max_shard_size: int | None = None
 
     @property
@@ -159,27 +156,6 @@ def training_generator(spec: TeacherSpec, teacher: int) -> torch.Generator:
 def seed_of_training(seed: int, teacher: int) -> int:
     """Return the seed of everything that teacher number ``teacher`` draws while training; below 2^63."""
     return _seed_of(seed, teacher, _TRAINING)
-
-
-def standardized(shard: Shard) -> tuple[Shard, StackedWeights]:
-    """Return the shard at mean 0 and standard deviation 1 per feature or channel, and these statistics.
-
-    The statistics are part of the weights. A constant feature is only centred; a shard without records is unchanged.
-    """
-    x = scale_bytes(shard.x)
-    over = [axis for axis in range(x.ndim) if axis != 1]
-    # Of this shard alone: with statistics of all private records, one record would change every teacher.
-    mean = x.mean(dim=over) if len(x) else x.new_zeros(x.shape[1])
-    # Without correction, which divides by N - 1: of one record the spread would be NaN.
-    std = x.std(dim=over, correction=0) if len(x) else x.new_ones(x.shape[1])
-    std = torch.where(std > 0, std, torch.ones_like(std))
-    return Shard(x=standardize(x, mean, std), y=shard.y), {SHARD_MEAN: mean, SHARD_STD: std}
-
-
-def standardize(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return ``(x - mean) / std`` along axis 1."""
-    shape = (1, -1, *[1] * (x.ndim - 2))
-    return (x - mean.view(shape)) / std.view(shape)
 
 
 def stack_weights(weights: Sequence[StackedWeights]) -> StackedWeights:
@@ -288,8 +264,6 @@ class _Stack:
 
     def __init__(self, shards: Sequence[Shard], spec: TeacherSpec, teachers: Sequence[int], device: torch.device):
         models = [initial_model(spec, teacher, shard) for teacher, shard in zip(teachers, shards, strict=True)]
-        if uses_dropout(models[0]):
-            raise ValueError("engine=stacked trains without dropout; set model.dropout=0 or engine=loop.")
         states: list[StackedWeights] = [
             {name: p for name, p in model.named_parameters() if p.requires_grad} for model in models
         ]
@@ -474,7 +448,7 @@ def train_teachers(
 
     ``teacher_indices`` (default 0..T-1) are the teachers' numbers in the whole ensemble. ``on_diverged`` is called with
     the number of each teacher whose weights did not stay finite, which keeps its initial ones; None logs it. ValueError
-    for ``stacked`` with a model that has dropout, and for a shard above the specification's ``max_shard_size``.
+    for a shard above the specification's ``max_shard_size``.
     """
     indices = list(range(len(shards))) if teacher_indices is None else list(teacher_indices)
     if len(indices) != len(shards) or not shards:
@@ -487,27 +461,21 @@ def train_teachers(
         shards = [Shard(x=frozen_features(spec.model, shard.x, device=device), y=shard.y) for shard in shards]
         spec = replace(spec, model=ModelConfig(name="logistic"))
     chosen = choose_engine(spec.model, device) if engine == "auto" else engine
-    inputs = [standardized(shard) if spec.standardize else (shard, {}) for shard in shards]
-    own_shards = [shard for shard, _ in inputs]
     with exact_convolutions():
         if chosen == "stacked":
-            trained = train_stacked(own_shards, spec, indices, device=torch.device(device))
+            trained = train_stacked(shards, spec, indices, device=torch.device(device))
         else:
-            trained = [_fitted(own, spec, t, torch.device(device)) for own, t in zip(own_shards, indices, strict=True)]
-    weights: list[StackedWeights] = []
-    for own, (_, statistics), teacher, shard in zip(trained, inputs, indices, shards, strict=True):
-        weights.append(own | statistics)
-        if all(bool(value.isfinite().all()) for value in weights[-1].values()):
+            trained = [_fitted(shard, spec, t, torch.device(device)) for shard, t in zip(shards, indices, strict=True)]
+    for place, (teacher, shard) in enumerate(zip(indices, shards, strict=True)):
+        if all(bool(value.isfinite().all()) for value in trained[place].values()):
             continue
         if on_diverged is None:
             _log.warning("Teacher %d diverged and keeps its initial weights; lower its learning_rate.", teacher)
         else:
             on_diverged(teacher)
         # Its weights before training, as without records: an error would reveal something of the shard.
-        empty = Shard(x=shard.x[:0], y=shard.y[:0])
-        statistics = standardized(empty)[1] if spec.standardize else {}
-        weights[-1] = _state(initial_model(spec, teacher, empty)) | statistics
-    return stack_weights(weights)
+        trained[place] = _state(initial_model(spec, teacher, Shard(x=shard.x[:0], y=shard.y[:0])))
+    return stack_weights(trained)
 
 
 def choose_engine(model: ModelConfig, device: str) -> Engine:
@@ -515,8 +483,6 @@ def choose_engine(model: ModelConfig, device: str) -> Engine:
 
     Stacking is faster for small models; on a CPU, for dense ones alone. One residual network keeps a device busy.
     """
-    if model.dropout:
-        return "loop"
     trains_convolutions = is_convolutional(model) and model.trainable == "all"
     is_large = model.name.startswith(("resnet", "densenet"))
     return "loop" if trains_convolutions and (device == "cpu" or is_large) else "stacked"

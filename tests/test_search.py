@@ -21,9 +21,8 @@ from sklearn.utils.estimator_checks import check_estimator
 from fairpate import FairClassifier, FairSearchCV, announce_search, estimators
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import OsEntropy
-from fairpate.privacy.mechanism_events import event_json
+from fairpate.privacy.mechanism_events import SecretTrials, event_json, flat
 from fairpate.privacy.second_accountant import recomputed_epsilon
-from fairpate.privacy.secret_trials import SecretTrials, flat
 from fairpate.run.choice import TrialsError
 from fairpate.run.release_log import LimitReachedError, Odometer
 

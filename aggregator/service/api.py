@@ -64,7 +64,7 @@ from aggregator.session import (
     status_of,
 )
 from aggregator.store import LedgerError, UnreachableError
-from fairpate.data.columns import RecordForm
+from fairpate.data.tables import RecordForm
 from fairpate.http_server import (
     Body,
     FaultError,

@@ -370,17 +370,12 @@ def data_named(data: str | None) -> dict[str, Any]:
 
 def data_config(name: str, options: list[str] | None, data_dir: Path | None) -> DataConfig:
     """Return the section ``data`` of a command that takes a name, `--option` and `--data-dir`."""
-    values = {field.removeprefix("data."): value for field, value in data_named(name).items()}
+    values = {field.removeprefix("data."): value for field, value in data_named(name).items()} | {"data_dir": data_dir}
     for option in options or []:
         apply_override(values, f"options.{option}")
-    return with_data_dir(parse_config(values, DataConfig), data_dir)
+    return parse_config(values, DataConfig)
 
 
 def as_overrides(fields: Mapping[str, Any]) -> list[Override]:
     """Return the fields that are not None, as :func:`fairpate.methods.base.configured` takes them."""
     return [(field, value) for field, value in fields.items() if value is not None]
-
-
-def with_data_dir(config: DataConfig, data_dir: Path | None) -> DataConfig:
-    """Return the section with another folder of files, where one is given."""
-    return config if data_dir is None else config.model_copy(update={"data_dir": data_dir})

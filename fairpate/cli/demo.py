@@ -59,11 +59,7 @@ class _Model:
         placed = load_for(self.run, self.config.data, lambda _: records)
         student = read_student(self.run, is_free=False)
         student = replace(student, card=replace(student.card, idp3=rule))
-        settings = self.config.evaluation
-        assessment = assess(
-            student, placed, seed=self.config.seed, least_cell=settings.least_cell, fair_at=settings.fair_at
-        )
-        return student, assessment
+        return student, assess(student, placed, self.config.evaluation, seed=self.config.seed)
 
     def with_reject_option(self, records: Dataset, root: Path) -> tuple[RunStatement, Path]:
         """Write the model with its reject option and its report below ``root``; return its claims and the report."""

@@ -97,8 +97,8 @@ def run(
     if config is not None and {"files", "label"} <= read_yaml(config).keys():
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
-    given |= {"aggregator.keep": None if keep is None else _share_of(keep)}
-    given |= {"evaluation.fair_at": fair_at}
+    given |= {"aggregator.keep": None if keep is None else _share_of(keep), "evaluation.fair_at": fair_at}
+    given |= {"out": out, "data.data_dir": data_dir}
     options: list[Override] = [*(overrides or []), *base.as_overrides(given)]
     # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:
@@ -121,12 +121,10 @@ def run(
             )
         options += base.as_overrides({f"{section}.model.weights": weights for section in starting})
     found = configured(start if path is None else path, options, method=method)
-    placed = found.model_copy(update={"out": out or found.out, "data": base.with_data_dir(found.data, data_dir)})
     if dry_run:
         is_named = method is not None or any(each.startswith("method=") for each in overrides or [])
-        options += base.as_overrides({"data.data_dir": data_dir})
-        return _dry_run(placed, release_of, None if path is not None or is_named else options)
-    return outcome(run_method(placed, Reporter(asks=not yes), release_of=release_of, with_graph=True))
+        return _dry_run(found, release_of, None if path is not None or is_named else options)
+    return outcome(run_method(found, Reporter(asks=not yes), release_of=release_of, with_graph=True))
 
 
 def _share_of(text: str) -> float:
@@ -316,7 +314,7 @@ def select(
         shares: Public share of a group among records, once for each group; scores then weigh all groups equally.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.privacy.secret_trials import MOST_TRIALS
+    from fairpate.privacy.mechanism_events import MOST_TRIALS
     from fairpate.run.choice import select_by_trials, select_settings
     from fairpate.run.sweep import cells_of, load_sweep
 

@@ -145,7 +145,8 @@ def summarise(run: RunDirectory) -> Group:
     """Return the published numbers of a finished run, and where its files are."""
     from fairpate.run.publication import read_claims
 
-    record, queries = read_json(run.record), read_statement(run).queries
+    record, statement = read_json(run.record), read_statement(run)
+    queries = statement.queries
     rows = [
         ("method", f"{record['method']} on {record['data']}, seed {record['seed']}"),
         *read_claims(run, for_operator=True).rows,
@@ -159,16 +160,11 @@ def summarise(run: RunDirectory) -> Group:
     # The numbers of statement and metrics are above; without queries the operator's page has little to add.
     unnamed = {"statement", "metrics", *(["operator_only"] if queries is None else [])}
     places = ((name.replace("_", " "), str(path)) for name, path in _files(run).items() if name not in unnamed)
-    return Group(Text(), facts([*rows, *places, *spending_rows(run)]))
-
-
-def spending_rows(run: RunDirectory) -> list[tuple[str, str]]:
-    """Return what a private run spent, and what all releases on its data set cost so far; no row for another run."""
-    statement, data = read_statement(run), read_json(run.record)["data"]
-    if statement.epsilon is None or statement.noise != OS_ENTROPY:
-        return []
-    own = f"ε = {epsilon_text(statement.epsilon)} of each {statement.unit}"
-    return [("spent", f"{own}; so far {spent(data, Odometer(), delta=statement.delta)}")]
+    rows += places
+    if statement.epsilon is not None and statement.noise == OS_ENTROPY:  # another run adds to no sum
+        own = f"ε = {epsilon_text(statement.epsilon)} of each {statement.unit}"
+        rows.append(("spent", f"{own}; so far {spent(record['data'], Odometer(), delta=statement.delta)}"))
+    return Group(Text(), facts(rows))
 
 
 def _files(run: RunDirectory) -> dict[str, Path]:

@@ -3,7 +3,7 @@
 Knows nothing of models or mechanisms, and fits nothing to private records.
 """
 
-from fairpate.data.dataset import SPLIT_NAMES, DataError, Dataset, DatasetEntry, Option, SourceFile, Split
+from fairpate.data.dataset import SPLIT_NAMES, Dataset, DatasetEntry, Option, SourceFile, Split
 from fairpate.data.registry import (
     REGISTRY,
     DatasetDescription,
@@ -19,6 +19,7 @@ from fairpate.data.registry import (
     option_showing_attribute,
     pool_size,
 )
+from fairpate.types import DataError
 
 __all__ = [
     "REGISTRY",

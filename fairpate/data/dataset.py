@@ -34,10 +34,10 @@ import pyarrow.compute as pc
 from pydantic import Field, field_validator
 
 from fairpate.config import Section, nearest
-from fairpate.data.columns import FeatureCode, short_for
 from fairpate.data.large_arrays import Gathered, Names, Pixels, as_names, run_of
+from fairpate.data.tables import FeatureCode, short_for
 from fairpate.later import torch
-from fairpate.types import IntArray, Unit, UsageError, UserError
+from fairpate.types import DataError, DataSettingsError, IntArray, Unit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,20 +101,18 @@ class Split:
             return None
         return torch.from_numpy(as_names(self.person_id).numbered())
 
-    def take(self, indices: Tensor | Sequence[int]) -> Split:
-        """The records at ``indices``, in that order."""
+    def take(self, indices: Tensor | Sequence[int], x: Tensor | None = None) -> Split:
+        """The records at ``indices``, in that order, with their features ``x`` if the caller has selected them."""
         index = torch.as_tensor(indices, dtype=torch.int64)
-        return self.take_with(self.x[index], index)
-
-    def take_with(self, x: Tensor, index: Tensor) -> Split:
-        """The records at ``index``, with the features ``x`` that the caller selected."""
         rows = index.numpy()
         taken = index if (run := run_of(rows)) is None else run
         names = {name: as_names(values).take(rows) for name in NAMED_BY if (values := getattr(self, name))}
         # Where units are records, one sequence serves as both, so that no name is in memory twice.
         if self.unit_id is self.record_id:
             names.pop("unit_id", None)
-        return Split(x=x, y=self.y[taken], z=self.z[taken], **({"record_id": ()} | names))
+        return Split(
+            x=self.x[index] if x is None else x, y=self.y[taken], z=self.z[taken], **({"record_id": ()} | names)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +212,6 @@ OptionValue = str | int | float | bool
 Part = Literal["records", "private", "public", "validation", "test"]
 Origin = Literal["any", "private", "training", "public", "validation", "held_out", "test"]
 ORIGINS: tuple[Origin, ...] = get_args(Origin)
-
-
-class DataError(UserError, ValueError):
-    """Records that cannot be used; the message names the file, column or option, the value and the remedy."""
-
-
-class DataSettingsError(DataError, UsageError):
-    """A data set, an option or a size that does not exist, independent of the files present."""
 
 
 class SourceFile(Section):
@@ -690,10 +680,7 @@ def _taken(records: LoadedRecords, indices: Mapping[str, IntArray]) -> dict[str,
     # Features in a mapped file stay there: a large split is a view of a file and not a copy in memory.
     whole, mapped = records.records, records.mapped
     index_of = {name: torch.from_numpy(rows) for name, rows in indices.items()}
-    return {
-        name: whole.take(index) if mapped is None else whole.take_with(mapped.rows(index), index)
-        for name, index in index_of.items()
-    }
+    return {name: whole.take(index, None if mapped is None else mapped.rows(index)) for name, index in index_of.items()}
 
 
 def with_persons(records: LoadedRecords) -> LoadedRecords:

@@ -31,23 +31,9 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fairpate.config import ConfigError, Count, CountOrZero, Section, nearest
 from fairpate.config_reader import parse_config, read_yaml
-from fairpate.data.columns import (
-    Feature,
-    Group,
-    Label,
-    Mask,
-    NumberRange,
-    Texts,
-    When,
-    feature_codes,
-    several,
-    short_for,
-)
 from fairpate.data.dataset import (
     SEPARATORS,
-    DataError,
     DatasetEntry,
-    DataSettingsError,
     LoadedRecords,
     Option,
     Origin,
@@ -68,21 +54,31 @@ from fairpate.data.embedding import FEATURES
 from fairpate.data.large_arrays import Gathered, GatheredNames, Names
 from fairpate.data.pictures import LEVEL, PicturesConfig, check_paths, folder_table, read_pictures
 from fairpate.data.tables import (
+    Feature,
+    Group,
+    Label,
+    Mask,
+    NumberRange,
     TableFaults,
+    Texts,
+    When,
     cells,
     codes_of,
     encode,
+    feature_codes,
     is_vectors,
     numbers,
     numbers_of_dates,
     plain_batches,
     read_batches,
     require_columns,
+    several,
+    short_for,
     text_of,
     with_decimal_points,
     with_vectors,
 )
-from fairpate.types import IntArray
+from fairpate.types import DataError, DataSettingsError, IntArray
 
 
 class Choice(Section):
@@ -334,11 +330,8 @@ class Declaration(Section):
     def _is_consistent(self) -> Declaration:
         """Refuse fields that contradict each other, with a line for each fault."""
         files, attributes, options = self.files.all, self.attribute_columns, self.all_options
-        faults = [
-            f"{name}: expected one or more, got none"
-            for name in ("features", "groups")
-            if not getattr(self, name) and not (name == "features" and self.pictures)
-        ]
+        empty = {"features": not self.features and not self.pictures, "groups": not self.groups}
+        faults = [f"{name}: expected one or more, got none" for name, is_empty in empty.items() if is_empty]
         if (self.kind == "images") != (self.pictures is not None) or (self.pictures and self.features):
             faults.append(
                 "kind: expected images with `pictures` and without `features`, or another kind without `pictures`"
@@ -388,10 +381,8 @@ class Declaration(Section):
         default = {group.column for group in itertools.islice(self.groups.values(), 1)}
         others = {group.column for group in self.groups.values()} - default - set(self.computed_from_group)
         named = [("identity", column, attributes) for column in self.identity.key]
-        named += [
-            ("identity", column, tuple(each for each in attributes if each not in others))
-            for column in self.identity.text
-        ]
+        always = tuple(each for each in attributes if each not in others)
+        named += [("identity", column, always) for column in self.identity.text]
         named += [("person", self.person.column, attributes)] if self.person else []
         faults += [
             f"{place}: {column} may be the sensitive attribute, or reveals it; leave it out"

@@ -31,12 +31,12 @@ import scipy
 from safetensors import SafetensorError, safe_open
 
 from fairpate.config import EMBEDDED_NORM, PLACE, REMEDY, ConfigError, EmbeddingConfig, may_run, named_object
-from fairpate.data.columns import even_records
-from fairpate.data.dataset import BeforeEmbedding, DataError, Dataset, DataSettingsError, LoadedRecords, Option
+from fairpate.data.dataset import BeforeEmbedding, Dataset, LoadedRecords, Option
+from fairpate.data.tables import even_records
 from fairpate.files import write_atomically
 from fairpate.later import functional, safetensors_torch, sklearn, torch
 from fairpate.oriented_gradients import NUM_CELLS, NUM_DIRECTIONS, gradient_histograms, oriented_gradients
-from fairpate.types import IntArray, UserError, in_blocks
+from fairpate.types import DataError, DataSettingsError, IntArray, UserError, in_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -37,9 +37,7 @@ from pydantic import BeforeValidator, Field
 from fairpate.config import PLACE, Section
 from fairpate.config_reader import read_yaml
 from fairpate.data.dataset import (
-    DataError,
     DatasetEntry,
-    DataSettingsError,
     LoadedRecords,
     Option,
     Request,
@@ -59,6 +57,7 @@ from fairpate.data.large_arrays import PixelArray, Pixels, kept_pixels
 from fairpate.data.tables import TableFaults, codes, column_of, read_table, require_columns
 from fairpate.files import cache_dir
 from fairpate.later import torch
+from fairpate.types import DataError, DataSettingsError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -277,9 +276,7 @@ def _published() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
 COLOUR_FLIPS = ((20_000, 0.2), (20_000, 0.1), (30_000, 0.9))
 NUM_PRIVATE = 39_500
 NUM_HELD_OUT = 30_000
-PIXELS = 28
-IMAGE_MAGIC = 2051
-LABEL_MAGIC = 2049
+IDX_BYTES = 0x800  # the magic number of bytes without sign, to which the number of dimensions is added
 
 
 def load_color_mnist(request: Request) -> LoadedRecords:
@@ -293,8 +290,13 @@ def load_color_mnist(request: Request) -> LoadedRecords:
     images between 39,500 and 40,000 are left out, as they are by the authors' teachers.
     """
     files = files_of("color_mnist")
-    grey = np.concatenate([read_images(files[f"{part}_images"], request.data_dir) for part in ("train", "test")])
-    digits = np.concatenate([read_labels(files[f"{part}_labels"], request.data_dir) for part in ("train", "test")])
+    grey, digits = (
+        np.concatenate(
+            [read_idx(files[f"{part}_{what}"], request.data_dir, dimensions=n) for part in ("train", "test")]
+        )
+        for what, n in (("images", 3), ("labels", 1))
+    )
+    digits = digits.astype(np.int64)
     flips = np.repeat([p for _, p in COLOUR_FLIPS], [count for count, _ in COLOUR_FLIPS])
     used = np.r_[0:NUM_PRIVATE, len(digits) - NUM_HELD_OUT : len(digits)]
     names = tuple(f"mnist-{index:05d}" for index in used)
@@ -302,28 +304,15 @@ def load_color_mnist(request: Request) -> LoadedRecords:
     return LoadedRecords(**coloured, origins=origins(private=NUM_PRIVATE, held_out=NUM_HELD_OUT))
 
 
-def read_images(file: SourceFile, data_dir: Path | None) -> npt.NDArray[np.uint8]:
-    """Read the images (N, 28, 28) of an idx3 file."""
-    content = _idx_content(file, data_dir, IMAGE_MAGIC)
-    # Behind the magic number; the pixels follow at byte 16.
-    count, height, width = struct.unpack_from(">III", content, 4)
-    if (height, width) != (PIXELS, PIXELS):
-        raise DataError(f"{file.path}: expected images of {PIXELS} x {PIXELS}, got {height} x {width}.")
-    return np.frombuffer(content, np.uint8, offset=16).reshape(count, height, width)
-
-
-def read_labels(file: SourceFile, data_dir: Path | None) -> Codes:
-    """Read the digits (N,) of an idx1 file."""
-    return np.frombuffer(_idx_content(file, data_dir, LABEL_MAGIC), np.uint8, offset=8).astype(np.int64)
-
-
-def _idx_content(file: SourceFile, data_dir: Path | None, magic: int) -> bytes:
+def read_idx(file: SourceFile, data_dir: Path | None, *, dimensions: int) -> npt.NDArray[np.uint8]:
+    """Read the bytes of an idx file of so many dimensions: 3 of images, 1 of labels."""
     # The pinned bytes are the gzipped ones; 16 says that they begin with a header of gzip.
     content = zlib.decompress(read_bytes(file, data_dir), wbits=zlib.MAX_WBITS | 16)
-    (found,) = struct.unpack_from(">I", content)
+    (found,), magic = struct.unpack_from(">I", content), IDX_BYTES + dimensions
     if found != magic:
         raise DataError(f"{file.path}: expected an idx file with magic number {magic}, got {found}.")
-    return content
+    shape = struct.unpack_from(f">{dimensions}I", content, 4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
 WELL_FORMED = re.compile(r"(?P<age>\d{1,3})_(?P<gender>[01])_(?P<race>[0-4])_(?P<date>\d+)\.jpg(\.chip\.jpg)?")

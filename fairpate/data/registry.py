@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,11 @@ import pyarrow.compute as pc
 
 from fairpate.config import DataConfig, nearest
 from fairpate.config_reader import parse_config
-from fairpate.data.columns import ISO_DATE
 from fairpate.data.dataset import (
     OWN_FILES,
     SET_ASIDE,
-    DataError,
     Dataset,
     DatasetEntry,
-    DataSettingsError,
     Described,
     LoadedRecords,
     Part,
@@ -72,6 +69,7 @@ from fairpate.data.pictures import LEVEL, LOADERS, folder_table, pictures_entry
 from fairpate.data.tables import (
     COMMAS,
     DATES,
+    ISO_DATE,
     TYPED_SUFFIXES,
     TableFaults,
     column_names,
@@ -80,7 +78,7 @@ from fairpate.data.tables import (
     with_decimal_points,
 )
 from fairpate.later import torch
-from fairpate.types import Advance, Unit, tell
+from fairpate.types import Advance, DataError, DataSettingsError, Unit, tell
 
 CODEBOOKS = Path(__file__).with_name("codebooks")
 _MADE: Mapping[str, Callable[[], pa.Table]] = {"loans": applications}
@@ -95,25 +93,23 @@ class Registry(Mapping[str, DatasetEntry]):
     """
 
     def __init__(self, folder: Path) -> None:
-        self._entries: dict[str, DatasetEntry] = {}
         self._files = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+        self._read = cache(self._read_entry)
+
+    def _read_entry(self, name: str) -> DatasetEntry:
+        if name in LOADERS:
+            return pictures_entry(name)
+        path = self._files[name]
+        entry = entry_of(read_declaration(path))
+        if entry.name != name:
+            raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
+        if name not in _MADE:
+            return entry
+        make = _MADE[name]
+        return replace(entry, files=(), load=lambda request: entry.load(replace(request, tables={"records": make()})))
 
     def __getitem__(self, name: str) -> DatasetEntry:
-        if name not in self._entries and name in LOADERS:
-            self._entries[name] = pictures_entry(name)
-        elif name not in self._entries:
-            path = self._files[name]
-            entry = entry_of(read_declaration(path))
-            if entry.name != name:
-                raise DataSettingsError(f"{path}: name: expected {name}, as the file is called, got {entry.name}.")
-            if name in _MADE:
-                # Names of their own: the lambda is called after `entry` was replaced, and must not read it.
-                load, make = entry.load, _MADE[name]
-                entry = replace(
-                    entry, files=(), load=lambda request: load(replace(request, tables={"records": make()}))
-                )
-            self._entries[name] = entry
-        return self._entries[name]
+        return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
         # Names alone: listing data sets must not parse every declaration.
@@ -374,13 +370,7 @@ def load_data(
     entry = entry_of(table)
     config = parse_config({"name": table.name, "data_dir": data_dir} | settings, DataConfig)
     beside = None if isinstance(source, Mapping) else Path(source).expanduser().absolute().parent
-    request = Request(
-        data_dir=config.data_dir or beside,
-        seed=config.seed,
-        options=entry.complete_options(config.options),
-        tables=given or None,
-        unit=config.unit,
-    )
+    request = replace(request_of(config, entry), data_dir=config.data_dir or beside, tables=given or None)
     return dataset_of(entry.load(request), config, entry)
 
 

@@ -142,20 +142,14 @@ def filter_streams(
     """:func:`filter_stream` of many streams at once, (R, N): resampling passes thousands through fresh gates."""
     num_streams, length = labels_RN.shape
     margin = None if math.isinf(rule.max_disparity) else as_decimal(rule.max_disparity)
-    # The left side bounds every product in `_is_below`.
-    if margin is not None and (length + 1) ** 2 * max(margin.as_integer_ratio()) >= _LARGEST:
-        # Products that int64 does not hold: Python's integers do.
-        rows = [
-            filter_stream(labels, groups, rule=rule, num_groups=num_groups, num_classes=num_classes)
-            for labels, groups in zip(labels_RN, groups_RN, strict=True)
-        ]
-        return np.array(rows, dtype=np.bool_).reshape(num_streams, length)
     # An infinite margin refuses nothing.
     if margin is None and rule.max_disparity > 0:
         return np.ones((num_streams, length), dtype=np.bool_)
     rows_R, accepted_NR = np.arange(num_streams), np.zeros((length, num_streams), dtype=np.bool_)
-    counts_RGC = np.zeros((num_streams, num_groups, num_classes), dtype=np.int64)
-    sizes_RG = np.zeros((num_streams, num_groups), dtype=np.int64)
+    # The left side bounds every product in `_is_below`: what int64 does not hold, Python's integers do.
+    is_large = margin is not None and (length + 1) ** 2 * max(margin.as_integer_ratio()) >= _LARGEST
+    counts_RGC = np.zeros((num_streams, num_groups, num_classes), dtype=object if is_large else np.int64)
+    sizes_RG = counts_RGC.sum(axis=2)
     # A decision depends on all earlier ones of its stream, so only the streams are computed together.
     for step, (group_R, label_R) in enumerate(zip(groups_RN.T, labels_RN.T, strict=True)):
         hits_R, size_R, total_R = counts_RGC[rows_R, group_R, label_R], sizes_RG[rows_R, group_R], sizes_RG.sum(axis=1)

@@ -106,7 +106,7 @@ _OURS = {
     "record_votes": "record_votes:RecordVotes",
     "weighted_votes": "record_votes:WeightedVotes",
     "residual_votes": "residual_votes:ResidualVotes",
-    "ada_ssp": "ada_ssp:AdaSsp",
+    "ada_ssp": "residual_votes:AdaSsp",
     "teacher_votes": "teacher_votes:TeacherVotes",
     "sgd": "dp_sgd:Sgd",
     "dp_sgd": "dp_sgd:DpSgd",
@@ -859,8 +859,8 @@ def refused(path: Names, value: Any) -> list[str]:
     sections of several methods is read without importing them all.
     """
     *sections, last = path
-    if was := moved(".".join(path)):
-        return [was]
+    if (was := moved(".".join(path), value)) is not None:
+        return [was] if was else []
     for name in reversed(path):
         value = {name: value}
     faults, names, inside, closest = [], dict[str, None](), dict[str, None](), 0

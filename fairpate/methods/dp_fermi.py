@@ -55,9 +55,9 @@ from pydantic import Field
 from fairpate.config import CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.later import functional, torch
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Progress, Stream, Trained, Training, noise_within
+from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
-from fairpate.methods.parity import FloatArray, require_codes
+from fairpate.methods.parity import FloatArray, ParityCells
 from fairpate.privacy.accountant import Event, PoissonGaussians, SpentError, of_unit
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 from fairpate.types import Relation, Unit
@@ -119,7 +119,6 @@ class MatrixGame:
         num_classes: int,
         weight: float,
         radius: float | None = None,
-        device: torch.device | None = None,
     ) -> None:
         shares = np.asarray(shares_EG, dtype=np.float64)
         if shares.ndim != 2 or not (shares > 0).all():
@@ -131,7 +130,7 @@ class MatrixGame:
         self._scale_EG1 = 2 / np.sqrt(shares)[:, :, None]
         self.matrix_EGC = np.zeros((*shares.shape, num_classes))
         # One row per column of the targets: labels come first, and pull nothing.
-        self._sums_KC = torch.zeros(num_classes + shares.size, num_classes, device=device)
+        self._sums_KC = torch.zeros(num_classes + shares.size, num_classes)
         self.pull_KC, self.common_pull_KC, self.own_pull_KC = (torch.zeros_like(self._sums_KC) for _ in range(3))
 
     @property
@@ -269,7 +268,7 @@ def fermi_training(
     In mode ``all`` whole records or persons are protected: the gradient of a record's loss, linear term included, is
     clipped, and of a person the average gradient and prediction are summed. In the others only the centred part of the
     gradient, which depends on the group, is clipped and gets noise. ``sampler`` may replace secret Poisson samples.
-    ValueError for a model whose layers have no gradients in closed form.
+    Errors as :class:`fairpate.nn.per_example.GradientClipper`.
     """
     # A configuration is read without torch.
     from fairpate.nn.private_fit import GaussianNoise, PrivateTraining, StepPlan
@@ -307,48 +306,7 @@ def fermi_training(
     else:
         loss, plan = FermiLoss(game.pull_KC, observe=observe), StepPlan(release_more=ascend, events=events)
     training = PrivateTraining(model, x, targets, loss, plan_of, randomness=randomness, person_N=person_N, plan=plan)
-    # Mapped over records, the loss sees one record at a time, and could not add up the predictions of a batch.
-    if training.clipper.engine == "functional":
-        raise ValueError("Expected a model whose layers all have gradients in closed form, such as a CNN or an MLP.")
     return training
-
-
-@dataclass(frozen=True, kw_only=True)
-class GameCells:
-    """The event and the group of each record in one code (N,): event times the number of groups, plus group; Q for no
-    event."""
-
-    cells_N: Tensor
-    num_events: int
-    num_groups: int
-    num_classes: int
-
-    @property
-    def num_cells(self) -> int:
-        """Q, the number of events times the number of groups."""
-        return self.num_events * self.num_groups
-
-    @classmethod
-    def of(cls, y: Tensor, groups: Tensor, *, config: DpFermiConfig, num_classes: int, num_groups: int) -> GameCells:
-        """Raise ValueError for labels, groups or a positive label out of range, for lengths that differ, for one
-        group."""
-        require_codes("labels", y.cpu().numpy(), num_classes)
-        require_codes("groups", groups.cpu().numpy(), num_groups)
-        if len(y) != len(groups) or num_groups < 2:
-            raise ValueError(
-                f"Expected one group per label and at least 2 groups, got {len(groups)} for {len(y)} labels and "
-                f"{num_groups} groups."
-            )
-        sizes = {"num_groups": num_groups, "num_classes": num_classes}
-        if config.constraint == "demographic_parity":
-            return cls(cells_N=groups.long(), num_events=1, **sizes)
-        if config.constraint == "equalized_odds":
-            return cls(cells_N=y.long() * num_groups + groups, num_events=num_classes, **sizes)
-        if not config.positive_label < num_classes:
-            raise ValueError(f"Expected dp_fermi.positive_label < {num_classes}, got {config.positive_label}.")
-        # The code after the last cell means no event: its indicators are zeros, so that nothing pulls the record.
-        cells_N = torch.where(y == config.positive_label, groups, num_groups)
-        return cls(cells_N=cells_N.long(), num_events=1, **sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,7 +322,7 @@ class Shares:
 
 
 def release_shares(
-    cells: GameCells,
+    cells: ParityCells,
     config: DpFermiConfig,
     *,
     relation: Relation,
@@ -396,7 +354,8 @@ def release_shares(
     # A person counts one in all, however many records: adding a person moves the counts by 1 in L1, so at most 1 in L2.
     share_N = None if person_N is None else (1 / torch.bincount(person_N).double())[person_N]
     # The last code is that of records in no event.
-    counts_Q = torch.bincount(cells.cells_N, weights=share_N, minlength=cells.num_cells + 1)[:-1].double()
+    cells_N = torch.from_numpy(cells.cells_N)
+    counts_Q = torch.bincount(cells_N, weights=share_N, minlength=cells.num_cells + 1)[:-1].double()
     noise_Q = GaussianNoise(randomness).take(cells.num_cells).double()
     counts_EG = (counts_Q + config.share_noise * noise_Q.to(counts_Q)).clamp(min=0).cpu().numpy().reshape(shape)
     totals_E1 = counts_EG.sum(axis=1, keepdims=True)
@@ -500,54 +459,6 @@ class FermiTrained(Trained):
     shares_EG: FloatArray
 
 
-def train(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    cells: GameCells,
-    steps: FermiSteps,
-    config: DpFermiConfig,
-    *,
-    shares: Shares,
-    randomness: PrivateRandomness,
-    generator: torch.Generator,
-    person_N: Tensor | None = None,
-    on_progress: Progress = lambda *_: None,
-) -> FermiTrained:
-    """Train ``model`` in place on private ``x`` (N, ...) and ``y`` (N,).
-
-    ``person_N``, in mode ``all`` alone, gives the number of each record's person. ``generator`` draws public
-    batches; secret samples and noise come from ``randomness``. Errors as :func:`fermi_training`.
-    """
-    classes = cells.num_classes
-    game = MatrixGame(
-        shares.shares_EG, num_classes=classes, weight=config.weight, radius=config.radius, device=x.device
-    )
-    sampler = None
-    if config.mode == "sens_public_batches":
-        # From the training seed: a public partition needs no secret randomness.
-        sampler = PublicPartitions(len(x), round(steps.steps.expected_batch_size), generator)
-    training = fermi_training(
-        model,
-        x,
-        watched_targets(y, cells.cells_N, num_classes=classes, num_cells=cells.num_cells),
-        game,
-        steps,
-        config,
-        randomness=randomness,
-        person_N=person_N,
-        sampler=sampler,
-        events=(steps.event, *shares.events),
-    )
-    return FermiTrained(
-        model=model,
-        shares_EG=shares.shares_EG,
-        events=training.run(averaged_share=config.averaged_share, on_progress=on_progress),
-        noise=randomness.label,
-        remarks=shares.remarks,
-    )
-
-
 class DpFermi(DpSgdFamily):
     """Noise is calibrated to the target, which protects whole records or persons, or the sensitive attribute alone."""
 
@@ -582,8 +493,13 @@ class DpFermi(DpSgdFamily):
         unit: Unit = "record" if person_N is None else "person"
         num_protected = len(private) if person_N is None else private.num_protected
         steps = calibrated_steps(settings, self.dp_sgd, self.target, num_records=num_protected, unit=unit)
-        cells = GameCells.of(
-            private.y, private.z, config=settings, num_classes=dataset.num_classes, num_groups=dataset.num_groups
+        cells = ParityCells.of(
+            private.y,
+            private.z,
+            num_groups=dataset.num_groups,
+            num_classes=dataset.num_classes,
+            constraint=settings.constraint,
+            positive_label=settings.positive_label,
         )
         relation = self.target.record_relation
         # Before the shares are drawn, which may end the run: a refusal afterwards would reveal that they did not.
@@ -591,17 +507,32 @@ class DpFermi(DpSgdFamily):
         shares = release_shares(cells, settings, relation=relation, randomness=randomness, person_N=person_N)
         for remark in shares.remarks:
             training.reporter.note("shares", remark)
+        game = MatrixGame(
+            shares.shares_EG, num_classes=dataset.num_classes, weight=settings.weight, radius=settings.radius
+        )
+        cells_N = torch.from_numpy(cells.cells_N)
+        sampler = None
+        if settings.mode == "sens_public_batches":
+            # From the training seed: a public partition needs no secret randomness.
+            generator = training.generator(Stream.TRAINING)
+            sampler = PublicPartitions(len(private), round(steps.steps.expected_batch_size), generator)
         with training.reporter.stage(self.method) as advance:
-            return train(
+            events = fermi_training(
                 training.model,
                 private.x,
-                private.y,
-                cells,
+                watched_targets(private.y, cells_N, num_classes=dataset.num_classes, num_cells=cells.num_cells),
+                game,
                 steps,
                 settings,
-                shares=shares,
                 randomness=randomness,
-                generator=training.generator(Stream.TRAINING),
                 person_N=person_N,
-                on_progress=advance,
-            )
+                sampler=sampler,
+                events=(steps.event, *shares.events),
+            ).run(averaged_share=settings.averaged_share, on_progress=advance)
+        return FermiTrained(
+            model=training.model,
+            shares_EG=shares.shares_EG,
+            events=events,
+            noise=randomness.label,
+            remarks=shares.remarks,
+        )

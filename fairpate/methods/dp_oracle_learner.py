@@ -62,7 +62,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -71,14 +71,11 @@ from scipy.linalg import cho_factor, cho_solve
 
 from fairpate.config import Count, ModelConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
 from fairpate.later import sklearn
-from fairpate.methods.base import AttributeMethod, Progress, Trained, Training
+from fairpate.methods.base import AttributeMethod, Trained, Training
 from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityConfig, require_shares
 from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.laplace import LaplaceReleases, PureReleases, add_laplace, choose_cheap, release_epsilon_for
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Rule = TypeVar("Rule")
 RULES_KJ: FloatArray = np.array([(0, 0), (0, 1), (1, 0), (1, 1)], dtype=np.float64)
@@ -243,11 +240,14 @@ class Setting:
         """The event of releasing the sizes of all cells."""
         return LaplaceReleases(count=1, epsilon=self.config.frequency_share * self.target.epsilon)
 
-    def round_epsilon(
-        self, count: int, others: Sequence[PureReleases], *, kinds: tuple[type[PureReleases], ...] = (LaplaceReleases,)
-    ) -> float:
-        """Return the epsilon of each of ``count`` releases of each kind, composed with ``others``."""
-        return release_epsilon_for(
+    def planned(
+        self, count: int, others: Sequence[PureReleases], *kinds: type[PureReleases]
+    ) -> tuple[float, tuple[PureReleases, ...]]:
+        """Return the epsilon of each of ``count`` releases of each kind, and the events of these and of ``others``.
+
+        ValueError, before anything is released, for a target that leaves nothing for the rounds.
+        """
+        epsilon = release_epsilon_for(
             target_epsilon=self.target.epsilon,
             target_delta=self.target.delta,
             count=count,
@@ -255,6 +255,7 @@ class Setting:
             kinds=kinds,
             accounting=self.target.accounting,
         )
+        return epsilon, (*others, *(kind(count=count, epsilon=epsilon) for kind in kinds))
 
     def noisy_sums(self, values: FloatArray, *, norm: float, epsilon: float) -> FloatArray:
         """Noisy sums of ``values`` (N, ...), public and of L1 norm at most ``norm`` a record, shape (G, E, ...)."""
@@ -355,10 +356,7 @@ def linear_sides(setting: Setting) -> Sides:
     fixed = [setting.sizes]
     if once:
         fixed.append(LaplaceReleases(count=1, epsilon=config.feature_share * setting.target.epsilon))
-    num_releases = setting.rules.num_rounds * (1 if once else 2)
-    # Before anything is released: a target that leaves nothing for the rounds is refused unspent.
-    round_epsilon = setting.round_epsilon(num_releases, fixed)
-    events = (*fixed, LaplaceReleases(count=num_releases, epsilon=round_epsilon))
+    round_epsilon, events = setting.planned(setting.rules.num_rounds * (1 if once else 2), fixed, LaplaceReleases)
     shares_GE = setting.released_shares(events)
     if once:
         norm = float(regression.norms_E.max())
@@ -437,11 +435,9 @@ def group_sides(setting: Setting) -> Sides:
     features, cells, source = setting.features, setting.cells, setting.source
     # As with all rules here, a score below 0 predicts 1.
     class_of_rules = GroupRules(cells, features @ plain_rule(features, cells, ridge=setting.config.ridge) < 0)
-    kinds = (PureReleases, LaplaceReleases)  # the learner's, and the auditor's
-    num_rounds = setting.rules.num_rounds
-    # Before anything is released, as for linear rules.
-    round_epsilon = setting.round_epsilon(num_rounds, (setting.sizes,), kinds=kinds)
-    events = (setting.sizes, *(kind(count=num_rounds, epsilon=round_epsilon) for kind in kinds))
+    # The learner's releases, and the auditor's.
+    kinds = (PureReleases, LaplaceReleases)
+    round_epsilon, events = setting.planned(setting.rules.num_rounds, (setting.sizes,), *kinds)
     shares_GE = setting.released_shares(events)
 
     def violations(rule_GJ: FloatArray) -> FloatArray:
@@ -469,82 +465,6 @@ class OracleTrained(Trained):
     mean_multipliers: FloatArray
     shares_GE: FloatArray
     round_epsilon: float
-
-
-def train(
-    x: Tensor,
-    y: Tensor,
-    groups: Tensor,
-    config: DpOracleLearnerConfig,
-    *,
-    target: PrivacyTarget,
-    num_groups: int,
-    source: NoiseSource,
-    reserve: Callable[[Sequence[Event], str], None] = lambda *_: None,
-    on_progress: Progress = lambda *_: None,
-) -> OracleTrained:
-    """Learn from public ``x`` (N, ...), bytes or floats, and binary ``y`` (N,), and private ``groups`` (N,).
-
-    ``reserve`` is called before the first release with all events and the label of the noise source.
-
-    ValueError for codes out of range, a cell below ``min_share`` and an epsilon too small for the paper's first round.
-    """
-    from fairpate.nn.fit import linear_rules  # a configuration is read without torch
-    from fairpate.nn.models import scale_bytes
-
-    plain = scale_bytes(x).flatten(1).double().numpy()
-    features = np.hstack([plain, np.ones((len(plain), 1))])
-    num_records, num_features = features.shape
-    cells = ParityCells.of(y.numpy(), groups.numpy(), num_groups=num_groups, constraint=config.constraint)
-    if not config.reference_group < num_groups:
-        raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
-    num_rounds = config.num_rounds
-    if num_rounds is None:
-        published = published_num_rounds(
-            config, target, num_records=num_records, num_groups=num_groups, vc_dimension=num_features
-        )
-        if published < 1:
-            raise ValueError(
-                f"The paper's number of rounds is {published:.3g} at epsilon {target.epsilon:g} for {num_records} "
-                f"records and {num_features} features, less than one; raise epsilon or set num_rounds."
-            )
-        if published == math.inf:
-            raise ValueError("The paper's number of rounds is infinite without noise; set num_rounds.")
-        num_rounds = math.floor(published)
-    rate = config.learning_rate
-    if rate is None:
-        # ln(4 G - 3), as in the paper: 4 (G - 1) multipliers of two signs and two labels, and the unused rest of B.
-        rate = 0.5 * math.sqrt(math.log(4 * num_groups - 3) / num_rounds)
-    rules = GameRules(
-        num_rounds=num_rounds,
-        dual_bound=config.dual_bound,
-        learning_rate=rate,
-        max_gap=config.max_gap,
-        reference_group=config.reference_group,
-    )
-    by_group = config.rules == "by_group"
-    setting = Setting(
-        features=features, cells=cells, config=config, target=target, rules=rules, source=source, reserve=reserve
-    )
-    sides = group_sides(setting) if by_group else linear_sides(setting)
-    played, mean_multipliers = play(
-        rules, sides.shares_GE, answer=sides.answer, violations=sides.violations, on_round=on_progress
-    )
-    answers = np.stack(played)
-    coefficients_RD = plain_rule(features, cells, ridge=config.ridge)[None] if by_group else answers
-    # The uniform mixture of all rounds' rules.
-    positive_GJ = answers.mean(axis=0)
-    return OracleTrained(
-        # These rules predict 1 below 0, those of a mixture above.
-        model=linear_rules(-coefficients_RD, input_shape=tuple(x.shape[1:])),
-        events=sides.events,
-        noise=source.label,
-        mixing_GCC=np.stack([1 - positive_GJ, positive_GJ], axis=2) if by_group else None,
-        coefficients_RD=coefficients_RD,
-        mean_multipliers=mean_multipliers,
-        shares_GE=sides.shares_GE,
-        round_epsilon=sides.round_epsilon,
-    )
 
 
 def published_num_rounds(
@@ -589,18 +509,78 @@ class OracleLearner(AttributeMethod):
         causes = {f"dp_oracle_learner.{field}": f"dp_oracle_learner.{cause}" for field, cause in fields.items()}
         return super().unread | causes
 
-    def train(self, training: Training) -> Trained:
-        """Play the game of learner and auditor."""
-        private = training.dataset.private
+    def train(self, training: Training) -> OracleTrained:
+        """Play the game of learner and auditor.
+
+        ValueError for codes out of range, a cell below ``min_share`` and an epsilon too small for the paper's first
+        round.
+        """
+        from fairpate.nn.fit import linear_rules  # a configuration is read without torch
+        from fairpate.nn.models import scale_bytes
+
+        private, config, num_groups = training.dataset.private, self.dp_oracle_learner, training.dataset.num_groups
+        plain = scale_bytes(private.x).flatten(1).double().numpy()
+        features = np.hstack([plain, np.ones((len(plain), 1))])
+        cells = ParityCells.of(
+            private.y.numpy(), private.z.numpy(), num_groups=num_groups, constraint=config.constraint
+        )
+        if not config.reference_group < num_groups:
+            raise ValueError(f"Expected reference_group < {num_groups}, got {config.reference_group}.")
+        rules, by_group = self._game_rules(features, num_groups), config.rules == "by_group"
+        setting = Setting(
+            features=features,
+            cells=cells,
+            config=config,
+            target=self.target,
+            rules=rules,
+            source=self.source,
+            reserve=training.reserve,
+        )
         with training.reporter.stage(self.method) as advance:
-            return train(
-                private.x,
-                private.y,
-                private.z,
-                self.dp_oracle_learner,
-                target=self.target,
-                num_groups=training.dataset.num_groups,
-                source=self.source,
-                reserve=training.reserve,
-                on_progress=advance,
+            sides = group_sides(setting) if by_group else linear_sides(setting)
+            played, mean_multipliers = play(
+                rules, sides.shares_GE, answer=sides.answer, violations=sides.violations, on_round=advance
             )
+        answers = np.stack(played)
+        coefficients_RD = plain_rule(features, cells, ridge=config.ridge)[None] if by_group else answers
+        # The uniform mixture of all rounds' rules.
+        positive_GJ = answers.mean(axis=0)
+        return OracleTrained(
+            # These rules predict 1 below 0, those of a mixture above.
+            model=linear_rules(-coefficients_RD, input_shape=tuple(private.x.shape[1:])),
+            events=sides.events,
+            noise=self.source.label,
+            mixing_GCC=np.stack([1 - positive_GJ, positive_GJ], axis=2) if by_group else None,
+            coefficients_RD=coefficients_RD,
+            mean_multipliers=mean_multipliers,
+            shares_GE=sides.shares_GE,
+            round_epsilon=sides.round_epsilon,
+        )
+
+    def _game_rules(self, features: FloatArray, num_groups: int) -> GameRules:
+        """The rules of the game, with the paper's number of rounds and learning rate where none is set."""
+        config, (num_records, num_features) = self.dp_oracle_learner, features.shape
+        num_rounds, rate = config.num_rounds, config.learning_rate
+        if num_rounds is None:
+            published = published_num_rounds(
+                config, self.target, num_records=num_records, num_groups=num_groups, vc_dimension=num_features
+            )
+            if published < 1:
+                raise ValueError(
+                    f"The paper's number of rounds is {published:.3g} at epsilon {self.target.epsilon:g} for "
+                    f"{num_records} records and {num_features} features, less than one; raise epsilon or set "
+                    "num_rounds."
+                )
+            if published == math.inf:
+                raise ValueError("The paper's number of rounds is infinite without noise; set num_rounds.")
+            num_rounds = math.floor(published)
+        if rate is None:
+            # ln(4 G - 3), as in the paper: 4 (G - 1) multipliers of two signs and two labels, and the unused rest of B.
+            rate = 0.5 * math.sqrt(math.log(4 * num_groups - 3) / num_rounds)
+        return GameRules(
+            num_rounds=num_rounds,
+            dual_bound=config.dual_bound,
+            learning_rate=rate,
+            max_gap=config.max_gap,
+            reference_group=config.reference_group,
+        )

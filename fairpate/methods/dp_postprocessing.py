@@ -31,29 +31,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 from scipy.optimize import linprog
 
-from fairpate.config import FitConfig, PrivacyTarget
+from fairpate.config import FitConfig
 from fairpate.fairness.rates import joint_table
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Progress, Trained, Training, arguments
-from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
+from fairpate.methods.base import Trained, Training, arguments
+from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.parity import FloatArray, ParityConfig, require_codes, require_shares
 from fairpate.privacy.accountant import Event, spent
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource
 from fairpate.privacy.laplace import LaplaceReleases, add_laplace
 from fairpate.types import Relation
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-    from fairpate.nn.private_fit import PrivateRandomness
 
 
 class DpPostprocessingConfig(ParityConfig):
@@ -94,75 +88,6 @@ class Postprocessed(Trained):
 
     mixing: Mixing
     counts_GYC: FloatArray
-
-
-def train(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    groups: Tensor,
-    config: DpPostprocessingConfig,
-    *,
-    target: PrivacyTarget,
-    sgd_config: FitConfig,
-    dp_sgd_config: DpSgdConfig,
-    num_groups: int,
-    source: NoiseSource,
-    randomness: PrivateRandomness,
-    generator: torch.Generator,
-    on_progress: Progress = lambda *_: None,
-) -> Postprocessed:
-    """Train ``model`` in place on ``x`` (N, ...) and ``y`` (N,), and mix its predictions by private ``groups`` (N,).
-
-    ``randomness`` is a ``dp_sgd`` base's, ``source`` the counts'. ValueError as :func:`released_counts` and
-    :func:`fair_mixing`, and for a target that the base cannot keep.
-    """
-    from fairpate.nn.fit import said_labels  # a configuration is read without torch
-
-    events: tuple[Event, ...] = ()
-    if config.base == "sgd":
-        # Features and labels are public then, and SGD reads nothing else: there is no event.
-        dp_sgd.train_sgd(model, x, y, sgd_config, generator=generator, on_progress=on_progress)
-        counted, noise = LaplaceReleases(count=1, epsilon=target.epsilon), source.label
-    else:
-        # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.
-        share, relation = config.count_share, target.record_relation
-        rest = target.model_copy(update={"epsilon": (1 - share) * target.epsilon})
-        steps = dp_sgd.calibrated_steps(dp_sgd_config, rest, num_records=len(x))
-        base = dp_sgd.train_dp_sgd(
-            model, x, y, steps, relation=relation, randomness=randomness, on_progress=on_progress
-        )
-        events = base.events
-        counted = LaplaceReleases(count=1, epsilon=share * target.epsilon, unit="record", relation=relation)
-        # One seeded source is enough to make the result not private, so its label is the one that is stated.
-        noise = source.label if base.noise == OS_ENTROPY else base.noise
-    said_NC = said_labels(model, x)
-    counts_GYC = released_counts(
-        said_NC,
-        y.numpy(),
-        groups.numpy(),
-        epsilon=counted.epsilon,
-        relation=counted.relation,
-        source=source,
-        num_groups=num_groups,
-        num_classes=said_NC.shape[1],
-    )
-    # Both read the same records, so their events add up; the counts may depend on the base, which is released.
-    events = (*events, counted)
-    with spent(events, noise=noise):
-        mixing = fair_mixing(counts_GYC, config, epsilon=counted.epsilon)
-    return Postprocessed(
-        model=model,
-        events=events,
-        noise=noise,
-        mixing_GCC=mixing.mixing_GCC,
-        remarks=(
-            f"largest slack added to max_gap {config.max_gap:g}: {mixing.max_slack:.4g}",
-            f"error of the mixing on released counts: {mixing.error:.4g}",
-        ),
-        mixing=mixing,
-        counts_GYC=counts_GYC,
-    )
 
 
 def released_counts(
@@ -293,19 +218,66 @@ class Postprocessing(DpSgdFamily):
         self.require_as_released()
         self.require_replacing()
 
-    def train(self, training: Training) -> Trained:
+    def train(self, training: Training) -> Postprocessed:
+        """Train the base, and mix its predictions by group.
+
+        ValueError as :func:`released_counts` and :func:`fair_mixing`, and for a target that the base cannot keep.
+        """
+        from fairpate.nn.fit import said_labels  # a configuration is read without torch
+
+        config, target, source, private = self.dp_postprocessing, self.target, self.source, training.dataset.private
+        model = training.model
+        events: tuple[Event, ...] = ()
         with training.reporter.stage(self.method) as advance:
-            trained = train(
-                **arguments(training, groups=True),
-                config=self.dp_postprocessing,
-                target=self.target,
-                sgd_config=self.sgd,
-                dp_sgd_config=self.dp_sgd,
+            if config.base == "sgd":
+                # Features and labels are public then, and SGD reads nothing else: there is no event.
+                dp_sgd.train_sgd(**arguments(training), config=self.sgd, on_progress=advance)
+                counted, noise = LaplaceReleases(count=1, epsilon=target.epsilon), source.label
+            else:
+                # The counts are a pure release: their epsilon adds up with the base's, which keeps all of delta.
+                share, relation = config.count_share, target.record_relation
+                rest = target.model_copy(update={"epsilon": (1 - share) * target.epsilon})
+                steps = dp_sgd.calibrated_steps(self.dp_sgd, rest, num_records=len(private))
+                base = dp_sgd.train_dp_sgd(
+                    model,
+                    private.x,
+                    private.y,
+                    steps,
+                    relation=relation,
+                    randomness=self.randomness(),
+                    on_progress=advance,
+                )
+                events = base.events
+                counted = LaplaceReleases(count=1, epsilon=share * target.epsilon, unit="record", relation=relation)
+                # One seeded source is enough to make the result not private, so its label is the one that is stated.
+                noise = source.label if base.noise == OS_ENTROPY else base.noise
+            said_NC = said_labels(model, private.x)
+            counts_GYC = released_counts(
+                said_NC,
+                private.y.numpy(),
+                private.z.numpy(),
+                epsilon=counted.epsilon,
+                relation=counted.relation,
+                source=source,
                 num_groups=training.dataset.num_groups,
-                source=self.source,
-                randomness=self.randomness(),
-                on_progress=advance,
+                num_classes=said_NC.shape[1],
             )
-        for remark in trained.remarks:
+            # Both read the same records, so their events add up; the counts may depend on the base, which is released.
+            events = (*events, counted)
+            with spent(events, noise=noise):
+                mixing = fair_mixing(counts_GYC, config, epsilon=counted.epsilon)
+        remarks = (
+            f"largest slack added to max_gap {config.max_gap:g}: {mixing.max_slack:.4g}",
+            f"error of the mixing on released counts: {mixing.error:.4g}",
+        )
+        for remark in remarks:
             training.reporter.note("mixing", remark)
-        return trained
+        return Postprocessed(
+            model=model,
+            events=events,
+            noise=noise,
+            mixing_GCC=mixing.mixing_GCC,
+            remarks=remarks,
+            mixing=mixing,
+            counts_GYC=counts_GYC,
+        )

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -59,8 +60,9 @@ from fairpate.methods.base import (
     Training,
     UnprotectedMethod,
     arguments,
+    noise_within,
 )
-from fairpate.privacy.accountant import Event, PoissonGaussians, noise_multiplier_for
+from fairpate.privacy.accountant import Event, PoissonGaussians
 from fairpate.types import Relation, Unit
 
 if TYPE_CHECKING:
@@ -165,15 +167,9 @@ def calibrated_steps(config: DpSgdConfig, target: PrivacyTarget, *, num_records:
     """Return the steps with the least noise that keeps them within ``target``. ValueError where no noise does."""
     # The number of steps and their sampling rate do not depend on the noise.
     plan = plan_steps(config, num_records=num_records, noise_multiplier=0.0)
-    noise = noise_multiplier_for(
-        target_epsilon=target.epsilon,
-        target_delta=target.delta,
-        sampling_rate=plan.sampling_rate,
-        num_steps=plan.num_steps,
-        relation=target.record_relation,
-        accounting=target.accounting,
-    )
-    return plan_steps(config, num_records=num_records, noise_multiplier=noise)
+    silent = event_of(plan, unit="record", relation=target.record_relation)
+    noise = noise_within(target, lambda noise: [replace(silent, noise_multiplier=noise)])
+    return replace(plan, noise_multiplier=noise)
 
 
 def train_dp_sgd(

@@ -30,7 +30,7 @@ Deviations of PF-LD (benchmarks/reproductions/pf_ld_as_in_paper.py runs the pape
 - Clipping acts on population and group alike. On the group alone it makes a violation of its own.
 - The gradient's noise follows the multipliers as they are, not their largest value.
 
-The covariance baseline (:func:`train_covariance`) is Zafar, Valera, Gomez Rodriguez and Gummadi 2017, "Fairness
+The covariance baseline (:class:`CovarianceConstraint`) is Zafar, Valera, Gomez Rodriguez and Gummadi 2017, "Fairness
 Constraints: Mechanisms for Fair Classification", arXiv 1507.05259: logistic regression whose boundary does not vary
 with the group, without privacy. With s_i = 1 or -1 for the label of record i, x_i ending in a constant and z_ig = 1 for
 a member of g,
@@ -118,7 +118,6 @@ class FldConfig(Section):
     batch_size: Count = 256
     optimizer: Literal["sgd", "adam"] = "adam"
     learning_rate: Positive = 1e-3
-    momentum: float = Field(0.9, ge=0, lt=1, description="Momentum of SGD.")
     schedule: Literal["constant", "cosine"] = "constant"
     multipliers: Literal["absolute", "two_sided"] = Field(
         "two_sided",
@@ -139,7 +138,6 @@ class FldConfig(Section):
             batch_size=self.batch_size,
             optimizer=self.optimizer,
             learning_rate=self.learning_rate,
-            momentum=self.momentum,
             schedule=self.schedule,
         )
 
@@ -637,30 +635,6 @@ class CovarianceConfig(Section):
     ridge: Positive = Field(1e-6, description="Weight of half the squared length of the coefficients in the loss.")
 
 
-def train_covariance(
-    model: nn.Module, x: Tensor, y: Tensor, groups: Tensor, config: CovarianceConfig, *, num_groups: int
-) -> Trained:
-    """Fit the linear ``model`` in place to ``x`` (N, ...), bytes or floats, binary ``y`` (N,) and ``groups`` (N,).
-
-    The covariance constraint of Zafar et al. 2017, without privacy. ValueError for codes out of range, a group without
-    records, too many features, and where the solver fails.
-    """
-    from fairpate.nn.fit import set_rule  # a configuration is read without torch
-    from fairpate.nn.models import scale_bytes
-
-    plain_ND = scale_bytes(x).flatten(1).double().numpy()
-    features_ND = np.hstack([plain_ND, np.ones((len(plain_ND), 1))])
-    theta_D = coefficients(features_ND, y.numpy(), groups.numpy(), config, num_groups=num_groups)
-    covariance_G = covariances(features_ND, groups.numpy(), num_groups=num_groups) @ theta_D
-    set_rule(model, torch.from_numpy(theta_D))
-    return Trained(
-        model=model.eval(),
-        events=(PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0),),
-        noise=NO_NOISE,
-        remarks=(f"largest covariance of a group with the distance to the boundary: {abs(covariance_G).max():.3g}",),
-    )
-
-
 def coefficients(
     features_ND: FloatArray,
     labels_N: npt.NDArray[np.int64],
@@ -669,7 +643,8 @@ def coefficients(
     *,
     num_groups: int,
 ) -> FloatArray:
-    """The coefficients theta (D,). The last of ``features_ND`` is the constant. Errors as :func:`train_covariance`."""
+    """The coefficients theta (D,). The last of ``features_ND`` is the constant. ValueError for
+    codes out of range, a group without records, too many features, and where the solver fails."""
     require_codes("labels", labels_N, 2)
     require_codes("groups", groups_N, num_groups)
     missing = np.flatnonzero(np.bincount(groups_N, minlength=num_groups) == 0)
@@ -753,16 +728,21 @@ class CovarianceConstraint(UnprotectedMethod):
             )
 
     def train(self, training: Training) -> Trained:
-        private = training.dataset.private
+        from fairpate.nn.fit import set_rule  # a configuration is read without torch
+        from fairpate.nn.models import scale_bytes
+
+        private, num_groups = training.dataset.private, training.dataset.num_groups
+        groups_N = private.z.numpy()
         with training.reporter.stage(self.method):
-            trained = train_covariance(
-                training.model,
-                private.x,
-                private.y,
-                private.z,
-                self.covariance_constraint,
-                num_groups=training.dataset.num_groups,
+            plain_ND = scale_bytes(private.x).flatten(1).double().numpy()
+            features_ND = np.hstack([plain_ND, np.ones((len(plain_ND), 1))])
+            theta_D = coefficients(
+                features_ND, private.y.numpy(), groups_N, self.covariance_constraint, num_groups=num_groups
             )
-        for remark in trained.remarks:
-            training.reporter.note("covariance", remark)
+            set_rule(training.model, torch.from_numpy(theta_D))
+        covariance_G = covariances(features_ND, groups_N, num_groups=num_groups) @ theta_D
+        remark = f"largest covariance of a group with the distance to the boundary: {abs(covariance_G).max():.3g}"
+        training.reporter.note("covariance", remark)
+        event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0)
+        trained = Trained(model=training.model.eval(), events=(event,), noise=NO_NOISE, remarks=(remark,))
         return trained.of_unit(training.dataset.unit)

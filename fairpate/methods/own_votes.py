@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,7 @@ from aggregator.session import Ballot
 from fairpate.config import ConfigError, Count, GatedAggregatorConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
+from fairpate.data.tables import number_in, text_of
 from fairpate.later import torch
 from fairpate.methods.base import Training
 from fairpate.methods.label_queries import Labels, StandingVoters
@@ -224,11 +225,8 @@ def _codes(table: pa.Table, column: str, values: Sequence[str]) -> IntArray:
 
 
 def _text(table: pa.Table, column: str) -> npt.NDArray[np.str_]:
-    values = table[column].combine_chunks()
-    if pa.types.is_floating(values.type) and not pc.any(pc.is_nan(values)).as_py():
-        # pandas writes a column of whole numbers with gaps as floats: 3.0 means 3.
-        values = pc.if_else(pc.equal(pc.floor(values), values), pc.cast(values, pa.int64(), safe=False), None)
-    return np.array(pc.fill_null(pc.cast(values, pa.string()), "").to_pylist(), dtype=np.str_)
+    # pandas writes a column of whole numbers with gaps as floats: 3.0 means 3.
+    return np.array(text_of(table[column]).to_pylist(), dtype=np.str_)
 
 
 def _per_voter(table: pa.Table, config: VotesConfig, faults: _Faults) -> tuple[IntArray, int]:
@@ -278,14 +276,7 @@ def _numbers(table: pa.Table, column: str) -> npt.NDArray[np.float64]:
     try:
         return np.array(pc.cast(values, pa.float64()).to_numpy(zero_copy_only=False), dtype=np.float64)
     except pa.ArrowInvalid:
-        return np.array([_number(value) for value in values.to_pylist()], dtype=np.float64)
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return np.nan
+        return np.array([number_in(value) for value in values.to_pylist()], dtype=np.float64)
 
 
 def _features(table: pa.Table, config: VotesConfig, faults: _Faults) -> npt.NDArray[np.float32]:

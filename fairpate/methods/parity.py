@@ -81,7 +81,7 @@ def require_shares(shares: FloatArray, floor: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ParityCells:
-    """Binary labels (N,), groups (N,) and the event (N,) that each record belongs to, ``NO_EVENT`` for none."""
+    """Labels (N,), groups (N,) and the event (N,) that each record belongs to, ``NO_EVENT`` for none."""
 
     labels_N: IntArray
     groups_N: IntArray
@@ -91,30 +91,51 @@ class ParityCells:
 
     @classmethod
     def of(
-        cls, labels_N: npt.ArrayLike, groups_N: npt.ArrayLike, *, num_groups: int, constraint: Constraint
+        cls,
+        labels_N: npt.ArrayLike,
+        groups_N: npt.ArrayLike,
+        *,
+        num_groups: int,
+        constraint: Constraint,
+        num_classes: int = 2,
+        positive_label: int = 1,
     ) -> ParityCells:
-        """Raise ValueError for labels other than 0 and 1, groups out of range, lengths that differ, one group alone."""
+        """Raise ValueError for labels, groups or a positive label out of range, lengths that differ, one group
+        alone."""
         labels, groups = np.asarray(labels_N), np.asarray(groups_N)
-        require_codes("labels", labels, 2)
+        require_codes("labels", labels, num_classes)
         require_codes("groups", groups, num_groups)
         if len(labels) != len(groups) or not len(labels):
             raise ValueError(f"Expected one group per label, got {len(groups)} for {len(labels)}.")
         if num_groups < 2:
             raise ValueError(f"Expected at least 2 groups to compare, got {num_groups}.")
+        if constraint in ("equal_opportunity", "equal_false_positives") and not positive_label < num_classes:
+            raise ValueError(f"Expected positive_label < {num_classes}, got {positive_label}.")
         labels = labels.astype(np.int64)
         events_of: dict[Constraint, IntArray] = {
             "demographic_parity": np.zeros_like(labels),
             "equalized_odds": labels,
-            "equal_opportunity": np.where(labels == 1, 0, NO_EVENT),
-            "equal_false_positives": np.where(labels == 0, 0, NO_EVENT),
+            "equal_opportunity": np.where(labels == positive_label, 0, NO_EVENT),
+            "equal_false_positives": np.where(labels != positive_label, 0, NO_EVENT),
         }
         return cls(
             labels_N=labels,
             groups_N=groups.astype(np.int64),
             events_N=events_of[constraint],
             num_groups=num_groups,
-            num_events=2 if constraint == "equalized_odds" else 1,
+            num_events=num_classes if constraint == "equalized_odds" else 1,
         )
+
+    @property
+    def num_cells(self) -> int:
+        """Q, the number of events times the number of groups."""
+        return self.num_events * self.num_groups
+
+    @property
+    def cells_N(self) -> IntArray:
+        """The event and the group of each record in one code, event times the number of groups plus group; Q for no
+        event."""
+        return np.where(self.events_N == NO_EVENT, self.num_cells, self.events_N * self.num_groups + self.groups_N)
 
     def sums(self, values: npt.ArrayLike) -> FloatArray:
         """The sums of ``values`` (N, ...) over the records of each group and event, shape (G, E, ...)."""

@@ -56,7 +56,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, get_args
 
 import numpy as np
@@ -67,11 +67,11 @@ from fairpate.config import ConfigError, CountOrZero, Fraction, NotNegative, Pos
 from fairpate.fairness.rates import FloatArray, IndexArray, divide
 from fairpate.later import functional, torch
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Progress, Stream, Trained, Training
+from fairpate.methods.base import Stream, Trained, Training, noise_within
 from fairpate.methods.dp_sgd import DpSgdConfig, DpSgdFamily
 from fairpate.methods.parity import DualAscent
 from fairpate.privacy import accountant
-from fairpate.privacy.accountant import Accounting, Event, epsilon_of_curve, least_noise
+from fairpate.privacy.accountant import Event, epsilon_of_curve
 from fairpate.privacy.mechanism_events import PoissonGaussianLaplaces, joint_multiplier
 
 if TYPE_CHECKING:
@@ -200,17 +200,9 @@ class RateConstraints:
         np.add.at(histogram_QC, cells, probabilities)
         return histogram_QC
 
-    def values(
-        self, histogram_QC: FloatArray, *, size_floor: float = 0.0, num_records: float | None = None
-    ) -> FloatArray:
-        """Gamma of a histogram, shape (J,); a union smaller than ``size_floor`` counts as that large.
-
-        Terms ``of_all`` are divided by ``num_records``, or with None by the histogram's total. Without a floor the
-        value is NaN where a union is empty.
-        """
-        # The floor also covers a noisy size, which may be negative.
-        sizes_U = np.maximum(self._members_UQ @ histogram_QC.sum(axis=1), size_floor)
-        sizes_U = np.where(self._of_all_U, histogram_QC.sum() if num_records is None else num_records, sizes_U)
+    def values(self, histogram_QC: FloatArray) -> FloatArray:
+        """Gamma of an exact histogram, shape (J,); NaN where a union is empty."""
+        sizes_U = np.where(self._of_all_U, histogram_QC.sum(), self._members_UQ @ histogram_QC.sum(axis=1))
         rates_UC = divide(self._members_UQ @ histogram_QC, sizes_U[:, None])
         # A union that a constraint does not use may be empty, and 0 times NaN is NaN.
         unused_JUC = self._weights_JUC == 0
@@ -267,10 +259,8 @@ class Pricer:
         if not (size_floor > 0 and num_records > 0):
             raise ValueError(f"Expected size_floor > 0 and num_records > 0, got {size_floor} and {num_records}.")
         of_all_U1, num_classes = constraints._of_all_U[:, None], constraints.num_classes
-        self._members_UQ, self._weights = (
-            constraints._members_UQ,
-            constraints._weights_JUC.reshape(len(constraints.constraints), -1),
-        )
+        self._members_UQ = constraints._members_UQ
+        self._weights = constraints._weights_JUC.reshape(len(constraints.constraints), -1)
         self._scaled_members_QU = num_records * self._members_UQ.T
         self._least_sizes_U1 = np.where(of_all_U1, num_records, size_floor)
         self._most_sizes_U1 = np.where(of_all_U1, num_records, np.inf) if of_all_U1.any() else None
@@ -548,7 +538,7 @@ class PricedLoss:
     def before_batch(self, clipper: GradientClipper, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> None:
         """Release the histogram of a batch, which sets the prices. Empty batches count too.
 
-        A batch that is taken in parts, or record by record, is passed through the model once more beforehand.
+        A batch that is taken in parts, or by owner, is passed through the model once more beforehand.
         """
         from fairpate.nn.per_example import shares_of  # a configuration is read without torch
 
@@ -557,7 +547,7 @@ class PricedLoss:
         # An empty batch is one empty part: its zeros get their noise as any others.
         size = clipper.max_records or max(1, len(x))
         # One pass over the whole batch: the loss itself sees all outputs, and releases the histogram.
-        if clipper.engine == "book_keeping" and owner_B is None and 0 < len(x) <= size:
+        if owner_B is None and 0 < len(x) <= size:
             return
         # Shares are of the whole batch: a person may be in two parts.
         share_B = None if owner_B is None else shares_of(owner_B)
@@ -721,41 +711,24 @@ def calibrated_steps(
 ) -> HistogramSteps:
     """The steps with the least noise that keeps them within ``target``, split as ``histogram_share`` says.
 
-    ValueError for a target out of reach, and for a relation that the event is not priced under.
+    ValueError for a target out of reach.
     """
-    if target.record_relation != "add or remove one":
-        raise ValueError(
-            f"Expected target.relation 'add or remove one', got {target.record_relation!r}: Laplace and Gaussian noise "
-            "on one sample are priced under it alone."
-        )
 
-    silent = plan_steps(training, config, num_records=num_records, noise_multiplier=0.0, laplace_scale=0.0)
-    # Looked up by what the price depends on alone, so that seeds and learning rates share one search.
-    joint = _least_joint_noise(silent.event, config.histogram_share, target.epsilon, target.delta, target.accounting)
-    noise_multiplier, laplace_scale = split_noise(joint, histogram_share=config.histogram_share)
+    def noises(joint: float) -> tuple[float, float]:
+        # 1 / joint^2 = 1 / multiplier^2 + 1 / scale^2. Where noise is large, each release costs about half its inverse
+        # square, so that `histogram_share` is the histogram's part of the budget.
+        return joint / math.sqrt(1 - config.histogram_share), joint / math.sqrt(config.histogram_share)
+
+    silent = plan_steps(training, config, num_records=num_records, noise_multiplier=0.0, laplace_scale=0.0).event
+
+    def events(joint: float) -> list[Event]:
+        noise_multiplier, laplace_scale = noises(joint)
+        return [replace(silent, gradient_noise_multiplier=noise_multiplier, laplace_scale=laplace_scale)]
+
+    noise_multiplier, laplace_scale = noises(noise_within(target, events))
     return plan_steps(
         training, config, num_records=num_records, noise_multiplier=noise_multiplier, laplace_scale=laplace_scale
     )
-
-
-@lru_cache
-def _least_joint_noise(
-    silent: PoissonGaussianLaplaces, histogram_share: float, epsilon: float, delta: float, accounting: Accounting
-) -> float:
-    def events(joint: float) -> list[Event]:
-        noise_multiplier, laplace_scale = split_noise(joint, histogram_share=histogram_share)
-        return [replace(silent, gradient_noise_multiplier=noise_multiplier, laplace_scale=laplace_scale)]
-
-    return least_noise(events, target_epsilon=epsilon, target_delta=delta, accounting=accounting)
-
-
-def split_noise(joint: float, *, histogram_share: float) -> tuple[float, float]:
-    """A Gaussian multiplier and a Laplace scale with ``1 / joint^2 = 1 / multiplier^2 + 1 / scale^2``.
-
-    Where noise is large, each release costs about half its inverse square: ``histogram_share`` is the histogram's part
-    of the budget.
-    """
-    return joint / math.sqrt(1 - histogram_share), joint / math.sqrt(histogram_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -796,46 +769,6 @@ def constraints_of(config: RacoDpConfig, *, num_classes: int, num_groups: int) -
     )
 
 
-def train(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    groups: Tensor,
-    steps: HistogramSteps,
-    config: RacoDpConfig,
-    *,
-    constraints: RateConstraints,
-    randomness: PrivateRandomness,
-    histogram_randomness: PrivateRandomness,
-    person_N: Tensor | None = None,
-    on_progress: Progress = lambda *_: None,
-) -> RacoTrained:
-    """Train ``model`` in place on private ``x`` (N, ...), ``y`` (N,) and ``groups`` (N,), all of them protected.
-
-    ``person_N`` gives the number of each record's person, and then persons are protected. The
-    histogram's noise has a randomness of its own, so that prices of 0 are DP-SGD, bit for bit. Errors as
-    :func:`priced_training`; also ValueError for labels or groups that the constraints' partition does not have.
-    """
-    lagrangian = Lagrangian(constraints, config, steps)
-    cells_N = constraints.partition.cells(y.cpu().numpy(), groups.cpu().numpy())
-    training = priced_training(
-        model,
-        x,
-        y,
-        torch.from_numpy(cells_N).to(y.device),
-        steps,
-        config,
-        num_cells=constraints.partition.num_cells,
-        num_classes=constraints.num_classes,
-        pricing=lagrangian,
-        randomness=randomness,
-        histogram_randomness=histogram_randomness,
-        person_N=person_N,
-    )
-    events = training.run(averaged_share=steps.averaged_share, on_progress=on_progress)
-    return RacoTrained(model=model, events=events, noise=randomness.label, report=lagrangian.report())
-
-
 class Lagrangian:
     """The multipliers, and the prices of predictions that follow from them and from a noisy histogram.
 
@@ -852,8 +785,8 @@ class Lagrangian:
         )
         self._constraints, self._size_floor = constraints, steps.size_floor
         # The expected size of a batch, because the realised one is private.
-        self._batch_size = steps.gradient.expected_batch_size
-        self._pricer = Pricer(constraints, size_floor=self._size_floor, num_records=self._batch_size)
+        batch_size = steps.gradient.expected_batch_size
+        self._pricer = Pricer(constraints, size_floor=self._size_floor, num_records=batch_size)
         # The first half describes models that are far from the published one.
         self._first_kept, self._num_seen = steps.gradient.num_steps // 2, 0
         self._sum_QC = np.zeros((constraints.partition.num_cells, constraints.num_classes))
@@ -872,7 +805,7 @@ class Lagrangian:
     def report(self) -> ConstraintReport:
         """Report on the steps so far."""
         mean_QC = self._sum_QC / max(1, self._num_seen - self._first_kept)
-        values_J = self._constraints.values(mean_QC, size_floor=self._size_floor, num_records=self._batch_size)
+        values_J, _ = self._pricer(mean_QC, self.dual.multipliers_J)
         return ConstraintReport(
             names=self._constraints.names,
             bounds=tuple(self._constraints.bounds_J.tolist()),
@@ -929,24 +862,28 @@ class RacoDp(DpSgdFamily):
             )
 
     def train(self, training: Training) -> Trained:
-        dataset, config = training.dataset, self.raco_dp
-        private = dataset.private
+        dataset, config, private = training.dataset, self.raco_dp, training.dataset.private
+        randomness = self.randomness()
         with training.reporter.stage(self.method) as advance:
-            trained = train(
+            steps = calibrated_steps(self.dp_sgd, config, self.target, num_records=private.num_protected)
+            constraints = constraints_of(config, num_classes=dataset.num_classes, num_groups=dataset.num_groups)
+            lagrangian = Lagrangian(constraints, config, steps)
+            events = priced_training(
                 training.model,
                 private.x,
                 private.y,
-                private.z,
-                config=config,
-                person_N=private.person_N,
-                steps=calibrated_steps(self.dp_sgd, config, self.target, num_records=private.num_protected),
-                constraints=constraints_of(config, num_classes=dataset.num_classes, num_groups=dataset.num_groups),
-                randomness=self.randomness(),
+                torch.from_numpy(constraints.partition.cells(private.y.numpy(), private.z.numpy())),
+                steps,
+                config,
+                num_cells=constraints.partition.num_cells,
+                num_classes=constraints.num_classes,
+                pricing=lagrangian,
+                randomness=randomness,
                 # Apart from the gradient's, so that multipliers of 0 give DP-SGD bit for bit.
                 histogram_randomness=self.randomness(Stream.HISTOGRAM_NOISE),
-                on_progress=advance,
-            )
-        report = trained.report
+                person_N=private.person_N,
+            ).run(averaged_share=steps.averaged_share, on_progress=advance)
+        report = lagrangian.report()
         worst = max(range(len(report.names)), key=lambda j: report.values[j] - report.bounds[j])
         training.reporter.note(
             "constraint", f"{report.names[worst]} at {report.values[worst]:.3f}, bound {report.bounds[worst]:g}"
@@ -955,4 +892,4 @@ class RacoDp(DpSgdFamily):
             training.reporter.note(
                 "floor", f"fewer than raco_dp.min_share records behind {', '.join(report.floored)}: held more loosely"
             )
-        return trained
+        return RacoTrained(model=training.model, events=events, noise=randomness.label, report=report)

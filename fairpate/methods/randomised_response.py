@@ -44,7 +44,6 @@ from fairpate.methods.parity import FloatArray, ParityCells, ParityConfig, requi
 from fairpate.nn.fit import linear_rules, said_labels
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.accountant import spent
-from fairpate.privacy.discrete_gaussian import NoiseSource
 from fairpate.privacy.laplace import PureReleases, keep_probability, randomise_response
 
 
@@ -76,68 +75,6 @@ class ResponseTrained(Trained):
     prediction needs the group."""
 
     mixing: Mixing | None
-
-
-def train(
-    x: Tensor,
-    y: Tensor,
-    groups: Tensor,
-    config: RandomisedResponseConfig,
-    *,
-    epsilon: float,
-    num_groups: int,
-    source: NoiseSource,
-    generator: torch.Generator,
-    num_classes: int = 2,
-    learner: Learner | None = None,
-) -> ResponseTrained:
-    """Randomise each of ``groups`` (N,) once, and learn from the reported groups.
-
-    ``epsilon`` 0 reports uniform groups, ``inf`` true ones. ``generator`` halves the records for ``two_step``.
-    ValueError for codes out of range, for a cell that holds too few records, and for ``two_step`` with epsilon 0,
-    where nothing can be recovered.
-    """
-    require_codes("labels", y.numpy(), num_classes)
-    two_step = config.form == "two_step"
-    inverse_GG = recovery(epsilon, num_groups) if two_step else None
-    events = (PureReleases(count=1, epsilon=epsilon),)
-    # Once, before anything is learned: any further answer about the same attribute would cost epsilon again.
-    reported = torch.from_numpy(
-        randomise_response(groups.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
-    )
-    # Two halves: a rule predicts the records that it was fitted to too well, and would mislead the second step.
-    order = torch.randperm(len(y), generator=generator) if two_step else torch.arange(len(y))
-    # With one step the first part is all records.
-    first, second = order.tensor_split([len(order) // 2 if two_step else len(order)])
-    # Every reported group mixes true ones: a gap between them is a share of the true gap, and so is the bound.
-    shrunk = shrinkage(epsilon, num_groups) if config.corrects_bound else 1.0
-    learn = learner or exponentiated_gradient(config, num_groups, shrunk=shrunk)
-    with spent(events, noise=source.label):  # what cannot be learned from reports tells of them
-        model = learn(x[first], y[first], reported[first], config.max_gap * shrunk)
-        mixing = None
-        if inverse_GG is not None:
-            reported_GYC = joint_table(
-                said_labels(model, x[second]),
-                reported[second].numpy(),
-                num_groups=num_groups,
-                num_classes=num_classes,
-                labels_N=y[second].numpy(),
-            )
-            rules = DpPostprocessingConfig(
-                constraint=config.constraint,
-                max_gap=config.mixing_gap,
-                min_share=config.min_share,
-                reference_group=config.reference_group,
-            )
-            # Without slack: its formula is that of Laplace noise on counts, and these have none.
-            mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), rules, epsilon=math.inf)
-    return ResponseTrained(
-        model=model,
-        events=events,
-        noise=source.label,
-        mixing_GCC=None if mixing is None else mixing.mixing_GCC,
-        mixing=mixing,
-    )
 
 
 def recovery(epsilon: float, num_groups: int) -> FloatArray:
@@ -237,25 +174,65 @@ class RandomisedResponse(AttributeMethod):
         """True unless F-LD learns."""
         return self.randomised_response.learner == "exponentiated_gradient"
 
-    def train(self, training: Training) -> Trained:
-        """A mixture of linear rules for two classes, or the network that F-LD trains."""
-        dataset, private, settings = training.dataset, training.dataset.private, self.randomised_response
+    def learner(self, training: Training, shrunk: float) -> Learner:
+        """The configured learner, for gaps that are ``shrunk`` to a share of themselves."""
+        dataset = training.dataset
+        if self.randomised_response.learner == "exponentiated_gradient":
+            return exponentiated_gradient(self.randomised_response, dataset.num_groups, shrunk=shrunk)
 
         def f_ld(x: Tensor, labels: Tensor, reported: Tensor, max_gap: float) -> nn.Module:  # noqa: ARG001
             # F-LD drives violations to 0 for any allowed gap.
             parity, generator = parity_of(self.f_ld, dataset), training.generator(Stream.TRAINING)
             return train_f_ld(training.model, x, labels, reported, self.f_ld, parity=parity, generator=generator).model
 
-        with training.reporter.stage(self.method):
-            return train(
-                private.x,
-                private.y,
-                private.z,
-                settings,
-                epsilon=self.target.epsilon,
-                num_groups=dataset.num_groups,
-                num_classes=dataset.num_classes,
-                source=self.source,
-                generator=training.generator(Stream.TRAINING),
-                learner=f_ld if settings.learner == "f_ld" else None,
-            )
+        return f_ld
+
+    def train(self, training: Training) -> ResponseTrained:
+        """Randomise the group of each record once, and learn from the reported groups.
+
+        ValueError for codes out of range, and for a cell that holds too few records.
+        """
+        dataset, config, epsilon = training.dataset, self.randomised_response, self.target.epsilon
+        x, y, num_groups = dataset.private.x, dataset.private.y, dataset.num_groups
+        require_codes("labels", y.numpy(), dataset.num_classes)
+        two_step = config.form == "two_step"
+        inverse_GG = recovery(epsilon, num_groups) if two_step else None
+        events, source = (PureReleases(count=1, epsilon=epsilon),), self.source
+        # Once, before anything is learned: any further answer about the same attribute would cost epsilon again.
+        reported = torch.from_numpy(
+            randomise_response(dataset.private.z.numpy(), num_values=num_groups, epsilon=epsilon, source=source)
+        )
+        # Two halves: a rule predicts the records that it was fitted to too well, and would mislead the second step.
+        generator = training.generator(Stream.TRAINING)
+        order = torch.randperm(len(y), generator=generator) if two_step else torch.arange(len(y))
+        # With one step the first part is all records.
+        first, second = order.tensor_split([len(order) // 2 if two_step else len(order)])
+        # Every reported group mixes true ones: a gap between them is a share of the true gap, and so is the bound.
+        shrunk = shrinkage(epsilon, num_groups) if config.corrects_bound else 1.0
+        mixing = None
+        # What cannot be learned from reports tells of them.
+        with training.reporter.stage(self.method), spent(events, noise=source.label):
+            model = self.learner(training, shrunk)(x[first], y[first], reported[first], config.max_gap * shrunk)
+            if inverse_GG is not None:
+                reported_GYC = joint_table(
+                    said_labels(model, x[second]),
+                    reported[second].numpy(),
+                    num_groups=num_groups,
+                    num_classes=dataset.num_classes,
+                    labels_N=y[second].numpy(),
+                )
+                rules = DpPostprocessingConfig(
+                    constraint=config.constraint,
+                    max_gap=config.mixing_gap,
+                    min_share=config.min_share,
+                    reference_group=config.reference_group,
+                )
+                # Without slack: its formula is that of Laplace noise on counts, and these have none.
+                mixing = fair_mixing(recovered_counts(reported_GYC, inverse_GG), rules, epsilon=math.inf)
+        return ResponseTrained(
+            model=model,
+            events=events,
+            noise=source.label,
+            mixing_GCC=None if mixing is None else mixing.mixing_GCC,
+            mixing=mixing,
+        )

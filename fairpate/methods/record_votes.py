@@ -136,16 +136,38 @@ class PoolLabels:
 
 class VotesOfRecords(ReleasingMethod):
     """Noise is calibrated to the target, which protects one record or person, added or removed. There is one
-    release."""
+    release.
+
+    ``learned``: the fields of the method's own section that only learning reads, in addition to those of
+    :class:`TaughtConfig`.
+    """
 
     protects_persons: ClassVar[bool] = True
     reads_public: ClassVar[bool] = True  # public records get the labels
     has_student: ClassVar[bool] = True
+    learned: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def section(self) -> str:
+        """Name of the method's own section, which is the method's name."""
+        return str(type(self).model_fields["method"].default)
+
+    @property
+    def own(self) -> TaughtConfig:
+        """The method's own section."""
+        found: TaughtConfig = getattr(self, self.section)
+        return found
+
+    @property
+    def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The fields that only learning reads."""
+        own = (*self.learned, *TaughtConfig.model_fields)
+        return (*ReleasingMethod.afterwards, *(f"{self.section}.{field}" for field in own))
 
     @property
     def by_group(self) -> bool:
-        """True if the table has a part for every group of private records."""
-        raise NotImplementedError
+        """True if the table has a part for every group of private records; tables of several releases have none."""
+        return getattr(self.own, "by_group", False)
 
     @property
     def reads_groups(self) -> bool:  # type: ignore[override]
@@ -206,8 +228,7 @@ class VotesOfRecords(ReleasingMethod):
     @property
     def reads_public_groups(self) -> bool:
         """True if a gate, a regulariser, a table by group or a calibration reads them."""
-        settings = [section for _, section in self if isinstance(section, TaughtConfig)]
-        asked = any(each.gate is not None or each.penalty is not None for each in settings)
+        asked = self.own.gate is not None or self.own.penalty is not None
         return asked or self.by_group or self.public_data.calibration is not None
 
     def check(self) -> None:
@@ -238,17 +259,11 @@ class VotesOfRecords(ReleasingMethod):
         return noise_within(self.target, lambda noise: [event(noise)])
 
     def taught(
-        self,
-        said: PoolLabels,
-        settings: TaughtConfig,
-        training: Training,
-        *,
-        events: tuple[Event, ...],
-        records: Split | None = None,
+        self, said: PoolLabels, training: Training, released: Released, *, records: Split | None = None
     ) -> Trained:
-        """Train a student on the most certain labels that pass the gate. ``events`` are those of the release behind the
-        labels; ``records`` are the public records with labels, None: all of them."""
-        dataset, public = training.dataset, training.dataset.public
+        """Train a student on the most certain labels that pass the gate. ``released`` is what the labels are learned
+        from; ``records`` are the public records with labels, None: all of them."""
+        settings, dataset, public = self.own, training.dataset, training.dataset.public
         asked = public if records is None else records
         num_records = len(said.labels_M)
         kept_M = np.zeros(num_records, dtype=np.bool_)
@@ -278,7 +293,12 @@ class VotesOfRecords(ReleasingMethod):
             initial_model=training.model,
             penalty=penalty,
         )
-        return Trained(model=network, events=events, noise=self.source.label, num_training_labels=len(labelled.labels))
+        return Trained(
+            model=network,
+            events=released.events,
+            noise=self.source.label,
+            num_training_labels=len(labelled.labels),
+        )
 
 
 def with_noise(
@@ -372,10 +392,7 @@ class RecordVotes(VotesOfRecords):
 
     title: ClassVar[str] = "one vote per record"
     paper: ClassVar[str] = "here; related: McSherry 2009, arXiv 2406.08039"
-    afterwards: ClassVar[tuple[str, ...]] = (
-        *VotesOfRecords.afterwards,
-        *(f"record_votes.{field}" for field in ("rule", *TaughtConfig.model_fields)),
-    )
+    learned: ClassVar[tuple[str, ...]] = ("rule",)
 
     method: str = "record_votes"
     record_votes: RecordVotesConfig = RecordVotesConfig()
@@ -388,10 +405,6 @@ class RecordVotes(VotesOfRecords):
         return ExpectedVotes(
             votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool)
         )
-
-    @property
-    def by_group(self) -> bool:
-        return self.record_votes.by_group
 
     def measure(self, training: Training) -> Released:
         """Find the prototypes and release one noisy table of votes."""
@@ -438,13 +451,13 @@ class RecordVotes(VotesOfRecords):
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Label the public pool, and train a student on the most certain labels."""
-        settings, prototype_M = self.record_votes, released.arrays["prototype_M"]
+        prototype_M = released.arrays["prototype_M"]
         votes_KC, stddev = self._votes(released)
-        if settings.rule == "cells":
+        if self.record_votes.rule == "cells":
             said = labels_of_cells(votes_KC, prototype_M, stddev=stddev)
         else:
             said = labels_of_line(votes_KC, prototype_M, released.arrays["coordinates_MD"], stddev=stddev)
-        return self.taught(said, settings, training, events=released.events)
+        return self.taught(said, training, released)
 
     def _votes(self, released: Released) -> tuple[IntArray | FloatArray, float]:
         """Votes by cell and class, and the standard deviation of their noise."""
@@ -622,10 +635,7 @@ class WeightedVotes(VotesOfRecords):
 
     title: ClassVar[str] = "weighted record votes"
     paper: ClassVar[str] = "here; related: arXiv 1603.07294, arXiv 1709.09216"
-    afterwards: ClassVar[tuple[str, ...]] = (
-        *VotesOfRecords.afterwards,
-        *(f"weighted_votes.{field}" for field in ("ridge", *TaughtConfig.model_fields)),
-    )
+    learned: ClassVar[tuple[str, ...]] = ("ridge",)
 
     method: str = "weighted_votes"
     weighted_votes: WeightedVotesConfig = WeightedVotesConfig()
@@ -637,10 +647,6 @@ class WeightedVotes(VotesOfRecords):
         labels = round(self.weighted_votes.taught_share * len(dataset.public))
         noise = self.least_noise(_sum_event) * self.label_noise(dataset.num_groups)
         return ExpectedVotes(votes=votes, noise_stddev_votes=noise, labels=labels)
-
-    @property
-    def by_group(self) -> bool:
-        return self.weighted_votes.by_group
 
     def measure(self, training: Training) -> Released:
         """Fit the feature map on public records and release one noisy table of sums."""
@@ -672,7 +678,7 @@ class WeightedVotes(VotesOfRecords):
 
     def learn(self, training: Training, released: Released) -> Trained:
         """Fit the linear rule to the table, and train a student on the rule's labels of the public pool."""
-        return self.taught(self._said(released), self.weighted_votes, training, events=released.events)
+        return self.taught(self._said(released), training, released)
 
     def _said(self, released: Released) -> PoolLabels:
         """Label the public pool by the rule that is fitted to the table."""

@@ -78,7 +78,7 @@ class SfPate(PateFamily):
     def unread(self) -> dict[str, str]:
         """Fields of the learner that F-LD replaces: the student of SF_S, or the teachers of SF_T, each on its whole
         shard."""
-        unread = [f"teachers.{field}" for field in ("fit", "standardize", "max_shard_size")]
+        unread = [f"teachers.{field}" for field in ("fit", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
             # Between rounds of an admission a student learns too, and decides what is asked next. Teachers read
             # `augment` in any case.

@@ -53,11 +53,6 @@ class TeacherVotes(VotesOfRecords):
 
     title: ClassVar[str] = "one table of teachers' votes"
     paper: ClassVar[str] = "here; related: Yaghini et al. 2023 (FairPATE), Papernot et al. 2018, arXiv 1802.08908"
-    afterwards: ClassVar[tuple[str, ...]] = (
-        # Teachers read `augment`, and the release is theirs.
-        *(field for field in VotesOfRecords.afterwards if field != "augment"),
-        *(f"teacher_votes.{field}" for field in TaughtConfig.model_fields),
-    )
 
     method: str = "teacher_votes"
     teachers: TeachersConfig = TeachersConfig()
@@ -65,9 +60,9 @@ class TeacherVotes(VotesOfRecords):
     teacher_votes: TeacherVotesConfig = TeacherVotesConfig()
 
     @property
-    def by_group(self) -> bool:
-        """False: teachers' votes on public records count no private group."""
-        return False
+    def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The fields that only learning reads. Teachers read `augment`, and the release is theirs."""
+        return tuple(field for field in super().afterwards if field != "augment")
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError also for more teachers than records, unless others may have theirs at another site."""
@@ -143,7 +138,7 @@ class TeacherVotes(VotesOfRecords):
             label_chances(counts_QC, num_teachers=num_teachers, noise_stddev_votes=event.noise_stddev_votes)
         )
         queries = self.queries(training.dataset)
-        return self.taught(said, self.teacher_votes, training, events=released.events, records=queries)
+        return self.taught(said, training, released, records=queries)
 
 
 def two_moves(num_queries: int) -> float:

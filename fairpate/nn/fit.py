@@ -1,9 +1,9 @@
 """Ordinary training without privacy: augmentation, optimisers, the fit loop, prediction, and parity penalties.
 
-The fit loop serves teachers, students and ordinary classifiers. It is deterministic: the order of the records, the
-augmentation and dropout all come from the generator that the caller gives. An epoch visits every record once, in
-batches whose sizes differ by at most one record, so no batch is a small remainder. Fewer records than a batch are one
-batch; without records the model stays as it was.
+The fit loop serves teachers, students and ordinary classifiers. It is deterministic: the order of the records and their
+augmentation come from the generator that the caller gives. An epoch visits every record once, in batches whose sizes
+differ by at most one record, so no batch is a small remainder. Fewer records than a batch are one batch; without
+records the model stays as it was.
 
 Random changes of images are drawn for a whole batch at once, and drawing is apart from applying: ``draw_changes`` takes
 as many random numbers per image for every configuration, and ``apply_changes`` is a pure function of them. An ensemble
@@ -39,7 +39,7 @@ from torch.nn import functional
 from torch.optim.sgd import sgd
 
 from fairpate.config import AugmentConfig, CalibrationConfig, DpfrConfig, FitConfig, ModelConfig, PenaltyConfig
-from fairpate.nn.models import HEAD_OF, build_model, memory_format_for, scale_bytes, seeded_torch, to_memory_format
+from fairpate.nn.models import HEAD_OF, build_model, memory_format_for, scale_bytes, to_memory_format
 
 # Rotation, shift (2), zoom, shear; flip, channel swap, erasing; position and size of the erased rectangle (4).
 _FIXED_DRAWS = 12
@@ -47,6 +47,7 @@ _ELASTIC_SIDE = 5  # an elastic change moves a coarse grid of points, this many 
 _SMALLEST_ERASED_SHARE, _LARGEST_ERASED_SHARE = 0.1, 0.4
 ADAM_BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
+SGD_MOMENTUM = 0.9
 _RECORDS_AUGMENTED_AT_ONCE = 1024
 _MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE = 1024, 2**24  # at prediction
 _QUARTERS = 4
@@ -136,16 +137,10 @@ def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: to
 def strengthened(config: AugmentConfig) -> AugmentConfig:
     """Changes for the copies that a FixMatch student has to recognise: turned, shifted and zoomed twice as far as
     ``config`` says, bent, and partly erased (Sohn et al. 2020 erase too)."""
-    return config.model_copy(
-        update={
-            "rotation_degrees": min(180.0, 2 * config.rotation_degrees),
-            "translation_fraction": min(0.5, 2 * config.translation_fraction),
-            "scale_fraction": min(0.5, 2 * config.scale_fraction),
-            "shear_degrees": max(15.0, config.shear_degrees),
-            "elastic_fraction": max(0.03, config.elastic_fraction),
-            "erase": max(0.2, config.erase),
-        }
-    )
+    limits = {"rotation_degrees": 180.0, "translation_fraction": 0.5, "scale_fraction": 0.5}
+    doubled = {name: min(limit, 2 * getattr(config, name)) for name, limit in limits.items()}
+    wanted = doubled | {"shear_degrees": 15.0, "elastic_fraction": 0.03, "erase": 0.2}
+    return config.model_copy(update={name: max(value, getattr(config, name)) for name, value in wanted.items()})
 
 
 def epoch_learning_rate(config: FitConfig, epoch: int) -> float:
@@ -207,7 +202,7 @@ class Optimizer:
                 list(chosen(self._first_moments)),
                 fused=True,
                 weight_decay=config.weight_decay,
-                momentum=config.momentum,
+                momentum=SGD_MOMENTUM,
                 lr=learning_rate,
                 dampening=0.0,
                 nesterov=False,
@@ -250,26 +245,25 @@ def fit(
     to_memory_format(model, memory_format_for(x))
     optimizer = Optimizer((p for p in model.parameters() if p.requires_grad), config)
     model.train()
-    with seeded_dropout(model, generator):
-        for epoch in range(config.epochs if len(x) else 0):
-            loss_sum = torch.zeros((), device=device)
-            learning_rate = epoch_learning_rate(config, epoch)
-            for batch_x, batch_targets in epoch_batches(x, targets, config, augmentation, generator, device):
-                with precision_of(config, device):
-                    logits = model(batch_x)
-                    loss = functional.cross_entropy(logits, batch_targets, label_smoothing=config.label_smoothing)
-                    if penalty is not None:
-                        loss = loss + penalty(model)
-                torch.autograd.backward(loss)
-                optimizer.step_from_backward(learning_rate)
-                # Added up on the device: reading a number at each step would wait for the device.
-                loss_sum += loss.detach() * len(batch_x)
-            # One loss that is not finite makes the sum of its epoch not finite: one check per epoch is enough.
-            mean_loss = float(loss_sum) / len(x)
-            if not math.isfinite(mean_loss):
-                raise DivergedError(f"Training diverged in epoch {epoch}: loss {mean_loss}; lower learning_rate.")
-            if on_epoch is not None:
-                on_epoch(epoch, mean_loss)
+    for epoch in range(config.epochs if len(x) else 0):
+        loss_sum = torch.zeros((), device=device)
+        learning_rate = epoch_learning_rate(config, epoch)
+        for batch_x, batch_targets in epoch_batches(x, targets, config, augmentation, generator, device):
+            with precision_of(config, device):
+                logits = model(batch_x)
+                loss = functional.cross_entropy(logits, batch_targets, label_smoothing=config.label_smoothing)
+                if penalty is not None:
+                    loss = loss + penalty(model)
+            torch.autograd.backward(loss)
+            optimizer.step_from_backward(learning_rate)
+            # Added up on the device: reading a number at each step would wait for the device.
+            loss_sum += loss.detach() * len(batch_x)
+        # One loss that is not finite makes the sum of its epoch not finite: one check per epoch is enough.
+        mean_loss = float(loss_sum) / len(x)
+        if not math.isfinite(mean_loss):
+            raise DivergedError(f"Training diverged in epoch {epoch}: loss {mean_loss}; lower learning_rate.")
+        if on_epoch is not None:
+            on_epoch(epoch, mean_loss)
     model.eval()
 
 
@@ -328,16 +322,6 @@ def batch_bounds(num_records: int, batch_size: int) -> list[int]:
     # Nearly equal: the few records of a short last batch would weigh more than all others.
     num_batches = math.ceil(num_records / batch_size)
     return [num_records * batch // max(num_batches, 1) for batch in range(num_batches + 1)]
-
-
-def seeded_dropout(model: nn.Module, generator: torch.Generator) -> AbstractContextManager[None]:
-    """A context in which dropout draws from ``generator``. A model without dropout draws nothing.
-
-    Dropout itself takes no generator: torch's own is seeded in the block, and left as it was.
-    """
-    if not uses_dropout(model):
-        return nullcontext()
-    return seeded_torch(int(torch.randint(2**62, (), generator=generator)))
 
 
 def uses_dropout(model: nn.Module) -> bool:
@@ -458,7 +442,7 @@ def pretrain_by_rotations(
     classifier = build_model(
         architecture, input_shape=tuple(public_x.shape[1:]), num_classes=_QUARTERS, generator_seed=seed
     )
-    # Not as the student's fit: augmentation would turn the pictures whose turns are to be told.
+    # Not as the student's fit: augmentation would rotate pictures whose rotation is the label.
     fit(classifier, turned, turns, FitConfig(epochs=epochs), generator=generator)
     learned = dict(classifier.named_parameters())
     # The last layer predicts turns, not classes.

@@ -292,7 +292,7 @@ def to_memory_format(model: nn.Module, memory_format: torch.memory_format) -> No
 
 @contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
-    """Seed torch's own random state inside the block (layer initialisation, dropout) and restore it afterwards."""
+    """Seed torch's own random state inside the block (layer initialisation) and restore it afterwards."""
     # All devices, since `manual_seed` seeds each of them.
     devices = list(range(torch.cuda.device_count()))
     with torch.random.fork_rng(devices=devices):
@@ -322,15 +322,11 @@ def _built(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, 
             )
     if name in BACKBONES:
         return _backbone(config, input_shape[0], num_classes, reads_file=reads_file)
-    *layers, last = _layers(config, input_shape, num_classes)
-    # Dropout comes before the last layer; an MLP has it after every hidden layer, and logistic regression none.
-    dropout = _dropout(config) if name in ("lenet", "tanh_cnn", "cnn") else []
-    return nn.Sequential(ScaleBytes(), *layers, *dropout, last)
+    return nn.Sequential(ScaleBytes(), *_layers(config, input_shape, num_classes))
 
 
 def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> list[nn.Module]:
-    """The layers of a purely sequential architecture, without input scaling and without dropout before the last
-    layer."""
+    """The layers of a purely sequential architecture, without input scaling."""
     if config.name == "logistic":
         return [nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes)]
     if config.name == "bounded_logistic":
@@ -341,7 +337,7 @@ def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int)
         layers: list[nn.Module] = [nn.Flatten()]
         width = math.prod(input_shape)
         for hidden in config.hidden:
-            layers += [nn.Linear(width, hidden), nn.ReLU(), *_dropout(config)]
+            layers += [nn.Linear(width, hidden), nn.ReLU()]
             width = hidden
         return [*layers, nn.Linear(width, num_classes)]
     channels, *sides = input_shape
@@ -415,12 +411,8 @@ def _backbone(config: ModelConfig, channels: int, num_classes: int, *, reads_fil
     if config.trainable == "head":
         backbone.requires_grad_(requires_grad=False)
     # The head is new, and trained in any case.
-    setattr(backbone, head, nn.Sequential(*_dropout(config), getattr(backbone, head).requires_grad_()))
+    setattr(backbone, head, nn.Sequential(getattr(backbone, head).requires_grad_()))
     return nn.Sequential(ScaleBytes() if config.weights is None else ImageNetScale(), backbone)
-
-
-def _dropout(config: ModelConfig) -> list[nn.Module]:
-    return [nn.Dropout(config.dropout)] if config.dropout else []
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:

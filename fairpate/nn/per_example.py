@@ -1,11 +1,9 @@
 """Sums of clipped per-example gradients, which is all that differentially private SGD sees of a batch.
 
 Abadi et al. 2016 ("Deep Learning with Differential Privacy", arXiv 1607.00133): every record's gradient, over all
-parameters together, is scaled down to an L2 norm of at most ``clip_norm`` before the sum. Two engines give the same
-sum. ``book_keeping`` runs one backward pass that keeps each layer's input and output gradient, takes the norms from
-these and then the weighted sum from the same tensors (Bu et al. 2023, arXiv 2210.00038). A chain of dense layers needs
-no autograd for that. ``functional`` maps ``torch.func.grad`` over the records and works for any module, more slowly.
-Only models of known layers use ``book_keeping``; any other uses ``functional``.
+parameters together, is scaled down to an L2 norm of at most ``clip_norm`` before the sum. One backward pass keeps each
+layer's input and output gradient; norms, and then the weighted sum, are taken from these (Bu et al. 2023, arXiv
+2210.00038). A chain of dense layers needs no autograd for that.
 
 The gradient of every record follows from a layer's input and the gradient of the summed loss with respect to its
 output, without another backward pass. A dense layer's is an outer product, so its norm is the product of two norms and
@@ -16,9 +14,7 @@ too small by any factor. Norms are sums of squares in blocks that double precisi
 
 Clipping bounds what one record adds to a sum only if a record has a gradient of its own. The closed forms need more:
 every layer runs once, on its own weights, with records along the first axis. A list of known layers and containers
-proves both. Any other model has to go through ``torch.func.vmap`` one record at a time, where no record can reach
-another; a trial then finds a model whose gradients differ from those of its records alone. A layer that mixes the
-records of a batch has no per-example gradient and is refused. :class:`DenseChain` runs a sequence of dense layers and
+proves both; a model with any other module is refused. :class:`DenseChain` runs a sequence of dense layers and
 elementwise functions forward and backward by hand, for small models whose time autograd would dominate.
 
 Where records belong to owners (persons with several records each), the average gradient of each owner's records is
@@ -39,14 +35,12 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from fairpate.nn.models import (
@@ -56,14 +50,12 @@ from fairpate.nn.models import (
     ScaleBytes,
     Shortened,
     scale_bytes,
-    seeded_torch,
 )
 
 ROUNDING = 64  # in units of the precision that gradients have
 # A processor is fast while patches stay in its cache; a GPU once there are enough of them to keep it busy.
 _FLOATS_UNFOLDED_AT_ONCE = {"cpu": 2**19, "cuda": 2**28}
 _FLOATS_SQUARED_AT_ONCE = 2**9
-_NUM_TRIED, _TOLERANCE = 3, 1e-3
 # By name: torchvision is not imported for a model that has none of it.
 _CONTAINERS = frozenset(
     {
@@ -100,7 +92,6 @@ _WITHOUT_PARAMETERS: frozenset[type[nn.Module]] = frozenset(
     }
 )
 WeightedSums = list[tuple[Tensor, Tensor]]
-Gradients = Callable[[nn.Module, Tensor, Tensor], list[Tensor]]
 
 
 class PerRecordGradients(Protocol):
@@ -165,8 +156,7 @@ class _Dense:
         return total_B
 
 
-def _dense(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    linear = cast("nn.Linear", layer)
+def _dense(linear: Any, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     if layer_input.ndim == 2:
         return _Dense(linear, layer_input, output_gradient)
     # A record's gradient is a sum over positions, whose terms may cancel: it is formed, see the module.
@@ -201,8 +191,8 @@ class _Convolution:
     """
 
     @torch.no_grad()
-    def __init__(self, layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> None:
-        self._layer = convolution = cast("nn.Conv2d", layer)
+    def __init__(self, convolution: Any, layer_input: Tensor, output_gradient: Tensor) -> None:
+        self._layer: nn.Conv2d = convolution
         self._bias = _Formed((convolution.bias, output_gradient.sum(dim=(2, 3))))
         # Torch's own numbers, in which padding by name (`same`) is resolved.
         padding = convolution._reversed_padding_repeated_twice
@@ -267,8 +257,7 @@ def squared_norms(values_BP: Tensor) -> Tensor:
     return norms_B
 
 
-def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    norm = cast("nn.GroupNorm", layer)
+def _group_norm(norm: Any, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     # Normalised without scale and shift: the gradient of the scale is taken against this value.
     normal = functional.group_norm(layer_input, norm.num_groups, eps=norm.eps)
     positions = tuple(range(2, layer_input.ndim))
@@ -278,8 +267,7 @@ def _group_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) 
     return _Formed((norm.weight, weight), (norm.bias, bias))
 
 
-def _layer_norm(layer: nn.Module, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
-    norm = cast("nn.LayerNorm", layer)
+def _layer_norm(norm: Any, layer_input: Tensor, output_gradient: Tensor) -> LayerGradient:
     normal = functional.layer_norm(layer_input, norm.normalized_shape, eps=norm.eps)
     size = math.prod(norm.normalized_shape)
     weight = (output_gradient * normal).reshape(len(layer_input), -1, size).sum(dim=1)
@@ -290,7 +278,7 @@ def _trainable(*sums: tuple[Tensor | None, Tensor | None]) -> WeightedSums:
     return [(p, value) for p, value in sums if p is not None and p.requires_grad and value is not None]
 
 
-_GRADIENTS: dict[type[nn.Module], Callable[[nn.Module, Tensor, Tensor], LayerGradient]] = {
+_GRADIENTS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], LayerGradient]] = {
     nn.Linear: _dense,
     nn.Conv2d: _Convolution,
     nn.GroupNorm: _group_norm,
@@ -341,121 +329,6 @@ def _is_known(module: nn.Module) -> bool:
 
 def _described(name: str, module: nn.Module) -> str:
     return f"Module {name or 'of the model itself'} ({type(module).__name__})"
-
-
-def try_records_apart(model: nn.Module, gradients: Gradients, x: Tensor) -> None:
-    """Raise ValueError if a record's output or gradient depends on other records or on an earlier call. The model stays
-    unchanged.
-
-    ``gradients(model, x, weights)`` returns per-example gradients of the sum of ``weights`` times outputs, computed by
-    the engine that will be used: one tensor (B, ...) per trainable parameter. The test uses random records if ``x``
-    holds floats or bytes, otherwise the first records of ``x``. Dropout is switched off.
-    """
-    if x.is_floating_point() or x.dtype == torch.uint8:
-        # A generator of its own: a trial moves no stream of the training.
-        drawn = torch.rand(_NUM_TRIED, *x.shape[1:], generator=torch.Generator().manual_seed(0))
-        tried = (drawn * 255).to(x) if x.dtype == torch.uint8 else drawn.to(x)
-    else:
-        tried = x[:_NUM_TRIED]
-    if not len(tried):
-        return
-    dropout = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd) and m.training]
-    for module in dropout:
-        module.eval()
-    try:
-        with _unchanged(model):
-            together = _outputs(model, tried)
-            alone = [_outputs(model, record[None]) for record in tried]
-            # A second call shows layers that draw random numbers of their own, or keep state outside of buffers.
-            again = _outputs(model, tried)
-        joined = torch.cat([outputs[-1][1] for outputs in alone])
-        is_one_each = len(joined) == len(tried) and _are_close(together[-1][1], joined)
-        if not is_one_each or not _are_close(again[-1][1], together[-1][1]):
-            raise ValueError(
-                f"{_first_difference(together, alone)} gives a record another output with other records, or at "
-                "another call: it mixes records, so no record has a gradient of its own. Normalise within a record, "
-                "keep records along the first axis, and draw random numbers by nn.Dropout alone."
-            )
-        # A parameter that the engine does not see everywhere (in a list, in a closure) has another gradient there.
-        with torch.enable_grad(), seeded_torch(0):
-            outputs = model(tried)
-            weights = torch.randn(outputs.shape, dtype=outputs.dtype).to(outputs.device)
-            named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-            expected = torch.autograd.grad(
-                (outputs * weights).sum(), [p for _, p in named], allow_unused=True, materialize_grads=True
-            )
-        found = [values.sum(dim=0) for values in gradients(model, tried, weights)]
-        for (name, _), theirs, ours in zip(named, expected, found, strict=True):
-            if not _are_close(ours[None], theirs[None]):
-                raise ValueError(
-                    f"Parameter {name}: per-example gradients do not sum to autograd's gradient, because the model "
-                    "reads the parameter outside of its module; read it inside."
-                )
-    finally:
-        for module in dropout:
-            module.train()
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Raise ValueError if the passes inside the block change a parameter or a buffer, which then has its values
-    again."""
-    values = dict(model.named_parameters()) | dict(model.named_buffers())
-    before = {name: value.detach().clone() for name, value in values.items()}
-    changed: list[str] = []
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for name, value in values.items():
-                # NaN does not equal itself, and one that stayed is no change.
-                if not torch.equal(value.nan_to_num(), before[name].nan_to_num()):
-                    changed.append(name)
-                    value.copy_(before[name])
-    if changed:
-        raise ValueError(
-            f"The forward pass changes {changed[0]}, so that records reach the model unclipped and without noise; use "
-            "layers that keep nothing of what they see."
-        )
-
-
-@torch.no_grad()
-def _outputs(model: nn.Module, x: Tensor) -> list[tuple[str, Any]]:
-    """Return the output of every module, in the order of calls: the model itself comes last."""
-    found: list[tuple[str, Any]] = []
-
-    def keep(name: str) -> Callable[..., None]:
-        # Cloned, because a later layer may overwrite its input.
-        return lambda module, _, output: found.append(
-            (_described(name, module), output.clone() if isinstance(output, Tensor) else output)
-        )
-
-    handles = [module.register_forward_hook(keep(name)) for name, module in model.named_modules()]
-    try:
-        model(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
-def _are_close(left: Tensor, right: Tensor) -> bool:
-    """True if the values are equal up to the rounding differences of kernels for other shapes."""
-    if left.shape != right.shape:
-        return False
-    scale = float(torch.nan_to_num(right.double()).abs().max()) if right.numel() else 0.0
-    return torch.allclose(left.double(), right.double(), rtol=_TOLERANCE, atol=_TOLERANCE * scale, equal_nan=True)
-
-
-def _first_difference(together: list[tuple[str, Any]], alone: list[list[tuple[str, Any]]]) -> str:
-    """The first module, in the order of calls, whose outputs differ; the model where none is found."""
-    for position, (name, output) in enumerate(together):
-        parts = [outputs[position][1] for outputs in alone if len(outputs) > position]
-        if not isinstance(output, Tensor) or not all(isinstance(part, Tensor) and len(part) == 1 for part in parts):
-            continue
-        if len(parts) == len(output) == len(alone) and not _are_close(output, torch.cat(parts)):
-            return name
-    return together[-1][0]
 
 
 # Forward, and backward from the value alone, so that the input need not be kept.
@@ -547,7 +420,6 @@ def _is_trained(layer: nn.Module) -> bool:
     return any(p.requires_grad for p in layer.parameters())
 
 
-Engine = Literal["book_keeping", "functional"]
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """One value per record. It may have a method ``gradient`` too, as below, where speed matters, and a method
 ``before_batch(clipper, x, targets, owner_B)`` for what has to be known of a batch before its first loss."""
@@ -623,34 +495,23 @@ class GradientClipper:
         loss: PerExampleLoss,
         *,
         clip_norm: float,
-        engine: Literal["auto"] | Engine = "auto",
         max_records: int | None = None,
     ) -> None:
         """``loss(outputs, targets)`` gives one value per record, shape (B,).
 
         ``max_records`` bounds how many records are in memory at once; the sum does not depend on it. ValueError for a
-        layer that mixes records, and where ``book_keeping`` is asked of a model that it does not cover.
+        model with a module that :func:`unknown_module` finds.
         """
         if not clip_norm > 0:
             raise ValueError(f"Expected clip_norm > 0, got {clip_norm}.")
-        # With any engine: running statistics would keep private records in the model, without noise.
-        for name, module in model.named_modules():
-            keeps = isinstance(module, nn.modules.instancenorm._InstanceNorm) and module.track_running_stats
-            if keeps or isinstance(module, nn.modules.batchnorm._BatchNorm):
-                raise ValueError(
-                    f"{_described(name, module)} mixes the records of a batch: it normalises by their statistics, or "
-                    "keeps them, so no record has a gradient of its own; use GroupNorm or LayerNorm."
-                )
         unknown = unknown_module(model)
-        if engine == "book_keeping" and unknown is not None:
+        if unknown is not None:
             raise ValueError(
-                f"{unknown} is not known to run once, on its own weights and on every record by itself; use engine "
-                "`functional`."
+                f"{unknown} is not known to run once, on its own weights and on every record by itself; use linear and "
+                "convolutional layers, GroupNorm or LayerNorm (which read one record), and layers without parameters."
             )
-        self.engine: Engine = engine if engine != "auto" else "functional" if unknown else "book_keeping"
         self.parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        # Known layers need no trial, as their list proves that records stay apart.
-        self._trained, self._is_tried, self._has_warned = self.parameters, unknown is None, False
+        self._trained, self._has_warned = self.parameters, False
         self.model, self.max_records, self._loss, self._clip_norm = model, max_records, loss, clip_norm
         self._gradient_of_loss: PerExampleLoss | None = getattr(loss, "gradient", None)
         self._before_batch: Callable[..., None] = getattr(loss, "before_batch", lambda *_: None)
@@ -670,14 +531,6 @@ class GradientClipper:
         self._before_batch(self, x, targets, owner_B)
         if torch.is_autocast_enabled(x.device.type):
             raise ValueError("Per-example gradients are clipped in the parameters' own precision; leave autocast out.")
-        if not self._is_tried and len(x):
-
-            def gradients(model: nn.Module, x: Tensor, weights: Tensor) -> list[Tensor]:
-                # Random weights of all outputs: a trial must not depend on what the loss reads.
-                return self._mapped_gradients(model, lambda outputs, w: (outputs * w).flatten(1).sum(dim=1), x, weights)
-
-            try_records_apart(self.model, gradients, x)
-            self._is_tried = True
         size = self.max_records or len(x)
         if owner_B is None and 0 < len(x) <= size:
             return self._part(x, targets)
@@ -692,9 +545,10 @@ class GradientClipper:
         return ClippedSum(gradients=total, squared_norms_B=torch.cat([each.squared_norms_B for each in parts]))
 
     def _part(self, x: Tensor, targets: Tensor, owner_B: Tensor | None = None) -> ClippedSum:
-        # Owners need formed gradients: the norm of an average does not follow from its records' norms.
-        if owner_B is not None or self.engine == "functional":
-            return self._clipped_rows(self._rows(x, targets, owner_B))
+        if owner_B is not None:
+            # Owners need formed gradients: the norm of an average does not follow from its records' norms.
+            self.share_B = shares_of(owner_B)
+            return self._clipped_rows(self._rows(self._layer_calls(x, targets), owner_B))
         calls = self._layer_calls(x, targets)
         return self._clipped(lambda kept: [layer_gradient(layer, *kept(*values)) for layer, *values in calls])
 
@@ -727,20 +581,14 @@ class GradientClipper:
         gradients = [sums[id(p)] if id(p) in sums else torch.zeros_like(p) for p in self._trained]
         return ClippedSum(gradients=gradients, squared_norms_B=squared_norms_B)
 
-    def _rows(self, x: Tensor, targets: Tensor, owner_B: Tensor | None) -> list[Tensor]:
-        """Every record's gradient, or every owner's, (B, P) per trainable parameter."""
-        self.share_B = None if owner_B is None else shares_of(owner_B)
-
-        def formed(values_BP: Tensor) -> Tensor:
-            return values_BP if owner_B is None else averages(values_BP, owner_B)
-
-        if self.engine == "functional":
-            return [formed(values.flatten(1)) for values in self._mapped_gradients(self.model, self._loss, x, targets)]
-        calls = self._layer_calls(x, targets)
-        with torch.no_grad():
-            rows = {id(p): formed(values) for call in calls for p, values in layer_gradient(*call).per_record()}
+    @torch.no_grad()
+    def _rows(self, calls: Sequence[LayerCall], owner_B: Tensor | None = None) -> list[Tensor]:
+        """Every record's gradient, or every owner's average, (B, P) per trainable parameter."""
+        rows = {id(p): values for call in calls for p, values in layer_gradient(*call).per_record()}
         # A layer that the outputs do not depend on made no call: its gradient is 0.
-        return [rows[id(p)] if id(p) in rows else formed(p.new_zeros(len(x), p.numel())) for p in self._trained]
+        missing = {id(p): p.new_zeros(len(calls[0][1]), p.numel()) for p in self._trained if id(p) not in rows}
+        formed = [(rows | missing)[id(p)] for p in self._trained]
+        return formed if owner_B is None else [averages(values, owner_B) for values in formed]
 
     def _layer_calls(self, x: Tensor, targets: Tensor) -> Sequence[LayerCall]:
         """One forward and one backward pass: every trained layer that ran, with its input and its output's gradient."""
@@ -752,9 +600,6 @@ class GradientClipper:
         calls: list[tuple[nn.Module, Tensor, int, GradientEdge]] = []
 
         def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            # Norms are taken per call. A layer that runs twice has the sum of two gradients, which has another norm.
-            if any(layer is other for other, *_ in calls):
-                raise ValueError(f"{type(layer).__name__} runs twice for one record; use engine `functional`.")
             layer_input = inputs[0].detach()
             calls.append((layer, layer_input, layer_input._version, get_gradient_edge(output)))
 
@@ -772,13 +617,13 @@ class GradientClipper:
             if len(layer_input) != len(x):
                 raise ValueError(
                     f"{name} reads {len(layer_input)} rows for {len(x)} records: records must stay along the first "
-                    "axis; use engine `functional`."
+                    "axis."
                 )
             own_axes = len(layer.normalized_shape) if isinstance(layer, nn.LayerNorm) else 1
             if layer_input.ndim < 1 + (3 if isinstance(layer, nn.Conv2d) else own_axes):
                 raise ValueError(f"{name} reads records without an axis of their own: {tuple(layer_input.shape)}.")
             if layer_input._version != version:
-                raise ValueError(f"The input of {name} is overwritten by a later layer; use engine `functional`.")
+                raise ValueError(f"The input of {name} is overwritten by a later layer.")
         return [(call[0], call[1], gradient) for call, gradient in zip(calls, output_gradients, strict=True)]
 
     def _loss_gradient(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -789,22 +634,6 @@ class GradientClipper:
         _check_losses(losses_B, len(outputs))
         (gradient,) = torch.autograd.grad(losses_B.sum(), outputs)
         return gradient
-
-    def _mapped_gradients(self, model: nn.Module, loss: PerExampleLoss, x: Tensor, targets: Tensor) -> list[Tensor]:
-        """Every record's gradient, (B, ...) per trainable parameter, with one record in the model at a time."""
-        named = dict(model.named_parameters())
-        trainable = {name: p.detach() for name, p in named.items() if p.requires_grad}
-        fixed = {name: p.detach() for name, p in named.items() if not p.requires_grad}
-        fixed |= dict(model.named_buffers())
-
-        def record_loss(parameters: dict[str, Tensor], record: Tensor, target: Tensor) -> Tensor:
-            # A batch of one: a layer that mixes records has no other record to mix in.
-            output = functional_call(model, parameters | fixed, (record[None],))
-            return loss(output, target[None])[0]
-
-        # Dropout draws for every record by itself, as in a batch.
-        per_record = vmap(grad(record_loss), in_dims=(None, 0, 0), randomness="different")
-        return list(per_record(trainable, x, targets).values())
 
     def _is_counted(self, squared_norms_B: Tensor) -> Tensor | None:
         """A mask (B,) of the records that contribute to the sum; None if all do. ValueError for weights that are not

@@ -38,10 +38,8 @@ from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.per_example import (
     ClippedSum,
     GradientClipper,
-    LayerCall,
     LayerGradient,
     PerExampleLoss,
-    PerRecordGradients,
     WeightedSums,
     layer_gradient,
 )
@@ -179,12 +177,14 @@ class PrivateTraining:
             raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
         # A mask follows the place of its record in the batch: one record more would move the gradients of all after it.
         if uses_dropout(model):
-            raise ConfigError("model.dropout: the privacy guarantee of DP-SGD does not hold with dropout; set it to 0.")
+            raise ConfigError("model: the privacy guarantee of DP-SGD does not hold with dropout; leave it out.")
         self._model, self._x, self._targets, self._steps, self._plan = model.train(), x, targets, steps, plan
         self._public_gradient = public_gradient
         self._memory_format = memory_format_for(x)
         to_memory_format(model, self._memory_format)
         self.clipper: Any = plan.clipper(model, loss, clip_norm=steps.clip_norm, max_records=steps.max_records)
+        self.parameters: list[Tensor] = self.clipper.parameters
+        """The trainable parameters, in the order of the gradients."""
         self._velocities = [torch.zeros_like(p) for p in self.parameters]
         self._batches: BatchSampler = plan.sampler or PoissonBatches(len(x), steps.sampling_rate, randomness)
         self._persons = None
@@ -193,12 +193,6 @@ class PrivateTraining:
                 person_N, steps.sampling_rate, randomness, most_records=steps.records_per_person
             )
         self._noise, self._label = GaussianNoise(randomness), randomness.label
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The trainable parameters, in the order of the gradients."""
-        found: list[Tensor] = self.clipper.parameters
-        return found
 
     def run(
         self,
@@ -414,8 +408,8 @@ class ShiftedClipper(GradientClipper):
 
     FairDP-SGD as in the paper (FairPATE, Algorithm 6) needs these sums. Norms follow from
     ``|g_i|^2 + 2 <g_i, r> + |r|^2``, in ``float64``. Where the shift r is long, a record may have a gradient near -r,
-    and what is left of its norm is lost in that sum: such records' shifted gradients are formed. Noise joins before
-    anything is rounded to ``float32``. ``norms_B`` are those of the shifted gradients. Otherwise as
+    and what is left of its norm is lost in that sum: the shifted gradients of its part of the batch are formed. Noise
+    joins before anything is rounded to ``float32``. ``norms_B`` are those of the shifted gradients. Otherwise as
     :class:`GradientClipper`.
     """
 
@@ -457,33 +451,17 @@ class ShiftedClipper(GradientClipper):
         if self.shift is None:
             return super()._part(x, targets, owner_B)
         shift = [(p, part.double()) for p, part in zip(self._trained, self.shift, strict=True)]
-        if owner_B is not None or self.engine == "functional":
-            return self._shifted_rows(self._rows(x, targets, owner_B), shift)
         calls = self._layer_calls(x, targets)
+        if owner_B is not None:
+            return self._shifted_rows(self._rows(calls, owner_B), shift)
         with torch.no_grad():
             shifted = _Shifted([layer_gradient(*call) for call in calls], shift)
-            # False for NaN: what is not finite is left to the sum of the others, which leaves it out.
-            is_near_B = shifted.squared_norms() < _LEAST_LEFT * shifted.squares_B
-            if not bool(is_near_B.any()):
-                return self._closed(calls, shift, shifted)
-            near = [(layer, values[is_near_B], slope[is_near_B]) for layer, values, slope in calls]
-            rows = {id(p): values for call in near for p, values in layer_gradient(*call).per_record()}
-            nothing = x.new_zeros(int(is_near_B.sum()), 1, dtype=torch.float64)
-            formed = self._shifted_rows([rows.get(id(p), nothing) for p in self._trained], shift)
-            if bool(is_near_B.all()):
-                return formed
-        others = self._closed([(layer, v[~is_near_B], slope[~is_near_B]) for layer, v, slope in calls], shift)
-        norms_B = torch.empty_like(is_near_B, dtype=torch.float64)
-        norms_B[is_near_B], norms_B[~is_near_B] = formed.squared_norms_B, others.squared_norms_B
-        gradients = [a + b for a, b in zip(formed.gradients, others.gradients, strict=True)]
-        return ClippedSum(gradients=gradients, squared_norms_B=norms_B)
-
-    def _closed(
-        self, calls: Sequence[LayerCall], shift: WeightedSums, formed: PerRecordGradients | None = None
-    ) -> ClippedSum:
+        # False for NaN: what is not finite is left to the sum of the others, which leaves it out.
+        if bool((shifted.squared_norms() < _LEAST_LEFT * shifted.squares_B).any()):
+            return self._shifted_rows(self._rows(calls), shift)
         return self._clipped(
             lambda kept: [_Shifted([layer_gradient(layer, *kept(*values)) for layer, *values in calls], shift)],
-            None if formed is None else [formed],
+            [shifted],
         )
 
     def _shifted_rows(self, rows: list[Tensor], shift: WeightedSums) -> ClippedSum:

@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache, partial, singledispatch
+from functools import cached_property, lru_cache, singledispatch
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -82,6 +82,7 @@ class CountedEvent:
     ValueError for a sampling rate outside (0, 1], a norm below 1, and any other number below 0 except a threshold.
     """
 
+    data_dependent: ClassVar[bool] = False
     count: int
 
     def __post_init__(self) -> None:
@@ -92,7 +93,6 @@ class CountedEvent:
                 is_valid, expected = 0 < value <= 1, f"0 < {name} <= 1"
             else:
                 least = 1 if name == "norm" else 0
-                # NaN fails this comparison, and so is refused.
                 is_valid, expected = value >= least, f"{name} >= {least}"
             # NaN fails each comparison.
             if not is_valid:
@@ -168,7 +168,6 @@ class PoissonGaussians(CountedEvent):
     """
 
     noun: ClassVar[str] = "Gaussian sum"
-    data_dependent: ClassVar[bool] = False
     count: int
     noise_multiplier: float
     sampling_rate: float
@@ -815,29 +814,3 @@ def least_noise(
     while spent(noise) > target_epsilon:
         noise *= 1 + tolerance / 2
     return noise
-
-
-@lru_cache
-def noise_multiplier_for(
-    *,
-    target_epsilon: float,
-    target_delta: float,
-    sampling_rate: float,
-    num_steps: int,
-    relation: Relation = "add or remove one",
-    accounting: Accounting = "rdp",
-    tolerance: float = 1e-3,
-) -> float:
-    """:func:`least_noise` of ``num_steps`` Gaussian sums over Poisson samples.
-
-    ValueError for a target that no noise reaches, and for Renyi curves under replacing a record.
-    """
-
-    sums = partial(PoissonGaussians, count=num_steps, sampling_rate=sampling_rate, relation=relation)
-    return least_noise(
-        lambda noise: (sums(noise_multiplier=noise),),
-        target_epsilon=target_epsilon,
-        target_delta=target_delta,
-        accounting=accounting,
-        tolerance=tolerance,
-    )

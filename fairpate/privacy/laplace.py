@@ -58,7 +58,6 @@ class PureReleases(CountedEvent):
     """
 
     noun: ClassVar[str] = "release of pure differential privacy"
-    data_dependent: ClassVar[bool] = False
     count: int
     epsilon: float
     unit: Unit = "sensitive attribute"
@@ -103,16 +102,11 @@ def _(event: PureReleases, interval: float) -> LossDistribution | None:
         return nothing(interval)
     if math.isinf(event.epsilon):
         return None
-    return repeated(randomised_response(event.epsilon, interval=interval), event.count)
-
-
-@event_pld.register
-def _(event: LaplaceReleases, interval: float) -> LossDistribution | None:
-    if not event.epsilon:
-        return nothing(interval)
-    if math.isinf(event.epsilon):
-        return None
-    return repeated(unsampled(Laplace(scale=1 / event.epsilon), interval=interval), event.count)
+    if isinstance(event, LaplaceReleases):
+        step = unsampled(Laplace(scale=1 / event.epsilon), interval=interval)
+    else:
+        step = randomised_response(event.epsilon, interval=interval)
+    return repeated(step, event.count)
 
 
 def pure_epsilon(events: Sequence[object]) -> float:

@@ -10,7 +10,23 @@ marginal of more. Sampling is applied to the pair (:func:`fairpate.privacy.loss_
 bounds any sample of the other records by joint convexity. Renyi curves need no table: those of discrete Gaussians never
 exceed the continuous ones (Canonne, Kamath and Steinke 2020, arXiv 2004.00010, Proposition 5).
 
-Training, distances between records and the use of counts are elsewhere. Shapes: A orders, Q queries, C classes.
+**The best of a secret random number of private trials** and what its publication costs: Papernot and Steinke 2022,
+"Hyperparameter Tuning with Renyi Differential Privacy" (arXiv 2110.03620, ICLR 2022), Theorem 2. K is drawn from a
+truncated negative binomial law with parameters eta > -1 and 0 < gamma < 1,
+
+    P[K = k]  is in proportion to  (1 - gamma)^k (eta (eta + 1) ... (eta + k - 1)) / k!,      k >= 1
+
+where eta = 0 is the logarithmic law (1 - gamma)^k / k, and eta = 1 the geometric one. K independent trials of one
+mechanism, each private together with its score, are run, and the best alone is published. If a trial has the Renyi
+curve R, publication has, for every order b >= 1,
+
+    R'(a) = R(a) + (1 + eta) ((1 - 1/b) R(b) + ln(1/gamma) / b) + ln E[K] / (a - 1)
+
+A trial draws its settings at random, with replacement, from a list that was fixed beforehand. Its divergence at any
+order is at most the largest of the list. The price is that of a secret K and secret losers: nothing may reveal them.
+
+Training, distances between records and the use of counts are elsewhere. Shapes: A orders, B orders b, Q queries, C
+classes.
 """
 
 from __future__ import annotations
@@ -24,6 +40,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from fairpate.privacy import accountant, gnmax
 from fairpate.privacy.accountant import (
@@ -38,7 +55,7 @@ from fairpate.privacy.accountant import (
     event_rdp,
     of_unit,
 )
-from fairpate.privacy.discrete_gaussian import log_difference_masses, log_masses
+from fairpate.privacy.discrete_gaussian import RandomSource, log_difference_masses, log_masses
 from fairpate.privacy.loss_distributions import (
     UNIT,
     GaussianAndLaplace,
@@ -50,7 +67,6 @@ from fairpate.privacy.loss_distributions import (
     poisson_gaussians,
     repeated,
 )
-from fairpate.privacy.secret_trials import SecretTrials
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 from fairpate.types import Relation, Unit, worded
 
@@ -85,7 +101,6 @@ class PoissonGaussianLaplaces(CountedEvent):
     noun: ClassVar[str] = "step of a Gaussian and a Laplace sum"
     unit: Unit = "record"
     relation: ClassVar[Relation] = "add or remove one"
-    data_dependent: ClassVar[bool] = False
     count: int
     gradient_noise_multiplier: float
     laplace_scale: float
@@ -97,7 +112,6 @@ class _AttributeEvent(CountedEvent):
     noun: ClassVar[str] = "attribute-level Gaussian sum"
     unit: ClassVar[Unit] = "sensitive attribute"
     relation: ClassVar[Relation] = "replace one"
-    data_dependent: ClassVar[bool] = False
     count: int
     attribute_noise_multiplier: float
 
@@ -192,7 +206,6 @@ class _RecordsVote(CountedEvent):
 
     unit: Unit = "record"
     relation: ClassVar[Relation] = "add or remove one"
-    data_dependent: ClassVar[bool] = False
     count: int
     noise_stddev_votes: float
     sampling_rate: float = 1.0
@@ -261,7 +274,6 @@ class PredictionTables(CountedEvent):
     """
 
     noun: ClassVar[str] = "noisy table of predictions"
-    data_dependent: ClassVar[bool] = False
     count: int
     noise_stddev_records: float
     weight: int
@@ -462,6 +474,95 @@ def as_in_paper_rdp(
     return total_A
 
 
+MOST_TRIALS = 1e4
+"""The largest expected number of trials."""
+_LEAST_GAMMA = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecretTrials:
+    """Publication of the best of K trials, where K has the mean ``expected_trials`` and a law of the shape ``eta``.
+
+    ``trials`` are the events of one trial, one tuple for each of the settings that it may draw. ValueError for
+    parameters out of range, without trials, and for events under another unit or relation.
+    """
+
+    noun: ClassVar[str] = "secret number of trials"
+    data_dependent: ClassVar[bool] = False
+    expected_trials: float
+    trials: tuple[tuple[Event, ...], ...]
+    eta: float = 0.0
+    unit: Unit = "record"
+    relation: Relation = "add or remove one"
+
+    def __post_init__(self) -> None:
+        if not 1 < self.expected_trials <= MOST_TRIALS or not -1 < self.eta < math.inf:
+            raise ValueError(
+                f"Expected 1 < expected_trials <= {MOST_TRIALS:g} and eta > -1, got {self.expected_trials} and "
+                f"{self.eta}."
+            )
+        guarantees = {(event.unit, event.relation) for events in self.trials for event in events}
+        if not all(self.trials) or guarantees != {(self.unit, self.relation)}:
+            expected = f"trials with events for {self.unit}, {self.relation}"
+            raise ValueError(f"Expected {expected}, got {sorted(guarantees)}.")
+
+    @cached_property
+    def gamma(self) -> float:
+        """The parameter of the law with which ``expected_trials`` are expected."""
+
+        def excess(log_gamma: float) -> float:
+            return math.log(mean_trials(math.exp(log_gamma), self.eta) / self.expected_trials)
+
+        low = math.log(_LEAST_GAMMA)
+        if excess(low) < 0:
+            raise ValueError(f"Expected fewer expected_trials at eta {self.eta}, got {self.expected_trials}.")
+        return math.exp(scipy.optimize.brentq(excess, low, math.log1p(-1e-9), xtol=1e-12))
+
+    def draw(self, source: RandomSource) -> int:
+        """Draw K by inversion; 63 random bits and sums of floats move its law by less than 1e-12 in total."""
+        left = (source.randbelow(2**63) + 0.5) / 2**63
+        gamma, eta = self.gamma, self.eta
+        chance, number = -(1 - gamma) / math.log(gamma), 1
+        if eta:
+            chance = eta * (1 - gamma) / math.expm1(-eta * math.log(gamma))
+        # The second condition ends where rounding has left a remainder that no chance reaches.
+        while left > chance and chance > 1e-300:
+            left -= chance
+            chance *= (1 - gamma) * (number + eta) / (number + 1)
+            number += 1
+        return number
+
+
+def mean_trials(gamma: float, eta: float) -> float:
+    """Return the expected number of trials, E[K]."""
+    if not eta:
+        return (1 / gamma - 1) / -math.log(gamma)
+    return eta * (1 / gamma - 1) / -math.expm1(eta * math.log(gamma))
+
+
+@event_rdp.register
+def _(event: SecretTrials, orders_A: FloatArray) -> FloatArray:
+    def of_trial(orders: FloatArray) -> FloatArray:
+        return np.asarray(np.maximum.reduce([accountant.rdp(events, orders) for events in event.trials]))
+
+    orders_B = np.array(DEFAULT_ORDERS)
+    # Any order b will do, the same for all a: the least bound.
+    extra = np.min((1 - 1 / orders_B) * of_trial(orders_B) - math.log(event.gamma) / orders_B)
+    curve_A: FloatArray = (
+        of_trial(orders_A) + (1 + event.eta) * extra + math.log(event.expected_trials) / (orders_A - 1)
+    )
+    return curve_A
+
+
+def flat(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Return ``events`` with secret trials replaced by the events inside them."""
+    return tuple(
+        inner
+        for event in events
+        for inner in ((each for of in event.trials for each in of) if isinstance(event, SecretTrials) else (event,))
+    )
+
+
 def event_json(event: Event) -> dict[str, Any]:
     """An event as values of strict JSON, with its kind and noun. ValueError for one that depends on private values."""
     # What is stored ends in statements and the odometer, where votes must never get.
@@ -531,13 +632,15 @@ def _events_of(counts: Counter[Event]) -> tuple[Event, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordWithinPerson:
-    """``by_person``, an event priced for adding or removing a person, for one record of theirs.
+class PartOfUnit:
+    """``whole``, an event priced for a record or a person, for a part of it: for one record of a person who stays, or
+    for the sensitive attribute of one record.
 
     The person may stay while one of their records goes. Then the person's part of the release is replaced by another:
-    an average of clipped gradients turns by up to twice the bound, a vote moves from one cell to another. A replaced
-    part is two steps, one that takes it out and one that puts the other in, and Renyi curves of neighbours join by the
-    weak triangle inequality (Mironov 2017, arXiv:1702.07476, proposition 11, p = q = 2):
+    an average of clipped gradients turns by up to twice the bound, a vote moves from one cell to another. A record
+    whose attribute changes is one way to replace a record, and its person. Under "add or remove one" a replaced part is
+    two steps, one that takes it out and one that puts the other in, and Renyi curves of neighbours join by the weak
+    triangle inequality (Mironov 2017, arXiv:1702.07476, proposition 11, p = q = 2):
 
         D_a(P || Q) <= (a - 1/2) / (a - 1) D_2a(P || R) + D_(2a - 1)(R || Q).
 
@@ -545,21 +648,20 @@ class RecordWithinPerson:
     need none of this: all records of a person reach one teacher, who has one vote with or without any of them.
     """
 
-    by_person: Event
-    unit: ClassVar[Unit] = "record"
-    relation: ClassVar[Relation] = "add or remove one"
-    noun: ClassVar[str] = "release by person"
+    whole: Event
+    unit: Unit = "record"
+    relation: Relation = "add or remove one"
+    noun: ClassVar[str] = "release by record or person"
     data_dependent: ClassVar[bool] = False
 
 
 @event_rdp.register
-def _(event: RecordWithinPerson, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return _out_and_in(event.by_person, orders_A)
-
-
-def _out_and_in(event: Event, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _(event: PartOfUnit, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    whole = event.whole
+    if isinstance(whole, TeacherEvent | SmoothRelease) or whole.relation == "replace one":
+        return event_rdp(whole, orders_A)
     # Renyi curves alone: this triangle inequality has no counterpart here for loss distributions.
-    out_A, in_A = (event_rdp(event, orders) for orders in (2 * orders_A, 2 * orders_A - 1))
+    out_A, in_A = (event_rdp(whole, orders) for orders in (2 * orders_A, 2 * orders_A - 1))
     return np.asarray((orders_A - 0.5) / (orders_A - 1) * out_A + in_A)
 
 
@@ -569,36 +671,13 @@ def of_a_record(event: Any) -> Any:
     Under the relation "replace one" the event is unchanged: replacing a record of a person by another of theirs is
     one way to replace the person. Replacing it by another person's record changes two persons and is not covered.
     """
+    # For its TypeError too: what is priced for persons alone has no price for a record.
+    found = of_unit(event, "record")
     if isinstance(event, TeacherEvent | SmoothRelease) or event.relation != "add or remove one":
-        return of_unit(event, "record")
-    # Called for its TypeError: what is priced for persons alone has no price for a record.
-    of_unit(event, "record")
-    return RecordWithinPerson(by_person=event)
+        return found
+    return PartOfUnit(whole=event)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttributeOfUnit:
-    """``by_unit``, an event priced for a record or a person, for the sensitive attribute of one record.
-
-    A record whose attribute changes is one way to replace a record, and its person. Under "add or remove one" that is
-    two steps, as for :class:`RecordWithinPerson`; votes of teachers move by one in either case.
-    """
-
-    by_unit: Event
-    unit: ClassVar[Unit] = "sensitive attribute"
-    relation: ClassVar[Relation] = "replace one"
-    noun: ClassVar[str] = "release by record or person"
-    data_dependent: ClassVar[bool] = False
-
-
-@event_rdp.register
-def _(event: AttributeOfUnit, orders_A: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    whole = event.by_unit
-    if isinstance(whole, TeacherEvent | SmoothRelease) or whole.relation == "replace one":
-        return event_rdp(whole, orders_A)
-    return _out_and_in(whole, orders_A)
-
-
-def of_an_attribute(event: Event) -> AttributeOfUnit:
+def of_an_attribute(event: Event) -> PartOfUnit:
     """The event that covers one record's sensitive attribute, from an event priced per record or per person."""
-    return AttributeOfUnit(by_unit=event)
+    return PartOfUnit(whole=event, unit="sensitive attribute", relation="replace one")

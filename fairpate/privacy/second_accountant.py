@@ -10,7 +10,7 @@ Votes of teachers and of records have discrete Gaussian noise, which is taken as
 has no single worst pair: with one of them, Renyi divergences are maximised over all pairs that smoothness allows, and
 teachers' votes count as Gaussian (Canonne, Kamath and Steinke 2020, Propositions 5 and 12). The best of a secret number
 of trials is known by a theorem about Renyi divergences alone; those of a trial are sums over the points of its pairs.
-That theorem is shared with :mod:`fairpate.privacy.secret_trials`, and sums of weighted votes share the rounding
+That theorem is shared with :mod:`fairpate.privacy.mechanism_events`, and sums of weighted votes share the rounding
 argument of :mod:`fairpate.privacy.mechanism_events`; the numbers are not shared.
 
 Shapes: K points of a pair, M points of the grid, A orders.
@@ -42,6 +42,10 @@ class NotRecomputedError(Exception):
     """Some events cannot be priced independently; the message names them and the reason."""
 
 
+class _NoNoiseError(Exception):
+    """A release without noise: nothing is guaranteed."""
+
+
 @dataclass(frozen=True)
 class Pair:
     """Two discrete output distributions on the same points, with and without one unit, as logarithms of masses."""
@@ -54,29 +58,27 @@ class Pair:
         return Pair(self.without_K, self.with_K)
 
 
-def gaussian(stddev: float) -> Pair | None:
+def gaussian(stddev: float) -> Pair:
     """A normal variable of ``stddev``, against the same variable plus 1."""
-    if not _is_noise(stddev):
-        return None
+    _require_noise(stddev)
     points = _points(stddev, 0.0, 1.0)
     return Pair(_log_normal(points - 1, stddev), _log_normal(points, stddev))
 
 
-def sampled_replacement(stddev: float, rate: float) -> Pair | None:
+def sampled_replacement(stddev: float, rate: float) -> Pair:
     """A normal sum over a Poisson sample: the unit adds 1 if it is sampled, the one that replaces it adds -1."""
-    if not _is_noise(stddev):
-        return None
+    _require_noise(stddev)
     points = _points(stddev, -1.0, 1.0)
     up, none, down = (_log_normal(points - centre, stddev) for centre in (1.0, 0.0, -1.0))
     return Pair(_mixed(none, up, rate), _mixed(none, down, rate))
 
 
-def laplace(scale_inverse: float) -> Pair | None:
+def laplace(scale_inverse: float) -> Pair:
     """A Laplace variable of scale 1 / ``scale_inverse``, against the same variable plus 1: the two tails, and a grid
     between the centres."""
     most = scale_inverse
     if not most < 1 / _LEAST_NOISE:
-        return None
+        raise _NoNoiseError
     if not most:
         return Pair(np.zeros(1), np.zeros(1))
     edges = np.linspace(0.0, 1.0, _LAPLACE_POINTS + 1)
@@ -88,45 +90,41 @@ def laplace(scale_inverse: float) -> Pair | None:
     return Pair(np.concatenate([tails, inside[0]]), np.concatenate([tails[::-1], inside[1]]))
 
 
-def two_answers(epsilon: float) -> Pair | None:
+def two_answers(epsilon: float) -> Pair:
     """Randomised response between two values: the worst case of all epsilon-DP releases."""
     if not epsilon < 1 / _LEAST_NOISE:
-        return None
+        raise _NoNoiseError
     true, false = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
     return Pair(np.array([true, false]), np.array([false, true]))
 
 
-def discrete_gaussian(stddev: float) -> Pair | None:
+def discrete_gaussian(stddev: float) -> Pair:
     """An integer with discrete Gaussian noise, against the same integer plus 1."""
-    if not _is_noise(stddev):
-        return None
+    _require_noise(stddev)
     reach = math.ceil(_DEVIATIONS * stddev) + 2
     points = np.arange(-reach, reach + 2, dtype=np.float64)
     masses = -((points - 1) ** 2) / (2 * stddev**2), -(points**2) / (2 * stddev**2)
     return Pair(masses[0] - np.logaddexp.reduce(masses[0]), masses[1] - np.logaddexp.reduce(masses[1]))
 
 
-def on_sample(pair: Pair | None, rate: float) -> Pair | None:
+def on_sample(pair: Pair, rate: float) -> Pair:
     """The pair where the unit is in a secret Poisson sample with probability ``rate``."""
-    return None if pair is None else Pair(_mixed(pair.without_K, pair.with_K, rate), pair.without_K)
+    return Pair(_mixed(pair.without_K, pair.with_K, rate), pair.without_K)
 
 
-def on_visible_sample(pair: Pair | None, rate: float) -> Pair | None:
+def on_visible_sample(pair: Pair, rate: float) -> Pair:
     """The pair when an attacker may see whether the unit was sampled. Nothing is released about a unit outside of the
     sample."""
-    if pair is None or rate == 1:
+    if rate == 1:
         return pair
     inside, outside = math.log(rate), math.log1p(-rate)
     return Pair(np.append(pair.with_K + inside, outside), np.append(pair.without_K + inside, outside))
 
 
-def together(*pairs: Pair | None) -> Pair | None:
+def together(*pairs: Pair) -> Pair:
     """The pair of several independent releases of the same sample."""
-    found = [pair for pair in pairs if pair is not None]
-    if len(found) < len(pairs):
-        return None
     # A product has as many points as those of its factors multiplied: factors and products are made coarse.
-    total, *others = (_coarse(pair) for pair in found)
+    total, *others = map(_coarse, pairs)
     for other in others:
         total = _coarse(
             Pair(
@@ -137,10 +135,11 @@ def together(*pairs: Pair | None) -> Pair | None:
     return total
 
 
-def _is_noise(stddev: float) -> bool:
+def _require_noise(stddev: float) -> None:
     if stddev > _MOST_NOISE:
         raise NotRecomputedError(f"noise of standard deviation {stddev:g} is above {_MOST_NOISE:g}")
-    return stddev > _LEAST_NOISE
+    if not stddev > _LEAST_NOISE:
+        raise _NoNoiseError
 
 
 def _points(stddev: float, low: float, high: float) -> FloatArray:
@@ -194,7 +193,7 @@ def _coarse(pair: Pair) -> Pair:
 
 
 Events = Sequence[Mapping[str, Any]]
-PairsOfEvent = list[tuple[Pair | None, int]]
+PairsOfEvent = list[tuple[Pair, int]]
 
 LEAST_DELTA = 1e-9
 """Below this delta the rounding of Fourier transforms would decide."""
@@ -231,18 +230,20 @@ def recomputed_epsilon(events: Events, *, delta: float) -> float:
         raise NotRecomputedError(f"delta {delta:g} is below {LEAST_DELTA:g}, where floats no longer decide")
     for event in events:
         _require_valid(event)
-    if any(event["kind"] in ("SmoothRelease", "SecretTrials") for event in events):
-        return _renyi_epsilon(events, delta)
-    parts = [part for event in events for part in _kind(event).pairs(event) if part[1]]
-    pairs = [(pair, count) for pair, count in parts if pair is not None]
-    if len(pairs) < len(parts):
+    # A count of 0 costs nothing, whatever a single release would cost.
+    events = [event for event in events if event.get("count", 1)]
+    try:
+        if any(event["kind"] in ("SmoothRelease", "SecretTrials") for event in events):
+            return _renyi_epsilon(events, delta)
+        pairs = [part for event in events for part in _kind(event).pairs(event)]
+    except _NoNoiseError:
         return math.inf
     both = (pairs, [(pair.mirrored(), count) for pair, count in pairs])
     composed = max(_composed_epsilon(direction, delta) for direction in both)
     if not all(event["kind"] in ("PureReleases", "LaplaceReleases") for event in events):
         return composed
     # Guarantees of pure differential privacy may also just add up. The grid and its lost masses may come to more.
-    return min(composed, math.fsum(event["count"] * float(event["epsilon"]) for event in events if event["count"]))
+    return min(composed, math.fsum(event["count"] * float(event["epsilon"]) for event in events))
 
 
 def _require_valid(event: Mapping[str, Any]) -> None:
@@ -277,6 +278,12 @@ def _kind(event: Mapping[str, Any]) -> Kind:
     return kind
 
 
+def _log_sum(terms_K: FloatArray) -> float:
+    """ln of the sum of exp(terms), in a quarter of the time of np.logaddexp.reduce."""
+    largest = float(terms_K.max())
+    return largest + math.log(float(np.exp(terms_K - largest).sum())) if math.isfinite(largest) else largest
+
+
 def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
     """The epsilon in one direction of all ``parts``, each with its number of repetitions."""
     if not parts:
@@ -289,10 +296,9 @@ def _composed_epsilon(parts: list[tuple[Pair, int]], delta: float) -> float:
         for rate in np.geomspace(1e-4, 1e4, 81):
             # ln E[exp(rate loss)], in log space: the exponentials may overflow.
             moments = (
-                count * np.logaddexp.reduce(pair.with_K + sign * rate * (pair.with_K - pair.without_K))
-                for pair, count in parts
+                count * _log_sum(pair.with_K + sign * rate * (pair.with_K - pair.without_K)) for pair, count in parts
             )
-            bounds.append((math.fsum(map(float, moments)) - _LOG_LOST) / rate)
+            bounds.append((math.fsum(moments) - _LOG_LOST) / rate)
         ends.append(sign * min(bounds))
     low, high = min(ends[0], 0.0), max(ends[1], 0.0)
 
@@ -358,11 +364,11 @@ def _renyi_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
         return _trials_curve(event, orders)
     total = 0 * orders
     if kind in _TEACHERS:
-        for count, stddev in (part for part in _noises(event) if part[0]):
+        for count, stddev in _noises(event):
             total = total + (count * orders / (2 * stddev**2) if stddev > 0 else math.inf)
         return total
     for pair, count in _kind(event).pairs(event):
-        total = total + (0 if not count else math.inf if pair is None else count * _divergences(pair, orders))
+        total = total + count * _divergences(pair, orders)
     return total
 
 
@@ -395,7 +401,9 @@ def _trials_curve(event: Mapping[str, Any], orders: FloatArray) -> FloatArray:
         raise NotRecomputedError(f"SecretTrials of {mean:g} trials at eta {eta:g}")
 
     def largest(at: FloatArray) -> FloatArray:
-        curves = [np.sum([_renyi_curve(each, at) for each in events], axis=0) for events in event["trials"]]
+        curves = [
+            sum((_renyi_curve(each, at) for each in events if each["count"]), 0 * at) for events in event["trials"]
+        ]
         return np.asarray(np.maximum.reduce(curves))
 
     inside = (largest(_TRIAL_ORDERS) * (_TRIAL_ORDERS - 1) - log_gamma) / _TRIAL_ORDERS
@@ -435,10 +443,10 @@ def _noises(event: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def _teachers(event: Mapping[str, Any]) -> PairsOfEvent:
-    return [(discrete_gaussian(stddev) if count else None, count) for count, stddev in _noises(event)]
+    return [(discrete_gaussian(stddev), count) for count, stddev in _noises(event)]
 
 
-def _sampled(base: Callable[[Mapping[str, Any]], Pair | None]) -> Callable[[Mapping[str, Any]], PairsOfEvent]:
+def _sampled(base: Callable[[Mapping[str, Any]], Pair]) -> Callable[[Mapping[str, Any]], PairsOfEvent]:
     """Releases of the pair ``base``, each on a fresh secret sample."""
     return lambda event: [(on_sample(base(event), float(event["sampling_rate"])), event["count"])]
 
@@ -449,7 +457,7 @@ def _gaussian_sums(event: Mapping[str, Any]) -> PairsOfEvent:
     return [(sampled_replacement(stddev, rate) if replaced else on_sample(gaussian(stddev), rate), event["count"])]
 
 
-def _gaussian_and_laplace(event: Mapping[str, Any]) -> Pair | None:
+def _gaussian_and_laplace(event: Mapping[str, Any]) -> Pair:
     scale = float(event["laplace_scale"])
     return together(gaussian(float(event["gradient_noise_multiplier"])), laplace(1 / scale if scale else math.inf))
 
@@ -459,18 +467,21 @@ def _attribute_gaussians(event: Mapping[str, Any]) -> PairsOfEvent:
     return [(on_visible_sample(base, float(event.get("sampling_rate", 1))), event["count"])]
 
 
-def _vote_sum(event: Mapping[str, Any]) -> Pair | None:
-    variance = float(event["noise_stddev_votes"]) ** 2 - _ROUNDING**2
-    return gaussian(math.sqrt(variance) / event["norm"]) if variance > 0 else None
+def _rounded(stddev: float, norm: float) -> Pair:
+    """A vector of L2 norm ``norm`` that is rounded to whole numbers under noise of ``stddev``."""
+    return gaussian(math.sqrt(max(stddev**2 - _ROUNDING**2, 0.0)) / norm)
+
+
+def _vote_sum(event: Mapping[str, Any]) -> Pair:
+    return _rounded(float(event["noise_stddev_votes"]), event["norm"])
 
 
 def _prediction_table(event: Mapping[str, Any]) -> PairsOfEvent:
     weight, moved = event["weight"], math.sqrt(2.0 if event["relation"] == "replace one" else 1.0)
-    variance = (float(event["noise_stddev_records"]) * weight) ** 2 - _ROUNDING**2
-    return [(gaussian(math.sqrt(variance) / weight / moved) if variance > 0 else None, event["count"])]
+    return [(_rounded(float(event["noise_stddev_records"]) * weight, weight * moved), event["count"])]
 
 
-def _neighbours(event: Mapping[str, Any]) -> Pair | None:
+def _neighbours(event: Mapping[str, Any]) -> Pair:
     count, check = discrete_gaussian(float(event["noise_stddev_votes"])), event.get("threshold_stddev_votes")
     # Two counts move, and the check where there is one.
     return together(count, count, *([] if check is None else [discrete_gaussian(float(check))]))

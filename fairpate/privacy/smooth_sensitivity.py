@@ -18,8 +18,7 @@ are elsewhere. Shapes: Q queries, C classes, A orders, U distinct vote counts, D
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import ClassVar
 
@@ -137,7 +136,6 @@ class SanitisedRdp:
 
 FARTHEST_STDDEVS = 40.0  # below q0 and q1: costs vanish in a float before
 UNTIL_ROUNDING = 1e-9  # relative changes that rounding explains
-_BLOCK_ENTRIES = 2**20
 
 
 @dataclass(frozen=True)
@@ -172,14 +170,6 @@ class DistinctVotes:
     @property
     def num_classes(self) -> int:
         return int(self.ranked_UC.shape[1])
-
-    def blocks(self) -> Iterator[DistinctVotes]:
-        """Yield the votes in blocks that are small enough for their sensitivities at every distance to fit in
-        memory."""
-        rows = max(1, _BLOCK_ENTRIES // (self.num_teachers + 1))
-        for first in range(0, len(self.ranked_UC), rows):
-            part = slice(first, first + rows)
-            yield replace(self, ranked_UC=self.ranked_UC[part], counts_U=self.counts_U[part])
 
 
 @dataclass(frozen=True)
@@ -431,13 +421,11 @@ class TwoSteps:
 
     def smooth(self, votes: DistinctVotes, beta: float) -> float:
         """:func:`smooth_sensitivity` of grouped votes."""
-        total_D = np.zeros(votes.num_teachers + 1)
-        for block in votes.blocks():
-            change_UD = self.threshold_sensitivity(block)
-            if self.mechanism.threshold < math.inf:
-                change_UD = change_UD + self.argmax_sensitivity(block)
-            # Up to d away, and within a query before queries are added: one record moves all of them at once.
-            total_D += block.counts_U @ np.maximum.accumulate(change_UD, axis=1)
+        change_UD = self.threshold_sensitivity(votes)
+        if self.mechanism.threshold < math.inf:
+            change_UD = change_UD + self.argmax_sensitivity(votes)
+        # Up to d away, and within a query before queries are added: one record moves all of them at once.
+        total_D = votes.counts_U @ np.maximum.accumulate(change_UD, axis=1)
         # Beyond the number of teachers no vote is left to move, and the discount only grows.
         return float(np.max(np.exp(-beta * np.arange(len(total_D))) * total_D))
 

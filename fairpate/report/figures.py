@@ -529,32 +529,16 @@ def _settings_words(settings: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def with_spread(point: Point) -> list[str]:
-    """Disparity, accuracy and coverage in words: mean ± standard deviation over seeds."""
+def with_spread(point: Point, divisor: float = 1.0) -> list[str]:
+    """Disparity, accuracy and coverage in words: mean ± standard deviation over seeds, over ``divisor``."""
     _, disparity, error, refused = point.mean_O.tolist()
-    _, *spreads = point.spread_O.tolist()
+    _, *spreads = (point.spread_O / divisor).tolist()
     gap = "" if math.isnan(spreads[0]) else f" ± {decimal(spreads[0])}"
     shares = [
         percent(1 - value) + ("" if math.isnan(spread) else f" ± {100 * spread:.1f}")
         for value, spread in zip((error, refused), spreads[1:], strict=True)
     ]
     return [decimal(disparity) + gap, *shares]
-
-
-def attainment(
-    points: Sequence[Point], pair: tuple[Objective, Objective], axis: EpsilonAxis
-) -> list[list[list[float]]]:
-    """The attainment staircases of one series as drawn: for the best seed, for at least half of the seeds, and for all
-    seeds."""
-
-    def drawn(objective: Objective, value: float) -> float:
-        if objective == "epsilon":
-            return round(axis.position(value), 4)
-        return round(1 - value if objective in ("error", "refused") else value, 5)
-
-    sets = sets_by_seed(points, pair)
-    surfaces = [attainment_surface(sets, num_seeds=n) for n in (1, math.ceil(len(sets) / 2), len(sets))]
-    return [[[drawn(pair[0], x), drawn(pair[1], y)] for x, y in surface.tolist()] for surface in surfaces]
 
 
 FORMATS = ("pdf", "svg", "png")
@@ -655,12 +639,21 @@ class PanelView:
 
     def stairs(self, pair: tuple[Objective, Objective]) -> list[dict[str, Any]]:
         """Corners of the pairs that the seeds of each series attain: ``k`` best, median or worst, ``o`` the order."""
-        return [
-            {"s": name, "k": kind, "o": order, "x": x, "y": y}
-            for name, found in by_series(sound(self.points)).items()
-            for kind, corners in zip(("best", "median", "worst"), attainment(found, pair, self.axis), strict=True)
-            for order, (x, y) in enumerate(corners)
-        ]
+
+        def drawn(objective: Objective, value: float) -> float:
+            if objective == "epsilon":
+                return round(self.axis.position(value), 4)
+            return round(1 - value if objective in ("error", "refused") else value, 5)
+
+        rows = []
+        for name, found in by_series(sound(self.points)).items():
+            sets = sets_by_seed(found, pair)
+            # The best seed alone, at least half of the seeds, all of them.
+            for kind, num_seeds in zip(("best", "median", "worst"), (1, -(-len(sets) // 2), len(sets)), strict=True):
+                for order, corner in enumerate(attainment_surface(sets, num_seeds=num_seeds).tolist()):
+                    x, y = map(drawn, pair, corner)
+                    rows.append({"s": name, "k": kind, "o": order, "x": x, "y": y})
+        return rows
 
 
 # A page's colours are variables of its style sheet; a picture for a paper has these in their place.

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -249,10 +250,7 @@ def _point(runs: Sequence[tuple[RunRecord, str]]) -> Point:
     records = [record for record, _ in runs]
     first = records[0]
     values_SO = [(r.epsilon, _or_nan(r.disparity), 1 - _or_nan(r.accuracy), 1 - r.coverage) for r in records]
-    seeds_by_word: dict[str, int] = {}
-    for record in records:
-        for word in dict.fromkeys(record.degenerate):
-            seeds_by_word[word] = seeds_by_word.get(word, 0) + 1
+    seeds_by_word = Counter(word for record in records for word in dict.fromkeys(record.degenerate))
     return Point(
         method=first.method,
         panel=Panel(privacy=PrivacyClass(unit=first.unit, relation=first.relation, delta=first.delta), data=first.data),
@@ -597,9 +595,7 @@ def sets_by_seed(points: Sequence[Point], objectives: tuple[Objective, Objective
     """The pairs of objectives that the runs of each seed reached, without undefined runs: one set per seed."""
     require_one_panel(points)
     columns = [OBJECTIVES.index(objective) for objective in objectives]
-    rows: dict[int, list[FloatArray]] = {seed: [] for seed in sorted({s for point in points for s in point.seeds})}
-    for point in points:
-        for seed, values_O in zip(point.seeds, point.values_SO[:, columns], strict=True):
-            if not np.isnan(values_O).any():
-                rows[seed].append(values_O)
-    return [np.array(found, dtype=np.float64).reshape(-1, 2) for found in rows.values()]
+    seed_N = np.array([seed for point in points for seed in point.seeds])
+    values_N2 = np.concatenate([np.empty((0, 2)), *(point.values_SO[:, columns] for point in points)])
+    is_defined_N = ~np.isnan(values_N2).any(axis=1)
+    return [values_N2[is_defined_N & (seed_N == seed)] for seed in np.unique(seed_N)]

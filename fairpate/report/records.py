@@ -256,10 +256,9 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunStatement:
-    """All claims about one model. ``without_privacy`` is a baseline that only the operator's page shows."""
+class MeasuredClaims:
+    """What was measured of one model. ``without_privacy`` is a baseline that only the operator's page shows."""
 
-    guarantee: Guarantee
     measured: Evaluation
     without_privacy: WithoutPrivacy | None = None
 
@@ -324,55 +323,15 @@ class RunStatement:
         return f"{abs(points)} points of accuracy {'above' if points > 0 else 'below'} {whose}"
 
     @property
-    def line(self) -> str:
-        """The verdict: private or not, fair or not, and how accurate, in one line."""
-        guarantee, measured = self.guarantee, self.measured
-        private, _ = guarantee.strength
-        alone = " (the sensitive attribute alone)" if guarantee.protects and guarantee.not_protected else ""
-        begin = upper(private) + alone
-        if not measured.is_measured:
-            return f"{begin}; how accurate and how fair is unknown: {measured.why_unknown}."
-        if measured.degenerate:
-            return f"{begin}, but degenerate: on the test records it {'; it '.join(measured.degenerate)}."
-        # A model that refuses most may seem fair and right.
-        answered = "" if measured.coverage == 1 else f", on the {percent(measured.coverage)} that it answers"
-        accuracy = f"at {self.accuracy_words}{answered}"
-        if measured.not_measured:
-            return f"{begin}, {accuracy}; {self.fairness_words}."
-        joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self.fairness_words}")
-        # Behind the word, wherever it stands in the sentence.
-        # Without its first letter, which is a capital where the sentence begins with it.
-        joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
-        perfect = ""
-        if self.fairness == "not fair" and self._judges_parity and measured.perfect_gap >= measured.fair_at.limit:
-            perfect = " A model that is always right would not be called fair here either."
-        return f"{joined}, {accuracy}.{perfect}"
-
-    @property
     def figures(self) -> tuple[Figure, ...]:
-        """Privacy, fairness, accuracy and coverage: the numbers that the verdict rests on."""
-        guarantee, measured = self.guarantee, self.measured
-        private, mood = guarantee.strength
-        held = f"{guarantee.protected}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
-        if guarantee.protects:
-            details = [upper(held), guarantee.several_records, guarantee.with_earlier]
-        else:
-            fresh = f"With fresh noise ε would hold for {held}" if math.isfinite(guarantee.epsilon) else ""
-            details = ["Nothing is protected.", fresh]
-        privacy = Figure(
-            name="Privacy budget ε",
-            value=guarantee.epsilon_words,
-            word=upper(private),
-            mood=mood,
-            details=tuple(filter(None, details)),
-        )
+        """Fairness, accuracy and coverage: the numbers that the verdict rests on."""
+        measured = self.measured
         if not measured.is_measured:
             why = (f"{upper(measured.why_unknown)}.",)
-            unknown = [
+            return tuple(
                 Figure(name=name, value="unknown", word="Unknown", mood="none", details=why)
                 for name in (upper(self._judged.measure), "Accuracy", "Coverage")
-            ]
-            return privacy, *unknown
+            )
         coverage = Figure(
             name="Coverage",
             value=percent(measured.coverage),
@@ -384,7 +343,7 @@ class RunStatement:
             mood="none" if measured.num_answered else "bad",
             details=(f"Of {counted(measured.num_records, measured.noun)}.",),
         )
-        return privacy, self._fairness_figure, self._accuracy_figure, coverage
+        return self._fairness_figure, self._accuracy_figure, coverage
 
     @property
     def _judged(self) -> rates.Notion:
@@ -444,12 +403,6 @@ class RunStatement:
             none = ("No test record is answered.",)
             return Figure(name=name, value="undefined", word="Undefined", mood="bad", details=none)
         worthless = measured.accuracy <= measured.majority_accuracy or measured.degenerate
-        baseline = (
-            "No model without privacy is known to compare with: the operator may train one (method sgd) on the same "
-            "data, and keeps its accuracy, which depends on every private record."
-            if self.without_privacy is None
-            else f"{upper(_learned_without_privacy(self.without_privacy))}."
-        )
         return Figure(
             name=name,
             value=percent(measured.accuracy),
@@ -460,14 +413,13 @@ class RunStatement:
                 *(f"Interval: {interval(each, percent)}." for each in measured.estimates[:1]),
                 f"{upper(majority_words(measured))}.",
                 *(f"The model {words}." for words in measured.underserved),
-                baseline,
+                *filter(None, (self._baseline_words,)),
             ),
         )
 
     @property
-    def rows(self) -> Rows:
-        """Names and words of everything above, as a terminal and a notebook list it."""
-        return [self.guarantee.row, *self.measured_rows]
+    def _baseline_words(self) -> str:
+        return "" if self.without_privacy is None else f"{upper(_learned_without_privacy(self.without_privacy))}."
 
     @property
     def measured_rows(self) -> Rows:
@@ -501,6 +453,70 @@ class RunStatement:
         if self.without_privacy is not None:
             rows.append(("without privacy", f"{_learned_without_privacy(self.without_privacy)}; operator only"))
         return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatement(MeasuredClaims):
+    """All claims about the model of a run: its guarantee, and what was measured."""
+
+    guarantee: Guarantee
+
+    @property
+    def line(self) -> str:
+        """The verdict: private or not, fair or not, and how accurate, in one line."""
+        guarantee, measured = self.guarantee, self.measured
+        private, _ = guarantee.strength
+        alone = " (the sensitive attribute alone)" if guarantee.protects and guarantee.not_protected else ""
+        begin = upper(private) + alone
+        if not measured.is_measured:
+            return f"{begin}; how accurate and how fair is unknown: {measured.why_unknown}."
+        if measured.degenerate:
+            return f"{begin}, but degenerate: on the test records it {'; it '.join(measured.degenerate)}."
+        # A model that refuses most may seem fair and right.
+        answered = "" if measured.coverage == 1 else f", on the {percent(measured.coverage)} that it answers"
+        accuracy = f"at {self.accuracy_words}{answered}"
+        if measured.not_measured:
+            return f"{begin}, {accuracy}; {self.fairness_words}."
+        joined = _JOINED.get((private, self.fairness), f"{upper(private)}, {self.fairness_words}")
+        # Behind the word, wherever it stands in the sentence.
+        # Without its first letter, which is a capital where the sentence begins with it.
+        joined = joined.replace(private[1:], f"{private[1:]}{alone}", 1)
+        perfect = ""
+        if self.fairness == "not fair" and self._judges_parity and measured.perfect_gap >= measured.fair_at.limit:
+            perfect = " A model that is always right would not be called fair here either."
+        return f"{joined}, {accuracy}.{perfect}"
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """Privacy, fairness, accuracy and coverage: the numbers that the verdict rests on."""
+        guarantee = self.guarantee
+        private, mood = guarantee.strength
+        held = f"{guarantee.protected}, {guarantee.relation}, δ = {delta_text(guarantee.delta)}."
+        if guarantee.protects:
+            details = [upper(held), guarantee.several_records, guarantee.with_earlier]
+        else:
+            fresh = f"With fresh noise ε would hold for {held}" if math.isfinite(guarantee.epsilon) else ""
+            details = ["Nothing is protected.", fresh]
+        privacy = Figure(
+            name="Privacy budget ε",
+            value=guarantee.epsilon_words,
+            word=upper(private),
+            mood=mood,
+            details=tuple(filter(None, details)),
+        )
+        return privacy, *super().figures
+
+    @property
+    def _baseline_words(self) -> str:
+        return super()._baseline_words or (
+            "No model without privacy is known to compare with: the operator may train one (method sgd) on the same "
+            "data, and keeps its accuracy, which depends on every private record."
+        )
+
+    @property
+    def rows(self) -> Rows:
+        """Names and words of everything above, as a terminal and a notebook list it."""
+        return [self.guarantee.row, *self.measured_rows]
 
 
 def upper(words: str) -> str:
@@ -676,13 +692,17 @@ OUTCOMES: Mapping[Outcome, str] = {
 }
 
 
+Course = Sequence[tuple[float, float]]
+"""Points (queries submitted, epsilon) from (0, 0) to the last query; empty where none was submitted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AnsweredQueries:
     """The queries that teachers were asked and what was answered, as far as it may be published.
 
     ``voters``, at most ``num_teachers`` a query, are ``teachers`` or ``neighbours``.
-    ``mechanism`` says in words how labels are released. ``epsilon_course_Q`` is the data-independent epsilon after each
-    submitted query, at the guarantee's delta: it grows with every one, also with those refused before the vote.
+    ``mechanism`` says in words how labels are released. ``epsilon_course`` is the data-independent epsilon after
+    submitted queries, at the guarantee's delta: it grows with every one, also with those refused before the vote.
     ``outcomes_GO`` counts the outcomes of each public group's queries in the order of ``OUTCOMES``, ``answered_GC`` the
     released labels of each group and class.
     """
@@ -697,7 +717,7 @@ class AnsweredQueries:
     rejected_confidence: int
     rejected_fairness: int
     refused_free: int
-    epsilon_course_Q: Sequence[float]
+    epsilon_course: Course
     outcomes_GO: Sequence[Sequence[int]]
     answered_GC: Sequence[Sequence[int]]
 
@@ -740,8 +760,8 @@ class PrivateReport:
 
     Every array follows the order of the submitted queries and depends on the votes. ``rdp_Q`` is the data-dependent
     Renyi cost of each query at order ``rdp_order``, in nats, ``rdp_worst_Q`` its cost at its worst case. The courses
-    are data-dependent epsilons after each query: ``epsilon_data_dependent_course_Q`` charges everything that was
-    computed, ``epsilon_as_in_paper_course_Q`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts
+    are data-dependent epsilons: ``epsilon_data_dependent_course`` charges everything that was
+    computed, ``epsilon_as_in_paper_course`` leaves out rejections by the fairness gate. ``plurality_votes_Q`` counts
     the voters behind the most popular label, ``runner_up_votes_Q`` those behind the next, ``num_votes_Q`` all who
     voted. ``groups_Q`` are codes of groups, ``at_Q`` seconds since 1970 (0: not known), ``callers_Q`` the
     callers who asked (empty: the run itself). ``without_privacy`` measures a model without noise that learned from the
@@ -752,8 +772,8 @@ class PrivateReport:
     rdp_order: float
     rdp_Q: Sequence[float]
     rdp_worst_Q: Sequence[float]
-    epsilon_data_dependent_course_Q: Sequence[float]
-    epsilon_as_in_paper_course_Q: Sequence[float]
+    epsilon_data_dependent_course: Course
+    epsilon_as_in_paper_course: Course
     plurality_votes_Q: Sequence[int]
     runner_up_votes_Q: Sequence[int]
     num_votes_Q: Sequence[int]

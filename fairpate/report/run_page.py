@@ -26,7 +26,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from fairpate.fairness.rates import NOTIONS, FloatArray
-from fairpate.pages import count, counted, course, epsilon_text, made_words, percent, render, scale_end
+from fairpate.pages import count, counted, epsilon_text, made_words, percent, render, scale_end
 from fairpate.report.figures import SHAPES, chart_config
 from fairpate.report.metrics import Evaluation, WithoutPrivacy
 from fairpate.report.records import (
@@ -207,7 +207,7 @@ def public_report(report: PublicReport) -> str:
         gate = f"Fairness margin {_gate(voting.gate)}" if _margin(voting.gate) != "off" else "No fairness gate"
         how = f"{voting.mechanism}. {gate}"
         budget_curve = curves(
-            {f"ε = {epsilon_text(guarantee.epsilon)}": course(voting.epsilon_course_Q)},
+            {f"ε = {epsilon_text(guarantee.epsilon)}": voting.epsilon_course},
             x_label="submitted queries",
             y_label=f"ε at δ = {delta_text(guarantee.delta)}",
             title="Data-independent privacy budget spent against submitted queries",
@@ -317,15 +317,15 @@ def private_report(report: PrivateReport) -> str:
     public, voting = report.public, report.public.voting
     assert voting is not None
     courses = (
-        voting.epsilon_course_Q,
-        report.epsilon_data_dependent_course_Q,
-        report.epsilon_as_in_paper_course_Q,
+        voting.epsilon_course,
+        report.epsilon_data_dependent_course,
+        report.epsilon_as_in_paper_course,
     )
     # The stated total, which may lie above the last of its course: it was fixed before the first query.
-    totals = [public.guarantee.epsilon, *(float(epsilon_Q[-1]) if len(epsilon_Q) else 0.0 for epsilon_Q in courses[1:])]
+    totals = [public.guarantee.epsilon, *(course[-1][1] if course else 0.0 for course in courses[1:])]
     queries = _query_by_query(report, voting)
     # Where no cost depends on votes there is one ledger: the paper's rule belongs to another mechanism.
-    are_one = all(np.array_equal(courses[0], other) for other in courses[1:])
+    are_one = all(courses[0] == other for other in courses[1:])
     num_ledgers = 1 if are_one and not queries["costs"] else len(_LEDGERS)
     return render(
         "operator.html",
@@ -334,8 +334,8 @@ def private_report(report: PrivateReport) -> str:
         compared=_compared_ledgers(*totals, rejected=voting.rejected_fairness, are_one=num_ledgers == 1),
         curve=curves(
             {
-                f"{name}: {epsilon_text(total)}": course(epsilon_Q)
-                for name, total, epsilon_Q in list(zip(_LEDGERS, totals, courses, strict=True))[:num_ledgers]
+                f"{name}: {epsilon_text(total)}": course
+                for name, total, course in list(zip(_LEDGERS, totals, courses, strict=True))[:num_ledgers]
             },
             x_label="submitted queries",
             y_label=f"ε at δ = {delta_text(public.guarantee.delta)}",

@@ -38,7 +38,6 @@ from rich.text import Text
 
 from fairpate import __version__
 from fairpate.config import nearest
-from fairpate.data.dataset import DataError
 from fairpate.data.registry import layout_of
 from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
 from fairpate.fairness import rates
@@ -47,8 +46,7 @@ from fairpate.report.figures import SHAPES
 from fairpate.report.metrics import Estimate, Evaluation, evaluate, shown_records
 from fairpate.report.records import (
     Fairness,
-    Guarantee,
-    RunStatement,
+    MeasuredClaims,
     fair_words,
     majority_words,
     small_cell_words,
@@ -57,22 +55,12 @@ from fairpate.report.records import (
 from fairpate.report.run_page import GAP_NAMES, answered_words, gap_scale, prediction_words
 from fairpate.run.private_metrics import LEVEL, selections
 from fairpate.terminal import facts, listing
-from fairpate.types import FairRule, UsageError, strict
+from fairpate.types import DataError, FairRule, UsageError, strict
 
 FOUR_FIFTHS = 0.8  # an impact ratio
 LEAST_SHARE = 0.02
 _REPLICATES = 1000
 _WORST_FIRST: tuple[Fairness, ...] = ("degenerate", "not fair", "perhaps fair", "unknown", "fair among some", "fair")
-_NO_GUARANTEE = Guarantee(
-    unit="record",
-    relation="add or remove one",
-    epsilon=math.inf,
-    delta=0.0,
-    accounting="none",
-    noise="none",
-    tuning_accounted=False,
-    events=(),
-)
 OUTSIDE = (
     "Outside any guarantee: these numbers were computed exactly from the records, without noise, and the model was "
     "made elsewhere. Publishing them may reveal records."
@@ -160,13 +148,10 @@ class AssessedPredictions:
     finest_alone: bool = False
 
     @property
-    def judged(self) -> tuple[Division, RunStatement] | None:
-        """The division that the user's rule judges worst (the finest of equals) and its claims; None without labels.
-
-        The claims have no privacy guarantee, and no view shows one.
-        """
+    def judged(self) -> tuple[Division, MeasuredClaims] | None:
+        """The division that the user's rule judges worst (the finest of equals) and its claims; None without labels."""
         found = [
-            (each, RunStatement(guarantee=_NO_GUARANTEE, measured=each.measured))
+            (each, MeasuredClaims(measured=each.measured))
             for each in reversed(self.divisions)
             if each.measured is not None and each.measured.is_measured
         ]

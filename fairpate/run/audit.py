@@ -43,13 +43,12 @@ from fairpate.data.dataset import Split
 from fairpate.data.embedding import Embedding, placed
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.fairness.rates import joint_table
-from fairpate.methods.ada_ssp import AdaSsp
 from fairpate.methods.base import Method, PrivateMethod, Trained, Training, count_protected, price
 from fairpate.methods.dp_postprocessing import Postprocessing, released_counts
 from fairpate.methods.dp_sgd import DpSgdFamily
 from fairpate.methods.pate import GnmaxMethod
 from fairpate.methods.record_votes import UNITS, RecordVotes, VectorsConfig, WeightedBallot, WeightedVotes
-from fairpate.methods.residual_votes import RecordSums, ResidualVotes, indicators, votes_themselves
+from fairpate.methods.residual_votes import AdaSsp, RecordSums, ResidualVotes, indicators, votes_themselves
 from fairpate.nn.models import scale_bytes
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, Event, PoissonGaussians
 from fairpate.privacy.audit import IdealAttack, gaussian_mu, guess, separate
@@ -65,6 +64,7 @@ from fairpate.privacy.mechanism_events import (
     of_teachers,
 )
 from fairpate.report.audit_page import AttackResult, Audit, AuditedRelease, audit_page
+from fairpate.run.bundle import alike
 from fairpate.run.context import (
     RunDirectory,
     read_statement,
@@ -241,16 +241,7 @@ def _require_same_events(statement: PrivacyStatement, part: str, shadows: Shadow
     stated = statement.events if part == "private" else statement.part_events[part]
     expected = [event_json(event_from(event)) for event in stated]
     found = [event_json(event) for event in shadows.events]
-
-    def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-        return one.keys() == other.keys() and all(
-            math.isclose(value, other[name], rel_tol=_EVENTS_ALIKE)
-            if isinstance(value, float)
-            else value == other[name]
-            for name, value in one.items()
-        )
-
-    if len(expected) != len(found) or not all(map(alike, expected, found)):
+    if not alike(expected, found, _EVENTS_ALIKE):
         raise AuditError(
             f"statement.json: states {expected}, and the run's settings draw {found} today; audit it with the version "
             "that made it (environment.json)."

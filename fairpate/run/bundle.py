@@ -447,7 +447,7 @@ class _Check:
         ).to_json()
         given = _json(self.bundle, "metrics.json")
         wrong = sorted(
-            name for name in expected.keys() | given.keys() if not _alike(expected.get(name), given.get(name))
+            name for name in expected.keys() | given.keys() if not alike(expected.get(name), given.get(name))
         )
         self.require(not wrong, f"metrics.json: not what metrics.safetensors gives ({', '.join(wrong)})")
         return "metrics are private: what metrics.safetensors gives, a noisy table that the statement lists"
@@ -487,7 +487,7 @@ class _Check:
         values = _json(self.bundle, "audit.json")
         audit = Audit.from_json(values)
         self.require(audit.records == "made", f"audit.json: of {audit.records} records, which may not be published")
-        self.require(_alike(strict(audit.to_json()), values), "audit.json: its bounds are not those of its counts")
+        self.require(alike(strict(audit.to_json()), values), "audit.json: its bounds are not those of its counts")
         self.require_claim("audit.json", values, self.said)
         settings = dict(_json(self.bundle, "record.json")["config"])
         settings.pop("evaluation", None)
@@ -531,14 +531,14 @@ class _Check:
         return "the numbers of card.json are those of statement, metrics and student"
 
 
-def _alike(one: Any, other: Any) -> bool:
+def alike(one: Any, other: Any, rel_tol: float = 1e-9) -> bool:
     """True if two JSON values are equal up to the last digits, in which processors may differ."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+        return one.keys() == other.keys() and all(alike(one[name], other[name], rel_tol) for name in one)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_alike, one, other))
+        return len(one) == len(other) and all(alike(*pair, rel_tol) for pair in zip(one, other, strict=True))
     if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9)
+        return math.isclose(one, other, rel_tol=rel_tol, abs_tol=1e-9)
     return bool(one == other)
 
 

@@ -9,13 +9,13 @@ direction, each by a factor of exp(epsilon) at most. Where a unit is replaced, s
 the exponent is half of that. The choice is kept, and a repeated command makes no second one.
 
 **Among trainings that each touch private records** (:func:`select_by_trials`) the best of a secret random number K of
-trials is published (:mod:`fairpate.privacy.secret_trials`). A trial draws its settings at random from the list, trains
-at a price of its own, and gets a score with noise. All of it is charged before the first trial. K and each trial's
-settings are drawn once, by the operating system, and stored before anything is trained: a command that is repeated
-after a crash does the missing trials and no others. A trial that fails counts as the worst. What would reveal K or the
-losers stays out of everything that is shown or published, and is erased in the end: trials report no progress and no
-row in the odometer, and the published folder is made after the last of them, with the day of the first. How long the
-command takes does depend on K.
+trials is published (:class:`fairpate.privacy.mechanism_events.SecretTrials`). A trial draws its settings at random
+from the list, trains at a price of its own, and gets a score with noise. All of it is charged before the first trial. K
+and each trial's settings are drawn once, by the operating system, and stored before anything is trained: a command that
+is repeated after a crash does the missing trials and no others. A trial that fails counts as the worst. What would
+reveal K or the losers stays out of everything that is shown or published, and is erased in the end: trials report no
+progress and no row in the odometer, and the published folder is made after the last of them, with the day of the
+first. How long the command takes does depend on K.
 
 Validation records are a part of the data set that nothing else reads (``data.split: hashed`` with
 ``data.validation_share``), so the choice composes in parallel with training and private metrics: epsilon is the
@@ -56,8 +56,7 @@ from fairpate.privacy.discrete_gaussian import (
     sample_discrete_gaussian,
 )
 from fairpate.privacy.laplace import PureReleases, choose_cheap
-from fairpate.privacy.mechanism_events import PredictionTables, covering
-from fairpate.privacy.secret_trials import SecretTrials
+from fairpate.privacy.mechanism_events import PredictionTables, SecretTrials, covering
 from fairpate.run.context import (
     RunDirectory,
     RunDirectoryError,

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fairpate.config import DataConfig
+from fairpate.config import DataConfig, EvaluationConfig
 from fairpate.data import Dataset, load_data
 from fairpate.data.dataset import without_order
 from fairpate.data.embedding import EmbeddingFileError, placed, read_embedding
 from fairpate.data.registry import load_at_site
 from fairpate.methods.base import Stream, stream_seed
 from fairpate.report.metrics import Evaluation, RejectOptionSpread, evaluate, reject_option_spread, shown_records
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, write_json, write_text
-from fairpate.types import FairRule, GateRule, MetricsKind, Unit, restored
+from fairpate.run.context import RunDirectory, RunDirectoryError, changed_fields, read_json, write_json, write_text
+from fairpate.types import GateRule, Unit, restored
 from student.card import StudentCard, StudentFileError, read_card
 
 if TYPE_CHECKING:
@@ -82,12 +82,10 @@ def record_data(run: RunDirectory, dataset: Dataset, *, given_from_python: bool)
     if found is not None:
         if not given_from_python:
             require_data_by_name(run)
-        before, after = asdict(found), asdict(now)
-        changes = [f"{name}: {before[name]} -> {after[name]}" for name in before if before[name] != after[name]]
-        if changes:
+        if changes := changed_fields(asdict(found), asdict(now)):
             raise RunDirectoryError(
-                f"{run.root}: was trained on another data set ({'; '.join(changes)}); restore the data set, or give "
-                "another folder with --out."
+                f"{run.root}: was trained on another data set ({'; '.join(changes.values())}); restore the data set, "
+                "or give another folder with --out."
             )
     if given_from_python:
         digest, path = _digest(dataset), run.private / "data.sha256"
@@ -260,22 +258,13 @@ class Assessment:
         return values
 
 
-def assess(
-    student: Student,
-    dataset: Dataset,
-    *,
-    seed: int,
-    least_cell: int,
-    metrics: MetricsKind = "outside",
-    fair_at: FairRule | None = None,
-) -> Assessment:
+def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, seed: int) -> Assessment:
     """Measure the student on the test split: as it predicts, and with IDP3 also unrefused and in other orders.
 
-    What rests on fewer than ``least_cell`` test records of a group, or of a group and class, is left out. A
+    What rests on fewer than ``settings.least_cell`` test records of a group, or of a group and class, is left out. A
     randomised student is measured by expectation, but where IDP3 refuses: that depends on the labels drawn.
-    ``metrics``: what the operator says of the test records; ``fair_at``: what the user calls fair.
     """
-    test, rule = dataset.test, student.card.idp3
+    test, rule, least_cell = dataset.test, student.card.idp3, settings.least_cell
     groups, persons = test.z.numpy(), test.person_N
     prediction = student.predict(test.x, groups, generator=_generator(seed, Stream.PREDICTION))
     expected = prediction.probabilities_NC if student.card.is_randomised else prediction.labels
@@ -300,7 +289,7 @@ def assess(
             least_cell=least_cell,
             apart_N=apart_N,
         )
-        return replace(measured, metrics=metrics, fair_at=fair_at or FairRule())
+        return replace(measured, metrics=settings.metrics, fair_at=settings.fair_at)
 
     kept = shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons

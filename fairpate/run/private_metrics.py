@@ -36,7 +36,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -296,6 +297,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
     if not isinstance(event, PredictionTables):
         raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}.")  # noqa: TRY004 - of a file
     stddev, z = event.noise_stddev_records, _deviations(1)
+    names: dict[str, Any] = {"group_names": tuple(group_names), "class_names": tuple(class_names)}
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
     calibration = _of_scores(table_BGYC, stddev, released.arrays["edges"].tolist(), class_names)
     # The noises of the bins add up.
@@ -316,12 +318,10 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         num_answered=total,
         accuracy=of_all.value,
         coverage=1.0,
-        group_names=tuple(group_names),
-        class_names=tuple(class_names),
+        **names,
         groups=tuple(groups),
         gaps={
-            name: gap_of(metric, table_GYC, stddev, group_names=group_names, class_names=class_names)
-            for name, metric in GAPS.items()
+            name: gap_of(metric, table_GYC, stddev, partial(describe_cell, **names)) for name, metric in GAPS.items()
         },
         # Sums of squares, to which noise adds: no estimate.
         ermi=math.nan,
@@ -333,7 +333,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
         per_person=event.unit == "person",
         estimates=(
             of_all,
-            *_of_groups(table_GYC, stddev, group_names=group_names, class_names=class_names),
+            *_of_groups(table_GYC, stddev, **names),
             *calibration,
         ),
     )
@@ -475,14 +475,9 @@ class _Shares(NamedTuple):
 
 
 def gap_of(
-    metric: rates.Metric,
-    table_GYC: FloatArray,
-    stddev: float,
-    *,
-    group_names: Sequence[str],
-    class_names: Sequence[str],
+    metric: rates.Metric, table_GYC: FloatArray, stddev: float, described: Callable[[rates.GroupCell | None], str]
 ) -> GapResult:
-    """The largest difference, or rate, of a noisy table with its interval."""
+    """The largest difference, or rate, of a noisy table with its interval; ``described`` words its cell."""
     if metric.compare is rates.level:
         table_GYC, stddev = _together(table_GYC, stddev)
 
@@ -533,5 +528,5 @@ def gap_of(
         level=LEVEL,
         n_undefined=int(np.isnan(shares.value_EG).sum()),
         min_cell_size=round(float(sizes.min())),
-        where=describe_cell(where, group_names=group_names, class_names=class_names),
+        where=described(where),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import shlex
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,7 +143,7 @@ def comparison_html(comparison: Comparison) -> str:
     """The HTML of a comparison for a notebook: the page's sentences on publishable results, and the slices of one data
     set.
 
-    The page itself would bring a drawing library of megabytes; one picture has some hundred kilobytes.
+    The page itself would bring a drawing library; one picture has some hundred kilobytes.
     """
     folder = comparison.folder
     report = FrontierReport(
@@ -355,7 +355,7 @@ def _answered_queries(spending: Spending, statement: PrivacyStatement, num_publi
             accountant.least_epsilon([spending.submitted(0, end)], target_delta=spending.target_delta)
             for end in stepwise(ends)
         ]
-        course: Sequence[float] = np.interp(np.arange(1, submitted + 1), ends, epsilons).tolist()
+        course = [(0.0, 0.0), *zip(ends, epsilons, strict=True)] if submitted else []
     else:
         course = _course(spending, lambda start, end: accountant.rdp([spending.submitted(start, end)]))
     # The last reservation has the outcome: a crash left the earlier ones of a query open.
@@ -377,7 +377,7 @@ def _answered_queries(spending: Spending, statement: PrivacyStatement, num_publi
         rejected_confidence=queries.rejected_confidence,
         rejected_fairness=queries.rejected_fairness,
         refused_free=queries.refused_free,
-        epsilon_course_Q=course,
+        epsilon_course=course,
         outcomes_GO=[[outcomes[group, each] for each in OUTCOMES] for group in range(terms.num_groups)],
         answered_GC=[[labels[group, k] for k in range(terms.num_classes)] for group in range(terms.num_groups)],
     )
@@ -392,7 +392,7 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
     worst = float(accountant.rdp([spending.terms.mechanism.worst_case(1)], [best.order])[0])
     assert public.voting is not None
     # Where no cost depends on votes, all three courses are one.
-    dependent = as_in_paper = public.voting.epsilon_course_Q
+    dependent = as_in_paper = public.voting.epsilon_course
     if drawn.data_dependent:
         dependent = _course(spending, lambda start, end: accountant.rdp_data_dependent([spending.drawn(start, end)]))
         as_in_paper = _course(spending, spending.as_in_paper)
@@ -407,8 +407,8 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
         ],
         # Every reservation of a query was charged, those that a crash left open included.
         rdp_worst_Q=[worst * len(charges) for charges in spending.charges_Q],
-        epsilon_data_dependent_course_Q=dependent,
-        epsilon_as_in_paper_course_Q=as_in_paper,
+        epsilon_data_dependent_course=dependent,
+        epsilon_as_in_paper_course=as_in_paper,
         plurality_votes_Q=[votes[0] for votes in ranked_Q],
         runner_up_votes_Q=[votes[1] for votes in ranked_Q],
         num_votes_Q=[sum(votes) for votes in ranked_Q],
@@ -420,19 +420,17 @@ def _private_report(public: PublicReport, spending: Spending, without_privacy: W
     )
 
 
-def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> Sequence[float]:
-    """Epsilon after each query, exact at up to 200 queries including the last one and interpolated linearly in
-    between."""
+def _course(spending: Spending, price: Callable[[int, int], FloatArray]) -> list[tuple[float, float]]:
+    """Epsilon after up to 200 numbers of queries, with the last one."""
     submitted = len(spending.charges_Q)
     ends = np.unique(np.linspace(1, submitted, min(submitted, _MAX_COURSE_POINTS)).round().astype(int))
     curve_A = np.zeros(len(DEFAULT_ORDERS))
-    epsilons, start = [], 0
+    course, start = [(0.0, 0.0)] if submitted else [], 0
     for end in stepwise(ends.tolist()):
         # Curves add up, so that each query is priced once, not again for every point after it.
         curve_A = curve_A + price(start, end)
-        epsilons.append(epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.target_delta)[0])
+        course.append((end, epsilon_of_curve(curve_A, DEFAULT_ORDERS, target_delta=spending.target_delta)[0]))
         start = end
-    course: list[float] = np.interp(np.arange(1, submitted + 1), ends, epsilons).tolist()
     return course
 
 

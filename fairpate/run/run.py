@@ -55,7 +55,7 @@ from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ConfigError, DataConfig, ModelConfig, Section
 from fairpate.config_reader import Override, determining_values, flat_values, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
-from fairpate.data.dataset import DatasetEntry, DataSettingsError, Split, check_members, sha256_of
+from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
 from fairpate.files import write_atomically
 from fairpate.later import functional, sklearn
@@ -87,8 +87,7 @@ from fairpate.pages import counted, epsilon_text, percent
 from fairpate.privacy.accountant import Event
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.laplace import PureReleases
-from fairpate.privacy.mechanism_events import event_from, event_json
-from fairpate.privacy.secret_trials import SecretTrials, flat
+from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
 from fairpate.report.metrics import WithoutPrivacy
 from fairpate.run.context import (
     RunDirectory,
@@ -136,6 +135,7 @@ from fairpate.types import (
     TELLS_SIZE,
     TESTED_DEFAULTS,
     TRIED,
+    DataSettingsError,
     IntArray,
     PrivacyStatement,
     Relation,
@@ -1170,21 +1170,13 @@ def _report(opened: OpenRun, student: Student, labels: Labels | None) -> None:
         with opened.reporter.stage("metrics"):
             assessment = assess_privately(config, dataset, student, statement, run, log, opened.noisy_sum)
     else:
-        settings = config.evaluation
         if dataset.part and config.is_private:
             # The hash drew test records from private ones: a later table of them should not look like the first. No sum
             # covers exact metrics, so that the odometer lists them alone.
             relation: Relation = "replace one" if config.protects_attribute_only else "add or remove one"
             event = PureReleases(count=1, epsilon=math.inf, unit=config.unit_of(dataset), relation=relation)
             log.of_part("test").record([event], noise=EXACT_METRICS)
-        assessment = assess(
-            student,
-            dataset,
-            seed=config.seed,
-            least_cell=settings.least_cell,
-            metrics=settings.metrics,
-            fair_at=settings.fair_at,
-        )
+        assessment = assess(student, dataset, config.evaluation, seed=config.seed)
     write_json(run.metrics, assessment.to_json())
     baseline = without_privacy(dataset.private, dataset.test, assessment.measured_N)
     if baseline is None:

@@ -39,9 +39,9 @@ from aggregator.service.server import (
 from aggregator.session import AggregatorSession, PublicPool, QuotaRule
 from fairpate.config import DataConfig, QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
-from fairpate.data.columns import RecordForm, feature_codes, form_of
 from fairpate.data.declaration import read_declaration
 from fairpate.data.registry import CODEBOOKS
+from fairpate.data.tables import RecordForm, feature_codes, form_of
 from fairpate.http_server import HttpServer, RequestRate, ServiceError, TlsFiles, open_private
 from fairpate.methods.label_queries import choose_queries, ledger_terms, open_ledger, place_of, state_for_service
 from fairpate.methods.own_votes import OwnVotes, read_votes_file

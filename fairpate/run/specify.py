@@ -154,15 +154,21 @@ class Achievable:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """The value of a choice on another data set.
+    """The value of a choice, and of a whole frontier, on another data set.
 
-    ``chosen`` was the best offer on the source; ``there`` is the same configuration on the target, None if it was not
-    run there, and ``best`` the target's own choice.
+    ``chosen`` was the best offer on the source, None if it had none; ``there`` is the same configuration on the target,
+    None if it was not run there, and ``best`` the target's own choice. Of the ``num_members`` of the source's frontier
+    ``num_missing`` were not run on the target. ``hypervolume_transferred`` is that of the others on the target, and
+    ``hypervolume_own`` that of all the target's points.
     """
 
-    chosen: Offer
+    chosen: Offer | None
     there: Offer | None
     best: Offer | None
+    num_members: int
+    num_missing: int
+    hypervolume_transferred: float
+    hypervolume_own: float
 
     @property
     def regret(self) -> float:
@@ -172,22 +178,8 @@ class Transfer:
         # A difference of errors is one of accuracies, positive where the choice is worse.
         return self.there.point.value("error") - self.best.point.value("error")
 
-
-@dataclass(frozen=True, kw_only=True)
-class FrontierTransfer:
-    """The value of a whole frontier on another data set, as hypervolumes there.
-
-    ``hypervolume_transferred`` is that of the source's members, without the ``num_missing`` that were not run on the
-    target; ``hypervolume_own`` is that of all the target's points.
-    """
-
-    num_members: int
-    num_missing: int
-    hypervolume_transferred: float
-    hypervolume_own: float
-
     @property
-    def regret(self) -> float:
+    def regret_hypervolume(self) -> float:
         """Share of the target's hypervolume that the transferred configurations do not reach; NaN if it has none."""
         return 1 - self.hypervolume_transferred / self.hypervolume_own if self.hypervolume_own else math.nan
 
@@ -269,26 +261,21 @@ def _rank(found: Offer) -> tuple[float, ...]:
     return bool(found.point.degenerate), *missed, *(math.inf if math.isnan(value) else value for value in values)
 
 
-def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -> Transfer | None:
-    """Choose for ``demand`` on one panel and look the choice up on the other; None if the source has no configuration
-    to offer."""
+def transfer(source: Sequence[Point], target: Sequence[Point], demand: Demand) -> Transfer:
+    """Choose for ``demand`` on one panel, and look up the choice and the whole Pareto set on the other."""
     answers = [achievable(points, demand) for points in (source, target)]
     chosen, best = (next(iter(found.met or found.nearest), None) for found in answers)
-    if chosen is None:
-        return None
-    there = _image(chosen.point, source, target)
-    return Transfer(chosen=chosen, there=None if there is None else offer(there, demand), best=best)
-
-
-def transfer_frontier(source: Sequence[Point], target: Sequence[Point]) -> FrontierTransfer:
-    """Look up the source's Pareto set on the target, and compare the hypervolumes that it covers there."""
+    there = None if chosen is None else _image(chosen.point, source, target)
     members = frontier(source, OBJECTIVES).members
     images = [_image(point, source, target) for point in members]
     found, _ = defined([image for image in images if image is not None], OBJECTIVES)
     everything, _ = defined(target, OBJECTIVES)
     # One corner for both volumes: under different ones they do not compare.
     reference_O = reference_point(target, OBJECTIVES)
-    return FrontierTransfer(
+    return Transfer(
+        chosen=chosen,
+        there=None if there is None else offer(there, demand),
+        best=best,
         num_members=len(members),
         num_missing=sum(image is None for image in images),
         hypervolume_transferred=hypervolume(matrix(found, OBJECTIVES), reference_O=reference_O),
@@ -315,24 +302,14 @@ def _image(point: Point, source: Sequence[Point], target: Sequence[Point]) -> Po
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transferred:
-    """The transfer of a choice and of a frontier from one panel to another with the same unit and relation."""
-
-    source: Panel
-    target: Panel
-    choice: Transfer | None
-    frontier: FrontierTransfer
-
-
-@dataclass(frozen=True, kw_only=True)
 class SpecifyAnswer:
     """The answer to ``demand``: offers for each data set and privacy class of ``table``, and the choices looked up
-    elsewhere."""
+    elsewhere, by the panels of source and target."""
 
     demand: Demand
     table: Path
     panels: Mapping[Panel, Achievable]
-    transfers: Sequence[Transferred]
+    transfers: Mapping[tuple[Panel, Panel], Transfer]
 
     def to_json(self) -> dict[str, Any]:
         """Strict JSON values; infinite and undefined numbers are null."""
@@ -349,17 +326,18 @@ class SpecifyAnswer:
             }
             for panel, found in self.panels.items()
         ]
+        whole = ("num_members", "num_missing", "hypervolume_transferred", "hypervolume_own", "regret_hypervolume")
         transfers = [
             {
-                "source": _plain_panel(moved.source),
-                "target": _plain_panel(moved.target),
-                "chosen": None if moved.choice is None else _plain_offer(moved.choice.chosen),
-                "there": None if moved.choice is None else _plain_offer(moved.choice.there),
-                "its_own": None if moved.choice is None else _plain_offer(moved.choice.best),
-                "regret_accuracy": moved.choice and moved.choice.regret,
-                "frontier": {**asdict(moved.frontier), "regret_hypervolume": moved.frontier.regret},
+                "source": _plain_panel(source),
+                "target": _plain_panel(target),
+                "chosen": _plain_offer(moved.chosen),
+                "there": _plain_offer(moved.there),
+                "its_own": None if moved.chosen is None else _plain_offer(moved.best),
+                "regret_accuracy": None if moved.chosen is None else moved.regret,
+                "frontier": {name: getattr(moved, name) for name in whole},
             }
-            for moved in self.transfers
+            for (source, target), moved in self.transfers.items()
         ]
         plain: dict[str, Any] = strict(
             {
@@ -437,22 +415,17 @@ def specify_guarantees(
         )
     notion = demand.notions[0]
     panels = by_panel(_points(table, data, notion))
-    transfers = []
+    transfers: dict[tuple[Panel, Panel], Transfer] = {}
     if transfer_to is not None:
         targets = by_panel(_points(transfer_to, None, notion))
         # Deltas may differ, because they follow the number of records; unit and relation may not.
-        transfers = [
-            Transferred(
-                source=source,
-                target=target,
-                choice=transfer(here, there, demand),
-                frontier=transfer_frontier(here, there),
-            )
+        transfers = {
+            (source, target): transfer(here, there, demand)
             for source, here in stepwise(list(panels.items()))
             for target, there in targets.items()
             if source.data != target.data
             and (source.privacy.unit, source.privacy.relation) == (target.privacy.unit, target.privacy.relation)
-        ]
+        }
         if not transfers:
             raise SpecifyError(
                 f"--transfer: {transfer_to} has no other data set under the same unit and relation as {table}."
@@ -507,8 +480,8 @@ def describe_answer(answer: SpecifyAnswer) -> Group:
         compared = baseline_words(found.baselines)
         parts.append(Text(f"{panel.data}, {class_label(panel.privacy)}", style="bold"))
         parts += [*([Text(compared)] if compared else []), *_panel_parts(found, notions)]
-    for moved in answer.transfers:
-        parts += _transfer_parts(moved, notions)
+    for (source, target), moved in answer.transfers.items():
+        parts += _transfer_parts(source, target, moved, notions)
     return Group(*parts, Text(CAVEAT))
 
 
@@ -566,33 +539,32 @@ def _notes(point: Point) -> list[str]:
     return [*([_SEEDED] if point.is_seeded else []), *point.remarks]
 
 
-def _transfer_parts(moved: Transferred, notions: Sequence[NotionName]) -> list[Any]:
+def _transfer_parts(source: Panel, target: Panel, moved: Transfer, notions: Sequence[NotionName]) -> list[Any]:
     """Describe how the choice and the frontier of one data set do on another."""
-    choice, whole, target = moved.choice, moved.frontier, moved.target.data
-    if choice is None:
+    if moved.chosen is None:
         lines = ["nothing to choose: no configuration has all objectives defined."]
-    elif choice.there is None:
-        lines = [f"chosen: {_offer_words(choice.chosen, notions)}; it was not run on {target}."]
+    elif moved.there is None:
+        lines = [f"chosen: {_offer_words(moved.chosen, notions)}; it was not run on {target.data}."]
     else:
         lines = [
-            f"chosen:  {_offer_words(choice.chosen, notions)}",
-            f"there:   {_offer_words(choice.there, notions)}",
-            *([] if choice.best is None else [f"its own: {_offer_words(choice.best, notions)}"]),
+            f"chosen:  {_offer_words(moved.chosen, notions)}",
+            f"there:   {_offer_words(moved.there, notions)}",
+            *([] if moved.best is None else [f"its own: {_offer_words(moved.best, notions)}"]),
         ]
-        if not math.isnan(choice.regret):
-            lines.append(f"regret:  {100 * choice.regret:.1f} points of accuracy")
-        elif choice.there.missed:
-            own = "misses it too" if choice.best is None or choice.best.missed else "meets it"
-            lines.append(f"regret:  the choice misses the demand there ({_missed_words(choice.there)}); its own {own}")
+        if not math.isnan(moved.regret):
+            lines.append(f"regret:  {100 * moved.regret:.1f} points of accuracy")
+        elif moved.there.missed:
+            own = "misses it too" if moved.best is None or moved.best.missed else "meets it"
+            lines.append(f"regret:  the choice misses the demand there ({_missed_words(moved.there)}); its own {own}")
         else:
             lines.append("regret:  undefined, its own choice misses the demand")
-    missing = f"; {whole.num_missing} of them were not run there" if whole.num_missing else ""
+    missing = f"; {moved.num_missing} of them were not run there" if moved.num_missing else ""
     lines.append(
-        f"whole frontier: {whole.num_members} configurations reach {_share(1 - whole.regret)} of the hypervolume "
-        f"on {target}{missing}.\n"
+        f"whole frontier: {moved.num_members} configurations reach {_share(1 - moved.regret_hypervolume)} of the "
+        f"hypervolume on {target.data}{missing}.\n"
     )
-    deltas = "" if moved.source.privacy == moved.target.privacy else f" (there {class_label(moved.target.privacy)})"
-    heading = f"chosen on {moved.source.data}, applied on {target}: {class_label(moved.source.privacy)}{deltas}"
+    deltas = "" if source.privacy == target.privacy else f" (there {class_label(target.privacy)})"
+    heading = f"chosen on {source.data}, applied on {target.data}: {class_label(source.privacy)}{deltas}"
     return [Text(heading, style="bold"), *map(Text, lines)]
 
 

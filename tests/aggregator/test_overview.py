@@ -21,7 +21,7 @@ from aggregator.mechanism import outcome
 from aggregator.service.api import _record_type, gate_words
 from aggregator.service.page import ChargesAt, History, advice, forecast, span
 from aggregator.session import PublicPool, VotesUnavailableError
-from fairpate.data.columns import Feature, feature_codes, form_of
+from fairpate.data.tables import Feature, feature_codes, form_of
 from fairpate.privacy.accountant import rdp_data_dependent
 from fairpate.types import GateRule
 

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from fairpate.config import DataConfig
 from fairpate.data import DataError, Dataset, SourceFile, load_data
 from fairpate.data.dataset import keyed_uniform
-from fairpate.data.pictures import paint, read_images, read_labels
+from fairpate.data.pictures import paint, read_idx
 
 
 def whole(dataset: Dataset) -> tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -98,10 +98,10 @@ def test_idx_files_are_read_as_published(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (3, 28, 28), dtype=np.uint8)
     write_idx(tmp_path / "images.gz", 2051, (3, 28, 28), pixels.tobytes())
     write_idx(tmp_path / "labels.gz", 2049, (3,), bytes([5, 0, 9]))
-    assert np.array_equal(read_images(SourceFile(path="images.gz"), tmp_path), pixels)
-    assert read_labels(SourceFile(path="labels.gz"), tmp_path).tolist() == [5, 0, 9]
+    assert np.array_equal(read_idx(SourceFile(path="images.gz"), tmp_path, dimensions=3), pixels)
+    assert read_idx(SourceFile(path="labels.gz"), tmp_path, dimensions=1).tolist() == [5, 0, 9]
     with pytest.raises(DataError, match=r"labels\.gz: expected an idx file with magic number 2051, got 2049"):
-        read_images(SourceFile(path="labels.gz"), tmp_path)
+        read_idx(SourceFile(path="labels.gz"), tmp_path, dimensions=3)
 
 
 @pytest.fixture(scope="module")

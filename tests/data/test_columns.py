@@ -13,8 +13,20 @@ from hypothesis import strategies as st
 
 from fairpate.config import Section
 from fairpate.data import DataError
-from fairpate.data.columns import Coding, Feature, Label, Meaning, feature_codes
-from fairpate.data.tables import ColumnCells, TableFaults, codes, codes_of, encode, numbers, read_table
+from fairpate.data.tables import (
+    Coding,
+    ColumnCells,
+    Feature,
+    Label,
+    Meaning,
+    TableFaults,
+    codes,
+    codes_of,
+    encode,
+    feature_codes,
+    numbers,
+    read_table,
+)
 
 
 def column(*values: Any, kind: Any = None) -> pa.Table:

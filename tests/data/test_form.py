@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairpate.data.columns import Feature, RecordField, feature_codes, form_of
-from fairpate.data.tables import TableFaults, encode
+from fairpate.data.tables import Feature, RecordField, TableFaults, encode, feature_codes, form_of
 
 FEATURES = [
     ("age", Feature(bounds=(17, 90))),

@@ -119,7 +119,6 @@ def test_prices_and_values_are_those_of_the_definition() -> None:
         got_values, got_prices = pricer(noisy, multipliers)
         np.testing.assert_allclose(got_values, values, atol=1e-12)
         np.testing.assert_allclose(got_prices, prices, atol=1e-12)
-        np.testing.assert_allclose(constraints.values(noisy, size_floor=floor, num_records=num_records), values)
 
 
 def test_an_exact_histogram_above_the_floor_gives_the_exact_values() -> None:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from fairpate.config import ModelConfig
+from fairpate.data import Dataset, Split
+from fairpate.methods.base import Method, Training
+from fairpate.nn.models import build_model
+from fairpate.run.context import RunDirectory
+from fairpate.terminal import Reporter
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,6 +38,27 @@ def signal_records(count: int, seed: int = 0, num_groups: int = 2) -> tuple[Tens
     signal = torch.randn(count, generator=generator)
     x = torch.stack([signal, z.float(), torch.randn(count, generator=generator)], dim=1)
     return x, (signal + 1.5 * z - 0.75 > 0).long(), z
+
+
+def trained_on(method: Method, x: Tensor, y: Tensor, z: Tensor) -> Any:
+    """What ``method`` learns from these private records: two classes, a logistic model, nothing stored."""
+    private, groups = Split(x=x, y=y, z=z, record_id=tuple(map(str, range(len(x))))), tuple(map(str, z.unique()))
+    none = private.take([])
+    dataset = Dataset(
+        name="records",
+        kind="tabular",
+        private=private,
+        public=none,
+        validation=none,
+        test=none,
+        label_names=("no", "yes"),
+        group_names=groups,
+        sensitive_attribute="z",
+    )
+    logistic = ModelConfig(name="logistic")
+    model = build_model(logistic, input_shape=tuple(x.shape[1:]), num_classes=2, generator_seed=0)
+    run, reporter = RunDirectory(root=Path("nowhere")), Reporter(quiet=True)
+    return method.train(Training(dataset=dataset, model=model, run=run, reporter=reporter, seed=method.seed))
 
 
 def weights(model: nn.Module) -> Tensor:

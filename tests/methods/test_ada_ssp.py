@@ -11,10 +11,18 @@ import torch
 
 from fairpate.config import ConfigError, DataConfig
 from fairpate.data import Dataset, load_data
-from fairpate.methods.ada_ssp import EIGENVALUE_NORM, AdaSsp, events_of, labels_of_scores, least_eigenvalue
 from fairpate.methods.base import Training, configured
 from fairpate.methods.record_votes import UNITS, WeightedBallot
-from fairpate.methods.residual_votes import RecordSums, indicators, votes_themselves
+from fairpate.methods.residual_votes import (
+    EIGENVALUE_NORM,
+    AdaSsp,
+    RecordSums,
+    indicators,
+    labels_of_scores,
+    least_eigenvalue,
+    least_squares_events,
+    votes_themselves,
+)
 from fairpate.privacy import accountant
 from fairpate.privacy.mechanism_events import event_json
 from fairpate.privacy.second_accountant import recomputed_epsilon
@@ -99,7 +107,7 @@ def released(sums_CW: np.ndarray, moments_WW: np.ndarray, eigenvalue: float) -> 
     scales = {"sums_CW": (sums_CW, UNITS), "moments_WW": (moments_WW, UNITS**2)}
     arrays = {name: np.rint(value * scale).astype(np.int64) for name, (value, scale) in scales.items()}
     arrays["eigenvalue_11"] = np.array([[round(eigenvalue * UNITS**2)]])
-    return Released(arrays=arrays, events=events_of(1.0))
+    return Released(arrays=arrays, events=least_squares_events(1.0))
 
 
 def test_moments_that_stand_out_give_least_squares() -> None:

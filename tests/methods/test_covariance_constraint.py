@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from parity_data import trained_on
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from fairpate.config import ConfigError, DataConfig, ModelConfig
+from fairpate.config import ConfigError, DataConfig
 from fairpate.data import load_data
 from fairpate.data.dataset import SPLIT_NAMES
 from fairpate.estimators import FairClassifier
 from fairpate.methods.base import configured
-from fairpate.methods.f_ld import CovarianceConfig, coefficients, covariances, logistic_loss, train_covariance
+from fairpate.methods.f_ld import CovarianceConfig, CovarianceConstraint, coefficients, covariances, logistic_loss
 from fairpate.nn.fit import predict_probabilities
-from fairpate.nn.models import build_model
 from fairpate.run.context import read_json, read_statement
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
@@ -156,8 +156,8 @@ def test_features_that_determine_each_other_or_the_labels_are_solved() -> None:
 def test_the_model_says_what_the_coefficients_do() -> None:
     features, labels, groups = records(2)
     x = torch.from_numpy(features[:, :-1]).float()
-    model = build_model(ModelConfig(name="logistic"), input_shape=(5,), num_classes=2, generator_seed=0)
-    trained = train_covariance(model, x, torch.from_numpy(labels), torch.from_numpy(groups), config(0.02), num_groups=2)
+    method = CovarianceConstraint(covariance_constraint=config(0.02))
+    trained = trained_on(method, x, torch.from_numpy(labels), torch.from_numpy(groups))
     exact = np.hstack([x.double().numpy(), np.ones((len(x), 1))])
     theta = coefficients(exact, labels, groups, config(0.02), num_groups=2)
     np.testing.assert_allclose(

@@ -23,19 +23,20 @@ from fairpate.methods.dp_fermi import (
     DpFermiConfig,
     FermiLoss,
     FermiSteps,
-    GameCells,
     MatrixGame,
     PublicPartitions,
     Shares,
+    fermi_training,
     release_shares,
     share_events,
     watched_targets,
 )
 from fairpate.methods.dp_sgd import DpSgdConfig
+from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import hard_disparity, predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import GradientClipper
-from fairpate.nn.private_fit import GaussianNoise
+from fairpate.nn.private_fit import GaussianNoise, PrivateRandomness
 from fairpate.privacy.accountant import PoissonGaussians, SpentError
 from fairpate.privacy.mechanism_events import AttributeGaussians, SecretBatchAttributeGaussians
 
@@ -50,6 +51,40 @@ def network(num_classes: int = 2, hidden: tuple[int, ...] = ()) -> nn.Module:
     )
 
 
+def cells_of(y: Tensor, z: Tensor, config: DpFermiConfig, **sizes: int) -> ParityCells:
+    return ParityCells.of(y, z, constraint=config.constraint, positive_label=config.positive_label, **sizes)
+
+
+def train(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    cells: ParityCells,
+    steps: FermiSteps,
+    config: DpFermiConfig,
+    *,
+    shares: Shares,
+    randomness: PrivateRandomness,
+    generator: torch.Generator,
+) -> Trained:
+    """The game of ``config`` from the given steps and shares."""
+    num_classes = next(reversed(list(model.parameters()))).shape[0]
+    game = MatrixGame(shares.shares_EG, num_classes=num_classes, weight=config.weight, radius=config.radius)
+    public, size = config.mode == "sens_public_batches", round(steps.steps.expected_batch_size)
+    events = fermi_training(
+        model,
+        x,
+        watched_targets(y, torch.from_numpy(cells.cells_N), num_classes=num_classes, num_cells=cells.num_cells),
+        game,
+        steps,
+        config,
+        randomness=randomness,
+        sampler=PublicPartitions(len(x), size, generator) if public else None,
+        events=(steps.event, *shares.events),
+    ).run(averaged_share=config.averaged_share)
+    return Trained(model=model, events=events, noise=randomness.label)
+
+
 def without_noise(config: DpFermiConfig, base: DpSgdConfig, size: int) -> FermiSteps:
     steps = dp_fermi.calibrated_steps(config, base, PrivacyTarget(accounting="rdp"), num_records=size)
     quiet = dp_sgd.plan_steps(base, num_records=size, noise_multiplier=0.0)
@@ -61,11 +96,11 @@ def run(base: DpSgdConfig = BASE, *, noisy: bool = True, hidden: tuple[int, ...]
     x, y, z = signal_records(800)
     config = DpFermiConfig(**{"averaged_share": 0.0} | settings)
     target = PrivacyTarget(epsilon=3, accounting="rdp")
-    cells = GameCells.of(y, z, config=config, num_classes=2, num_groups=2)
+    cells = cells_of(y, z, config, num_classes=2, num_groups=2)
     steps = dp_fermi.calibrated_steps(config, base, target, num_records=len(x))
     randomness = private_randomness("seeded", 3)
     shares = release_shares(cells, config, relation=target.record_relation, randomness=randomness)
-    return dp_fermi.train(
+    return train(
         network(hidden=hidden),
         x,
         y,
@@ -274,17 +309,17 @@ def test_without_noise_it_is_plain_descent_and_ascent(mode: str, constraint: str
 def test_equalized_odds_of_one_label_is_demographic_parity() -> None:
     _, y, z = signal_records(30)
     config = DpFermiConfig(constraint="equalized_odds")
-    one = GameCells.of(torch.zeros_like(y), z, config=config, num_classes=1, num_groups=2)
-    parity = GameCells.of(y, z, config=DpFermiConfig(), num_classes=2, num_groups=2)
-    assert torch.equal(one.cells_N, parity.cells_N)
+    one = cells_of(torch.zeros_like(y), z, config, num_classes=1, num_groups=2)
+    parity = cells_of(y, z, DpFermiConfig(), num_classes=2, num_groups=2)
+    assert np.array_equal(one.cells_N, parity.cells_N)
     assert one.num_events == parity.num_events == 1
 
 
 def test_cells_of_each_constraint() -> None:
     y, z = torch.tensor([0, 1, 2, 1]), torch.tensor([2, 0, 1, 1])
 
-    def cells(**settings: Any) -> GameCells:
-        return GameCells.of(y, z, config=DpFermiConfig(**settings), num_classes=3, num_groups=3)
+    def cells(**settings: Any) -> ParityCells:
+        return cells_of(y, z, DpFermiConfig(**settings), num_classes=3, num_groups=3)
 
     assert cells().cells_N.tolist() == [2, 0, 1, 1]
     assert cells(constraint="equalized_odds").cells_N.tolist() == [2, 3, 7, 4]
@@ -318,7 +353,7 @@ def test_all_that_was_released_stays_within_the_target(mode: str, accounting: An
     config = DpFermiConfig(mode=mode)
     steps = dp_fermi.calibrated_steps(config, BASE, target, num_records=800)
     _, y, z = signal_records(800)
-    cells = GameCells.of(y, z, config=config, num_classes=2, num_groups=2)
+    cells = cells_of(y, z, config, num_classes=2, num_groups=2)
     shares = release_shares(cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0))
     cost = priced([steps.event, *shares.events], target)
     assert 1.98 < cost.epsilon <= 2
@@ -359,7 +394,7 @@ def test_replacing_a_record_takes_more_noise() -> None:
 
 def counted_shares(config: DpFermiConfig, counts: tuple[int, ...], seed: int = 0) -> Shares:
     z = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
-    cells = GameCells.of(torch.zeros_like(z), z, config=config, num_classes=2, num_groups=len(counts))
+    cells = cells_of(torch.zeros_like(z), z, config, num_classes=2, num_groups=len(counts))
     return release_shares(cells, config, relation="add or remove one", randomness=private_randomness("seeded", seed))
 
 
@@ -404,9 +439,9 @@ def test_an_event_without_records_and_bad_codes_are_refused() -> None:
         counted_shares(DpFermiConfig(), (30,))
     y = torch.zeros(4, dtype=torch.int64)
     with pytest.raises(ValueError, match="groups to be codes from 0 to 1"):
-        GameCells.of(y, torch.tensor([0, 1, 2, 0]), config=DpFermiConfig(), num_classes=2, num_groups=2)
+        cells_of(y, torch.tensor([0, 1, 2, 0]), DpFermiConfig(), num_classes=2, num_groups=2)
     with pytest.raises(ValueError, match="one group per label"):
-        GameCells.of(y, y[:3], config=DpFermiConfig(), num_classes=2, num_groups=2)
+        cells_of(y, y[:3], DpFermiConfig(), num_classes=2, num_groups=2)
 
 
 def test_a_target_that_the_shares_alone_exceed_is_out_of_reach() -> None:
@@ -440,10 +475,10 @@ def test_images_many_classes_and_groups(mode: str) -> None:
     steps = dp_fermi.calibrated_steps(config, base, PrivacyTarget(epsilon=8, accounting="rdp"), num_records=40)
     model = build_model(ModelConfig(name="lenet"), input_shape=(2, 28, 28), num_classes=5, generator_seed=0)
     before = weights(model)
-    cells = GameCells.of(y, z, config=config, num_classes=5, num_groups=3)
+    cells = cells_of(y, z, config, num_classes=5, num_groups=3)
     randomness = private_randomness("seeded", 0)
     shares = release_shares(cells, config, relation="add or remove one", randomness=randomness)
-    dp_fermi.train(model, x, y, cells, steps, config, shares=shares, randomness=randomness, generator=generator)
+    train(model, x, y, cells, steps, config, shares=shares, randomness=randomness, generator=generator)
     after = weights(model)
     assert torch.isfinite(after).all()
     assert not torch.equal(before, after)
@@ -480,7 +515,7 @@ def test_shares_count_every_person_once_in_all() -> None:
     groups, labels = torch.tensor([0, 0, 1, 1, 1, 1, 0]), torch.tensor([1, 1, 1, 0, 1, 1, 1])
     persons = torch.tensor([0, 1, 1, 2, 2, 2, 2])
     config = DpFermiConfig(constraint="equal_opportunity", share_noise=1e-9)
-    cells = GameCells.of(labels, groups, config=config, num_classes=2, num_groups=2)
+    cells = cells_of(labels, groups, config, num_classes=2, num_groups=2)
     shares = release_shares(
         cells, config, relation="add or remove one", randomness=private_randomness("seeded", 0), person_N=persons
     )

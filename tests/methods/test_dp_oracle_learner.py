@@ -11,22 +11,21 @@ import numpy.typing as npt
 import pytest
 import torch
 from fairlearn.reductions import EqualizedOdds, ExponentiatedGradient
-from parity_data import error, odds_gap, records
+from parity_data import error, odds_gap, records, trained_on
 from priced import priced
 from sklearn.base import BaseEstimator
 
 from fairpate.config import PrivacyTarget
 from fairpate.estimators import FairClassifier
-from fairpate.methods import dp_oracle_learner
 from fairpate.methods.dp_oracle_learner import (
     DpOracleLearnerConfig,
+    OracleLearner,
     cost_differences,
     feature_sensitivity,
     published_num_rounds,
 )
 from fairpate.methods.parity import Constraint, ParityCells
 from fairpate.nn.fit import said_labels
-from fairpate.privacy.discrete_gaussian import SeededSource
 
 Floats = npt.NDArray[np.float64]
 X, Y, Z = records(1500, 3)
@@ -35,13 +34,13 @@ X, Y, Z = records(1500, 3)
 def train(epsilon: float = math.inf, *, data: Any = (X, Y, Z), **changes: Any) -> Any:
     settings = {"max_gap": 0.03, "num_rounds": 40, "dual_bound": 2.0, "learning_rate": 0.5, "min_share": 0.001}
     settings |= {"release": "every_round", "num_directions": None}
-    return dp_oracle_learner.train(
-        *data,
-        DpOracleLearnerConfig(**settings | changes),
-        target=PrivacyTarget(epsilon=epsilon, delta=1e-6, accounting="rdp"),
-        num_groups=len(data[2].unique()),
-        source=SeededSource(0),
-    )
+    target = PrivacyTarget(epsilon=epsilon, delta=1e-6, accounting="rdp")
+    return trained_on(oracle(target, **settings | changes), *data)
+
+
+def oracle(target: PrivacyTarget, seed: int = 0, **settings: Any) -> OracleLearner:
+    config = DpOracleLearnerConfig(**settings)
+    return OracleLearner(target=target, noise="seeded", seed=seed, dp_oracle_learner=config)
 
 
 def positive(trained: Any, x: Any = X) -> Floats:
@@ -162,15 +161,8 @@ def test_released_counts_have_the_noise_of_their_sensitivity_and_add_up(num_grou
     epsilon = 0.2 * 4.0
     noise = []
     for seed in range(60):
-        trained = dp_oracle_learner.train(
-            x,
-            y,
-            z,
-            DpOracleLearnerConfig(num_rounds=1, frequency_share=0.2, min_share=1e-6),
-            target=PrivacyTarget(epsilon=4.0, delta=1e-6, accounting="rdp"),
-            num_groups=num_groups,
-            source=SeededSource(seed),
-        )
+        target = PrivacyTarget(epsilon=4.0, delta=1e-6, accounting="rdp")
+        trained = trained_on(oracle(target, seed, num_rounds=1, frequency_share=0.2, min_share=1e-6), x, y, z)
         found = len(y) * trained.shares_GE
         np.testing.assert_allclose(found.sum(axis=0), [(y == 0).sum(), (y == 1).sum()])
         noise.append((found - cells.counts())[1:].ravel())
@@ -182,15 +174,7 @@ def test_released_counts_have_the_noise_of_their_sensitivity_and_add_up(num_grou
 @pytest.mark.parametrize("accounting", ["pld", "rdp"])
 def test_all_releases_are_priced_within_the_target(release: str, count: int, accounting: str) -> None:
     target = PrivacyTarget(epsilon=2.0, delta=1e-6, accounting=accounting)
-    trained = dp_oracle_learner.train(
-        X,
-        Y,
-        Z,
-        DpOracleLearnerConfig(num_rounds=12, release=release),
-        target=target,
-        num_groups=2,
-        source=SeededSource(0),
-    )
+    trained = trained_on(oracle(target, num_rounds=12, release=release), X, Y, Z)
     cost = priced(trained.events, target)
     assert 1.98 < cost.epsilon <= 2
     assert (cost.unit, cost.relation) == ("sensitive attribute", "replace one")

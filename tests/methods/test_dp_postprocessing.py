@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from fairlearn.postprocessing import ThresholdOptimizer
-from parity_data import error, odds_gap, records
+from parity_data import error, odds_gap, records, trained_on
 from posthoc import mixing_bounds
 from priced import priced
 from scipy.optimize import OptimizeResult
@@ -20,10 +20,8 @@ from fairpate.config import FitConfig, ModelConfig, PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.fairness.rates import eo_lowy
 from fairpate.methods import dp_postprocessing
-from fairpate.methods.base import private_randomness
-from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
+from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, Postprocessing, fair_mixing, released_counts
 from fairpate.methods.dp_sgd import DpSgdConfig
-from fairpate.nn.models import build_model
 from fairpate.privacy.discrete_gaussian import SeededSource
 
 Floats = npt.NDArray[np.float64]
@@ -201,24 +199,15 @@ def test_the_papers_guarantee_holds_as_often_as_it_says() -> None:
 
 
 def trained(base: str, epsilon: float, **changes: Any) -> tuple[Any, PrivacyTarget]:
-    x, y, z = records(2000, 1)
     target = PrivacyTarget(epsilon=epsilon, delta=1e-5, accounting="rdp")
-    network = build_model(ModelConfig(name="logistic"), input_shape=(3,), num_classes=2, generator_seed=0)
-    result = dp_postprocessing.train(
-        network,
-        x,
-        y,
-        z,
-        config(base=base, **changes),
+    method = Postprocessing(
         target=target,
-        sgd_config=FitConfig(epochs=5, learning_rate=0.05),
-        dp_sgd_config=DpSgdConfig(epochs=4, batch_size=200),
-        num_groups=2,
-        source=SeededSource(0),
-        randomness=private_randomness("seeded", 0),
-        generator=torch.Generator().manual_seed(0),
+        noise="seeded",
+        dp_postprocessing=config(base=base, **changes),
+        sgd=FitConfig(epochs=5, learning_rate=0.05),
+        dp_sgd=DpSgdConfig(epochs=4, batch_size=200),
     )
-    return result, target
+    return trained_on(method, *records(2000, 1)), target
 
 
 def test_a_base_without_privacy_protects_the_attribute_and_a_private_one_the_record() -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parity_data import records
+from parity_data import records, trained_on
 from posthoc import compositions, distance, game_bounds, least_errors
 from scipy.optimize import linprog
 
 from fairpate.config import PrivacyTarget
-from fairpate.methods import dp_oracle_learner
-from fairpate.methods.dp_oracle_learner import RULES_KJ, DpOracleLearnerConfig, GameRules
+from fairpate.methods.dp_oracle_learner import RULES_KJ, DpOracleLearnerConfig, GameRules, OracleLearner
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing, released_counts
 from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import said_labels
@@ -104,15 +103,8 @@ def test_a_long_play_without_noise_comes_near_an_equilibrium() -> None:
     def played(num_rounds: int) -> float:
         settings = {"rules": "by_group", "num_rounds": num_rounds, "learning_rate": 0.5, "min_share": 0.001}
         config = DpOracleLearnerConfig(**settings)
-        trained = dp_oracle_learner.train(
-            x,
-            y,
-            z,
-            config,
-            target=PrivacyTarget(epsilon=math.inf, delta=1e-6, accounting="rdp"),
-            num_groups=2,
-            source=SeededSource(0),
-        )
+        target = PrivacyTarget(epsilon=math.inf, delta=1e-6, accounting="rdp")
+        trained = trained_on(OracleLearner(target=target, noise="seeded", dp_oracle_learner=config), x, y, z)
         cells = ParityCells.of(y.numpy(), z.numpy(), num_groups=2, constraint=config.constraint)
         assert trained.mixing_GCC is not None
         said = said_labels(trained.model, x).argmax(axis=1)

@@ -6,15 +6,13 @@ import math
 from typing import Any
 
 import pytest
-from parity_data import records
+from parity_data import records, trained_on
 from posthoc import distance, nu_before_play
 
 from fairpate.config import PrivacyTarget
-from fairpate.methods import dp_oracle_learner
-from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules
+from fairpate.methods.dp_oracle_learner import DpOracleLearnerConfig, GameRules, OracleLearner
 from fairpate.methods.parity import ParityCells
 from fairpate.nn.fit import said_labels
-from fairpate.privacy.discrete_gaussian import SeededSource
 
 RULES = GameRules(num_rounds=100, dual_bound=2.0, learning_rate=0.2, max_gap=0.05)
 SIZES: dict[str, Any] = {
@@ -49,7 +47,8 @@ def test_no_play_ends_further_from_an_equilibrium(constraint: Any, epsilon: floa
     rules = GameRules(num_rounds=40, dual_bound=config.dual_bound, learning_rate=0.3, max_gap=config.max_gap)
     target, closest = PrivacyTarget(epsilon=epsilon, delta=1e-6, accounting="rdp"), 0.0
     for seed in range(4):
-        trained = dp_oracle_learner.train(x, y, z, config, target=target, num_groups=2, source=SeededSource(seed))
+        method = OracleLearner(target=target, noise="seeded", seed=seed, dp_oracle_learner=config)
+        trained = trained_on(method, x, y, z)
         assert trained.mixing_GCC is not None
         said = said_labels(trained.model, x).argmax(axis=1)
         found = distance(cells, said, trained.mixing_GCC[:, :, 1], trained.mean_multipliers, rules)

@@ -296,7 +296,7 @@ def test_the_noise_of_a_gradient_is_multiplier_times_sensitivity(batches: str) -
     """One step of plain descent by 1 on one batch: what differs from a silent step is the noise of every weight."""
     data = records(200, groups=2)
     config = PfLdConfig(
-        warmup_epochs=0, epochs=1, batch_size=200, optimizer="sgd", momentum=0.0, learning_rate=1.0,
+        warmup_epochs=0, epochs=1, batch_size=200, optimizer="sgd", learning_rate=1.0,
         group_sizes=(80.0, 120.0), dual_step=1.0, max_multiplier=0.5, clip_norm=0.1, batches=batches,
     )  # fmt: skip
     loud = PfLdNoise(gradient=3.0, violation=0.0, size=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,10 +19,10 @@ from fairpate.methods.base import private_randomness
 from fairpate.methods.dp_sgd import DpSgdConfig
 from fairpate.methods.raco_dp import (
     NAMED_CONSTRAINTS,
+    ConstraintReport,
     HistogramSteps,
     Partition,
     RacoDpConfig,
-    RacoTrained,
     RateConstraint,
     RateConstraints,
     RateTerm,
@@ -32,6 +32,7 @@ from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.private_fit import PrivateSteps
 from fairpate.privacy import accountant
+from fairpate.privacy.accountant import Event
 
 NUM_CLASSES, NUM_GROUPS = 3, 2
 
@@ -63,20 +64,30 @@ def steps(count: int, *, noise: float = 1.0, laplace_scale: float = 2.0, **chang
     return HistogramSteps(gradient=gradient, laplace_scale=laplace_scale, size_floor=0.01 * count)
 
 
-def train(
-    network: nn.Module, data: tuple[Tensor, Tensor, Tensor], planned: HistogramSteps, **settings: Any
-) -> RacoTrained:
-    config = RacoDpConfig(**settings)
+class Done(NamedTuple):
+    events: tuple[Event, ...]
+    report: ConstraintReport
+
+
+def train(network: nn.Module, data: tuple[Tensor, Tensor, Tensor], planned: HistogramSteps, **settings: Any) -> Done:
+    config, (x, y, z) = RacoDpConfig(**settings), data
     num_classes = next(reversed(list(network.parameters()))).shape[0]
-    return raco_dp.train(
+    constraints = raco_dp.constraints_of(config, num_classes=num_classes, num_groups=NUM_GROUPS)
+    lagrangian = raco_dp.Lagrangian(constraints, config, planned)
+    training = raco_dp.priced_training(
         network,
-        *data,
+        x,
+        y,
+        torch.from_numpy(constraints.partition.cells(y.numpy(), z.numpy())),
         planned,
         config,
-        constraints=raco_dp.constraints_of(config, num_classes=num_classes, num_groups=NUM_GROUPS),
+        num_cells=constraints.partition.num_cells,
+        num_classes=num_classes,
+        pricing=lagrangian,
         randomness=private_randomness("seeded", 3),
         histogram_randomness=private_randomness("seeded", 4),
     )
+    return Done(training.run(averaged_share=planned.averaged_share), lagrangian.report())
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp"])
@@ -226,10 +237,8 @@ def test_the_split_keeps_the_budget(share: float) -> None:
 
 
 def test_what_cannot_be_promised_or_kept_is_refused() -> None:
-    base, config = DpSgdConfig(), RacoDpConfig()
-    with pytest.raises(ValueError, match="relation 'add or remove one', got 'replace one'"):
-        replaced = PrivacyTarget(relation="replace one")
-        raco_dp.calibrated_steps(base, config, replaced, num_records=1000)
+    with pytest.raises(ValueError, match="'replace one' is not priced for raco_dp"):
+        raco_dp.RacoDp(target=PrivacyTarget(relation="replace one")).check()
     with pytest.raises(ValueError, match="cannot be kept"):
         train(model(), records(100), steps(100), constraint="false_negative_rate", bound=-0.1)
     x, y, z = records(100)

@@ -8,16 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from parity_data import error, odds_gap, records
+from parity_data import error, odds_gap, records, trained_on
 from priced import priced
 from torch import Tensor, nn
 
 from fairpate.config import PrivacyTarget
 from fairpate.estimators import FairClassifier
 from fairpate.fairness.rates import joint_table
-from fairpate.methods import randomised_response
+from fairpate.methods.base import Training
 from fairpate.methods.dp_postprocessing import DpPostprocessingConfig, fair_mixing
-from fairpate.methods.randomised_response import RandomisedResponseConfig, recovered_counts, recovery, shrinkage
+from fairpate.methods.randomised_response import (
+    Learner,
+    RandomisedResponse,
+    RandomisedResponseConfig,
+    recovered_counts,
+    recovery,
+    shrinkage,
+)
 from fairpate.nn.fit import linear_rules, said_labels
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.privacy.laplace import keep_probability
@@ -27,15 +34,14 @@ X, Y, Z = records(3000, 4)
 
 
 def train(epsilon: float, learner: Any = None, data: Any = (X, Y, Z), seed: int = 0, **changes: Any) -> Any:
-    return randomised_response.train(
-        *data,
-        RandomisedResponseConfig(**{"num_rounds": 30} | changes),
-        epsilon=epsilon,
-        num_groups=int(data[2].max()) + 1,
-        source=SeededSource(seed),
-        generator=torch.Generator().manual_seed(0),
-        learner=learner,
-    )
+    class Response(RandomisedResponse):
+        def learner(self, training: Training, shrunk: float) -> Learner:
+            return learner or super().learner(training, shrunk)
+
+    # An epsilon of 0, at which nothing is told, is no target of a run.
+    target = PrivacyTarget.model_construct(**dict(PrivacyTarget()) | {"epsilon": epsilon})
+    config = RandomisedResponseConfig(**{"num_rounds": 30} | changes)
+    return trained_on(Response(target=target, noise="seeded", seed=seed, randomised_response=config), *data)
 
 
 def positive(trained: Any) -> Any:

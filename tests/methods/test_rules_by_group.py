@@ -12,16 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from parity_data import records
+from parity_data import records, trained_on
 from priced import priced
 
 from fairpate.config import PrivacyTarget
 from fairpate.estimators import FairClassifier
-from fairpate.methods import dp_oracle_learner
 from fairpate.methods.dp_oracle_learner import (
     RULES_KJ,
     DpOracleLearnerConfig,
     GroupRules,
+    OracleLearner,
     cost_differences,
     published_num_rounds,
     sensitivity_of,
@@ -37,15 +37,12 @@ X, Y, Z = records(1500, 3)
 
 def train(epsilon: float = math.inf, **changes: Any) -> Any:
     settings = {"rules": "by_group", "num_rounds": 40, "learning_rate": 0.5, "min_share": 0.001}
-    return dp_oracle_learner.train(
-        X,
-        Y,
-        Z,
-        DpOracleLearnerConfig(**settings | changes),
-        target=PrivacyTarget(epsilon=epsilon, delta=1e-6, accounting="rdp"),
-        num_groups=2,
-        source=SeededSource(0),
-    )
+    return trained_by(PrivacyTarget(epsilon=epsilon, delta=1e-6, accounting="rdp"), **settings | changes)
+
+
+def trained_by(target: PrivacyTarget, **settings: Any) -> Any:
+    config = DpOracleLearnerConfig(**settings)
+    return trained_on(OracleLearner(target=target, noise="seeded", dp_oracle_learner=config), X, Y, Z)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 4.0])
@@ -203,15 +200,7 @@ def test_under_noise_false_positives_come_nearer_and_errors_stay_those_of_the_pu
 @pytest.mark.parametrize("accounting", ["pld", "rdp"])
 def test_all_releases_are_priced_within_the_target(accounting: Any) -> None:
     target = PrivacyTarget(epsilon=2.0, delta=1e-6, accounting=accounting)
-    trained = dp_oracle_learner.train(
-        X,
-        Y,
-        Z,
-        DpOracleLearnerConfig(rules="by_group", num_rounds=12),
-        target=target,
-        num_groups=2,
-        source=SeededSource(0),
-    )
+    trained = trained_by(target, rules="by_group", num_rounds=12)
     cost = priced(trained.events, target)
     assert 1.95 < cost.epsilon <= 2
     assert (cost.unit, cost.relation) == ("sensitive attribute", "replace one")

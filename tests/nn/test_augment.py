@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fairpate.config import AugmentConfig
-from fairpate.nn.fit import apply_changes, augment, draw_changes
+from fairpate.nn.fit import apply_changes, augment, draw_changes, strengthened
 
 EVERYTHING = AugmentConfig(
     rotation_degrees=20,
@@ -149,3 +149,18 @@ def test_draws_follow_the_generator_and_identity_draws_nothing() -> None:
 def test_a_table_is_refused() -> None:
     with pytest.raises(ValueError, match="reads images"):
         apply_changes(torch.zeros(3, 4), EVERYTHING, torch.zeros(3, 16))
+
+
+def test_stronger_changes_are_twice_as_far_and_never_weaker() -> None:
+    weak = AugmentConfig(rotation_degrees=10, translation_fraction=0.05, scale_fraction=0.1, horizontal_flip=0.5)
+    assert strengthened(weak) == AugmentConfig(
+        rotation_degrees=20,
+        translation_fraction=0.1,
+        scale_fraction=0.2,
+        shear_degrees=15,
+        elastic_fraction=0.03,
+        erase=0.2,
+        horizontal_flip=0.5,
+    )
+    far = AugmentConfig(rotation_degrees=170, translation_fraction=0.8, shear_degrees=40, erase=1)
+    assert strengthened(far).model_dump() == far.model_dump() | {"rotation_degrees": 180.0, "elastic_fraction": 0.03}

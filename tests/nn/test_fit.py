@@ -29,7 +29,7 @@ def _model(name: str = "mlp", shape: tuple[int, ...] = (5,), **options: Any) -> 
 
 OPTIMIZERS: dict[str, Callable[[Any, FitConfig], torch.optim.Optimizer]] = {
     "adam": lambda p, c: torch.optim.Adam(p, lr=c.learning_rate, weight_decay=c.weight_decay),
-    "sgd": lambda p, c: torch.optim.SGD(p, lr=c.learning_rate, weight_decay=c.weight_decay, momentum=c.momentum),
+    "sgd": lambda p, c: torch.optim.SGD(p, lr=c.learning_rate, weight_decay=c.weight_decay, momentum=0.9),
 }
 
 
@@ -129,18 +129,6 @@ def test_certain_soft_targets_are_classes() -> None:
     fit(soft, x, nn.functional.one_hot(y, 2).double(), FitConfig(epochs=2), generator=_generator())
     for a, b in zip(hard.parameters(), soft.parameters(), strict=True):
         torch.testing.assert_close(a, b)
-
-
-def test_dropout_follows_the_generator_and_leaves_torch_alone() -> None:
-    x, y = _table()
-    models = [_model(dropout=0.5) for _ in range(3)]
-    before = torch.get_rng_state()
-    for model, seed in zip(models, (0, 0, 1), strict=True):
-        fit(model, x, y, FitConfig(epochs=2), generator=_generator(seed))
-    assert torch.equal(before, torch.get_rng_state())
-    weights = [next(model.parameters()) for model in models]
-    assert torch.equal(weights[0], weights[1])
-    assert not torch.equal(weights[0], weights[2])
 
 
 def test_augmentation_is_drawn_in_record_order() -> None:

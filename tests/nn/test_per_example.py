@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.nn import functional
 from fairpate.config import ModelConfig
 from fairpate.nn import per_example
 from fairpate.nn.models import build_model
-from fairpate.nn.per_example import ClippedSum, Engine, GradientClipper
+from fairpate.nn.per_example import ClippedSum, GradientClipper
 
 BATCH = 5
 
@@ -28,10 +27,9 @@ def clipped_sum(
     y: Tensor,
     *,
     clip_norm: float,
-    engine: Literal["auto"] | Engine = "auto",
     max_records: int | None = None,
 ) -> ClippedSum:
-    return GradientClipper(model, loss, clip_norm=clip_norm, engine=engine, max_records=max_records).sum(x, y)
+    return GradientClipper(model, loss, clip_norm=clip_norm, max_records=max_records).sum(x, y)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -104,36 +102,33 @@ def model_of(make: Callable[[], nn.Module], x: Tensor) -> nn.Module:
     return model
 
 
-def assert_matches_brute_force(model: nn.Module, x: Tensor, engine: Engine) -> None:
+def assert_matches_brute_force(model: nn.Module, x: Tensor) -> None:
     y = torch.arange(len(x)) % 3
     _, norms = brute_force(model, x, y, 1.0)
     clip_norm = float(norms.median())
     expected, _ = brute_force(model, x, y, clip_norm)
-    got = clipped_sum(model, x, y, clip_norm=clip_norm, engine=engine, max_records=3)
+    got = clipped_sum(model, x, y, clip_norm=clip_norm, max_records=3)
     torch.testing.assert_close(got.norms_B, norms, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(got.gradients, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["book_keeping", "functional"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_every_layer_matches_one_backward_pass_per_record(name: str, engine: Engine) -> None:
+def test_every_layer_matches_one_backward_pass_per_record(name: str) -> None:
     make, x = LAYERS[name]
-    assert_matches_brute_force(model_of(make, x()), x(), engine)
+    assert_matches_brute_force(model_of(make, x()), x())
 
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_channels_last_changes_no_norm(name: str) -> None:
     model = model_of(CONVOLUTIONS[name], images()).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    assert_matches_brute_force(model, images().contiguous(memory_format=torch.channels_last), "book_keeping")
+    assert_matches_brute_force(model, images().contiguous(memory_format=torch.channels_last))
 
 
 @pytest.mark.parametrize("name", ["logistic", "bounded_logistic", "hog_logistic", "mlp", "lenet", "cnn"])
-def test_whole_models_match_in_both_engines(name: str) -> None:
+def test_whole_models_match(name: str) -> None:
     model = build_model(ModelConfig(name=name), input_shape=(2, 12, 12), num_classes=3, generator_seed=0).double()
     x = torch.rand(BATCH, 2, 12, 12, dtype=torch.float64, generator=generator())
-    assert GradientClipper(model, loss, clip_norm=1.0).engine == "book_keeping"
-    for engine in ("book_keeping", "functional"):
-        assert_matches_brute_force(model, x, engine)
+    assert_matches_brute_force(model, x)
 
 
 @pytest.mark.parametrize(("name", "side"), [("resnet18", 12), ("densenet121", 32)])
@@ -141,7 +136,7 @@ def test_backbones_that_overwrite_their_activations_match_too(name: str, side: i
     model = build_model(ModelConfig(name=name), input_shape=(2, side, side), num_classes=3, generator_seed=0).double()  # type: ignore[arg-type]
     x, y = torch.rand(2, 2, side, side, dtype=torch.float64, generator=generator()), torch.arange(2)
     expected, norms = brute_force(model, x, y, 1.0)
-    got = clipped_sum(model, x, y, clip_norm=1.0, engine="book_keeping")
+    got = clipped_sum(model, x, y, clip_norm=1.0)
     torch.testing.assert_close(got.norms_B, norms, rtol=1e-9, atol=0)
     torch.testing.assert_close(got.gradients, expected, rtol=1e-9, atol=1e-12)
 
@@ -166,8 +161,8 @@ def test_an_output_may_be_overwritten_but_an_input_may_not(monkeypatch: pytest.M
     trusted = per_example._CONTAINERS | {f"{__name__}.Overwriting"}
     monkeypatch.setattr(per_example, "_CONTAINERS", trusted)
     x, y = torch.randn(BATCH, 3, dtype=torch.float64, generator=generator()), torch.arange(BATCH) % 3
-    assert_matches_brute_force(Overwriting(overwrites_input=False).double(), x, "book_keeping")
-    with pytest.raises(ValueError, match="overwritten by a later layer; use engine `functional`"):
+    assert_matches_brute_force(Overwriting(overwrites_input=False).double(), x)
+    with pytest.raises(ValueError, match="overwritten by a later layer"):
         clipped_sum(Overwriting(overwrites_input=True).double(), x, y, clip_norm=1.0)
 
 
@@ -175,8 +170,7 @@ def test_frozen_parameters_are_left_out() -> None:
     model = build_model(ModelConfig(name="mlp"), input_shape=(6,), num_classes=3, generator_seed=0).double()
     next(p for p in model.parameters() if p.ndim == 2).requires_grad_(False)
     x = torch.randn(BATCH, 6, dtype=torch.float64, generator=generator())
-    for engine in ("book_keeping", "functional"):
-        assert_matches_brute_force(model, x, engine)
+    assert_matches_brute_force(model, x)
 
 
 def test_no_single_record_moves_the_sum_by_more_than_the_clip_norm() -> None:
@@ -198,19 +192,18 @@ def test_no_record_gives_zeros() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan, 3e38])
-@pytest.mark.parametrize("engine", ["book_keeping", "functional"])
 @pytest.mark.parametrize("name", ["logistic", "hog_logistic", "mlp", "lenet"])
 def test_a_record_whose_gradient_is_not_finite_adds_nothing(
-    name: str, engine: Engine, bad: float, caplog: pytest.LogCaptureFixture
+    name: str, bad: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither an error, which would tell of it, nor a NaN in place of all others."""
     model = build_model(ModelConfig(name=name), input_shape=(2, 8, 8), num_classes=3, generator_seed=0)
     for parameter in model.parameters():
         parameter.data.mul_(3)
     x, y = torch.rand(4, 2, 8, 8, generator=generator()), torch.arange(4) % 3
-    rest = clipped_sum(model, x[1:], y[1:], clip_norm=0.5, engine=engine)
+    rest = clipped_sum(model, x[1:], y[1:], clip_norm=0.5)
     x[0] = bad
-    whole = clipped_sum(model, x, y, clip_norm=0.5, engine=engine)
+    whole = clipped_sum(model, x, y, clip_norm=0.5)
     for with_it, without in zip(whole.gradients, rest.gradients, strict=True):
         torch.testing.assert_close(with_it, without, rtol=1e-4, atol=1e-6)
     assert "add nothing" in caplog.text
@@ -224,13 +217,12 @@ def test_weights_that_are_not_finite_stop_training() -> None:
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-12, 1.0, 1e6, 1e15, 1e25])
-@pytest.mark.parametrize("engine", ["book_keeping", "functional"])
 @pytest.mark.parametrize("name", ["logistic", "hog_logistic", "mlp", "lenet"])
-def test_a_record_alone_adds_at_most_the_clip_norm_whatever_its_size(name: str, engine: Engine, size: float) -> None:
+def test_a_record_alone_adds_at_most_the_clip_norm_whatever_its_size(name: str, size: float) -> None:
     model = build_model(ModelConfig(name=name), input_shape=(2, 8, 8), num_classes=3, generator_seed=0)
     x, y = size * torch.randn(6, 2, 8, 8, generator=generator()), torch.arange(6) % 3
     for i in range(6):
-        alone = clipped_sum(model, x[i : i + 1], y[i : i + 1], clip_norm=0.3, engine=engine)
+        alone = clipped_sum(model, x[i : i + 1], y[i : i + 1], clip_norm=0.3)
         norm = torch.cat([g.double().flatten() for g in alone.gradients]).norm()
         assert norm <= 0.3
         assert norm > 0.2999 or float(alone.norms_B) < 0.3 or not alone.norms_B.isfinite().all() or size > 1e12

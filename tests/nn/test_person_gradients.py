@@ -34,7 +34,6 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "positions": lambda: nn.Sequential(
         nn.Flatten(2), nn.Linear(36, 5), nn.LayerNorm(5), nn.Flatten(), nn.Linear(10, 3)
     ),
-    "functional": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 3), nn.PReLU(3)),
     "frozen": lambda: nn.Sequential(nn.Flatten(), nn.Linear(72, 6).requires_grad_(False), nn.Tanh(), nn.Linear(6, 3)),
 }
 

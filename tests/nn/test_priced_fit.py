@@ -24,7 +24,7 @@ CELLS = torch.randint(NUM_CELLS, (50,), generator=GENERATOR)
 
 
 def model(kind: str) -> nn.Module:
-    """A chain of dense layers, one that a hook hides, one without closed form, and an image model."""
+    """A chain of dense layers, one behind a layer that hides it, and an image model."""
     if kind == "image":
         torch.manual_seed(0)
         network = nn.Sequential(nn.Unflatten(1, (1, 1, 5)), nn.Conv2d(1, 4, (1, 3)), nn.Flatten(), nn.Linear(12, 3))
@@ -32,10 +32,8 @@ def model(kind: str) -> nn.Module:
         network = build_model(
             ModelConfig(name="mlp", hidden=(6,)), input_shape=(5,), num_classes=NUM_CLASSES, generator_seed=0
         )
-    if kind == "hooked":
-        network.register_forward_hook(lambda *_: None)
-    if kind == "functional":
-        network = nn.Sequential(network, nn.PReLU(NUM_CLASSES))
+    if kind == "hidden":
+        network = nn.Sequential(nn.Identity(), network)
     return network
 
 
@@ -49,7 +47,7 @@ def release_of(seen: list[Tensor]) -> Callable[[Tensor], npt.NDArray[np.float64]
     return release
 
 
-@pytest.mark.parametrize("kind", ["chain", "hooked", "functional", "image"])
+@pytest.mark.parametrize("kind", ["chain", "hidden", "image"])
 @pytest.mark.parametrize("max_records", [None, 17])
 @pytest.mark.parametrize("sharpness", [1.0, 2.5])
 def test_every_way_of_taking_a_batch_gives_the_sum_of_autograds_gradients(
@@ -72,7 +70,7 @@ def test_every_way_of_taking_a_batch_gives_the_sum_of_autograds_gradients(
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["chain", "hooked", "functional"])
+@pytest.mark.parametrize("kind", ["chain", "hidden"])
 def test_a_record_that_is_not_finite_spoils_neither_the_histogram_nor_the_sum(kind: str) -> None:
     network, bad = model(kind), X.clone()
     bad[7] = torch.inf
@@ -114,9 +112,13 @@ def test_the_two_losses_are_clipped_as_one_vector() -> None:
         extra = (prices[cells] * torch.softmax(outputs, dim=1)).sum(dim=1)
         return nn.functional.cross_entropy(outputs, labels, reduction="none") + extra
 
-    reference = GradientClipper(network, record_loss, clip_norm=0.1, engine="functional").sum(X, targets)
-    for ours, theirs in zip(sums.gradients, reference.gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    expected = [torch.zeros_like(p) for p in network.parameters()]
+    for i in range(len(X)):
+        own = record_loss(network(X[i : i + 1]), targets[i : i + 1])[0]
+        gradients = torch.autograd.grad(own, list(network.parameters()))
+        factor = min(1.0, 0.1 / float(torch.cat([g.flatten() for g in gradients]).norm()))
+        expected = [total + factor * gradient for total, gradient in zip(expected, gradients, strict=True)]
+    torch.testing.assert_close(sums.gradients, expected, rtol=1e-4, atol=1e-5)
     assert sums.squared_norms_B.max() > 0.01
 
 

@@ -32,12 +32,12 @@ from fairpate.privacy.mechanism_events import (
     PoissonGaussianLaplaces,
     PredictionTables,
     SecretBatchAttributeGaussians,
+    SecretTrials,
     VoteSums,
     VoteTables,
     event_json,
 )
 from fairpate.privacy.second_accountant import KINDS, NotRecomputedError, guarantee_of, recomputed_epsilon
-from fairpate.privacy.secret_trials import SecretTrials
 from fairpate.privacy.smooth_sensitivity import SmoothRelease
 
 for module in pkgutil.iter_modules(privacy.__path__):
@@ -97,7 +97,7 @@ OF_TRIALS = [
 
 ALL = [*WITH_DISTRIBUTION, *BY_CURVES, *OF_TRIALS]
 # Of sums over releases alone: no statement of a run holds one.
-NOT_RECOMPUTED = {"RecordWithinPerson", "AttributeOfUnit"}
+NOT_RECOMPUTED = {"PartOfUnit"}
 
 
 @pytest.mark.parametrize("events", WITH_DISTRIBUTION, ids=lambda events: type(events[0]).__name__)
@@ -207,7 +207,7 @@ def test_what_has_no_noise_has_no_epsilon() -> None:
     [
         ({"kind": "NoisySums", "count": 2}, "NoisySums"),
         ({"count": 2}, "None"),
-        ({"kind": "RecordWithinPerson", "by_person": {}}, "RecordWithinPerson"),
+        ({"kind": "PartOfUnit", "whole": {}}, "PartOfUnit"),
         (told(VoteTables(count=1, noise_stddev_votes=1e7))[0], "above 1e"),
     ],
 )

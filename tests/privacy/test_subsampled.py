@@ -18,7 +18,7 @@ from fairpate.privacy.accountant import (
     PoissonGaussians,
     epsilon,
     epsilon_pld,
-    noise_multiplier_for,
+    least_noise,
     rdp,
 )
 
@@ -74,8 +74,8 @@ def test_large_epsilons_on_coarser_grids_are_close_bounds(count: int, noise: flo
 
 
 def test_the_noise_of_a_target_without_much_privacy_is_found() -> None:
-    noise = noise_multiplier_for(
-        target_epsilon=1000, target_delta=1e-5, sampling_rate=0.1, num_steps=200, accounting="pld"
+    noise = least_noise(
+        lambda noise: [steps(200, noise, 0.1)], target_epsilon=1000, target_delta=1e-5, accounting="pld"
     )
     spent, less = (epsilon_pld([steps(200, factor * noise, 0.1)], target_delta=1e-5) for factor in (1, 0.99))
     assert spent <= 1000 < less
@@ -133,7 +133,7 @@ def test_calibrated_noise_reaches_the_target_and_a_little_less_does_not(target: 
     def spent(noise: float) -> float:
         return epsilon([steps(2000, noise, 0.01)], target_delta=1e-6).epsilon
 
-    noise = noise_multiplier_for(target_epsilon=target, target_delta=1e-6, sampling_rate=0.01, num_steps=2000)
+    noise = least_noise(lambda noise: [steps(2000, noise, 0.01)], target_epsilon=target, target_delta=1e-6)
     assert spent(noise) <= target < spent(noise * 0.995)
 
 
@@ -144,7 +144,7 @@ def test_what_costs_nothing_everything_or_cannot_be() -> None:
     with pytest.raises(ValueError, match="sampling_rate"):
         steps(1, 1.0, 1.3)
     with pytest.raises(ValueError, match="target_epsilon"):
-        noise_multiplier_for(target_epsilon=0.0, target_delta=1e-6, sampling_rate=0.01, num_steps=10)
+        least_noise(lambda noise: [steps(10, noise, 0.01)], target_epsilon=0.0, target_delta=1e-6)
 
 
 def test_votes_and_gradients_may_be_added() -> None:

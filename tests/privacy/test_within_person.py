@@ -17,7 +17,7 @@ from fairpate.privacy.accountant import (
     of_unit,
 )
 from fairpate.privacy.mechanism_events import (
-    RecordWithinPerson,
+    PartOfUnit,
     VoteSums,
     VoteTables,
     of_a_record,
@@ -67,7 +67,7 @@ def divergence(p: np.ndarray, q: np.ndarray, order: float) -> float:
 
 def test_votes_of_a_person_may_move_and_a_teachers_may_not() -> None:
     table = VoteTables(count=1, noise_stddev_votes=8.0, unit="person")
-    assert isinstance(of_a_record(table), RecordWithinPerson)
+    assert isinstance(of_a_record(table), PartOfUnit)
     # One cell loses the vote and another gains it: a Gaussian of sensitivity sqrt(2), as dp-accounting prices it.
     moved = google.RdpAccountant(ORDERS.tolist())
     moved.compose(dp_accounting.GaussianDpEvent(8.0 / np.sqrt(2)))

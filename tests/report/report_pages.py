@@ -16,6 +16,10 @@ VOID = {"meta", "link", "br"}
 OUTCOMES = ["answered", "answered", "fairness", "confidence", "answered", "free"]
 
 
+def course(epsilon_Q):
+    return [(0.0, 0.0), *enumerate(epsilon_Q, start=1)]
+
+
 def measured(answered=None, group_names=("red", "green")):
     random = np.random.default_rng(0)
     return evaluate(
@@ -51,7 +55,7 @@ VOTING = AnsweredQueries(
     rejected_confidence=1,
     rejected_fairness=1,
     refused_free=1,
-    epsilon_course_Q=[1.0, 2.0, 3.0, 4.0, 5.0, 6.1234],
+    epsilon_course=course([1.0, 2.0, 3.0, 4.0, 5.0, 6.1234]),
     outcomes_GO=[[2, 1, 0, 1], [1, 0, 1, 0]],
     answered_GC=[[1, 1, 0], [0, 0, 1]],
 )
@@ -89,8 +93,8 @@ def operated(**changes) -> PrivateReport:
         "rdp_order": 8.0,
         "rdp_Q": [1e-3, 2e-4, 0.05, 0.1, 0.0, 0.0],
         "rdp_worst_Q": [0.1] * 6,
-        "epsilon_data_dependent_course_Q": [0.5, 0.9, 1.3, 1.9, 2.3456, 2.3456],
-        "epsilon_as_in_paper_course_Q": [0.5, 0.9, 0.9, 1.5, 1.7891, 1.7891],
+        "epsilon_data_dependent_course": course([0.5, 0.9, 1.3, 1.9, 2.3456, 2.3456]),
+        "epsilon_as_in_paper_course": course([0.5, 0.9, 0.9, 1.5, 1.7891, 1.7891]),
         "plurality_votes_Q": [95, 90, 70, 40, 100, 50],
         "runner_up_votes_Q": [5, 10, 20, 35, 0, 50],
         "num_votes_Q": [100] * 6,

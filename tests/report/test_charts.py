@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from fairpate.pages import course, epsilon_text, number, percent, place, scale_end
+from fairpate.pages import epsilon_text, number, percent, place, scale_end
 from fairpate.report import run_page
 from fairpate.words import delta_text
 
@@ -41,15 +41,6 @@ def test_a_curve_goes_through_its_points() -> None:
     grid = [float(y) for y in re.findall(r'translate\(0,([^)]*)\)" x2="[^"]*" y2="0" stroke="var\(--line\)"', drawing)]
     assert first[1] == max(grid)
     assert last[1] == min(grid), "where the scale ends at 10"
-
-
-def test_a_long_course_is_thinned_but_keeps_its_ends() -> None:
-    points = course(list(range(1, 10_001)))
-    assert len(points) <= 241
-    assert points[0] == (0, 0)
-    assert points[-1] == (10_000, 10_000)
-    assert all(x == y for x, y in points)
-    assert course([]) == []
 
 
 def test_printed_numbers() -> None:

@@ -202,8 +202,8 @@ def test_the_frontier_counts_no_degenerate_configuration(comparison):
 
 
 def test_details_list_only_what_the_run_read(comparison):
-    model = {"name": "logistic", "hidden": [64], "width": 32, "dropout": 0.0, "weights": None, "trainable": "all"}
-    fit = {"epochs": 9, "optimizer": "adam", "momentum": 0.9}
+    model = {"name": "logistic", "hidden": [64], "width": 32, "weights": None, "trainable": "all"}
+    fit = {"epochs": 9, "optimizer": "adam"}
     student = {"model": model, "fit": fit, "method": "supervised", "rounds": 1}
     config = {
         "method": "pate",

@@ -10,7 +10,7 @@ from run_records import run_record
 
 from fairpate.report.frontier import SelectionRule, best_error, by_panel, left_out_by, points_of, rounded_up, select
 from fairpate.report.frontier_page import ranked
-from fairpate.run.specify import Demand, achievable, offer, transfer, transfer_frontier
+from fairpate.run.specify import Demand, achievable, offer, transfer
 
 
 def run(name, epsilon, disparity, accuracy, coverage=1.0, *, seed=0, data="adult", method="pate"):
@@ -207,13 +207,13 @@ def test_a_configuration_that_was_not_run_there_has_no_image():
 
 def test_the_regret_of_a_whole_frontier_is_lost_hypervolume():
     # All three are on the source's frontier but y, which x dominates; on the target y covers what x does not.
-    whole = transfer_frontier(SOURCE, TARGET)
+    whole = transfer(SOURCE, TARGET, Demand(epsilon=1.0))
     assert whole.num_members == 2
     assert whole.num_missing == 0
     # Against (10, .5, 1, 1): x covers 9 * .45 * .7, y 9 * .48 * .78 and all of x; z adds 1 * .2 * its lead.
     assert whole.hypervolume_transferred == pytest.approx(9 * 0.45 * 0.7 + 0.2 * 0.2)
     assert whole.hypervolume_own == pytest.approx(9 * 0.48 * 0.78 + 0.2 * 0.12)
-    assert whole.regret == pytest.approx(1 - whole.hypervolume_transferred / whole.hypervolume_own)
+    assert whole.regret_hypervolume == pytest.approx(1 - whole.hypervolume_transferred / whole.hypervolume_own)
 
 
 @pytest.mark.parametrize("epsilon", [1, 3, 10])

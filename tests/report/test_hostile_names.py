@@ -103,7 +103,7 @@ def report(name: str, *, votes: bool) -> PublicReport:
         num_public_records=30,
         queries_submitted=2,
         **counts,
-        epsilon_course_Q=[1.0, 2.0],
+        epsilon_course=[(0, 0.0), (1, 1.0), (2, 2.0)],
         outcomes_GO=[[1, 1, 0, 0], [0, 0, 0, 0]],
         answered_GC=[[1, 0], [0, 0]],
     )
@@ -118,7 +118,8 @@ def report(name: str, *, votes: bool) -> PublicReport:
 
 
 def operators(name: str) -> str:
-    courses = {"epsilon_data_dependent_course_Q": [0.5, 0.9], "epsilon_as_in_paper_course_Q": [0.5, 0.9]}
+    course = [(0, 0.0), (1, 0.5), (2, 0.9)]
+    courses = {"epsilon_data_dependent_course": course, "epsilon_as_in_paper_course": course}
     votes = {"plurality_votes_Q": [9, 7], "outcomes_Q": ["answered", "fairness"]}
     public = report(name, votes=True)
     votes |= {"rdp_Q": [1e-3, 0.05], "rdp_worst_Q": [0.1, 0.1], "runner_up_votes_Q": [1, 2], "num_votes_Q": [10, 10]}

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from report_pages import PAGES, VOTING, Page, measured, operated, published, reordered
+from report_pages import PAGES, VOTING, Page, course, measured, operated, published, reordered
 
 from fairpate.pages import decimal, percent
 from fairpate.report.metrics import evaluate
@@ -155,8 +155,8 @@ def test_the_ledgers_are_compared_by_their_numbers(
     page = private_report(
         operated(
             public=published(rejected_fairness=rejected, rejected_confidence=2 - rejected),
-            epsilon_data_dependent_course_Q=[0.5] * 5 + [dependent],
-            epsilon_as_in_paper_course_Q=[0.5] * 5 + [as_in_paper],
+            epsilon_data_dependent_course=course([0.5] * 5 + [dependent]),
+            epsilon_as_in_paper_course=course([0.5] * 5 + [as_in_paper]),
         )
     )
     for expected in words:
@@ -183,8 +183,8 @@ def test_what_the_student_was_trained_on_stands_apart_from_what_the_ledger_relea
 
 def test_where_no_price_depends_on_votes_there_is_one_ledger() -> None:
     """Noisy counts cost what they cost: a rejection by the gate is in the ledger, and no other stands beside it."""
-    course = published().voting.epsilon_course_Q
-    alone = {"epsilon_data_dependent_course_Q": course, "epsilon_as_in_paper_course_Q": course}
+    same = published().voting.epsilon_course
+    alone = {"epsilon_data_dependent_course": same, "epsilon_as_in_paper_course": same}
     words = Page(private_report(operated(**alone, rdp_Q=[0.1] * 6))).words
     assert "The ledger of this run" in words
     assert "costs the same whatever the votes" in words
@@ -293,12 +293,12 @@ def test_undefined_numbers_are_called_undefined() -> None:
 
 
 def test_nothing_asked_and_no_noise_still_make_a_page() -> None:
-    none = replace(VOTING, queries_submitted=0, answered=0, epsilon_course_Q=[])
+    none = replace(VOTING, queries_submitted=0, answered=0, epsilon_course=[])
     public = published(voting=none, epsilon=0.0)
-    empty = {name: [] for name in operated().__dict__ if name.endswith("_Q")}
+    empty = {name: [] for name in operated().__dict__ if name.endswith(("_Q", "_course"))}
     assert "undisclosed" in Page(public_report(public)).words
     Page(private_report(PrivateReport(public=public, rdp_order=8.0, **empty)))
-    words = Page(PAGES["public"](epsilon=math.inf, epsilon_course_Q=[math.inf] * 6)).words
+    words = Page(PAGES["public"](epsilon=math.inf, epsilon_course=course([math.inf] * 6))).words
     assert "ε\u00a0=\u00a0∞" in words
     assert "This student is not private." in words
     ungated = Page(PAGES["public"](gate=GateRule(max_disparity=math.inf, min_count=0))).words

@@ -19,6 +19,7 @@ import torch
 from report_pages import GUARANTEE
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from fairpate.config import EvaluationConfig
 from fairpate.report.metrics import Evaluation, evaluate, shown_records
 from fairpate.report.records import RunStatement
 from fairpate.run.learn import assess
@@ -159,7 +160,7 @@ def test_no_order_shows_an_accuracy_that_the_headline_hides(errors: int) -> None
     dataset: Any = SimpleNamespace(
         test=test, label_names=("no", "yes"), group_names=GROUPS[:2], num_groups=2, num_classes=2
     )
-    metrics = assess(student, dataset, seed=0, least_cell=LEAST).to_json()
+    metrics = assess(student, dataset, EvaluationConfig(least_cell=LEAST), seed=0).to_json()
     shown = [metrics["accuracy"], *(metrics["orders"]["accuracy"][name] for name in ("mean", "low", "high"))]
     shown += [order["accuracy"] for order in metrics["orders"]["orders"]]
     assert {value is None for value in shown} == {errors == 0}

@@ -45,7 +45,7 @@ BEYOND: dict[str, Sequence[float]] = {
     "rotation_degrees": [-1e-9, 180.1],
     "shear_degrees": [-1e-9, 90.0],
     **dict.fromkeys(["translation_fraction", "scale_fraction", "elastic_fraction"], BELOW_1),
-    **dict.fromkeys(["dropout", "momentum", "label_smoothing"], BELOW_1),
+    **dict.fromkeys(["momentum", "label_smoothing"], BELOW_1),
     **dict.fromkeys(
         ["channel_swap", "horizontal_flip", "erase", "max_gap", "mixing_gap", "averaged_share", "graph_share"], SHARE
     ),

@@ -248,7 +248,6 @@ def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
         ("fair_dp_sgd", {}, "fair_dp_sgd.max_temperature=1", "fair_dp_sgd.maximum=hardmax"),
         ("pate", {}, "teachers.model.width=8", "teachers.model.name=mlp"),
         ("pate", {}, "teachers.model.norm=group", "teachers.model.weights=null"),
-        ("pate", {}, "student.fit.momentum=0.5", "student.fit.optimizer=adam"),
         ("pate", {}, "student.confidence=0.5", "student.method=supervised"),
         ("dp_sgd", {}, "student.fit={epochs: 3}", "public_data.self_label=null"),
     ],
@@ -265,6 +264,22 @@ def test_an_option_that_other_settings_leave_unread_is_refused_and_a_file_may_ho
     plain, holding = configured(file, method=method), configured(values, method=method)
     assert holding != plain
     assert (config_digest(holding) == config_digest(plain)) is any(setting.startswith(field) for field in plain.unread)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("teachers.fit.augment.erase=0.5", r"teachers\.fit\.augment: is `augment` now"),
+        ("student.strong_augment={erase: 0.5}", r"student\.strong_augment: follows from `augment`"),
+        ("public_data.self_label={confidence: 0.9}", r"public_data\.self_label: names the published architecture"),
+        ("public_data.pretrain={epochs: 3}", r"public_data\.pretrain: is a number of epochs now"),
+        ("student.model.dropout=0.1", r"student\.model\.dropout: is fixed now"),
+    ],
+)
+@pytest.mark.parametrize("method", ["pate", "dp_sgd"])
+def test_a_field_of_an_earlier_version_is_refused_with_its_new_place(method, setting, words):
+    with pytest.raises(ConfigError, match=words):
+        configured({}, [setting], method=method)
 
 
 def test_constraints_of_ones_own_leave_the_named_one_unread():

@@ -294,3 +294,24 @@ def test_a_share_is_kept_of_a_target_only(fairpate) -> None:
     ):
         code, _, errors = fairpate("run", "--method", "pate", *words)
         assert (code, message in errors) == (2, True), errors
+
+
+def test_settings_follow_from_the_files_in_another_folder(fairpate, tmp_path: Path) -> None:
+    """The declaration lies in one folder and its files in another: the public records there are counted."""
+    (tmp_path / "files").mkdir()
+    rows = [f"{i},{20 + i % 60},{'FM'[i % 2]},{'yes' if i % 60 > 30 else 'no'}" for i in range(600)]
+    parts = {"private": rows[:400], "public": rows[400:500], "test": rows[500:]}
+    for name, part in parts.items():
+        (tmp_path / "files" / f"{name}.csv").write_text("\n".join(["id,age,sex,y", *part]) + "\n", encoding="utf-8")
+    (tmp_path / "clinic.yaml").write_text(
+        f"name: clinic\nrows: 400\nfiles: {{{', '.join(f'{name}: {name}.csv' for name in parts)}}}\n"
+        "label: {column: y, classes: ['no', 'yes']}\ngroup: {column: sex, values: [F, M]}\nidentity: {key: id}\n"
+        "features: {age: {bounds: [18, 80]}}\n",
+        encoding="utf-8",
+    )
+    named = ("--data", "clinic.yaml", "--method", "weighted_votes", "--epsilon", 1)
+    code, output, errors = fairpate("run", "--dry-run", *named, "--data-dir", "files", "--json")
+    assert code == 0, errors
+    (found,) = json.loads(output)["forecasts"]
+    assert found["labels"] == 100
+    assert fairpate("run", "--dry-run", *named)[0] == 1  # next to the declaration there are none

@@ -214,8 +214,8 @@ def test_neighbours_do_not_depend_on_order_blocks_parts_or_threads(embedding: An
         threads(number)
         for rows, size, parts in ((own, 7, 3), (np.random.default_rng(number).permutation(120), 64, 2)):
             again = found(rows, size=size, parts=parts)
-            np.testing.assert_array_equal(again.labels_QK, once.labels_QK)
-            np.testing.assert_array_equal(again.squared_QK, once.squared_QK)
+            np.testing.assert_array_equal(again.records_QK["label"], once.records_QK["label"])
+            np.testing.assert_array_equal(again.records_QK["squared"], once.records_QK["squared"])
 
 
 def test_records_far_outside_the_pool_and_in_tiny_units_lie_somewhere() -> None:

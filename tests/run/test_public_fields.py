@@ -287,7 +287,7 @@ def test_pages_are_made_of_what_is_listed() -> None:
     }
     assert {field.name for field in dataclasses.fields(AnsweredQueries)} == (OUTCOMES - {"submitted"}) | {
         *("mechanism", "gate", "num_teachers", "voters", "num_public_records", "queries_submitted"),
-        *("epsilon_course_Q", "outcomes_GO", "answered_GC"),
+        *("epsilon_course", "outcomes_GO", "answered_GC"),
     }
     assert {field.name for field in dataclasses.fields(FrontierReport)} == {
         *("title", "rows", "for_operator", "publish_unprotected", "notion", "fair_at")

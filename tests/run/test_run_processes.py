@@ -59,15 +59,6 @@ def test_ray_gives_what_this_process_gives_bit_for_bit(finished, tmp_path, ray_s
     assert all(torch.equal(one[name], other[name]) for name in one | other)
 
 
-@pytest.mark.slow
-def test_a_run_without_actors_imports_no_ray(small_overrides, tmp_path):
-    settings = [argument for value in small_overrides for argument in ("--set", value)]
-    watched = "import sys; from fairpate.cli import main; main(); sys.exit('ray' in sys.modules)"
-    command = [sys.executable, "-c", watched, "run", "--out", str(tmp_path / "run"), *settings]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)  # noqa: S603
-    assert ended.returncode == 0, ended.stderr
-
-
 def wait_for(path, process, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not path.exists():

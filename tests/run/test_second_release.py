@@ -109,7 +109,7 @@ def test_noise_is_drawn_only_after_its_charge_is_on_disk(tmp_path, monkeypatch, 
             raise MemoryError
         return real(*_, **__)
 
-    module = "record_votes" if method == "weighted_votes" else method
+    module = {"weighted_votes": "record_votes", "ada_ssp": "residual_votes"}.get(method, method)
     real = importlib.import_module(f"fairpate.methods.{module}").with_noise
     monkeypatch.setattr(f"fairpate.methods.{module}.with_noise", failing)
     with pytest.raises(MemoryError):

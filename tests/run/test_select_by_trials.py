@@ -22,8 +22,7 @@ from fairpate.methods.base import configured
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.laplace import PureReleases
-from fairpate.privacy.mechanism_events import event_from
-from fairpate.privacy.secret_trials import SecretTrials, flat
+from fairpate.privacy.mechanism_events import SecretTrials, event_from, flat
 from fairpate.run import choice
 from fairpate.run.bundle import verify_bundle, write_bundle
 from fairpate.run.choice import TrialsError, plan_trials, select_by_trials

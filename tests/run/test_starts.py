@@ -58,6 +58,7 @@ RUNS = {
     "ledger audit RUN": set(),
     "ledger backup RUN copy.sqlite": set(),
     "ledger show RUN": PRICES,
+    "run --out without-actors": {*LIBRARIES} - {"ray"},
 }
 REFUSED = ("query --ids 0:2 ask 1", "serve nowhere")  # as far as their own modules go
 MODULES = (
@@ -69,13 +70,14 @@ MODULES = (
 
 
 @pytest.fixture(scope="module")
-def started(small_config, tmp_path_factory):
+def started(small_config, small_overrides, tmp_path_factory):
     """Code and libraries of each command, all run by one process that divides itself."""
     root = tmp_path_factory.mktemp("starts")
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("FAIRPATE_STATE", str(root / "state"))
         run(small_config(root / "run", "noise=os_entropy"))
     words = [[word.replace("RUN", "run") for word in each.split()] for each in (*RUNS, *REFUSED)]
+    words[list(RUNS).index("run --out without-actors")] += [f"--set={value}" for value in small_overrides]
     words += [["import", module] for module in MODULES]
     ended = subprocess.run(  # noqa: S603
         [sys.executable, "-c", WATCHED, json.dumps([LIBRARIES, words])],

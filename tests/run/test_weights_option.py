@@ -119,7 +119,6 @@ def test_a_run_starts_from_the_file_and_names_its_checksum(fairpate: Command, we
         (["--set", "teachers.model.name=cnn"], ["--weights", "resnet18, resnet50, densenet121", "got cnn and mlp"]),
         (["--set", "teachers.model.name=resnet50"], ["no weights of resnet50", "set model.name"]),
         (["--set", "teachers.model.norm=group", "--weights", "gone.pth"], ["teachers.model.weights", "gone.pth"]),
-        (["--set", "teachers.standardize=true"], ["standardize: false"]),
     ],
 )
 def test_weights_that_cannot_be_used_end_in_one_message(

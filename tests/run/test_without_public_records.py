@@ -16,13 +16,12 @@ import torch
 
 from fairpate.config import DataConfig, EmbeddingConfig
 from fairpate.data import Dataset, load_data
-from fairpate.data.columns import even_records
 from fairpate.data.dataset import DataSettingsError, shortened_by_person
 from fairpate.data.embedding import completed_pool, embedded
-from fairpate.methods.ada_ssp import AdaSsp
+from fairpate.data.tables import even_records
 from fairpate.methods.base import Method, Training, configured, resolved
 from fairpate.methods.record_votes import UNITS, WeightedBallot
-from fairpate.methods.residual_votes import ResidualVotes
+from fairpate.methods.residual_votes import AdaSsp, ResidualVotes
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.release_log import Released, read_release
 from fairpate.run.run import run_method

@@ -28,10 +28,12 @@ TABLE, PICTURES = (6,), (3, 32, 32)
 MODELS = [
     ("logistic", TABLE),
     ("bounded_logistic", TABLE),
-    ("hog_logistic", PICTURES),
     ("cnn", PICTURES),
     pytest.param("mlp", TABLE, marks=pytest.mark.slow),
-    *(pytest.param(name, PICTURES, marks=pytest.mark.slow) for name in ("logistic", "lenet", "tanh_cnn", "resnet18")),
+    *(
+        pytest.param(name, PICTURES, marks=pytest.mark.slow)
+        for name in ("logistic", "hog_logistic", "lenet", "tanh_cnn", "resnet18")
+    ),
 ]
 
 

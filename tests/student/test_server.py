@@ -12,7 +12,7 @@ import pytest
 import torch
 from two_groups import untrained_student
 
-from fairpate.data.columns import Feature, feature_codes, form_of
+from fairpate.data.tables import Feature, feature_codes, form_of
 from fairpate.fairness.gate import filter_stream
 from fairpate.http_server import FaultError, Guard, KnownCaller, NoTokens, RequestRate
 from fairpate.types import GateRule

@@ -11,7 +11,7 @@ import pytest
 import torch
 from object_store import ACCESS_KEY, SECRET_KEY, object_store
 
-from fairpate.config import FitConfig, ModelConfig
+from fairpate.config import AugmentConfig, FitConfig, ModelConfig
 from fairpate.files import join
 from fairpate.types import UserError
 from teachers.ensemble import CheckpointError, block_name, is_intact, load_block, save_block
@@ -59,7 +59,7 @@ def test_the_name_follows_everything_that_determines_the_weights() -> None:
         name([_shard(2.0), _shard(1.0)]),
         name([_shard(label=1), _shard(1.0)]),
         name(shards, replace(SPEC, seed=1)),
-        name(shards, replace(SPEC, standardize=True)),
+        name(shards, replace(SPEC, augment=AugmentConfig(erase=0.5))),
         name(shards, replace(SPEC, num_classes=3)),
         name(shards, replace(SPEC, fit=FitConfig(epochs=1))),
         name(shards, replace(SPEC, model=ModelConfig(hidden=(3,)))),

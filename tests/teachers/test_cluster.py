@@ -168,6 +168,7 @@ with start_ray(RayConfig()):
 """
 
 
+@pytest.mark.slow  # a Ray of its own
 def test_a_folder_named_as_the_package_is_not_taken_for_it_by_workers(tmp_path: Path) -> None:
     """As with `fairpate run --out fairpate`, of an editable installation too."""
     (tmp_path / "fairpate" / "public").mkdir(parents=True)

@@ -11,8 +11,6 @@ from torch.nn import functional
 from fairpate.config import AugmentConfig, FitConfig, ModelConfig
 from fairpate.nn.models import build_model
 from teachers.teacher import (
-    SHARD_MEAN,
-    SHARD_STD,
     Shard,
     StackedWeights,
     TeacherSpec,
@@ -45,12 +43,10 @@ def _images(sizes: tuple[int, ...], channels: int, side: int) -> list[Shard]:
     ]
 
 
-def _spec(model: str = "mlp", *, standardize: bool = False, **fit: Any) -> TeacherSpec:
+def _spec(model: str = "mlp", **fit: Any) -> TeacherSpec:
     defaults = {"epochs": 5, "batch_size": 16, "learning_rate": 0.01}
     architecture = ModelConfig(name=model, hidden=(8, 5), width=4)
-    return TeacherSpec(
-        model=architecture, fit=FitConfig(**defaults | fit), num_classes=3, seed=11, standardize=standardize
-    )
+    return TeacherSpec(model=architecture, fit=FitConfig(**defaults | fit), num_classes=3, seed=11)
 
 
 def _assert_equal_weights(left: StackedWeights, right: StackedWeights, atol: float) -> None:
@@ -70,12 +66,12 @@ def _both(shards: list[Shard], spec: TeacherSpec, device: str = "cpu") -> tuple[
     "fit",
     [
         {"optimizer": "adam", "weight_decay": 0.1, "label_smoothing": 0.1},
-        {"optimizer": "sgd", "schedule": "cosine", "momentum": 0.9},
-        {"optimizer": "sgd", "momentum": 0.0, "batch_size": 100},
+        {"optimizer": "sgd", "schedule": "cosine"},
+        {"optimizer": "sgd", "batch_size": 100},
     ],
 )
 def test_tabular_engines_agree_on_ragged_and_empty_shards(model: str, fit: dict[str, Any], device: str) -> None:
-    _assert_equal_weights(*_both(_tables(), _spec(model, standardize=True, **fit), device), atol=1e-9)
+    _assert_equal_weights(*_both(_tables(), _spec(model, **fit), device), atol=1e-9)
 
 
 def test_logistic_engines_agree_in_single_precision() -> None:
@@ -90,7 +86,7 @@ def test_one_step_of_convolutional_teachers_is_the_same_gradient(
     model: str, channels: int, side: int, device: str
 ) -> None:
     augment = AugmentConfig(rotation_degrees=10, channel_swap=0.5, erase=0.5)
-    one_step = {"epochs": 1, "batch_size": 8, "optimizer": "sgd", "momentum": 0.0, "learning_rate": 1.0}
+    one_step = {"epochs": 1, "batch_size": 8, "optimizer": "sgd", "learning_rate": 1.0}
     spec = replace(_spec(model, **one_step), augment=augment)
     _assert_equal_weights(*_both(_images((8, 5, 0), channels, side), spec, device), atol=1e-10)
 
@@ -101,7 +97,7 @@ def test_one_step_of_convolutional_teachers_is_the_same_gradient(
 def test_single_precision_on_a_gpu_is_that_of_a_cpu(model: str, engine: Any) -> None:
     """Not TensorFloat-32, whose products have ten bits: a step would differ by a thousandth."""
     shards = [Shard(x=shard.x.float(), y=shard.y) for shard in _images((8, 5), 3, 64)]
-    spec = _spec(model, epochs=1, batch_size=8, optimizer="sgd", momentum=0.0, learning_rate=1.0)
+    spec = _spec(model, epochs=1, batch_size=8, optimizer="sgd", learning_rate=1.0)
     started = train_teachers(shards, replace(spec, fit=spec.fit.model_copy(update={"epochs": 0})))
     on_cpu = train_teachers(shards, spec, engine="loop")
     on_gpu = train_teachers(shards, spec, engine=engine, device="cuda")
@@ -140,26 +136,11 @@ def test_a_teacher_does_not_depend_on_its_company(engine: Any) -> None:
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
-def test_standardising_is_training_on_the_shards_own_scale(engine: Any) -> None:
-    shard = _tables((40,))[0]
-    wide = Shard(x=shard.x * 50 + 3, y=shard.y)
-    wide.x[:, 5] = 2.0
-    mean, std = wide.x.numpy().mean(axis=0), wide.x.numpy().std(axis=0)
-    scaled = (wide.x.numpy() - mean) / [*std[:5], 1.0]
-    own = train_teachers([wide], _spec(standardize=True), engine=engine)
-    by_hand = train_teachers([Shard(x=torch.from_numpy(scaled), y=shard.y)], _spec(), engine=engine)
-    _assert_equal_weights({k: v for k, v in own.items() if k not in (SHARD_MEAN, SHARD_STD)}, by_hand, atol=1e-9)
-    assert own[SHARD_MEAN][0].tolist() == pytest.approx(mean)
-    assert own[SHARD_STD][0].tolist() == pytest.approx([*std[:5], 1.0])
-
-
-@pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_teacher_without_records_keeps_its_initial_weights(engine: Any) -> None:
     empty = Shard(x=torch.zeros(0, 6), y=torch.zeros(0, dtype=torch.int64))
-    trained = train_teachers([empty], _spec(standardize=True), engine=engine)
+    trained = train_teachers([empty], _spec(), engine=engine)
     initial = train_teachers([empty], _spec(epochs=0), engine=engine)
     _assert_equal_weights({k: trained[k] for k in initial}, initial, atol=0)
-    assert trained[SHARD_STD][0].tolist() == [1.0] * 6
 
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
@@ -169,7 +150,7 @@ def test_a_teacher_that_diverges_is_one_without_records_and_the_operator_hears_o
     """An error would tell all who wait for the run what is in one shard."""
     lost = Shard(x=torch.full((4, 6), torch.inf, dtype=torch.float64), y=torch.zeros(4, dtype=torch.int64))
     empty = Shard(x=lost.x[:0], y=lost.y[:0])
-    shards, spec, heard = _tables(), _spec(standardize=True), []
+    shards, spec, heard = _tables(), _spec(), []
     trained = train_teachers([*shards, lost], spec, engine=engine, on_diverged=heard.append)
     expected = train_teachers([*shards, empty], spec, engine=engine)
     _assert_equal_weights(trained, expected, atol=0)
@@ -181,7 +162,6 @@ def test_a_teacher_that_diverges_is_one_without_records_and_the_operator_hears_o
 
 def test_the_engine_follows_model_and_device() -> None:
     assert choose_engine(ModelConfig(name="mlp"), "cpu") == "stacked"
-    assert choose_engine(ModelConfig(name="mlp", dropout=0.1), "cpu") == "loop"
     assert choose_engine(ModelConfig(name="lenet"), "cpu") == "loop"
     assert choose_engine(ModelConfig(name="lenet"), "cuda") == "stacked"
     assert choose_engine(ModelConfig(name="resnet18"), "cuda") == "loop"
@@ -190,6 +170,3 @@ def test_the_engine_follows_model_and_device() -> None:
 def test_impossible_requests_are_refused() -> None:
     with pytest.raises(ValueError, match="one teacher index per shard"):
         train_teachers(_tables(), _spec(), teacher_indices=[0])
-    dropout = TeacherSpec(model=ModelConfig(dropout=0.5), fit=FitConfig(), num_classes=3, seed=0)
-    with pytest.raises(ValueError, match="without dropout"):
-        train_teachers(_tables(), dropout, engine="stacked")

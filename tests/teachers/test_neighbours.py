@@ -140,7 +140,7 @@ def test_equal_records_of_one_unit_go_by_label_wherever_they_stand() -> None:
     twins: list[Record] = [((1, 1), label, "one name") for label in (2, 0, 1, 0)]
     query = np.zeros((1, 2), dtype=np.int32)
     for size, arranged in itertools.product((1, 2, 100), itertools.permutations(twins)):
-        assert everybody(list(arranged), query, 3, size=size).labels_QK.tolist() == [[0, 0, 1]]
+        assert everybody(list(arranged), query, 3, size=size).records_QK["label"].tolist() == [[0, 0, 1]]
 
 
 @pytest.mark.parametrize("count", [1, 7, 40, 200])
@@ -154,14 +154,14 @@ def test_blocks_and_parts_find_what_one_search_finds(count: int) -> None:
     names = [str(number) for number in range(len(queries))]
     for size in (1, 5, 64):
         found = everybody(records, queries, count, size=size)
-        np.testing.assert_array_equal(found.labels_QK, whole.labels_QK)
-        np.testing.assert_array_equal(found.squared_QK, whole.squared_QK)
+        np.testing.assert_array_equal(found.records_QK["label"], whole.records_QK["label"])
+        np.testing.assert_array_equal(found.records_QK["squared"], whole.records_QK["squared"])
         for num_parts in (2, 3):
             pieces = [blocks(records, size=size)[part::num_parts] for part in range(num_parts)]
             parts = [
                 nearest_of_samples(piece, queries, names, count=count, sampler=Sampler(1.0)) for piece in pieces[::-1]
             ]
-            np.testing.assert_array_equal(merged(parts).labels_QK, whole.labels_QK)
+            np.testing.assert_array_equal(merged(parts).records_QK["label"], whole.records_QK["label"])
 
 
 def test_seeded_samples_do_not_depend_on_how_blocks_are_dealt() -> None:
@@ -239,8 +239,8 @@ def test_distances_are_exact_where_sums_are_largest() -> None:
     query = np.full((1, MOST_COORDINATES), LARGEST_COORDINATE, dtype=np.int32)
     for pair in (records, records[::-1]):
         found = everybody(pair, query, 2)
-        assert found.labels_QK.tolist() == [[1, 0]]
-        assert found.squared_QK[0, 1] == MOST_COORDINATES * (2 * LARGEST_COORDINATE) ** 2
+        assert found.records_QK["label"].tolist() == [[1, 0]]
+        assert found.records_QK["squared"][0, 1] == MOST_COORDINATES * (2 * LARGEST_COORDINATE) ** 2
 
 
 @pytest.mark.parametrize(
@@ -314,8 +314,8 @@ def test_blocks_hold_whole_persons_and_find_the_same_neighbours(size: int) -> No
     whole = nearest_of_samples(blocks_of_persons(records, persons), queries, names, count=4, sampler=Sampler(1.0))
     parts = [nearest_of_samples([block], queries, names, count=4, sampler=Sampler(1.0)) for block in found]
     for nearest in (nearest_of_samples(found, queries, names, count=4, sampler=Sampler(1.0)), merged(parts)):
-        assert (nearest.labels_QK == whole.labels_QK).all()
-        assert (nearest.squared_QK == whole.squared_QK).all()
+        assert (nearest.records_QK["label"] == whole.records_QK["label"]).all()
+        assert (nearest.records_QK["squared"] == whole.records_QK["squared"]).all()
 
 
 def test_persons_enter_a_sample_with_all_of_their_records_or_none() -> None:

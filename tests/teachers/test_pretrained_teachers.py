@@ -30,7 +30,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec_of(file: Path, *, precision: str = "float32", **model: object) -> TeacherSpec:
-    fit = FitConfig(epochs=1, batch_size=4, optimizer="sgd", momentum=0.0, learning_rate=1e-3, precision=precision)  # type: ignore[arg-type]
+    fit = FitConfig(epochs=1, batch_size=4, optimizer="sgd", learning_rate=1e-3, precision=precision)  # type: ignore[arg-type]
     config = ModelConfig.model_validate({"name": "resnet18", "weights": file, **model})
     return TeacherSpec(model=config, fit=fit, num_classes=CLASSES, seed=2)
 

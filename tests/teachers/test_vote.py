@@ -13,10 +13,10 @@ from teachers.ensemble import count_block, count_votes, predict_votes
 from teachers.teacher import Shard, StackedWeights, TeacherSpec, train_teachers
 
 
-def _spec(model: str, *, standardize: bool) -> TeacherSpec:
+def _spec(model: str) -> TeacherSpec:
     architecture = ModelConfig(name=model, hidden=(6, 5), width=4)
     fit = FitConfig(epochs=3, learning_rate=0.01)
-    return TeacherSpec(model=architecture, fit=fit, num_classes=3, seed=2, standardize=standardize)
+    return TeacherSpec(model=architecture, fit=fit, num_classes=3, seed=2)
 
 
 def _records(shape: tuple[int, ...], count: int, seed: int) -> torch.Tensor:
@@ -30,23 +30,19 @@ def _one_at_a_time(weights: StackedWeights, spec: TeacherSpec, x: torch.Tensor) 
     chosen = []
     for t in range(len(next(iter(weights.values())))):
         model = build_model(spec.model, input_shape=tuple(x.shape[1:]), num_classes=3, generator_seed=0)
-        model.load_state_dict({k: v[t] for k, v in weights.items() if not k.startswith("shard.")})
+        model.load_state_dict({k: v[t] for k, v in weights.items()})
         own = x.float() / 255 if x.dtype == torch.uint8 else x
-        if spec.standardize:
-            shape = (1, -1, *[1] * (x.ndim - 2))
-            own = (own - weights["shard.mean"][t].view(shape)) / weights["shard.std"][t].view(shape)
         with torch.no_grad():
             chosen.append(model(own).argmax(dim=1).numpy())
     return np.stack(chosen)
 
 
-@pytest.mark.parametrize("standardize", [False, True])
 @pytest.mark.parametrize(
     ("model", "shape"),
     [("logistic", (7,)), ("mlp", (7,)), ("mlp", (2, 8, 8)), ("lenet", (2, 8, 8)), ("cnn", (1, 8, 8))],
 )
-def test_predictions_are_those_of_each_model(model: str, shape: tuple[int, ...], *, standardize: bool) -> None:
-    spec = _spec(model, standardize=standardize)
+def test_predictions_are_those_of_each_model(model: str, shape: tuple[int, ...]) -> None:
+    spec = _spec(model)
     shards = [Shard(x=_records(shape, n, n), y=torch.arange(n) % 3) for n in (20, 9, 0)]
     weights = train_teachers(shards, spec)
     queries = _records(shape, 50, 1)
@@ -56,7 +52,7 @@ def test_predictions_are_those_of_each_model(model: str, shape: tuple[int, ...],
 
 
 def test_no_queries_get_no_votes() -> None:
-    spec = _spec("logistic", standardize=False)
+    spec = _spec("logistic")
     weights = train_teachers([Shard(x=_records((7,), 5, 0), y=torch.arange(5) % 3)], spec)
     assert predict_votes(weights, spec, np.zeros((0, 7), dtype=np.float32)).shape == (1, 0)
 
@@ -72,7 +68,7 @@ def test_votes_are_counts_per_class() -> None:
 def test_many_queries_are_counted_a_few_at_a_time(
     model: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec, queries = _spec(model, standardize=True), _records(shape, 50, 1)
+    spec, queries = _spec(model), _records(shape, 50, 1)
     weights = train_teachers([Shard(x=_records(shape, n, n), y=torch.arange(n) % 3) for n in (20, 9, 0)], spec)
     expected = count_votes(_one_at_a_time(weights, spec, queries), 3)
     monkeypatch.setattr(teachers.ensemble, "_MAX_VALUES_AT_ONCE", queries[0].numel() * 20)
