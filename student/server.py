@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.http_server import Body, FaultError, NoTokens, RequestRate, Tokens, largest_body_bytes, new_app
+from fairpate.http_server import Body, FaultError, RequestRate, Tokens, largest_body_bytes, new_app
 from fairpate.later import torch
 from fairpate.types import GateRule
 from student.card import read_card
@@ -173,10 +173,9 @@ def student_app(
         title="FairPATE student",
         description="Predictions of a published model: any number of them costs no further privacy.",
         reasons=reasons,
-        tokens=tokens or NoTokens(),
+        tokens=tokens,
         max_body_bytes=lambda: replica().max_body_bytes,
         rate=rate or RequestRate(),
-        open_to_all=True,
         tracer=tracer,
         # A client of an aggregator shows this to the user who gave it this URL.
         unrouted="a published student is served here, not an aggregator: it answers POST /v1/predictions, see /docs.",

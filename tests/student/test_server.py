@@ -14,7 +14,7 @@ from two_groups import untrained_student
 
 from fairpate.data.tables import Feature, feature_codes, form_of
 from fairpate.fairness.gate import filter_stream
-from fairpate.http_server import FaultError, Guard, KnownCaller, NoTokens, RequestRate
+from fairpate.http_server import FaultError, Guard, KnownCaller, RequestRate
 from fairpate.types import GateRule
 from student.server import (
     MAX_RECORDS_PER_REQUEST,
@@ -146,10 +146,9 @@ def test_a_body_that_does_not_come_is_waited_for_no_longer():
     async def asked():
         late = Guard(
             pytest.fail,
-            tokens=NoTokens(),
+            tokens=None,
             max_body_bytes=lambda: 10,
             rate=RequestRate(),
-            open_to_all=True,
             body_timeout_s=0.05,
         )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(late), base_url="http://student") as client:
@@ -173,7 +172,7 @@ def test_one_caller_s_large_bodies_leave_places_for_others():
         yield b" " * 99_999
 
     async def asked():
-        guard = Guard(app, tokens=NoTokens(), max_body_bytes=lambda: 10**6, rate=RequestRate(), open_to_all=True)
+        guard = Guard(app, tokens=None, max_body_bytes=lambda: 10**6, rate=RequestRate())
 
         async def post(address, content):
             transport = httpx.ASGITransport(guard, client=(address, 1))
