@@ -97,7 +97,7 @@ def declare_data(
             raise ConfigError(f"{name}: {table} not found; give the path of a table.")
         if table is not None and table.suffix in (".yaml", ".yml"):
             raise ConfigError(f"{name}: {table} is a declaration or a configuration; give the table of records itself.")
-    from fairpate.data.registry import QUESTION, draft_declaration
+    from fairpate.data.registry import draft_declaration, open_questions
 
     with waiting("data"):
         folder = Path.cwd() if output is None else output.parent
@@ -106,8 +106,7 @@ def declare_data(
         )
     from fairpate.pages import counted
 
-    # The mark occurs once more, in the line that explains it.
-    facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
+    facts, questions = {"declaration": text, "file": output}, open_questions(text)
     if output is None:
         return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
     write_atomically(output, lambda partial: partial.write_text(text, encoding="utf-8"))
@@ -127,13 +126,14 @@ def check_data(
         name: A declaration (.yaml).
     """
     from fairpate.cli.summaries import check_table
-    from fairpate.data.registry import check_declaration
+    from fairpate.data.registry import check_declaration, open_questions
 
     with waiting("data"):
         found = check_declaration(base.data_config(name, options, data_dir))
+    questions = open_questions(Path(name).read_text(encoding="utf-8"))
     # Exit code 1 where a run would refuse the records, so that scripts notice.
-    facts = strict(found) | {"remarks": [READING_TELLS]}
-    return Output(facts=facts, words=check_table(found, name), code=int(bool(found.refused)))
+    facts = strict(found) | {"remarks": [READING_TELLS], "questions": questions}
+    return Output(facts=facts, words=check_table(found, name, questions), code=int(bool(found.refused)))
 
 
 def _data_dir_from_environment() -> Path | None:

@@ -37,9 +37,11 @@ from aggregator.service.server import (
     start_service,
 )
 from aggregator.session import AggregatorSession, PublicPool
-from fairpate.config import QueriesConfig, RayConfig
+from fairpate.config import DataConfig, QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
-from fairpate.data.tables import form_of
+from fairpate.data.declaration import read_declaration
+from fairpate.data.registry import CODEBOOKS
+from fairpate.data.tables import RecordForm, feature_codes, form_of
 from fairpate.http_server import HttpServer, ServiceError
 from fairpate.methods.label_queries import choose_queries, ledger_terms, open_ledger, place_of, state_for_service
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
@@ -271,7 +273,9 @@ def serve_student_of(
             )
     ray = config.ray if isinstance(config, VotingMethod) else RayConfig()
     with (
-        _student_here(run, settings) if num_replicas is None else _student_on_ray(run, settings, ray, num_replicas)
+        _student_here(run, settings, form_for(config.data))
+        if num_replicas is None
+        else _student_on_ray(run, settings, ray, num_replicas)
     ) as is_serving:
         # As Ctrl-C, so that the server finishes its requests.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -287,23 +291,34 @@ def serve_student_of(
             raise ServiceError(f"{settings.url}: the HTTP server ended by itself. Serve the run again.")
 
 
+def form_for(data: DataConfig) -> RecordForm | None:
+    """Return the form for records of a table, by its declaration alone; None for pictures, and if it is gone."""
+    path = CODEBOOKS / f"{data.name}.yaml" if data.declaration is None else data.declaration.path
+    if not path.exists() or (table := read_declaration(path)).pictures:
+        return None
+    return form_of(feature_codes(table.visible(entry_for(data).complete_options(data.options))))
+
+
 @dataclass(frozen=True)
 class _StudentApp:
     """The published student in ``path``, for :class:`HttpServer`."""
 
     path: Path
+    form: RecordForm | None
 
     def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
         from student.server import student_in_one_process
 
         tokens = None if settings.tokens.is_empty else LiveTokens(settings.tokens)
-        return student_in_one_process(self.path, tokens=tokens, rate=settings.rate, tracer=tracer)
+        return student_in_one_process(self.path, form=self.form, tokens=tokens, rate=settings.rate, tracer=tracer)
 
 
 @contextmanager
-def _student_here(run: RunDirectory, settings: ServiceSettings) -> Iterator[Callable[[], bool]]:
+def _student_here(
+    run: RunDirectory, settings: ServiceSettings, form: RecordForm | None
+) -> Iterator[Callable[[], bool]]:
     """Serve the student with uvicorn in this process; yield a function that returns whether it serves."""
-    server = HttpServer(_StudentApp(run.student), settings)
+    server = HttpServer(_StudentApp(run.student, form), settings)
     try:
         yield lambda: server.is_alive
     finally:
