@@ -93,8 +93,11 @@ class Network:
         tables = zeros if tables is None else tables
         return [sums(table, stddev=40.0, name=f"sum {number}") for number, table in enumerate(tables)]
 
-    def join(self, k: int, *, at: int = 10**6, after: bool = False, wait_s: float = 30.0) -> list[Any]:
-        """Take part as site ``k``, until request number ``at``; the noise is a function of the site."""
+    def join(
+        self, k: int, *, at: int = 10**6, after: bool = False, wait_s: float = 30.0, leaves: bool = True
+    ) -> list[Any]:
+        """Take part as site ``k``, until request number ``at``; the noise is a function of the site. Unless it
+        ``leaves``, a coordinator waits for it."""
         url = f"http://127.0.0.1:{self.port}"
         client = StoppedClient(url, at=at, after=after, wait_s=wait_s)
 
@@ -105,7 +108,10 @@ class Network:
             with Journal.opened(self.root / f"site-{k}.sqlite", self.plan) as journal:
                 begun = self.root / "begun" / str(k)
                 sums = SiteSums(self.plan, KEYS[k], journal, client, charge=charge, begun=begun, source=SeededSource(k))
-                return self.draw(sums, self.exact[k])
+                drawn = self.draw(sums, self.exact[k])
+                if leaves:
+                    sums.take_leave()
+                return drawn
         finally:
             client.close()
 

@@ -185,7 +185,7 @@ def test_a_model_that_would_fail_on_some_test_records_alone_is_refused_before_on
 def test_a_stranger_does_not_let_the_coordinator_stop(tmp_path: Path) -> None:
     network = Network(tmp_path, 4)
     with network.coordinator() as sums, httpx.Client(base_url=f"http://127.0.0.1:{network.port}") as client:
-        works: dict[Any, Any] = {k: lambda k=k: network.join(k) for k in range(4)}
+        works: dict[Any, Any] = {k: lambda k=k: network.join(k, leaves=False) for k in range(4)}
         network.together(works | {"coordinator": lambda: network.draw(sums)})
         for place in range(4):
             assert client.get(f"/v1/sums/1/sum/{place}").status_code == 200
