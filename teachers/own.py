@@ -95,8 +95,12 @@ def made(factory: Factory, seed: int) -> Any:
     """Return a new teacher. A factory with the parameter ``random_state`` is given ``seed``."""
     parameters = inspect.signature(factory).parameters.values()
     takes = any(each.name == "random_state" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)
+    teacher = factory(random_state=seed) if takes else factory()
     # A copy, with all that it holds: of an object that the factory returns again, a second fit would change the first.
-    return copy.deepcopy(factory(random_state=seed) if takes else factory())
+    own = copy.deepcopy(teacher)
+    if own is teacher:  # a class, say
+        raise OwnTeacherError(f"a {type(teacher).__name__} that cannot be copied, so that all teachers would be one")
+    return own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -718,8 +718,6 @@ def with_vectors(batches: Iterator[pa.Table], path: Path, name: str, sizes: dict
 def text_of(values: Any) -> pa.Array:
     """The values of a column as a delimited file writes them; a missing one is empty."""
     values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    if pa.types.is_string(values.type):
-        return values
     if not pa.types.is_floating(values.type):
         return pc.fill_null(values.cast(pa.string()), "")
     text = pc.if_else(pc.fill_null(pc.is_finite(values), False), values.cast(pa.string()), "")

@@ -108,7 +108,9 @@ def broken(column, row, value):
     [
         (broken("record_id", 3, "q2"), "column record_id: 1 row has an id that another row has too"),
         (broken("record_id", 3, ""), "column record_id: 1 row has no id .the first is row 4"),
+        (broken("record_id", 3, None), "column record_id: 1 row has no id .the first is row 4"),
         (broken("group", 5, ""), "column group: 1 row has no group"),
+        (broken("group", 5, None), "column group: 1 row has no group"),
         (broken("site 2", 0, "maybe"), "column site 2: 1 row has no vote for one of no, yes"),
         (broken("site 2", 0, ""), "column site 2: 1 row has no vote"),
         (broken("age", 0, math.nan), "column age: 1 row has no finite number"),

@@ -218,9 +218,16 @@ def test_whole_numbers_of_any_type_are_classes(tmp_path, values):
     assert ask(saying(values), tmp_path).votes_QC.sum() == TEACHERS * len(QUERIES)
 
 
+class Shared:
+    """A teacher that is no object of its own."""
+
+    fit, predict = print, print
+
+
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
+        (lambda: Shared, "makes no teacher .OwnTeacherError: a type that cannot be copied"),
         (lambda: threading.Lock(), "makes no teacher .TypeError: cannot pickle"),
         (lambda: object(), "without fit and predict"),
         (lambda: 1 / 0, "makes no teacher .ZeroDivisionError"),
