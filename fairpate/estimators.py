@@ -502,7 +502,7 @@ def _configuration_of(method: str, given: Mapping[str, Any], sizes: Sizes, *, se
     config = configured_exactly(values | {"seed": seed}, method=method)
     cause, before = "public_data.self_label", flattened(merge(type(config)().model_dump(), start))
     unread = tuple(f"{field}." for field, why in config.unread.items() if why == cause)
-    # Sections of a whole configuration may have what its method leaves unread; a mapping was written for this estimator.
+    # Sections of a whole configuration may have what its method leaves unread; a mapping was written for this one.
     written = {name: value for name, value in said.items() if isinstance(given.get(name), Mapping)}
     for field, value in flattened(written).items():
         # A saved estimator has all settings, unread ones at the values that they start from.
