@@ -149,7 +149,7 @@ def lines_after(place: Place, end: LogEnd, actions: Path | None = None) -> Itera
         start = found.header.start
         before = start if end.entry == START.entry else end.entry
         # A log that goes beyond the last entry saw entries that the ledger lacks now.
-        last = found.noted[0]
+        last = found.noted
         if last.number < before.number or (last.number == before.number and last != before):
             raise LedgerError(
                 f"{name}: holds {last.number} entries, and not the number {before.number} of the log; it was rolled "
@@ -244,20 +244,34 @@ def _lines(content: bytes) -> list[str]:
 def _ends(log: Path, content: bytes) -> Iterator[LogEnd]:
     """Yield the end of the log after each of its lines, verified."""
     end = START
+    for number, (values, chain) in enumerate(_verified(content, f"{log}: line"), start=1):
+        try:
+            kind = "entry" if "entry" in values else "action"  # its number in ledger or journal, with its digest
+            end = end._replace(**{kind: Head(values[kind], values["digest"])}, chain=chain)
+        except (KeyError, TypeError) as error:
+            raise LedgerError(f"{log}: is not an audit log, or damaged at line {number}; give another file.") from error
+        yield end
+
+
+def _verified(content: bytes, name: str) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the values and the chain of each line. LedgerError, with the line's number after ``name``, at the first
+    that does not follow from the lines before."""
+    before = ""
     for number, line in enumerate(_lines(content), start=1):
         try:
             values = json.loads(line)
-            chain, digest = values.pop("chain"), values["digest"]
+            chain = values.pop("chain")
             # The whole line is compared: another spelling of the same values is an edit too.
-            if (line, chain) != _chained(values, end.chain):
-                raise LedgerError(f"{log}: line {number} or one before it was changed or removed; restore the log.")
-            if "entry" in values:
-                end = end._replace(entry=Head(values["entry"], digest), chain=chain)
-            else:
-                end = end._replace(action=Head(values["action"], digest), chain=chain)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise LedgerError(f"{log}: is not an audit log, or damaged at line {number}; give another file.") from error
-        yield end
+            follows = (line, chain) == _chained(values, before)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            follows = False
+        if not follows:
+            raise LedgerError(
+                f"{name} {number} or one before it was changed or removed, or the file is not an audit log; restore "
+                "it, or give another file."
+            )
+        before = chain
+        yield values, chain
 
 
 def _chained(values: Mapping[str, Any], before: str) -> tuple[str, str]:
@@ -300,16 +314,9 @@ def note_action(journal: Path | None, event: str, **facts: object) -> None:
 
 def _actions(journal: Path, content: bytes) -> Iterator[tuple[Head, dict[str, Any]]]:
     """Yield every action with its number and digest, verified as the lines of a log are."""
-    last = Head(0, "")
     # Up to the last line break: a crash may have left a part of a line.
-    for line in _lines(content[: content.rfind(b"\n") + 1]):
-        try:
-            values = json.loads(line)
-            chain = values.pop("chain")
-            is_next = values["action"] == last.number + 1 and (line, chain) == _chained(values, last.digest)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            is_next = False
-        if not is_next:
-            raise LedgerError(f"{journal}: action {last.number + 1} was changed or removed; restore it from a copy.")
-        last = Head(last.number + 1, chain)
-        yield last, values
+    whole = content[: content.rfind(b"\n") + 1]
+    for number, (values, chain) in enumerate(_verified(whole, f"{journal}: action"), start=1):
+        if values.get("action") != number:
+            raise LedgerError(f"{journal}: action {number} was changed or removed; restore it from a copy.")
+        yield Head(number, chain), values

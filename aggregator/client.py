@@ -188,23 +188,16 @@ class CommandError(UsageError, ValueError):
 class QueryShell(cmd.Cmd):
     """Reads commands from a person; each is one or two requests.
 
-    ``history`` is the file of typed lines, kept for the next session. ``hear``, if given, is called with the facts of
-    each answer instead of printing words.
+    ``history`` is the file of typed lines, kept for the next session. ``facts`` are those of the last answer; for a
+    program no words are printed.
     """
 
     intro = "Type help for the commands, quit to leave."
     prompt = "fairpate> "
 
-    def __init__(
-        self,
-        client: AggregatorClient,
-        console: Console,
-        *,
-        history: Path | None = None,
-        hear: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> None:
+    def __init__(self, client: AggregatorClient, console: Console, *, history: Path | None = None) -> None:
         super().__init__()
-        self._hear = hear
+        self.facts: Mapping[str, Any] = {}
         self._client = client
         self._console = console
         self._history = history
@@ -314,10 +307,8 @@ class QueryShell(cmd.Cmd):
         return True
 
     def _tell(self, facts: Mapping[str, Any], *words: RenderableType) -> None:
-        if self._hear is not None:
-            self._hear(facts)
-            return
-        for line in words:
+        self.facts = facts
+        for line in () if is_for_program() else words:
             self._console.print(line)
 
 
@@ -398,13 +389,11 @@ def query_words(words: Sequence[str], *, token_file: Path | None, history: Path)
     url, command = split_url(words)
     if is_for_program() and not command:
         raise CommandError("--json: a shell is for a person; give a command such as `budget`, or --ids.")
-    heard: dict[str, Any] = {}
     with AggregatorClient(url, token=read_token(token_file)) as client:
-        hear = heard.update if is_for_program() else None
-        shell = QueryShell(client, terminal(), history=history, hear=hear)
+        shell = QueryShell(client, terminal(), history=history)
         if command:
             shell.run_once(" ".join(command))
-            return Output(facts=heard, words="")
+            return Output(facts=shell.facts, words="")
         client.budget()  # reports a wrong URL or token before the prompt
         shell.run(interactive=sys.stdin.isatty())
     return None

@@ -25,7 +25,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby, islice
 from pathlib import Path
@@ -41,9 +41,11 @@ from aggregator.store import (
     Header,
     LedgerError,
     Place,
+    Reader,
     Row,
     Stored,
     canonical,
+    content_after,
     entry_payload,
     entry_text,
     is_database,
@@ -53,10 +55,9 @@ from aggregator.store import (
 from fairpate.types import Budget, GateRule, IntArray, Relation, Unit, tell
 
 if TYPE_CHECKING:
-    from aggregator.postgres import DatabaseAnchor, DatabaseReader, PostgresStore
+    from aggregator.postgres import DatabaseAnchor, PostgresStore
 
 Store: TypeAlias = "store.SqliteStore | PostgresStore"
-Reader: TypeAlias = "store.SqliteReader | DatabaseReader"
 Anchor: TypeAlias = "store.FileAnchor | DatabaseAnchor"
 _TOLD_EVERY = 1024  # entries between two reports of progress
 _SLICE_S = 5e-4  # a request may have to wait for a slice
@@ -252,9 +253,8 @@ class LedgerState:
         start = found.header.start
         self.head = start
         # The note of an empty ledger is the chain's start, which is not among the rows.
-        lacking = {*found.noted, *noted} - {start}
+        lacking = {found.noted, *noted} - {start}
         lacking_numbers = {number for number, _ in lacking}
-        total = max((head.number for head in found.noted), default=0)
         # Replaying makes millions of objects, none of them in a reference cycle: collecting garbage would be in vain.
         collects = gc.isenabled()
         gc.disable()
@@ -265,7 +265,7 @@ class LedgerState:
                     lacking.discard(self.head)
                 self._add(kind, entry_payload(name, number, text))
                 if number % _TOLD_EVERY == 0:
-                    tell(number, max(total, number))
+                    tell(number, max(found.noted.number, number))
         finally:
             if collects:
                 gc.enable()
@@ -405,24 +405,19 @@ def open_store(place: Place, terms: str, *, create: bool, take_over: bool) -> St
 
 
 def open_reader(place: Place) -> Reader:
-    """Open the ledger at ``place`` for reading while any process may write to it."""
+    """Open the ledger at ``place`` for reading while any process may write to it. Nothing is written."""
     if is_database(place):
         from aggregator import postgres
 
-        return postgres.DatabaseReader(str(place))
+        return postgres.PostgresReader(str(place))
     return store.SqliteReader(Path(place))
 
 
-def reading(place: Place, *, after: int = 0) -> AbstractContextManager[Stored]:
-    """Read the entries of a ledger after number ``after`` in one snapshot, while a writer may append.
-
-    Nothing is written. LedgerError where there is no ledger.
-    """
-    if is_database(place):
-        from aggregator import postgres
-
-        return postgres.read_database(str(place), after=after)
-    return store.read_file(Path(place), after=after)
+@contextmanager
+def reading(place: Place, *, after: int = 0) -> Iterator[Stored]:
+    """Read a ledger, with its entries after number ``after``. LedgerError where there is no ledger."""
+    with closing(open_reader(place)) as reader:
+        yield content_after(reader, after)
 
 
 def write_store(place: Place, header: Header, rows: Sequence[Row]) -> None:
@@ -495,8 +490,8 @@ class Ledger(LedgerState):
                     closing(open_store(place, canonical(terms.to_json()), create=create, take_over=take_over))
                 )
                 noted = () if self._anchor is None else (self._anchor.noted(),)
-                with self.store.read() as found:
-                    super().__init__(name, found, noted)
+                with closing(self.store.reader()) as reader:
+                    super().__init__(name, content_after(reader), noted)
                 # Before `begin`, which may write: a ledger of something else stays as it was.
                 terms.require_equal(self.stored_terms)
                 self.store.begin(self.head)

@@ -39,7 +39,7 @@ import scipy
 from fairpate.fairness.gate import DemographicParityGate
 from fairpate.privacy import accountant
 from fairpate.privacy.accountant import ConfidentGnmaxQueries, ConfidentGnmaxVotes, Event
-from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussian, discrete_gaussians
+from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import NeighbourVotes, as_in_paper_rdp
 from fairpate.types import IntArray, MechanismParameters, ReleaseKind
 
@@ -50,7 +50,6 @@ NOT_CONFIDENT = -1
 _NODES_K, _WEIGHTS_K = np.polynomial.hermite_e.hermegauss(64)
 # Weights for exp(-x^2 / 2), which integrates to sqrt(2 pi), become those of a standard normal.
 _WEIGHTS_K = _WEIGHTS_K / _WEIGHTS_K.sum()
-_FEW = 8  # fewer queries are faster one by one
 _COUNTS_AT_ONCE = 64  # queries whose label probabilities are computed together
 # The shift in `label_chances` matters to rounding alone: 2^-40 of the searched interval is more than enough.
 _HALVINGS = 40
@@ -234,22 +233,7 @@ class ConfidentVotes(MechanismParameters, Mechanism):
 
         Ties are broken uniformly.
         """
-        if len(keys) >= _FEW:
-            return self._labels_and_counts(votes_QC, keys, source)[0]
-        # The words of :meth:`_labels_and_counts`: a query gets the same label alone and in a block.
-        labels = []
-        for votes_C, key, words in zip(
-            votes_QC.tolist(), keys, source.words(keys, 1 + votes_QC.shape[1]).tolist(), strict=True
-        ):
-            if max(votes_C) + discrete_gaussian(self.threshold_stddev_votes, words[0], source) < self.threshold:
-                labels.append(NOT_CONFIDENT)
-                continue
-            stddev = self.noise_stddev_votes
-            noisy_C = [n + discrete_gaussian(stddev, word, source) for n, word in zip(votes_C, words[1:], strict=True)]
-            most = max(noisy_C)
-            leaders = [label for label, votes in enumerate(noisy_C) if votes == most]
-            labels.append(leaders[0] if len(leaders) == 1 else _any_of(leaders, key, source))
-        return labels
+        return self._labels_and_counts(votes_QC, keys, source)[0]
 
     def _labels_and_counts(
         self, votes_QC: IntArray, keys: Sequence[str], source: NoiseSource
@@ -270,7 +254,9 @@ class ConfidentVotes(MechanismParameters, Mechanism):
         if np.count_nonzero(is_leader_QC) > len(noisy_QC):
             for row in (is_leader_QC.sum(axis=1) > 1).nonzero()[0].tolist():
                 query = confident[row]
-                labels[query] = _any_of(is_leader_QC[row].nonzero()[0].tolist(), keys[query], source)
+                # A stream of its own: the same winner in any order and any block.
+                leaders = is_leader_QC[row].nonzero()[0].tolist()
+                labels[query] = leaders[source.derive(keys[query], "tie").randbelow(len(leaders))]
         return labels, confident, noisy_QC
 
     def worst_case(self, num_queries: int) -> Event:
@@ -306,12 +292,6 @@ class ConfidentVotes(MechanismParameters, Mechanism):
             return super().chances(counts_QC, num_teachers=num_teachers)
         # For neighbours, as in samples in which all ``num_teachers`` neighbours were found.
         return label_chances(counts_QC, num_teachers=num_teachers, noise_stddev_votes=self.noise_stddev_votes)
-
-
-def _any_of(leaders: Sequence[int], key: str, source: NoiseSource) -> int:
-    """Return one of the tied labels, uniformly."""
-    # A stream of its own: the same winner in any order and any block.
-    return leaders[source.derive(key, "tie").randbelow(len(leaders))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ commit comes with a warning and counts as failed."""
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any, LiteralString
 
@@ -30,7 +30,6 @@ from aggregator.store import (
     Header,
     LedgerError,
     Row,
-    Stored,
     StoreError,
     UnreachableError,
     known_header,
@@ -193,9 +192,52 @@ _MAKE: LiteralString = "INSERT INTO fairpate_ledgers VALUES (%s, %s, %s, %s, 0, 
 # How long an ended connection may take to give up the lock; after that the epoch alone decides.
 _TAKE_OVER_S = 5.0
 _CLOSED_S = 1.0  # a server notices that a connection was closed, and ends its session, a moment later
-_BLOCK = 256
 # By URL and name, the last epoch that this process took: opening again may take one and fail afterwards.
 _LAST_EPOCHS: dict[tuple[str, str], int] = {}
+
+
+class PostgresReader:
+    """The :class:`aggregator.store.Reader` of a ledger in a database; ``connection`` None: one of its own."""
+
+    def __init__(self, place: str, connection: Connection[Any] | None = None) -> None:
+        self._place, (url, self._name) = shown(place), split_place(place)
+        self._owns = connection is None
+        self._connection = connection or connect(url)
+        try:
+            with as_ledger_errors(self._place):
+                require_primary(self._connection, self._place)
+        except BaseException:
+            self.close()
+            raise
+
+    def header(self) -> Header:
+        return self._stored()[1]
+
+    def noted(self) -> Head:
+        return self._stored()[0]
+
+    def _stored(self) -> tuple[Head, Header]:
+        found = None
+        statement: LiteralString = "SELECT version, terms, key, number, digest FROM fairpate_ledgers WHERE name = %s"
+        with as_ledger_errors(self._place):
+            if one(self._connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_ledgers")[0]:
+                found = self._connection.execute(statement, (self._name,)).fetchone()
+        if found is None:
+            raise LedgerError(f"{self._place}: no such ledger; restore it, or give the name of one that is there.")
+        version, terms, key, number, digest = found
+        return Head(number, digest), known_header(self._place, version, terms, key)
+
+    def rows(self, after: int, most: int) -> Sequence[Row]:
+        statement: LiteralString = """
+            SELECT number, kind, payload, digest FROM fairpate_entries
+            WHERE ledger = %s AND number > %s ORDER BY number LIMIT %s
+        """
+        with as_ledger_errors(self._place):
+            return self._connection.execute(statement, (self._name, after, most)).fetchall()
+
+    def close(self) -> None:
+        if self._owns:
+            self._connection.close()
 
 
 class PostgresStore:
@@ -205,7 +247,7 @@ class PostgresStore:
 
     def __init__(self, place: str, terms: str, *, create: bool, take_over: bool) -> None:
         self._place, (self._url, self._name) = shown(place), split_place(place)
-        self._commits = Commits(self._url, self._place)
+        self._at, self._commits = place, Commits(self._url, self._place)
         try:
             with as_ledger_errors(self._place):
                 if create:
@@ -218,7 +260,7 @@ class PostgresStore:
                 connection.execute("BEGIN")
                 connection.execute("UPDATE fairpate_ledgers SET epoch = epoch + 1 WHERE name = %s", (self._name,))
                 self._epoch = self._stored_epoch(connection)
-                self._last, self._header = _header(connection, self._place, self._name)
+                self._last = self.reader().noted()
         except BaseException:
             self.close()
             raise
@@ -230,14 +272,9 @@ class PostgresStore:
         epoch: int = found[0]
         return epoch
 
-    @contextmanager
-    def read(self) -> Iterator[Stored]:
-        """Read the entries; the row has been locked since the epoch was taken."""
-        with (
-            as_ledger_errors(self._place),
-            closing(_rows(self._commits.connection, self._place, self._name, self._last)) as rows,
-        ):
-            yield Stored(header=self._header, noted=(self._last,), rows=rows)
+    def reader(self) -> PostgresReader:
+        """Return a reader in the transaction that has locked the row since the epoch was taken."""
+        return PostgresReader(self._at, self._commits.connection)
 
     def begin(self, head: Head) -> None:
         """Make the epoch durable: from now on this is the writer."""
@@ -304,49 +341,6 @@ class PostgresStore:
             time.sleep(0.05)
 
 
-@contextmanager
-def read_database(place: str, *, after: int = 0) -> Iterator[Stored]:
-    """Read the entries after number ``after``, in one snapshot. LedgerError where there is no such ledger."""
-    url, name = split_place(place)
-    with closing(connect(url)) as connection, as_ledger_errors(shown(place)):
-        require_primary(connection, shown(place))
-        # One snapshot for both statements below, while a writer may append between them.
-        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        last, header = _header(connection, shown(place), name)
-        # Closed before the connection is used again: rows that are on their way block it.
-        with closing(_rows(connection, shown(place), name, last, after)) as rows:
-            yield Stored(header=header, noted=(last,), rows=rows)
-
-
-class DatabaseReader:
-    """Reads a ledger that another connection writes; methods as of :class:`aggregator.store.SqliteReader`."""
-
-    def __init__(self, place: str) -> None:
-        self._place, (url, self._name) = shown(place), split_place(place)
-        self._connection = connect(url)
-        try:
-            with as_ledger_errors(self._place):
-                require_primary(self._connection, self._place)
-        except BaseException:
-            self._connection.close()
-            raise
-
-    def header(self) -> Header:
-        with as_ledger_errors(self._place):
-            return _header(self._connection, self._place, self._name)[1]
-
-    def rows(self, after: int, most: int) -> Sequence[Row]:
-        statement: LiteralString = """
-            SELECT number, kind, payload, digest FROM fairpate_entries
-            WHERE ledger = %s AND number > %s ORDER BY number LIMIT %s
-        """
-        with as_ledger_errors(self._place):
-            return self._connection.execute(statement, (self._name, after, most)).fetchall()
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) -> None:
     """Put a whole ledger at ``place``, in one transaction. LedgerError where one of this name exists."""
     url, name = split_place(place)
@@ -361,48 +355,6 @@ def write_database(place: str, header: Header, rows: Sequence[Row], head: Head) 
                 copy.write_row((name, *row))
     # Behind the transaction: the warning comes with its COMMIT.
     commits.require_waited()
-
-
-def _header(connection: Connection[Any], place: str, name: str) -> tuple[Head, Header]:
-    """Return the last entry and the header. LedgerError where there is no such ledger."""
-    found = None
-    if one(connection, "SELECT to_regclass(%s) IS NOT NULL", "fairpate_ledgers")[0]:
-        statement: LiteralString = "SELECT version, terms, key, number, digest FROM fairpate_ledgers WHERE name = %s"
-        found = connection.execute(statement, (name,)).fetchone()
-    if found is None:
-        raise LedgerError(f"{place}: no such ledger; restore it, or give the name of one that is there.")
-    version, terms, key, number, digest = found
-    return Head(number, digest), known_header(place, version, terms, key)
-
-
-def _rows(connection: Connection[Any], place: str, name: str, last: Head, after: int = 0) -> Generator[Row]:
-    """Yield every entry after number ``after``, in order. LedgerError where entries follow ``last``."""
-    (end,) = one(connection, "SELECT coalesce(max(number), 0) FROM fairpate_entries WHERE ledger = %s", name)
-    if end > last.number:
-        raise LedgerError(f"{place}: holds entries after number {last.number}; restore it from a copy.")
-    # Many entries in one message, because a message costs the client more than an entry does. Canonical JSON holds no
-    # tab and no line break.
-    statement: LiteralString = """
-        COPY (SELECT (
-            SELECT string_agg(concat_ws(E'\\t', number, kind, payload, digest), E'\\n' ORDER BY number)
-            FROM fairpate_entries
-            WHERE ledger = %(name)s AND number > first AND number <= least(first + %(block)s, %(end)s))
-        FROM generate_series(%(after)s::bigint, %(end)s - 1, %(block)s) AS first) TO STDOUT
-    """
-    with connection.cursor().copy(statement, {"name": name, "after": after, "end": end, "block": _BLOCK}) as copy:
-        copy.set_types(["text"])
-        for (lines,) in copy.rows():
-            if lines is not None:  # a block whose entries were all removed
-                yield from map(_row, lines.split("\n"))
-
-
-def _row(line: str) -> Row:
-    """Parse one entry. What cannot be parsed becomes an entry whose digest fails, and is reported as changed."""
-    try:
-        number, kind, text, digest = line.split("\t")
-        return int(number), kind, text, digest  # type: ignore[return-value]  # a kind, if its digest holds
-    except ValueError:
-        return -1, "reserve", line, ""
 
 
 def _end_holder(connection: Connection[Any], name: str) -> None:

@@ -15,9 +15,9 @@ free for all callers. Own limits never depend on votes.
 
 **Answers.** Vote, reserve, draw, commit, release, in this order: the reservation of a block of queries is durable
 before its first noise is drawn, and no answer of a block leaves before all its outcomes are durable. A query is
-admitted under its asker's limit and under the shared budget, both right before it is reserved. Threads that ask at the
-same time share blocks, and so the two waits for the disk: the first thread to reach the ledger writes for all that
-wait.
+admitted under its asker's limit and under the shared budget, both right before it is reserved. Threads may vote at the
+same time and write one after another; a service asks for many callers at once, so that they share the two waits for the
+disk.
 
 **Queries** are identified by content. Features that are posted get the public pool's type and shape before they are
 hashed, so that another spelling of the same numbers (0.1 or 0.10000000149, 0.0 or -0.0) is the same query.
@@ -489,17 +489,6 @@ def _without_negative_zero(features: Features) -> Features:
     return zeroed
 
 
-@dataclass(kw_only=True, eq=False)
-class _Waiting:
-    """New queries of one caller, with their votes."""
-
-    queries: Sequence[Query]
-    votes_QC: IntArray
-    quota: QuotaRoom
-    done: bool = False
-    error: Exception | None = None
-
-
 class AggregatorSession:
     """Asks the teachers of one ledger, within its budget. All methods may be called from any thread."""
 
@@ -516,8 +505,7 @@ class AggregatorSession:
             if ledger.terms.budget.kind == "data_dependent"
             else CountFilter(ledger, queries_that_fit(ledger.terms, UNLIMITED))
         )
-        self._line: list[_Waiting] = []
-        self._line_lock, self._ledger_lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
 
     def _resumed_gate(self) -> DemographicParityGate:
         terms = self._ledger.terms
@@ -549,7 +537,7 @@ class AggregatorSession:
 
     def limit(self, caller: str, limit: OwnLimit) -> None:
         """Store how much ``caller`` may spend from now on. LedgerError if it cannot be written."""
-        with self._ledger_lock:
+        with self._lock:
             self._ledger.limit(caller, limit)
 
     def ask(
@@ -565,7 +553,7 @@ class AggregatorSession:
         ledger, terms = self._ledger, self._ledger.terms
         # A query that is given twice is voted on and charged once.
         distinct = list({query.key: query for query in queries if ledger.outcome(query.key) is None}.values())
-        # Without the ledger's lock, so that no teacher votes on queries without room; decided again under the lock.
+        # Without the lock, so that no teacher votes on queries without room; decided again under the lock.
         payers = self._payers(distinct, quota)
         new = [query for query, payer in zip(distinct, payers, strict=True) if payer is not None]
         new = new[: self._filter.room(len(new))]
@@ -573,13 +561,14 @@ class AggregatorSession:
             for query in new:
                 if not 0 <= query.group < terms.num_groups:
                     raise ValueError(f"Expected 0 <= group < {terms.num_groups}, got {query.group}.")
-            # Votes come before any lock is taken, so that slow teachers hold up no other thread.
+            # Votes come before the lock is taken, so that slow teachers hold up no other thread.
             votes_QC = vote(new)
             if votes_QC.shape != (len(new), terms.num_classes):
                 raise ValueError(f"Expected votes of shape {(len(new), terms.num_classes)}, got {votes_QC.shape}.")
             if not terms.mechanism.is_complete(votes_QC, num_teachers=terms.num_teachers):
                 raise VotesUnavailableError(f"Expected the votes of all {terms.num_teachers} teachers on every query.")
-            self._settle(_Waiting(queries=new, votes_QC=votes_QC, quota=quota))
+            with self._lock:
+                self._write(new, votes_QC, quota)
         # As the ledger has it, not as it was drawn: what is not stored does not leave.
         return tuple([ledger.outcome(query.key) or OverBudget() for query in queries])
 
@@ -587,7 +576,7 @@ class AggregatorSession:
         """Return who is charged with each new query: the first asker with room; None where no asker has room.
 
         Room is what both the caller's own limit and its ``quota`` leave. The result holds until the next charge, so
-        only the thread that holds the ledger's lock may rely on it.
+        only the thread that holds the lock may rely on it.
         """
         ledger = self._ledger
         # Counted down here: the ledger knows these charges only when their block is reserved.
@@ -606,40 +595,16 @@ class AggregatorSession:
                     break
         return payers
 
-    def _settle(self, request: _Waiting) -> None:
-        """Wait in line until this thread, or another one, has reserved, drawn and committed the request."""
-        with self._line_lock:
-            self._line.append(request)
-        with self._ledger_lock:
-            # Another thread may have written for this one while it waited.
-            if not request.done:
-                # The line's lock is held for a moment only, inside the ledger's: others can join while one writes.
-                with self._line_lock:
-                    waiting, self._line = self._line, []
-                self._write(waiting)
-        if request.error is not None:
-            raise request.error
-
-    def _write(self, requests: Sequence[_Waiting]) -> None:
-        """Reserve, draw and commit these requests in blocks, and mark each as done."""
+    def _write(self, queries: Sequence[Query], votes_QC: IntArray, quota: QuotaRoom) -> None:
+        """Reserve, draw and commit these queries in blocks, as far as they have no outcome and there is room."""
         ledger = self._ledger
-        # Stays if an interrupt, which is no Exception, ends this thread: those that wait must not see success.
-        error: Exception | None = RuntimeError("The thread that wrote for this request was interrupted; ask again.")
+        # Another thread may have got an outcome since these votes were cast.
+        new = [row for row, query in enumerate(queries) if ledger.outcome(query.key) is None]
         try:
-            queries = [query for request in requests for query in request.queries]
-            votes_QC = np.concatenate([request.votes_QC for request in requests])
-            # Another request may have got an outcome since these votes were cast. If several requests ask the same key,
-            # one row of votes is used; the others are dropped unread.
-            new = sorted(
-                {query.key: row for row, query in enumerate(queries) if ledger.outcome(query.key) is None}.values()
-            )
             for start in range(0, len(new), MAX_BLOCK):
                 block = new[start : start + MAX_BLOCK]
-                # Admitted under the ledger's lock, right before it is reserved: no other thread can take the same room.
-                # Requests that share a block may state different quotas; no caller is charged beyond the smallest.
-                payers = self._payers(
-                    [queries[row] for row in block], lambda caller: min(request.quota(caller) for request in requests)
-                )
+                # Admitted under the lock, right before it is reserved: no other thread can take the same room.
+                payers = self._payers([queries[row] for row in block], quota)
                 charged = [(row, payer) for row, payer in zip(block, payers, strict=True) if payer is not None]
                 charged = charged[: self._filter.admit(votes_QC[[row for row, _ in charged]])]
                 if not charged:
@@ -652,14 +617,10 @@ class AggregatorSession:
                     block_QC, groups=groups, keys=keys, gate=self._gate, source=self._source
                 )
                 ledger.commit(reserved, outcomes)
-            error = None
-        except Exception as caught:  # noqa: BLE001 - it belongs to every caller that waits
-            error = caught
-        finally:
-            if error is not None:  # the gate may have counted what was not committed
-                self._gate = self._resumed_gate()
-            for request in requests:
-                request.error, request.done = error, True
+        except BaseException:
+            # The gate may have counted what was not committed; after an interrupt too.
+            self._gate = self._resumed_gate()
+            raise
 
 
 def admit_queries(

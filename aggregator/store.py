@@ -48,11 +48,11 @@ import sqlite3
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from urllib.parse import quote
 
 from pydantic_core import from_json
@@ -211,11 +211,45 @@ def shown(place: Place) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """The content of a store: the header, entries that must be among the rows, and the rows in order."""
+    """The content of a store: the header, the noted entry, which must be among the rows, and the rows in order."""
 
     header: Header
-    noted: tuple[Head, ...]
+    noted: Head
     rows: Iterable[Row]
+
+
+class Reader(Protocol):
+    """Reads a ledger while another connection may write it; closed by its owner.
+
+    All methods raise UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
+    """
+
+    def header(self) -> Header:
+        """Return the stored header."""
+
+    def noted(self) -> Head:
+        """Return the last entry, as it was noted last."""
+
+    def rows(self, after: int, most: int) -> Sequence[Row]:
+        """Return at most ``most`` entries after number ``after``, in order."""
+
+    def close(self) -> None:
+        """Close the connection to the ledger."""
+
+
+def content_after(reader: Reader, after: int = 0) -> Stored:
+    """Return the content of a ledger, with the entries after number ``after``; a writer may append meanwhile."""
+
+    def rows() -> Iterator[Row]:
+        number = after
+        # In pieces, each a transaction of its own: the log of a file could not be written over while one stayed open.
+        while found := reader.rows(number, _READ_TOGETHER):
+            yield from found
+            number = found[-1][0]
+
+    # The header first: a ledger of another schema may have no noted entry, and is not damaged. The entry is noted
+    # before the rows are read: a writer that continues only adds to what it names.
+    return Stored(header=reader.header(), noted=reader.noted(), rows=rows())
 
 
 MIN_FREE_BYTES = 2**20
@@ -226,7 +260,8 @@ _CHECKPOINT_PAGES = 256
 _HEAD_BYTES = 128
 # A writer holds the lock of an anchor for one write and its sync; one that takes longer hangs.
 _LOCK_S = 5.0
-_ENTRIES = "SELECT number, kind, payload, digest FROM entries WHERE number > ? ORDER BY number"
+_READ_TOGETHER = 4096  # entries: few messages for a database, little memory
+_ENTRIES = "SELECT number, kind, payload, digest FROM entries WHERE number > ? ORDER BY number LIMIT ?"
 
 
 def head_path(path: Path) -> Path:
@@ -365,12 +400,6 @@ def _reading_errors(path: Path) -> Iterator[None]:
         raise UnreachableError(f"{path}: cannot be read now ({error}); look at its disk.") from error
 
 
-def _require_schema(path: Path) -> None:
-    """Raise LedgerError unless this is a ledger of the known schema."""
-    with _reading_errors(path), closing(_open_read_only(path)) as database:
-        _read_header(database, path)
-
-
 def _complete_or_create(path: Path, terms: str, *, create: bool) -> None:
     """Make the ledger, whole or not at all, or finish what a crash interrupted. LedgerError where one was lost."""
     left, unfinished = ledger_files(path), beside(path, ".new")
@@ -442,8 +471,31 @@ def _look(path: Path) -> tuple[int, int, int]:
     return found.st_dev, found.st_ino, found.st_size
 
 
+class SqliteReader:
+    """The :class:`Reader` of a ledger in files; to be used in one thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _reading_errors(path):
+            self._database = _open_read_only(path)
+
+    def header(self) -> Header:
+        with _reading_errors(self._path):
+            return _read_header(self._database, self._path)
+
+    def noted(self) -> Head:
+        return noted_head(self._path)
+
+    def rows(self, after: int, most: int) -> Sequence[Row]:
+        with _reading_errors(self._path):
+            return self._database.execute(_ENTRIES, (after, most)).fetchall()
+
+    def close(self) -> None:
+        self._database.close()
+
+
 class SqliteStore:
-    """One ledger in files, open for its one writer, which writes from :meth:`begin` on.
+    """One ledger in files, open for its one writer, which reads it first and writes from :meth:`begin` on.
 
     ``remedy`` says, in a sentence, what to do when it cannot be written.
     """
@@ -458,13 +510,14 @@ class SqliteStore:
             if not os.path.lexists(path):
                 _complete_or_create(path, terms, create=create)
             self._identity = _identity(path)
-            _require_schema(path)
+            with closing(self.reader()) as reader:
+                reader.header()  # a ledger of another schema is refused as such, also where its head is gone
         # Locked before it is read: no other writer moves the head in between.
         self._head_file: int | None = lock(head_path(path))
 
-    def read(self) -> AbstractContextManager[Stored]:
-        """Return the content that the last writer left."""
-        return read_file(self._path)
+    def reader(self) -> Reader:
+        """Return a reader of what the last writer left."""
+        return SqliteReader(self._path)
 
     def begin(self, head: Head) -> None:
         """Begin to write after ``head``, the last entry that was read. LedgerError if it is not the last one stored."""
@@ -563,48 +616,6 @@ class SqliteStore:
         if self._head_file is not None:
             os.close(self._head_file)
             self._head_file = None
-
-
-@contextmanager
-def read_file(path: Path, *, after: int = 0) -> Iterator[Stored]:
-    """Read the entries after number ``after``, in one snapshot."""
-    # The head is read first: a writer that continues only adds to what it names.
-    try:
-        noted = noted_head(path)
-    except LedgerError:
-        _require_schema(path)  # a ledger of another schema may have no head, and is not damaged
-        raise
-    with _reading_errors(path), closing(_open_read_only(path)) as database:
-        # One snapshot for header and entries, while a writer may append.
-        database.execute("BEGIN")
-        header = _read_header(database, path)
-        yield Stored(header=header, noted=(noted,), rows=database.execute(_ENTRIES, (after,)))
-
-
-class SqliteReader:
-    """Reads, piece by piece and in one thread, a ledger in files that another connection writes.
-
-    All methods raise UnreachableError where nothing can be read now, and LedgerError where there is no such ledger.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with _reading_errors(path):
-            self._database = _open_read_only(path)
-
-    def header(self) -> Header:
-        """Return the stored header."""
-        with _reading_errors(self._path):
-            return _read_header(self._database, self._path)
-
-    def rows(self, after: int, most: int) -> Sequence[Row]:
-        """Return at most ``most`` entries after number ``after``, in order."""
-        # A transaction for each piece: the log could not be written over while one stayed open.
-        with _reading_errors(self._path):
-            return self._database.execute(f"{_ENTRIES} LIMIT ?", (after, most)).fetchall()
-
-    def close(self) -> None:
-        self._database.close()
 
 
 class FileAnchor:

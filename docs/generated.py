@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import papers  # in benchmarks/, which conf.py names
 import typer
 from typer.cli import get_docs_for_click
 
@@ -23,6 +25,7 @@ from fairpate.config import SweepConfig
 from fairpate.methods.base import all_methods, find_method
 from fairpate.report.frontier import Row
 from fairpate.report.frontier_page import FrontierReport, frontier_report
+from fairpate.run.sweep import cells_of, load_sweep
 from fairpate.types import RunRecord
 
 _ROUTING = ", ".join(f"set_{name}_request" for name in ("fit", "predict", "predict_proba", "score"))
@@ -64,9 +67,18 @@ _NOTION_IN = {
 """The name of a notion of fairness in the recorded results."""
 
 
-def live_frontier(recorded: Path = Path(__file__).parent / "results" / "utkface.json") -> str:
+_ROOT = Path(__file__).parents[1]
+
+
+def live_frontier(name: str = "utkface") -> str:
     """The interactive page of a recorded comparison, as `fairpate compare` would write it; nothing runs."""
-    results = json.loads(recorded.read_text(encoding="utf-8"))
+    results = json.loads((_ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    path = _ROOT / "configs" / "paper" / f"{name}.yaml"
+    with mock.patch("fairpate.run.sweep.locate"):  # commands need no files of the data set
+        cells = cells_of(sweep := load_sweep(path), folder=path.parent)
+    names = papers.cell_names(cells)
+    # Commands of other seeds differ in the seed alone, and would make the page a third larger.
+    commands = {names[cell.digest]: cell.command for cell in cells if cell.config.seed == sweep.seeds[0]}
     rows = []
     for name, cell in results["cells"].items():
         data, method, *settings = name.split("/", 2)
@@ -87,7 +99,13 @@ def live_frontier(recorded: Path = Path(__file__).parent / "results" / "utkface.
                 degenerate=("is no better than a constant, or is one",) * bool(value["degenerate"]),
                 fairness={notion: dict.fromkeys(("value", "low", "high"), each) for notion, each in ends.items()},
             )
-            row = {"method": method, "data": data, "seed": seed, "config": config, "command": results["command"]}
+            row = {
+                "method": method,
+                "data": data,
+                "seed": seed,
+                "config": config,
+                "command": "" if place else commands[name],
+            }
             rows.append(Row(digest=name, minutes=math.nan, record=record, **row))
     report = FrontierReport(title="PATE and DP-SGD families on faces", rows=rows, publish_unprotected=True)
     return frontier_report(report)

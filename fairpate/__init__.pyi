@@ -4,6 +4,7 @@ from fairpate.data import Dataset as Dataset
 from fairpate.data import load_data as load_data
 from fairpate.estimators import FairClassifier as FairClassifier
 from fairpate.estimators import FairSearchCV as FairSearchCV
+from fairpate.estimators import announce_search as announce_search
 from fairpate.methods.base import Method as Method
 from fairpate.methods.base import PrivateMethod as PrivateMethod
 from fairpate.methods.base import Trained as Trained

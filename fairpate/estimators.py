@@ -45,14 +45,14 @@ import yaml
 from pydantic import BaseModel
 from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, clone
 from sklearn.metrics import accuracy_score
-from sklearn.model_selection import ParameterGrid
+from sklearn.model_selection import GridSearchCV, ParameterGrid, RandomizedSearchCV, check_cv
 from sklearn.pipeline import Pipeline
 from sklearn.utils import Tags, _safe_indexing, assert_all_finite, check_array, check_random_state, check_X_y, get_tags
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from fairpate.config import ConfigError, Section, nearest
+from fairpate.config import ConfigError, PrivacyTarget, Section, nearest
 from fairpate.config_reader import flattened, merge, parse_config, placeless_values, read_yaml
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import SEPARATORS, Part, counted, keyed_uniform, sha256_of
@@ -60,6 +60,7 @@ from fairpate.data.declaration import read_declaration
 from fairpate.data.embedding import embedded, save_embedding
 from fairpate.data.large_arrays import Names
 from fairpate.data.tables import TableFaults, cells, codes_of, encode, plain_batches, require_columns, text_of
+from fairpate.files import private_folder
 from fairpate.methods.base import (
     FITTED,
     Method,
@@ -78,6 +79,7 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY, NoiseSource, OsEntrop
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.choice import (
     MAY_FAIL,
+    Trials,
     TrialsError,
     group_weights,
     plan_trials,
@@ -85,12 +87,13 @@ from fairpate.run.choice import (
     score_of,
     unheard,
 )
-from fairpate.run.context import write_json
+from fairpate.run.context import RunDirectory, write_json
 from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import Assessment, assess, record_data
 from fairpate.run.private_metrics import WEIGHT, require_kept_names
 from fairpate.run.publication import fitted_html, write_card
-from fairpate.run.run import statement_of, train_model
+from fairpate.run.release_log import Odometer, ReleaseLog, spent
+from fairpate.run.run import announce_spending, question_above, statement_of, train_model
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, Unit, strict
 from student.card import StudentFileError
@@ -1280,6 +1283,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
     - ``group_shares``: a public share for each group, by which the score counts all groups alike; None: all records.
     - ``random_state``: the key of the hash; it seeds neither K nor which settings are drawn.
 
+    With an ``odometer`` of the ``estimator``, the operator's odometer counts all trials and scores at once.
+
     After ``fit``: ``best_estimator_``, ``best_params_`` and ``best_score_`` (the noisy number of right predictions),
     ``classes_``, and as :class:`FairClassifier` ``events_``, ``privacy_`` and ``statement_``, which says
     ``tuning_accounted``. There is no ``cv_results_``: results of other trials are not covered. How long ``fit`` takes
@@ -1329,7 +1334,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         base = clone(self.estimator).set_params(delta=self.delta)
         if base.declaration is not None:
             raise ValueError("estimator: a search takes encoded records; give arrays in place of a declaration.")
-        seed = _seed_of(self.random_state)
+        seed, counted_as = _seed_of(self.random_state), base.odometer
+        base.odometer = None  # a row for each trial would reveal K
         checked, labels = private_records(base, X, y, sensitive_features)
         names = person_names(persons, len(labels))
         whole, *_ = dataset_of(checked.x, labels, checked.groups, persons=names)
@@ -1369,6 +1375,8 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
             None if self.group_shares is None else {str(name): share for name, share in self.group_shares.items()},
         )
         validation = whole.private.take(kept_apart.tolist())
+        if counted_as is not None:
+            self._count(plan, counted_as, f"search {seed} {self.validation_share:g}", progress=base.progress)
         source, best = OsEntropy(), None
         with unheard():
             for number in [source.randbelow(len(settings)) for _ in range(plan.trainings.draw(source))]:
@@ -1392,6 +1400,7 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         trained = replace(model.trained_, events=self.events_)
         parts = {"validation": (plan.scores,)}
         own = statement_of(model.config_, trained, parts=parts).remarks
+        own = own if counted_as is None else (*own, _NOT_COUNTED)
         others = tuple(remark for remark in model.statement_.remarks if remark not in own)
         self.statement_ = statement_of(model.config_, trained, parts=parts, remarks=others)
         assert self.statement_.epsilon is not None
@@ -1401,6 +1410,23 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         model.trained_, model.events_ = trained, self.events_
         model.privacy_, model.statement_ = self.privacy_, self.statement_
         return self
+
+    def _count(self, plan: Trials, data: str, rule: str, *, progress: bool) -> None:
+        """Announce all trials, and charge them in the operator's odometer as two releases of disjoint parts."""
+        unit, relation = plan.trainings.unit, plan.trainings.relation
+        cost = Price(epsilon=self.epsilon, delta=self.delta, unit=unit, relation=relation, accounting="rdp")
+        announce_spending(cost, data, Reporter(quiet=not progress), is_own=True)
+        with tempfile.TemporaryDirectory(prefix="fairpate-") as root:
+            logs = {}
+            for part, event in (("private", plan.trainings), ("validation", plan.scores)):
+                run = RunDirectory(root=Path(root) / part)
+                run.root.mkdir()
+                private_folder(run.receipt.parent)
+                log = ReleaseLog(run, Odometer(), data=data, method="secret trials", part=f"{rule}/{part}")
+                log.check([event], noise=OS_ENTROPY)  # both limits before the first charge
+                logs[log] = event
+            for log, event in logs.items():
+                log.record([event], noise=OS_ENTROPY)
 
     def predict(self, X: npt.ArrayLike, **given: Any) -> Labels:
         """Return the labels of the best model, as :meth:`FairClassifier.predict`."""
@@ -1431,6 +1457,48 @@ class FairSearchCV(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):  # type:
         # On the few records of scikit-learn's checks, noise may decide.
         tags.non_deterministic = tags.classifier_tags.poor_score = True
         return tags
+
+
+def announce_search(search: Any, y: npt.ArrayLike) -> str:
+    """Return what one of scikit-learn's searches over a :class:`FairClassifier` will spend; to call before its ``fit``.
+
+    Such a search (``GridSearchCV``, ``RandomizedSearchCV``; a pipeline may hold the classifier) trains once for each
+    settings and fold, and once more where it refits, and each training costs its epsilon: the odometer of the
+    classifier adds them up and would refuse the training that passes its limit, after all before it were spent.
+
+    ValueError if the sum is above the limit; UserWarning where there is no limit and it is above 10. TypeError for
+    another search, for a classifier without ``odometer`` or ``epsilon``, and where epsilon is drawn.
+    """
+    is_grid, is_drawn = isinstance(search, GridSearchCV), isinstance(search, RandomizedSearchCV)
+    final = search.estimator.steps[-1][1] if isinstance(search.estimator, Pipeline) else search.estimator
+    if not (is_grid or is_drawn) or not isinstance(final, FairClassifier) or final.odometer is None:
+        raise TypeError(
+            "search: expected a GridSearchCV or RandomizedSearchCV over a FairClassifier with odometer and epsilon."
+        )
+    if is_drawn and any(
+        name.endswith("epsilon") for each in np.atleast_1d(search.param_distributions) for name in each
+    ):
+        raise TypeError("param_distributions: an epsilon that is drawn cannot be announced; set it in the estimator.")
+    settings = list(ParameterGrid(search.param_grid)) if is_grid else [{}] * search.n_iter
+    costs = []
+    for each in settings:
+        model = clone(search.estimator).set_params(**each)
+        model = model.steps[-1][1] if isinstance(model, Pipeline) else model
+        if model.epsilon is None:
+            raise TypeError("epsilon: expected a number in every settings, by which a search is announced, got None.")
+        costs.append(model.epsilon)
+    folds = check_cv(search.cv, y, classifier=True).get_n_splits(None, y)
+    planned = folds * sum(costs) + (max(costs) if search.refit else 0.0)
+    trainings = folds * len(settings) + bool(search.refit)
+    delta = final.delta or PrivacyTarget().delta
+    odometer = Odometer()
+    question = question_above(final.odometer, planned=planned, odometer=odometer, delta=delta, is_own=True)
+    if question and odometer.limits(final.odometer):
+        raise ValueError(f"{question} Search fewer settings, or use FairSearchCV, which spends one epsilon.")
+    if question:
+        warnings.warn(f"{question} FairSearchCV spends one epsilon.", UserWarning, stacklevel=2)
+    before = spent(final.odometer, odometer, delta=delta)
+    return f"{trainings} trainings on {final.odometer}, of at most ε = {epsilon_text(planned)} in sum; so far {before}"
 
 
 def _right_predictions(

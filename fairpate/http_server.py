@@ -144,16 +144,6 @@ class Tokens(Protocol):
         """Return the owner of ``token``; None for an unknown token."""
 
 
-class NoTokens:
-    """The :class:`Tokens` of a service without tokens."""
-
-    needs_token = False
-
-    def caller(self, token: str | None) -> KnownCaller | None:  # noqa: ARG002 - the protocol's argument
-        """Return None: no caller is known by name."""
-        return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class RequestRate:
     """``per_s`` requests per second, and ``burst`` at once; inf: no limit. ValueError unless per_s > 0, burst >= 1."""
@@ -254,27 +244,25 @@ def largest_body_bytes(record_shape: tuple[int, ...], *, is_bytes: bool, most_re
 class Guard:
     """ASGI middleware in front of all routes: tokens, roles, request rates, and the size and time of bodies.
 
-    Sets ``scope["state"]["caller"]`` (None if the service needs no token and is ``open_to_all``) and
-    ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted. Without
-    tokens a service that is not ``open_to_all`` answers to the names of this machine only, so that a web page cannot
-    reach it through a host name of its own (DNS rebinding). ``max_body_bytes`` is called for each request.
+    ``tokens`` None: the service is open to all. Sets ``scope["state"]["caller"]`` (None if the service is open to all)
+    and ``scope["state"]["is_admitted"]``, a function that returns whether the caller would still be admitted. While no
+    token is needed, a service that is not open to all answers to the names of this machine only, so that a web page
+    cannot reach it through a host name of its own (DNS rebinding). ``max_body_bytes`` is called for each request.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        tokens: Tokens,
+        tokens: Tokens | None,
         max_body_bytes: Callable[[], int],
         rate: RequestRate,
         strangers: RequestRate = STRANGERS,
-        open_to_all: bool = False,
         body_timeout_s: float = 30.0,
     ) -> None:
         self._app, self._tokens = app, tokens
         self._rates, self._strangers = Buckets(rate), Buckets(strangers)
         self._max_body_bytes, self._body_timeout_s = max_body_bytes, body_timeout_s
-        self._open_to_all = open_to_all
         self._large: Counter[str] = Counter()
         self._turn = asyncio.Lock()
 
@@ -298,8 +286,10 @@ class Guard:
             caller, name = self._admit(scope, headers, given, length)
 
             def is_admitted() -> bool:
+                if caller is None or self._tokens is None:
+                    return True
                 now = self._tokens.caller(given)
-                return caller is None or (now is not None and (now.name, now.role) == (caller.name, caller.role))
+                return now is not None and (now.name, now.role) == (caller.name, caller.role)
 
             # A stream checks again while it runs: its token may be revoked meanwhile.
             scope.setdefault("state", {}).update(caller=caller, is_admitted=is_admitted)
@@ -334,43 +324,37 @@ class Guard:
 
                 await self._app(scope, replay, send)
         except FaultError as refused:
-            content = json.dumps({"errors": [refused.fault]}).encode()
-            replies = {"content-type": "application/json", "content-length": str(len(content))}
-            replies |= {name.lower(): value for name, value in (refused.headers or {}).items()}
-            if refused.status_code == 401:
-                replies["www-authenticate"] = "Bearer"
-            encoded = [(name.encode(), value.encode()) for name, value in replies.items()]
-            await send_without_body({"type": "http.response.start", "status": refused.status_code, "headers": encoded})
-            await send({"type": "http.response.body", "body": content})
+            response = faults_response(refused.status_code, [refused.fault], refused.headers)
+            await response(scope, receive, send_without_body)
 
     def _admit(
         self, scope: Scope, headers: dict[bytes, str], token: str | None, length: int
     ) -> tuple[KnownCaller | None, str]:
         """Return the caller and the name that its requests are counted under. FaultError for a refused request."""
-        needs_token = self._tokens.needs_token
-        is_anybody = self._open_to_all and not needs_token
-        if not needs_token and not self._open_to_all:
+        tokens = self._tokens
+        if tokens is not None and not tokens.needs_token:
             host = headers.get(b"host", "")
             if (host if host.endswith("]") else host.rpartition(":")[0] or host).lower() not in _LOOPBACK_NAMES:
                 raise FaultError(400, "Host", host, "Without tokens only this machine is served; ask 127.0.0.1.")
         # A proxy may read the first of two headers and this service the last.
         is_ambiguous = sum(name == b"authorization" for name, _ in scope["headers"]) > 1
-        caller = None if is_ambiguous or is_anybody else self._tokens.caller(token)
+        caller = None if is_ambiguous or tokens is None else tokens.caller(token)
         # A token's name has no blank, so an address cannot be mistaken for one.
         name = caller.name if caller is not None else f"address {(scope.get('client') or ('',))[0]}"
         if scope["path"] not in OPEN_PATHS or is_ambiguous:
             # Counted before the refusals below, so that guessing tokens is slowed down as well.
-            buckets = self._rates if caller is not None or is_anybody else self._strangers
+            buckets = self._rates if caller is not None or tokens is None else self._strangers
             if wait_s := buckets.wait_s(name, now_s=time.monotonic()):
                 remedy = f"Too many requests; wait {wait_s:.1f} s, or send several queries in one."
                 raise FaultError(429, "requests", "too many", remedy, {"Retry-After": str(math.ceil(wait_s))})
             if is_ambiguous:
                 raise FaultError(400, "Authorization", "(not shown)", "Expected one Authorization header; send one.")
-            if caller is None and needs_token:
-                raise FaultError(401, "Authorization", "(not shown)", "Send a bearer token of this service.")
+            if caller is None and tokens is not None:
+                remedy = "Send a bearer token of this service."
+                raise FaultError(401, "Authorization", "(not shown)", remedy, {"WWW-Authenticate": "Bearer"})
             if scope["path"].startswith(_OPERATOR_PREFIX) and caller is not None and caller.role != "operator":
                 raise FaultError(403, "Authorization", caller.role, "For operators; send the operator's token.")
-        elif caller is None and not self._open_to_all:
+        elif caller is None and tokens is not None:
             caller = LOCAL_ANALYST
         if (coding := headers.get(b"transfer-encoding")) is not None:
             raise FaultError(411, "Transfer-Encoding", coding, "Send Content-Length instead.")
@@ -430,11 +414,10 @@ def new_app(
     title: str,
     description: str,
     reasons: Callable[[], Awaitable[Sequence[str]]],
-    tokens: Tokens,
+    tokens: Tokens | None,
     max_body_bytes: Callable[[], int],
     rate: RequestRate,
     strangers: RequestRate = STRANGERS,
-    open_to_all: bool = False,
     tracer: Any = None,
     on_response: OnResponse = lambda *_: None,
     field_name: Callable[[Mapping[str, Any]], str] = lambda error: ".".join(field_of(error)) or "body",
@@ -508,7 +491,7 @@ def new_app(
 
     def openapi() -> dict[str, Any]:
         # The routes that need a token are marked once: FastAPI caches the document.
-        if app.openapi_schema is None and (tokens.needs_token or not open_to_all):
+        if app.openapi_schema is None and tokens is not None:
             document = describe()
             document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             for path, routes in document["paths"].items():
@@ -523,7 +506,6 @@ def new_app(
         max_body_bytes=max_body_bytes,
         rate=rate,
         strangers=strangers,
-        open_to_all=open_to_all,
     )
     # The middleware added last is outermost: requests that Guard refuses are logged, counted and traced too.
     app.add_middleware(Observed, tracer=tracer, on_response=on_response)
@@ -875,6 +857,14 @@ class TlsFiles:
                 "belong together, the key without a password."
             ) from error
 
+    @classmethod
+    def given(cls, cert: Path | None, key: Path | None) -> TlsFiles | None:
+        """Return the files of the options --tls-cert and --tls-key; None without both. ValueError for one alone."""
+        if (cert is None) != (key is None):
+            raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
+        # Absolute: the actor that reads them may run in another working directory.
+        return cls(cert=cert.absolute(), key=key.absolute()) if cert and key else None
+
     def load_into(self, context: ssl.SSLContext) -> None:
         """Load both files into ``context``: new connections get this certificate."""
 
@@ -917,6 +907,14 @@ class HttpSettings:
     def __post_init__(self) -> None:
         if not 0 < self.port < 2**16:
             raise ValueError(f"Expected 0 < port < 65536, got {self.port}.")
+        if self.log_file is not None:
+            try:
+                # Opened now, because the process that writes it could only fail after the start.
+                open_private(self.log_file).close()
+            except OSError as error:
+                raise ValueError(
+                    f"--log-file: {self.log_file} cannot be written ({error}); give another file."
+                ) from error
 
     @property
     def url(self) -> str:

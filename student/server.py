@@ -9,7 +9,7 @@ service. Errors, bodies, tokens, rates and headers are those of every service (:
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import numpy.typing as npt
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 
+from fairpate.data.tables import RecordForm
 from fairpate.fairness.gate import DemographicParityGate
-from fairpate.http_server import Body, FaultError, NoTokens, RequestRate, Tokens, largest_body_bytes, new_app
+from fairpate.http_server import Body, FaultError, RequestRate, Tokens, largest_body_bytes, new_app
 from fairpate.later import torch
 from fairpate.types import GateRule
 from student.card import read_card
@@ -32,9 +33,12 @@ OfferToGate = Callable[[list[int], list[int]], Awaitable[list[bool]]]
 
 
 class Record(Body):
-    """One record: nested lists of the student's input shape, and the name of its group."""
+    """One record: nested lists of the student's input shape, or values by column, and the name of its group."""
 
-    features: list[Any]
+    features: list[Any] | None = None
+    columns: dict[str, str | float | None] | None = Field(
+        None, description="Instead of features, where `/v1/student` lists columns: a value for each, as in a file."
+    )
     group: str | None = Field(None, description="Needed by a student that predicts by group, or with IDP3.")
 
 
@@ -59,8 +63,9 @@ class SharedGate:
 class StudentReplica:
     """A copy of the student; it asks the shared gate, if there is one, which predictions it may answer."""
 
-    def __init__(self, path: Path, offer: OfferToGate | None) -> None:
+    def __init__(self, path: Path, offer: OfferToGate | None, form: RecordForm | None = None) -> None:
         student = load_student(path)
+        self._form = form
         self._card = student.card
         # Without the student's own gate, which would count the answers of this replica only.
         self._student = replace(student, card=replace(student.card, idp3=None))
@@ -69,7 +74,7 @@ class StudentReplica:
     async def answer(self, body: Records) -> dict[str, Any]:
         """Return one label, or null if IDP3 refuses, per record. FaultError for an invalid record."""
         card, shape, groups = self._card, self._student.record_shape, []
-        features = np.stack([read_features(record, i, shape) for i, record in enumerate(body.records)])
+        features = np.stack([read_features(record, i, shape, self._form) for i, record in enumerate(body.records)])
         for i, record in enumerate(body.records):
             if record.group is None and not card.needs_group:
                 # Any number: this student neither mixes by group nor has a gate.
@@ -97,6 +102,7 @@ class StudentReplica:
         rule = card.idp3
         return {
             "input_shape": self._student.record_shape,
+            "columns": None if self._form is None else [asdict(field) for field in self._form.fields],
             "label_names": card.label_names,
             "group_names": card.group_names,
             "sensitive_attribute": card.sensitive_attribute,
@@ -107,9 +113,28 @@ class StudentReplica:
         }
 
 
-def read_features(record: Record, position: int, shape: tuple[int, ...]) -> npt.NDArray[np.generic]:
-    """Return the record's features as the student takes them: bytes for images, ``float32`` for tables."""
+def read_features(
+    record: Record, position: int, shape: tuple[int, ...], form: RecordForm | None = None
+) -> npt.NDArray[np.generic]:
+    """Return the record's features as the student takes them: bytes for images, ``float32`` for tables.
+
+    ``form`` encodes values by column. FaultError for values that mean nothing, or neither or both of the two.
+    """
     field, is_image = f"records.{position}.features", len(shape) == _IMAGE_DIMENSIONS
+    if record.columns is None and record.features is None:
+        raise FaultError(422, field, "", "Required; add this field, or columns.")
+    if record.columns is not None:
+        if record.features is not None:
+            raise FaultError(422, field, "", "Expected either features or columns; leave one out.")
+        field = f"records.{position}.columns"
+        if form is None:
+            raise FaultError(422, field, "", "The columns of this student are not known here; give features.")
+        for unknown in record.columns.keys() - {column.name for column in form.fields}:
+            raise FaultError(422, field, unknown, "Expected the columns that /v1/student lists.")
+        try:
+            return form.encode(record.columns)
+        except ValueError as error:
+            raise FaultError(422, field, "", f"{error}.") from error
     try:
         # NumPy reads "1" and true as numbers, so types are checked first.
         kinds = set(map(type, np.array(record.features, dtype=object).flat))
@@ -148,10 +173,9 @@ def student_app(
         title="FairPATE student",
         description="Predictions of a published model: any number of them costs no further privacy.",
         reasons=reasons,
-        tokens=tokens or NoTokens(),
+        tokens=tokens,
         max_body_bytes=lambda: replica().max_body_bytes,
         rate=rate or RequestRate(),
-        open_to_all=True,
         tracer=tracer,
         # A client of an aggregator shows this to the user who gave it this URL.
         unrouted="a published student is served here, not an aggregator: it answers POST /v1/predictions, see /docs.",
@@ -171,9 +195,17 @@ def student_app(
 
 
 def student_in_one_process(
-    path: Path, *, tokens: Tokens | None = None, rate: RequestRate | None = None, tracer: Any = None
+    path: Path,
+    *,
+    form: RecordForm | None = None,
+    tokens: Tokens | None = None,
+    rate: RequestRate | None = None,
+    tracer: Any = None,
 ) -> FastAPI:
-    """Return the application of the student in ``path``, with its gate. StudentFileError for a bad file."""
+    """Return the application of the student in ``path``, with its gate. StudentFileError for a bad file.
+
+    With ``form`` records may be given by their columns.
+    """
     card, offer = read_card(path), None
     if card.idp3 is not None:
         gate = SharedGate(card.idp3, len(card.group_names), len(card.label_names))
@@ -181,7 +213,7 @@ def student_in_one_process(
         async def offer(groups: list[int], labels: list[int]) -> list[bool]:
             return gate.offer(groups, labels)
 
-    replica = StudentReplica(path, offer)
+    replica = StudentReplica(path, offer, form)
     return student_app(lambda: replica, tokens=tokens, rate=rate, tracer=tracer)
 
 

@@ -149,10 +149,35 @@ def _logs_are_caught_at_the_root() -> None:
     catching_logs.__enter__ = enter  # type: ignore[method-assign]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _odometer_of_one_file() -> None:
+    """Releases that other files made on data of the same name would be added to those of this one."""
+    for path in Path(_STATE.name).iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 @pytest.fixture
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty odometer of the test's own."""
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture(scope="session")
+def digits() -> Any:
+    """The digits without their colours."""
+    from fairpate.config import DataConfig
+    from fairpate.data import load_data
+
+    return load_data(DataConfig(options={"colour_as_feature": False}))
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One tab of a browser."""
+    from browser import opened_tab
+
+    with opened_tab(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import time
 from dataclasses import replace
 
 import ledger_terms
@@ -45,6 +46,13 @@ def table_votes(questions, *, salt=0):
 def free_port():
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
+
+
+def until(condition, *, timeout_s=60.0):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(0.05)
 
 
 def ids(numbers):

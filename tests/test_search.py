@@ -13,15 +13,18 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import ParameterGrid
+from sklearn.model_selection import GridSearchCV, ParameterGrid, RandomizedSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator
 
-from fairpate import FairClassifier, FairSearchCV, estimators
+from fairpate import FairClassifier, FairSearchCV, announce_search, estimators
 from fairpate.privacy import accountant
 from fairpate.privacy.discrete_gaussian import OsEntropy
 from fairpate.privacy.mechanism_events import SecretTrials, event_json, flat
 from fairpate.privacy.second_accountant import recomputed_epsilon
 from fairpate.run.choice import TrialsError
+from fairpate.run.release_log import LimitReachedError, Odometer
 
 GRID = {"dp_sgd__learning_rate": [1e-9, 1.0]}
 
@@ -214,3 +217,54 @@ def test_scikit_learn_s_checks_pass() -> None:
     found = check_estimator(search(epsilon=50.0, expected_trials=1.5), on_fail=None, on_skip=None)
     failed = {each["check_name"]: each["exception"] for each in found if each["status"] == "failed"}
     assert failed.keys() <= named.keys(), failed
+
+
+def test_all_trials_are_two_rows_of_the_odometer_and_a_limit_refuses_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows of parts that compose in parallel: a unit pays what the dearer of both costs, whatever K was."""
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path))
+    X, y, _ = records()
+    fixed(monkeypatch, 0, 1, 0)
+    found = search()
+    found.estimator.set_params(odometer="clinic")
+    found.fit(X, y)
+    (total,) = Odometer().totals(delta=1e-5, data="clinic")
+    assert total.releases == 2
+    assert total.epsilon == pytest.approx(found.privacy_.epsilon, rel=1e-2)
+    assert not any("did not count" in remark for remark in found.statement().remarks)
+    Odometer().set_limit("clinic", "record", epsilon=5, delta=1e-5)
+    monkeypatch.setattr(FairClassifier, "fit", lambda *_, **__: pytest.fail("trained beyond the limit"))
+    with pytest.raises(LimitReachedError):
+        found.fit(X, y)
+    assert [each.releases for each in Odometer().totals(delta=1e-5, data="clinic")] == [2]
+
+
+def test_a_search_of_scikit_learn_is_announced_as_it_is_spent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two settings at 1 and 2 in three folds, and the dearer one again: 3 (1 + 2) + 2 = 11."""
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path))
+    X, y, _ = records(120)
+    plain = FairClassifier("weighted_votes", public_X=60, odometer="clinic", random_state=0)
+    for estimator, name in (
+        (plain, "epsilon"),
+        (make_pipeline(FunctionTransformer(), plain), "fairclassifier__epsilon"),
+    ):
+        grid = GridSearchCV(estimator, {name: [1.0, 2.0]}, cv=3)
+        with pytest.warns(UserWarning, match=r"11.00 in sum \(0.00 so far\), above 10"):
+            assert announce_search(grid, y) == "7 trainings on clinic, of at most ε = 11.00 in sum; so far nothing"
+    drawn = RandomizedSearchCV(
+        plain.set_params(epsilon=0.5), {"weighted_votes__taught_share": [0.5, 1.0]}, n_iter=2, cv=2
+    )
+    assert "5 trainings on clinic, of at most ε = 2.50 in sum" in announce_search(drawn, y)
+    drawn.fit(X, y)
+    assert [total.releases for total in Odometer().totals(delta=1e-5, data="clinic")] == [5]
+    Odometer().set_limit("clinic", "record", epsilon=3, delta=1e-5)
+    with pytest.raises(ValueError, match="above the limit of 3"):
+        announce_search(drawn, y)
+    for wrong in (
+        GridSearchCV(FairClassifier("dp_sgd", epsilon=1.0), {}),
+        GridSearchCV(plain, {"epsilon": [None]}),
+        RandomizedSearchCV(plain, {"epsilon": [1.0, 2.0]}),
+    ):
+        with pytest.raises(TypeError, match="epsilon"):
+            announce_search(wrong, y)

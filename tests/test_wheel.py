@@ -68,6 +68,20 @@ def demonstrated(installed, tmp_path_factory):
     return folder, json.loads(first.stdout), again.stdout
 
 
+# Commands one after another in one process, which imports torch once.
+IN_TURN = """
+import sys
+from fairpate.cli import main
+
+for command in sys.argv[1:]:
+    sys.argv = ["fairpate", *command.split(" ")]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, command
+"""
+
+
 def odometer(folder):
     return sorted((path, path.read_bytes()) for path in (folder / "state").rglob("*") if path.is_file())
 
@@ -121,18 +135,22 @@ def test_what_the_readme_shows_works_from_the_wheel(installed, demonstrated, tmp
     program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
     made = "import numpy as np; X = np.random.default_rng(0).normal(size=(300, 3)); y = (X[:, 0] > 0).astype(int)\n"
     made += "pool = X_test = X; groups = np.arange(300) % 2\n"
+    commands = [
+        "--version",
+        "new mine",
+        "run --data mine/data.yaml --epsilon 1 --out own",
+        "compare --example quick --set methods=[weighted_votes] --set seeds=[0]",
+        "new compared --example compare-families",
+        f"card {run}",
+        f"bundle {run} --out model.zip",
+        "verify model.zip",
+        "ledger total",
+    ]
     for words in (
         ("python", "-c", made + program),
+        ("python", "-c", IN_TURN, *commands),
         ("fairpate", "--version"),
-        ("fairpate", "new", "mine"),
-        ("fairpate", "run", "--data", "mine/data.yaml", "--epsilon", "1", "--out", "own"),
-        ("fairpate", "compare", "--example", "quick", "--set", "methods=[weighted_votes]", "--set", "seeds=[0]"),
-        ("fairpate", "new", "compared", "--example", "compare-families"),
         ("python", "compared/compare_families.py", "--help"),
-        ("fairpate", "card", run),
-        ("fairpate", "bundle", run, "--out", "model.zip"),
-        ("fairpate", "verify", "model.zip"),
-        ("fairpate", "ledger", "total"),
     ):
         done = installed(*words, cwd=tmp_path)
         assert done.returncode == 0, (words, done.stderr)

@@ -573,7 +573,6 @@ class ServiceMetrics:
             "fairpate_request_seconds", "From request to reply.", ["route"], buckets=_BUCKETS_S, registry=self._private
         )
         self._last_s: deque[float] = deque(maxlen=1000)
-        self._gauges: dict[str, prometheus.Gauge] = {}
 
     def count_request(self, facts: Mapping[str, Any], seconds: float) -> None:
         """Count one request (:data:`fairpate.http_server.OnResponse`)."""
@@ -592,11 +591,10 @@ class ServiceMetrics:
 
     def render(self, status: BudgetStatus, reasons: Sequence[str]) -> bytes:
         """Return the analyst's metrics, with budget and readiness as they are now."""
-        self._set(self._registry, "fairpate_ready", "Whether new queries are answered.", float(not reasons))
+        found: dict[str, tuple[str, float | None]] = {"ready": ("Whether new queries are answered.", not reasons)}
         if status.kind != "data_dependent":
-            for name, (text, value) in _budget(status).items():
-                self._set(self._registry, f"fairpate_{name}", text, value)
-        return prometheus.generate_latest(self._registry)
+            found |= _budget(status)
+        return prometheus.generate_latest(self._registry) + prometheus.generate_latest(_gauges("fairpate", found))
 
     def render_for_operator(self, status: BudgetStatus, overview: Mapping[str, Any]) -> bytes:
         """Return the analyst's metrics and, from a :class:`Overview`, the private ones."""
@@ -612,27 +610,28 @@ class ServiceMetrics:
         # A ledger in a database has no disk here: a number for it would be an alert that never ends.
         if overview["disk_free_bytes"] is not None:
             found["disk_free_bytes"] = ("On the disk of the ledger.", overview["disk_free_bytes"])
-        for name, (text, value) in found.items():
-            self._set(self._private, f"fairpate_operator_{name}", text, value)
+        gauges = _gauges("fairpate_operator", found)
+        outcomes = prometheus.Gauge(
+            "fairpate_operator_outcomes", "Charges by group and outcome.", ["group", "outcome"], registry=gauges
+        )
         for group in overview["groups"]:
             for verdict in ("answer", "confidence", "fairness", "free"):
-                labels = {"group": group["group"], "outcome": verdict}
-                text = "Charges by group and outcome."
-                self._set(self._private, "fairpate_operator_outcomes", text, group[verdict], **labels)
-        return self.render(status, overview["health"]["reasons"]) + prometheus.generate_latest(self._private)
+                outcomes.labels(group["group"], verdict).set(group[verdict])
+        public = self.render(status, overview["health"]["reasons"])
+        return public + prometheus.generate_latest(self._private) + prometheus.generate_latest(gauges)
 
-    def _set(
-        self, registry: prometheus.CollectorRegistry, name: str, text: str, value: float | None, **labels: str
-    ) -> None:
-        # A registry refuses a second gauge of the same name, so each one is kept.
-        if name not in self._gauges:
-            self._gauges[name] = prometheus.Gauge(name, text, list(labels), registry=registry)
-        gauge = self._gauges[name].labels(**labels) if labels else self._gauges[name]
-        gauge.set(math.inf if value is None else value)
+
+def _gauges(prefix: str, values: Mapping[str, tuple[str, float | None]]) -> prometheus.CollectorRegistry:
+    """Return gauges with these descriptions and values; None means no limit and is exported as infinity."""
+    # Made for each rendering: the numbers are those of one state, and none stays from an earlier one.
+    registry = prometheus.CollectorRegistry()
+    for name, (text, value) in values.items():
+        prometheus.Gauge(f"{prefix}_{name}", text, registry=registry).set(math.inf if value is None else value)
+    return registry
 
 
 def _budget(status: BudgetStatus) -> dict[str, tuple[str, float | None]]:
-    """Return description and value of the budget's metrics; None means no limit and is exported as infinity."""
+    """Return description and value of the budget's metrics; None means no limit."""
     return {
         "queries_submitted": ("Queries charged.", status.queries_submitted),
         "queries_limit": ("Queries that may be charged.", status.max_queries),

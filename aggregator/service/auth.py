@@ -15,14 +15,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-import json
 import logging
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -38,7 +37,6 @@ from fairpate.types import UsageError
 # 96 bits if the characters are hexadecimal digits: too many to guess.
 _MIN_TOKEN_CHARACTERS = 24
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}"
-_FORMAT: Literal["fairpate.tokens/1"] = "fairpate.tokens/1"
 # A revoked token may be admitted for this long; a look per request would cost a `stat` of every file.
 _LOOK_EVERY_S = 0.5
 _log = logging.getLogger(__name__)
@@ -183,21 +181,16 @@ class StoredToken:
         return self.expires_s is None or now_s < self.expires_s
 
 
-class _File(BaseModel):
-    """The content of the store's file; every type is checked when it is read."""
+class TokenStore(BaseModel):
+    """The tokens of a run and the limits of their owners, as in the store's file; every type is checked.
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    format: Literal["fairpate.tokens/1"] = _FORMAT
+    Expired tokens stay until the next change.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    format: Literal["fairpate.tokens/1"] = "fairpate.tokens/1"
     tokens: tuple[StoredToken, ...]
     limits: dict[Name, OwnLimit]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenStore:
-    """The tokens of a run and the limits of their owners; expired tokens stay until the next change."""
-
-    tokens: tuple[StoredToken, ...] = ()
-    limits: Mapping[str, OwnLimit] = field(default_factory=dict)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -206,6 +199,10 @@ class TokenStore:
             (bytes.fromhex(t.sha256), KnownCaller(name=t.name, role=t.role, expires_s=t.expires_s)) for t in self.tokens
         )
 
+    def with_tokens(self, tokens: Iterable[StoredToken]) -> TokenStore:
+        """Return the store with other tokens."""
+        return self.model_copy(update={"tokens": tuple(tokens)})
+
     def of(self, name: str) -> tuple[StoredToken, ...]:
         """Return the tokens of ``name``. TokenError if it has none."""
         found = tuple(token for token in self.tokens if token.name == name)
@@ -213,6 +210,9 @@ class TokenStore:
             known = ", ".join(sorted({token.name for token in self.tokens})) or "none yet"
             raise TokenError(f"{name}: has no token here that is good; add one, or give one of: {known}.")
         return found
+
+
+NO_TOKENS = TokenStore(tokens=(), limits={})
 
 
 def added(
@@ -243,7 +243,7 @@ def rotated(store: TokenStore, name: str, *, old_expires_s: float, now_s: float)
     """Return the store with a further token for ``name``, and the token; older ones end by ``old_expires_s``."""
     # The new token inherits the end of the newest one: rotating must not prolong access.
     newest = store.of(name)[-1]
-    store = replace(store, tokens=tuple(_by(t, old_expires_s) if t.name == name else t for t in store.tokens))
+    store = store.with_tokens(_by(t, old_expires_s) if t.name == name else t for t in store.tokens)
     return _with_new_token(store, name, role=newest.role, expires_s=newest.expires_s, now_s=now_s)
 
 
@@ -254,7 +254,7 @@ def expired(store: TokenStore, name: str, *, expires_s: float | None) -> TokenSt
     # A token that was rotated out is never prolonged: it may have leaked.
     changed = {token: _by(token, expires_s) for token in store.of(name)}
     changed[newest] = replace(newest, expires_s=expires_s)
-    return replace(store, tokens=tuple(changed.get(token, token) for token in store.tokens))
+    return store.with_tokens(changed.get(token, token) for token in store.tokens)
 
 
 def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
@@ -265,14 +265,14 @@ def _by(token: StoredToken, expires_s: float | None) -> StoredToken:
 def limited(store: TokenStore, name: str, limit: OwnLimit) -> TokenStore:
     """Return the store in which ``name`` has this limit. TokenError for a name without a token."""
     store.of(name)
-    return replace(store, limits={**store.limits, name: limit})
+    return store.model_copy(update={"limits": {**store.limits, name: limit}})
 
 
 def revoked(store: TokenStore, name: str) -> TokenStore:
     """Return the store without the tokens of ``name``; its limit stays. TokenError for a name without a token."""
     store.of(name)
     # The limit stays: otherwise a new token would give the name what the limit had refused.
-    return replace(store, tokens=tuple(token for token in store.tokens if token.name != name))
+    return store.with_tokens(token for token in store.tokens if token.name != name)
 
 
 def _with_new_token(
@@ -281,15 +281,14 @@ def _with_new_token(
     token = secrets.token_hex(32)
     digest = token_digest(token).hex()
     stored = StoredToken(name=name, role=role, sha256=digest, created_s=round(now_s), expires_s=expires_s)
-    return replace(store, tokens=(*store.tokens, stored)), token
+    return store.with_tokens((*store.tokens, stored)), token
 
 
 def read_store(path: Path) -> TokenStore:
     """Read the store at ``path``. TokenError if it cannot be read, is damaged, or others than its owner may read it."""
     text = read_private(path)
     try:
-        found = _File.model_validate_json(text)
-        store = TokenStore(tokens=found.tokens, limits=found.limits)
+        store = TokenStore.model_validate_json(text)
         TokenBook(entries=store.entries)  # refuses one token under two names
     except ValueError as error:
         damage = str(error)
@@ -306,17 +305,12 @@ def change(path: Path, function: Callable[[TokenStore], tuple[TokenStore, Result
     One process at a time. Errors as :func:`read_store`.
     """
     with folder_held(path, create=False):
-        before = read_store(path) if os.path.lexists(path) else TokenStore()
+        before = read_store(path) if os.path.lexists(path) else NO_TOKENS
         # Before the store: a crash in between leaves a service that admits no caller, never one without tokens.
         _make_mark(path)
         now_s = time.time()
-        store, result = function(replace(before, tokens=tuple(t for t in before.tokens if t.is_good(now_s))))
-        values = {
-            "format": _FORMAT,
-            "tokens": [asdict(token) for token in store.tokens],
-            "limits": {name: asdict(limit) for name, limit in store.limits.items()},
-        }
-        text = json.dumps(values, indent=1) + "\n"
+        store, result = function(before.with_tokens(t for t in before.tokens if t.is_good(now_s)))
+        text = store.model_dump_json(indent=1) + "\n"
         write_atomically(path, lambda unfinished: unfinished.write_text(text, encoding="utf-8"), private=True)
     return result
 
@@ -340,7 +334,7 @@ class LiveTokens:
     """
 
     def __init__(self, book: TokenBook) -> None:
-        self._book, self._stored = book, TokenStore()
+        self._book, self._stored = book, NO_TOKENS
         self._stored_entries: tuple[Entry, ...] = ()
         self._store_version: tuple[int, ...] = ()
         self._file_versions: dict[Path, tuple[int, ...]] = {}
@@ -399,7 +393,7 @@ class LiveTokens:
             return
         self._store_version = version
         # The limits stay: no caller may spend more because a file is gone or cannot be read.
-        store = replace(self._stored, tokens=())
+        store = self._stored.with_tokens(())
         try:
             if version:
                 # Before the store is read: a damaged store, too, admits no caller without a token.

@@ -54,8 +54,8 @@ class ChargesAt(NamedTuple):
 
     at_s: float
     charges: int
-    answered_G: tuple[int, ...]
-    refused_G: tuple[int, ...]
+    answered: tuple[int, ...]
+    refused: tuple[int, ...]
 
 
 class History:
@@ -339,10 +339,7 @@ class States:
             "queries_left": snapshot.room if is_exact else None,
             "epsilon_data_dependent": strict(price),
             "costs": costs,
-            "points": [
-                {"at_s": point.at_s, "charges": point.charges, "answered": point.answered_G, "refused": point.refused_G}
-                for point in history.points
-            ],
+            "points": [point._asdict() for point in history.points],
             "groups": [{"group": name, **counts, "answers": answers} for name, counts, answers in groups],
             "callers": [{"name": name or "the run itself", "queries": queries} for name, queries in spenders],
             "open_reservations": history.num_open,

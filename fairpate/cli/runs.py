@@ -297,6 +297,7 @@ def select(
     shares: Annotated[list[str] | None, typer.Option("--share", metavar="GROUP=SHARE")] = None,
     overrides: base.Overrides = None,
     data_dir: base.DataDir = None,
+    yes: base.Yes = False,
 ) -> Output:
     """Choose among settings by private validation records, inside the guarantee, and publish the chosen one.
 
@@ -328,7 +329,8 @@ def select(
         except ValueError:
             raise UsageError(f"--share {each}: expected GROUP=SHARE with a number, such as F=0.5.") from None
     configs = [cell.config for cell in cells]
-    common: dict[str, Any] = {"epsilon": epsilon, "out": out, "reporter": Reporter(), "group_shares": given or None}
+    common: dict[str, Any] = {"epsilon": epsilon, "out": out, "group_shares": given or None}
+    common["reporter"] = Reporter(asks=not yes)
     if trials is None:
         return outcome(select_settings(configs, **common))
     if not 1 < trials <= MOST_TRIALS:

@@ -5,11 +5,13 @@ Functions are imported inside the commands, so that `fairpate --help` does not w
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +21,7 @@ from typer.core import TyperCommand
 from fairpate.cli import base
 from fairpate.config import ConfigError, nearest
 from fairpate.files import check_output_file, write_atomically
-from fairpate.terminal import Output, Reporter, facts, is_for_program, say, show, waiting
+from fairpate.terminal import Output, Reporter, facts, is_for_program, say, waiting
 from fairpate.types import READING_TELLS, UNITS, UsageError, strict
 from fairpate.words import delta_text
 
@@ -95,7 +97,7 @@ def declare_data(
             raise ConfigError(f"{name}: {table} not found; give the path of a table.")
         if table is not None and table.suffix in (".yaml", ".yml"):
             raise ConfigError(f"{name}: {table} is a declaration or a configuration; give the table of records itself.")
-    from fairpate.data.registry import QUESTION, draft_declaration
+    from fairpate.data.registry import draft_declaration, open_questions
 
     with waiting("data"):
         folder = Path.cwd() if output is None else output.parent
@@ -104,8 +106,7 @@ def declare_data(
         )
     from fairpate.pages import counted
 
-    # The mark occurs once more, in the line that explains it.
-    facts, questions = {"declaration": text, "file": output}, text.count(QUESTION) - 1
+    facts, questions = {"declaration": text, "file": output}, open_questions(text)
     if output is None:
         return Output(facts=facts | {"questions": questions}, words=text.removesuffix("\n"))
     write_atomically(output, lambda partial: partial.write_text(text, encoding="utf-8"))
@@ -125,13 +126,14 @@ def check_data(
         name: A declaration (.yaml).
     """
     from fairpate.cli.summaries import check_table
-    from fairpate.data.registry import check_declaration
+    from fairpate.data.registry import check_declaration, open_questions
 
     with waiting("data"):
         found = check_declaration(base.data_config(name, options, data_dir))
+    questions = open_questions(Path(name).read_text(encoding="utf-8"))
     # Exit code 1 where a run would refuse the records, so that scripts notice.
-    facts = strict(found) | {"remarks": [READING_TELLS]}
-    return Output(facts=facts, words=check_table(found, name), code=int(bool(found.refused)))
+    facts = strict(found) | {"remarks": [READING_TELLS], "questions": questions}
+    return Output(facts=facts, words=check_table(found, name, questions), code=int(bool(found.refused)))
 
 
 def _data_dir_from_environment() -> Path | None:
@@ -347,75 +349,88 @@ def _checked_delta(delta: float) -> None:
         raise ConfigError(f"--delta: expected 0 < delta < 1, got {delta}.")
 
 
-def _serve_aggregator(
-    folder: base.RunFolder,
+def _settings(
     host: base.Host = "127.0.0.1",
     port: base.Port = 8517,
     analyst_token_file: Path | None = None,
     operator_token_file: Path | None = None,
-    quota: float = math.inf,
     rate: float = math.inf,
     tls_cert: base.TlsCert = None,
     tls_key: base.TlsKey = None,
     log_file: base.LogFile = None,
     traces: bool = False,
+) -> Any:
+    """Return the :class:`aggregator.service.server.ServiceSettings` of a service, checked before anything starts.
+
+    Tokens are those of the files or the environment; an aggregator also takes those of its run's token store.
+    """
+    from aggregator.service.auth import read_tokens
+    from aggregator.service.server import ServiceSettings
+    from fairpate.http_server import RequestRate, TlsFiles
+    from fairpate.terminal import require_extra
+
+    with base.checked_arguments():
+        if traces:
+            require_extra("traces", "--traces")
+        return ServiceSettings(
+            host=host,
+            port=port,
+            tokens=read_tokens(os.environ, analyst_file=analyst_token_file, operator_file=operator_token_file),
+            # A bucket that holds less than one request would let none in, however long the caller waits.
+            rate=RequestRate(per_s=rate, burst=max(1.0, 2 * rate)),
+            tls=TlsFiles.given(tls_cert, tls_key),
+            log_file=None if log_file is None else log_file.absolute(),
+            traces=traces,
+        )
+
+
+def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
+    """Return ``function`` with the options of :func:`_settings` instead of its parameter ``settings``."""
+    own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))
+
+    def command(**values: Any) -> None:
+        settings = _settings(**{name: values.pop(name) for name in shared})
+        function(settings=settings, **values)
+
+    parameters = [each for name, each in own.items() if name != "settings"]
+    first, *rest = (each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters)
+    options = (each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared.values())
+    command.__signature__ = inspect.Signature([first, *options, *rest])  # type: ignore[attr-defined]
+    return command
+
+
+@_with_settings
+def _serve_aggregator(
+    folder: base.RunFolder,
+    settings: Any,
+    quota: float = math.inf,
     data_dir: base.DataDir = None,
     detach: bool = False,
     take_over: bool = False,
 ) -> None:
+    from aggregator.session import QuotaRule
     from fairpate.run import serve as serving
-    from fairpate.run.serve import service_settings
 
     with base.checked_arguments():
-        settings = service_settings(
-            host=host,
-            port=port,
-            analyst_file=analyst_token_file,
-            operator_file=operator_token_file,
-            daily_quota=quota,
-            rate=rate,
-            tls=(tls_cert, tls_key),
-            log_file=log_file,
-            traces=traces,
-        )
-    serving.serve_aggregator(
-        folder, settings, data_dir=data_dir, detach=detach, say=say, started=_started, take_over=take_over
-    )
+        settings = replace(settings, quota=QuotaRule(max_queries=quota))
+    serving.serve_aggregator(folder, settings, data_dir=data_dir, detach=detach, take_over=take_over)
 
 
+@_with_settings
 def _serve_student(
     folder: base.RunFolder,
-    host: base.Host = "127.0.0.1",
-    port: base.Port = 8517,
-    analyst_token_file: Path | None = None,
-    operator_token_file: Path | None = None,
-    rate: float = math.inf,
-    tls_cert: base.TlsCert = None,
-    tls_key: base.TlsKey = None,
-    log_file: base.LogFile = None,
-    traces: bool = False,
+    settings: Any,
     replicas: Annotated[int | None, typer.Option(min=1)] = None,
 ) -> None:
     from fairpate.run import serve as serving
 
-    with base.checked_arguments():
-        settings = serving.service_settings(
-            host=host,
-            port=port,
-            analyst_file=analyst_token_file,
-            operator_file=operator_token_file,
-            rate=rate,
-            tls=(tls_cert, tls_key),
-            log_file=log_file,
-            traces=traces,
-        )
-    serving.serve_student_of(folder, settings, num_replicas=replicas, say=say, started=_started)
+    serving.serve_student_of(folder, settings, num_replicas=replicas)
 
 
 def _stop(folder: base.RunFolder) -> Output:
     from fairpate.run import serve as serving
 
-    serving.stop_aggregator(folder, say=say)
+    serving.stop_aggregator(folder)
     return Output(facts={"stopped": [folder]}, words="")
 
 
@@ -441,11 +456,6 @@ serve = base.in_modes(
     base.Mode(function=_stop, option="stop"),
     base.Mode(function=_serve_student, option="student"),
 )
-
-
-def _started(served: Sequence[Mapping[str, Any]]) -> None:
-    """Print the facts about the started service as JSON; a person has seen them already."""
-    show(Output(facts={"served": served}, words=""))
 
 
 class QueryCommand(TyperCommand):

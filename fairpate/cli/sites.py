@@ -100,14 +100,11 @@ def serve_plan(
     """
     if not plan.is_file():
         raise ConfigError(f"PLAN: {plan} not found; give the file that `fairpate site plan` wrote.")
-    if (tls_cert is None) != (tls_key is None):
-        raise UsageError("--tls-cert and --tls-key belong together; give both or none.")
     from fairpate.http_server import HttpSettings, TlsFiles
     from fairpate.sites.coordinator import serve
 
     with base.checked_arguments():
-        tls = None if tls_cert is None or tls_key is None else TlsFiles(cert=tls_cert, key=tls_key)
-        settings = HttpSettings(host=host, port=port, tls=tls, log_file=log_file)
+        settings = HttpSettings(host=host, port=port, tls=TlsFiles.given(tls_cert, tls_key), log_file=log_file)
     run = serve(
         plan,
         settings,

@@ -180,8 +180,11 @@ def _files(run: RunDirectory) -> dict[str, Path]:
     return {name: path for name, path in files.items() if path.exists()}
 
 
-def check_table(check: Check, declaration: str) -> Group:
-    """Return a table of what the check reveals, rows by file, counts by column, and faults or the next command."""
+def check_table(check: Check, declaration: str, questions: int) -> Group:
+    """Return a table of what the check reveals, rows by file, counts by column, and faults or the next command.
+
+    ``questions`` of a draft are open.
+    """
     table = listing("file", "column", "rows", "clipped", "missing", "other")
     for file, rows in check.rows.items():
         table.add_row(file, "", f"{rows:,}", "", "", "")
@@ -193,7 +196,8 @@ def check_table(check: Check, declaration: str) -> Group:
     verdict = (
         f"refused: {counted(len(check.refused), 'fault')}" if check.refused else f"nothing is refused; {following}"
     )
-    said = Text("\n".join([*check.refused, verdict]))
+    still = [f"{counted(questions, 'question')} of the draft to answer: the lines with `# ?`"] if questions else []
+    said = Text("\n".join([*check.refused, *still, verdict]))
     return Group(Text(READING_TELLS), *([table] if check.rows else []), said)
 
 

@@ -529,6 +529,7 @@ def check_declaration(config: DataConfig) -> Check:
 
 
 QUESTION = "# ?"
+DRAFTED = "# Drafted "
 # Categories that are listed, whole numbers that look like codes, values that are remembered.
 _MOST_CATEGORIES, _MOST_CODES, _MOST_KEPT = 30, 10, 1000
 _SEPARATORS = (",", ";", "\t", "|")
@@ -538,11 +539,13 @@ _GROUPS = re.compile(
     re.IGNORECASE,
 )
 _PERSONS = re.compile(r"(patient|person|subject|client|customer|user|member|student)(?!s)", re.IGNORECASE)
-_IDS = re.compile(r"(^|[^a-z])(id|nr|no|number|key|code)$", re.IGNORECASE)
+_IDS = re.compile(r"(^|[^a-z])(id|no|number|key|code)$|nr$|nummer$|n[uú]m[eé]ro$", re.IGNORECASE)
 # Formats of dates, the most usual first; only a day after the twelfth distinguishes the last two.
 _DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 _FROM_PRIVATE = "confirm from knowledge: read from private rows"
-_MARKS = frozenset({"na", "n/a", "nan", "null", "none", "missing", "unknown", "?", "-", "."})
+_MARKS = frozenset(
+    {"na", "n/a", "n.a.", "#n/a", "nan", "null", "none", "missing", "unknown", "k.a.", "keine angabe", "?", "-", "."}
+)
 _LIKE = {"date": re.compile(DATES), "comma": re.compile(COMMAS)}
 _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
@@ -627,6 +630,11 @@ class Seen:
         return next((kind for kind, like in _LIKE.items() if all(map(like.match, plain - self.marks.keys()))), "text")
 
 
+def open_questions(text: str) -> int:
+    """The number of lines of a declaration that still ask, as those of a draft do."""
+    return sum(QUESTION in line and not line.startswith(DRAFTED) for line in text.splitlines())
+
+
 def draft_declaration(
     file: Path,
     public: Path | None,
@@ -651,13 +659,7 @@ def draft_declaration(
     """
     if file.is_dir():
         return _draft_of_pictures(file, public, folder, reads_private=reads_private)
-    # The separator that splits the public header into most fields; none in a file with types.
-    separator, first = None, public or file
-    encoding = _encoding_of(first, with_rows=first is public)
-    if first.suffix not in TYPED_SUFFIXES:
-        separator = max(
-            _SEPARATORS, key=lambda each: len(column_names(first, first.name, separator=each, encoding=encoding))
-        )
+    separator, encoding = layout_of(public or file, with_rows=public is not None)
     columns = column_names(
         file,
         file.name,
@@ -761,7 +763,7 @@ def _opening(
     if public is not None:
         pool = f"  public: {_below(public, folder)}  # what is not; it needs no label"
     return [
-        f"# Drafted {source}. Answer every line with `{QUESTION}`, then:",
+        f"{DRAFTED}{source}. Answer every line with `{QUESTION}`, then:",
         "#   fairpate data check THIS_FILE",
         f"name: {name}  # of the data set, in commands and in what is published",
         f"kind: {kind}",
@@ -781,17 +783,24 @@ def _date(text: str, form: str) -> datetime.date | None:
         return None
 
 
-def _encoding_of(file: Path, *, with_rows: bool) -> str:
-    """UTF-8, or cp1252 for a text file whose header, or whole content ``with_rows``, is something else."""
-    if file.suffix in TYPED_SUFFIXES or ".gz" in file.suffixes or not file.is_file():
-        return "utf-8"
-    with file.open("rb") as stream:
-        try:
-            for line in stream if with_rows else [stream.readline()]:
-                line.decode("utf-8")
-        except UnicodeDecodeError:
-            return "cp1252"
-    return "utf-8"
+def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
+    """The likely separator, the one that splits the header into most fields, and the encoding of a table.
+
+    A file with types has no separator. Text is in UTF-8, or in cp1252 if its header, or its whole content
+    ``with_rows``, is something else.
+    """
+    if file.suffix in TYPED_SUFFIXES:
+        return None, "utf-8"
+    encoding = "utf-8"
+    if ".gz" not in file.suffixes and file.is_file():
+        with file.open("rb") as stream:
+            try:
+                for line in stream if with_rows else [stream.readline()]:
+                    line.decode("utf-8")
+            except UnicodeDecodeError:
+                encoding = "cp1252"
+    names = {each: column_names(file, file.name, separator=each, encoding=encoding) for each in _SEPARATORS}
+    return max(_SEPARATORS, key=lambda each: len(names[each])), encoding
 
 
 def _draft_of_pictures(file: Path, public: Path | None, folder: Path, *, reads_private: bool) -> str:

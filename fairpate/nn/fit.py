@@ -324,11 +324,6 @@ def batch_bounds(num_records: int, batch_size: int) -> list[int]:
     return [num_records * batch // max(num_batches, 1) for batch in range(num_batches + 1)]
 
 
-def uses_dropout(model: nn.Module) -> bool:
-    """True if training this model draws random numbers for dropout."""
-    return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
-
-
 @torch.inference_mode()
 def predict_logits(model: nn.Module, x: Tensor) -> Tensor:
     """Logits (N, C) on the CPU for ``x`` (N, ...) of bytes or floats; the model is left in evaluation mode.

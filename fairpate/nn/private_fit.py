@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor, nn
 
 from fairpate.config import ConfigError
-from fairpate.nn.fit import exact_convolutions, uses_dropout
+from fairpate.nn.fit import exact_convolutions
 from fairpate.nn.models import memory_format_for, scale_bytes, to_memory_format
 from fairpate.nn.per_example import (
     ClippedSum,
@@ -176,7 +176,7 @@ class PrivateTraining:
         if len(x) != len(targets):
             raise ValueError(f"Expected one target per record, got {len(x)} records and {len(targets)} targets.")
         # A mask follows the place of its record in the batch: one record more would move the gradients of all after it.
-        if uses_dropout(model):
+        if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
             raise ConfigError("model: the privacy guarantee of DP-SGD does not hold with dropout; leave it out.")
         self._model, self._x, self._targets, self._steps, self._plan = model.train(), x, targets, steps, plan
         self._public_gradient = public_gradient

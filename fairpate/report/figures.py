@@ -435,7 +435,7 @@ def script_data(points: Sequence[Point], *, notions: Sequence[NotionName]) -> di
                 "degenerate": point.degenerate,
                 "cautions": point.cautions,
                 "settings": _settings_words(own),
-                "commands": point.commands if any(point.commands) else [],
+                "commands": [command for command in point.commands if command],
                 "front": id(point) in members,
             }
         )

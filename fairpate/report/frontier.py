@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -110,10 +111,10 @@ class Point:
     ``values_SO[s]`` are the objectives of the run with ``seeds[s]``, in the order of ``OBJECTIVES``; NaN is undefined.
     Their disparity is that of ``notion``; ``fairness_S`` holds the values of all notions for :meth:`seen_by`.
     ``mean_O`` is the point itself: the mean of each objective, but the largest epsilon. ``settings`` is the flattened
-    configuration without seeds and places, ``commands[s]`` repeats run s. ``majority_accuracy`` is the mean accuracy of
-    the most common class on the same records, NaN where unknown. ``degenerate`` describes the predictors of any seed
-    whose gaps are meaningless; ``groups`` counts the seeds in which a constant would serve a group better, or a group
-    had no answered test record.
+    configuration without seeds and places, ``commands[s]`` repeats run s with fresh noise. ``majority_accuracy`` is the
+    mean accuracy of the most common class on the same records, NaN where unknown. ``degenerate`` describes the
+    predictors of any seed whose gaps are meaningless; ``groups`` counts the seeds in which a constant would serve a
+    group better, or a group had no answered test record.
     """
 
     method: str
@@ -206,12 +207,18 @@ class Frontier:
     undefined: tuple[Point, ...]
 
 
+def repeat_command(command: str) -> str:
+    """``command`` with fresh noise instead of noise from a seed."""
+    return re.sub(r" --set noise=seeded(?= |$)", "", command)
+
+
 def points_of(
     records: Sequence[RunRecord], *, commands: Sequence[str] = (), notion: NotionName = DEFAULT
 ) -> list[Point]:
     """Join the records of each configuration over seeds, in order of first appearance. Disparity is that of ``notion``.
 
-    ``commands[i]`` repeats ``records[i]``. Of two records with the same configuration and seeds the later one counts.
+    ``commands[i]`` repeats ``records[i]``; that of a point draws fresh noise. Of two records with the same
+    configuration and seeds the later one counts.
     ValueError if there are commands, but not one per record.
     """
     if commands and len(commands) != len(records):
@@ -223,7 +230,7 @@ def points_of(
         key = _text([*configuration, record.epsilon_is_data_dependent, settings_of(record.config)])
         # Every seed in the configuration: data may be divided by a seed of its own.
         seeds = {path: seed for path, seed in flattened(record.config).items() if path.split(".")[-1] == "seed"}
-        runs.setdefault(key, {})[_text([record.seed, seeds])] = (record, command)
+        runs.setdefault(key, {})[_text([record.seed, seeds])] = (record, repeat_command(command))
     points = [_point(list(repetitions.values())) for repetitions in runs.values()]
     unmeasured_by_all = {
         panel: frozenset.intersection(*(frozenset(point.groups.unmeasured) for point in found))

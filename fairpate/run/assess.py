@@ -38,6 +38,7 @@ from rich.text import Text
 
 from fairpate import __version__
 from fairpate.config import nearest
+from fairpate.data.registry import layout_of
 from fairpate.data.tables import plain_batches, read_batches, require_columns, text_of
 from fairpate.fairness import rates
 from fairpate.pages import count, counted, interval, made_words, percent, render
@@ -415,7 +416,9 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
         path = Path(table)
         if not path.is_file():
             raise UsageError(f"{path}: not found; give a CSV, Parquet or Feather file of predictions.")
-        title, batches = path.name, read_batches(path, path.name, wanted=columns)
+        separator, encoding = layout_of(path, with_rows=True)
+        title = path.name
+        batches = read_batches(path, title, wanted=columns, separator=separator, encoding=encoding)
     else:
         title = "the table"
         frame = pa.table(dict(table)) if isinstance(table, Mapping) else pa.Table.from_pandas(table)

@@ -78,6 +78,7 @@ from fairpate.run.release_log import (
     read_release,
 )
 from fairpate.run.run import (
+    announce_spending,
     check_data,
     check_model_files,
     one_release,
@@ -419,9 +420,10 @@ def select_by_trials(
             # All limits before the first charge: a refusal later would leave charges without a model.
             logs[0].check([plan.trainings], noise=OS_ENTROPY)
             logs[1].check([plan.scores], noise=OS_ENTROPY)
+            unit, relation = plan.trainings.unit, plan.trainings.relation
+            cost = Price(epsilon=epsilon, delta=first.target.delta, unit=unit, relation=relation, accounting="rdp")
+            announce_spending(cost, dataset.name, reporter, is_own=first.data.declaration is not None)
             if first.evaluation.metrics == "private":
-                unit, relation = plan.trainings.unit, plan.trainings.relation
-                cost = Price(epsilon=epsilon, delta=first.target.delta, unit=unit, relation=relation, accounting="rdp")
                 logs[0].of_part("test").check([table_event(cost)], noise=OS_ENTROPY)
             logs[0].record([plan.trainings], noise=OS_ENTROPY)
             logs[1].record([plan.scores], noise=OS_ENTROPY)

@@ -138,6 +138,11 @@ def as_trained(run: RunDirectory, config: Method, dataset: Dataset) -> Dataset:
         secret = stream_seed(config.seed, Stream.ORDER_OF_RECORDS).to_bytes(8, "little")
     else:
         if not path.exists():
+            if run.receipt.exists():
+                raise RunDirectoryError(
+                    f"{path}: is gone, although a release of this run read the records in its order; restore it from a "
+                    "copy, or start a new run folder with --out."
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, secrets.token_hex(32) + "\n", private=True)
         secret = bytes.fromhex(path.read_text(encoding="utf-8").strip())

@@ -85,8 +85,7 @@ def back_up_run(path: Path, out: Path) -> int:
         raise ConfigError(f"{out}: already exists; choose another name.")
     # Verified before it is copied: a copy of a damaged ledger would pass for a backup.
     header, rows, _ = verified(source.ledger, source.anchor)
-    if run is not None:
-        _note_reading(run, "backup", out=str(out))
+    _note_reading(run, "backup", out=str(out))
     write_store(out, header, rows)
     if run is not None:
         # Last: the time of the last backup is that of a complete one.
@@ -181,19 +180,19 @@ def _held(run: RunDirectory, before: LedgerPlace) -> Iterator[None]:
 
 def _set_aside(path: Path) -> None:
     """Rename the files of a ledger such that they can still be read as a ledger."""
+    # The index of the write-ahead log, which SQLite makes again.
+    beside(path, "-shm").unlink(missing_ok=True)
     for number in itertools.count(1):
         aside = path.with_name(f"{path.stem}.replaced-{number}{path.suffix}")
-        if not ledger_files(aside):
+        # The log first: a database without the log that its head counts on is refused, and a log without its database
+        # would be left to the ledger that is made next. The head last: until then it shows that a ledger was here.
+        renames = [(beside(path, "-wal"), beside(aside, "-wal")), (path, aside), (head_path(path), head_path(aside))]
+        # A file without its like there may belong to this ledger: a crash came after some of the files were renamed.
+        if not any(os.path.lexists(target) for source, target in renames if os.path.lexists(source)):
             break
-    for ending in ("", "-wal"):
+    for source, target in renames:
         with suppress(FileNotFoundError):
-            beside(path, ending).rename(beside(aside, ending))
-    # The index of the write-ahead log, which SQLite makes again.
-    with suppress(FileNotFoundError):
-        beside(path, "-shm").unlink()
-    # The head last: until then it shows that a ledger was here, and none is made in its place.
-    with suppress(FileNotFoundError):
-        head_path(path).rename(head_path(aside))
+            source.rename(target)
 
 
 def add_anchor(run: RunDirectory, text: str) -> str:
@@ -448,7 +447,7 @@ def revoke(root: Path, name: str) -> None:
 def describe(root: Path) -> Output:
     """Return all tokens with name, role, expiry and limit, and the limits of names without a token."""
     path, now_s = run_at(root).tokens, time.time()
-    store = auth.read_store(path) if path.exists() else TokenStore()
+    store = auth.read_store(path) if path.exists() else auth.NO_TOKENS
     try:
         in_ledger = _ledger_limits(root)
     except LedgerError as error:  # tokens can be listed while the ledger's database is down

@@ -36,6 +36,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
 from pathlib import Path
 from statistics import NormalDist
 from types import MappingProxyType
@@ -44,6 +45,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+import yaml
 from rich.console import Group
 from rich.table import Column
 from rich.text import Text
@@ -51,7 +53,7 @@ from torch import Tensor, nn
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ConfigError, DataConfig, ModelConfig, Section
-from fairpate.config_reader import Override, determining_values, values_digest
+from fairpate.config_reader import Override, determining_values, flat_values, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -87,7 +89,15 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.laplace import PureReleases
 from fairpate.privacy.mechanism_events import SecretTrials, event_from, event_json, flat
 from fairpate.report.metrics import WithoutPrivacy
-from fairpate.run.context import RunDirectory, RunDirectoryError, read_json, read_statement, sole_worker, write_json
+from fairpate.run.context import (
+    RunDirectory,
+    RunDirectoryError,
+    changed_fields,
+    read_json,
+    read_statement,
+    sole_worker,
+    write_json,
+)
 from fairpate.run.folder import check_run_directory, create_run_directory
 from fairpate.run.learn import (
     as_trained,
@@ -156,9 +166,10 @@ class RunForecast:
     ``epsilon`` is what the run would publish; None: no guarantee. ``votes`` decide a label, ``noise_stddev_votes`` is
     the standard deviation of the noise on each count, ``labels`` public records get a label, and noise leaves a label
     unchanged 19 times in 20 where the winning class leads by ``lead_needed`` of the votes (above 1: never). These are
-    None for a method that releases no labels. ``measured``: the accuracy of earlier runs of the method on the data set
-    at about this epsilon, no forecast. ``caution``: why the model cannot beat the most common class.
-    ``refused``: why this method cannot run; then there are no numbers.
+    None for a method that releases no labels. ``expected``: the accuracies between which 9 of 10 runs lie, by published
+    runs (:func:`expected_accuracy`). ``measured``: the accuracy of earlier runs of the method on the data set at about
+    this epsilon, no forecast. ``caution``: why the model cannot beat the most common class. ``refused``: why this
+    method cannot run; then there are no numbers.
     """
 
     method: str
@@ -167,6 +178,7 @@ class RunForecast:
     noise_stddev_votes: float | None = None
     labels: int | None = None
     lead_needed: float | None = None
+    expected: tuple[float, float] | None = None
     measured: tuple[float, ...] = ()
     caution: str | None = None
     refused: str | None = None
@@ -175,14 +187,37 @@ class RunForecast:
 def forecast(config: Method, dataset: Dataset, cost: Price | None) -> RunForecast:
     """Return the forecast of a run of ``config`` that costs ``cost``, from public records and sizes of ``dataset``."""
     epsilon = None if cost is None else cost.epsilon
+    expected = expected_accuracy(config)
     voting, caution = _voting(config, dataset), None
     if voting is None:
-        return RunForecast(method=config.method, epsilon=epsilon)
+        return RunForecast(method=config.method, epsilon=epsilon, expected=expected)
     if not config.protects_attribute_only:  # otherwise the votes are about groups, not about classes
         caution = too_little_to_learn(voting, dataset.num_classes, known_majority(config.data, dataset))
     # The difference of two independent noises has a standard deviation larger by sqrt(2).
     lead = NormalDist().inv_cdf(_OFTEN) * math.sqrt(2) * voting.noise_stddev_votes / voting.votes
-    return RunForecast(method=config.method, epsilon=epsilon, **vars(voting), lead_needed=lead, caution=caution)
+    return RunForecast(
+        method=config.method, epsilon=epsilon, expected=expected, **vars(voting), lead_needed=lead, caution=caution
+    )
+
+
+def expected_accuracy(config: Method) -> tuple[float, float] | None:
+    """Return the accuracies between which 9 of 10 runs of ``config`` lie, by published runs on the data set.
+
+    `benchmarks/marks.py` computes the ranges in expected_accuracy.yaml. Between two epsilons that were measured the
+    range covers those of both. None for other settings than those that follow from public facts, for a data set or a
+    method without published runs, and for an epsilon outside the measured ones.
+    """
+    epsilon = getattr(config.target, "epsilon", None)
+    text = files("fairpate").joinpath("expected_accuracy.yaml").read_text(encoding="utf-8")
+    ranges: dict[float, tuple[float, float]] = yaml.safe_load(text).get(config.data.name, {}).get(config.method, {})
+    if not ranges or epsilon is None or config.data.declaration or not min(ranges) <= epsilon <= max(ranges):
+        return None
+    usual = resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
+    # A split by another seed is one more of those that the runs were spread over.
+    if {*changed_fields(*map(flat_values, map(determining_values, (config, usual))))} - {"seed", "noise", "data.seed"}:
+        return None
+    near = [ranges[max(e for e in ranges if e <= epsilon)], ranges[min(e for e in ranges if e >= epsilon)]]
+    return min(low for low, _ in near), max(high for _, high in near)
 
 
 def _voting(config: Method, dataset: Dataset) -> ExpectedVotes | None:
@@ -224,23 +259,17 @@ def planned_cost(config: Method, dataset: Dataset) -> Price | None:
     )
 
 
-def announce_spending(config: Method, dataset: Dataset, odometer: Odometer, reporter: Reporter) -> None:
-    """Note what a run of ``config`` may spend and what earlier releases on the data set cost; ask for consent above a
-    limit.
+def announce_spending(cost: Price | None, data: str, reporter: Reporter, *, is_own: bool) -> None:
+    """Note what releases on ``data`` may cost and what earlier ones did; ask for consent above a limit.
 
-    Nothing is noted without a guarantee, and for seeded noise, which is not private.
+    Nothing is noted for ``cost`` None: without a guarantee, or for seeded noise, which is not private.
     """
-    cost = None if config.is_seeded else planned_cost(config, dataset)
     if cost is None:
         return
+    odometer = Odometer()
     most = f"at most ε = {epsilon_text(cost.epsilon)} (δ = {delta_text(cost.delta)}) of each {cost.unit}"
-    reporter.note("spends", f"{most}; so far {spent(dataset.name, odometer, delta=cost.delta)}")
-    is_own = config.data.declaration is not None
-    if reporter.asks and (
-        question := question_above(
-            dataset.name, planned=cost.epsilon, odometer=odometer, delta=cost.delta, is_own=is_own
-        )
-    ):
+    reporter.note("spends", f"{most}; so far {spent(data, odometer, delta=cost.delta)}")
+    if question := question_above(data, planned=cost.epsilon, odometer=odometer, delta=cost.delta, is_own=is_own):
         reporter.consent(question)
 
 
@@ -319,8 +348,8 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
     """Return one sentence and one table of forecasts, the run's own first. ``spent`` explains why nothing more is
     spent.
 
-    Accuracy is not forecast: how often a label survives its noise says little about how often voters are right. The
-    table holds what earlier runs measured instead, where there are some.
+    How often a label survives its noise says little about how often voters are right. Accuracy is forecast from
+    published runs alone; the table also holds what earlier runs of the user measured.
     """
     run = found[0]
     if spent is not None:
@@ -333,9 +362,10 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
             f"{delta_text(cost.delta)} ({cost.relation} {cost.unit}): all that it publishes improves a guess about one "
             f"{cost.unit} by a factor of {math.exp(min(cost.epsilon, 700)):.3g} at most."
         )
-    headings = ("epsilon", "votes a label", "noise", "lead needed", "labels")
-    has_runs = any(each.measured for each in found)
-    right = [Column(name, justify="right") for name in (*headings, *(["accuracy of earlier runs"] * has_runs))]
+    headings = ["epsilon", "votes a label", "noise", "lead needed", "labels"]
+    is_expected, has_runs = (any(getattr(each, name) for each in found) for name in ("expected", "measured"))
+    headings += ["accuracy expected"] * is_expected + ["accuracy of earlier runs"] * has_runs
+    right = [Column(name, justify="right") for name in headings]
     table = listing("method", "who votes", *right)
     for each in found:
         voters = VOTERS.get(each.method, "nobody" if each.votes is None and not each.refused else "teachers")
@@ -345,12 +375,19 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
         if each.votes is not None and each.lead_needed is not None:
             lead = percent(each.lead_needed) if each.lead_needed <= 1 else "never"
             numbers[1:] = [f"{each.votes:,}", f"{each.noise_stddev_votes:.3g}", lead, f"{each.labels:,}"]
+        if is_expected:
+            numbers.append("" if each.expected is None else " to ".join(map(percent, each.expected)))
         if has_runs:
             ends = dict.fromkeys(map(percent, (each.measured[0], each.measured[-1]) if each.measured else ()))
             numbers.append(f"{' to '.join(ends)} ({counted(len(each.measured), 'run')})" if ends else "")
         table.add_row(each.method, voters, *numbers)
     notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
-    notes.append("Nothing was trained, charged or written; accuracy is not forecast.")
+    notes.append("Nothing was trained, charged or written.")
+    notes.append(
+        "accuracy expected: 9 of 10 runs with these settings lie there, by published runs on this data set."
+        if is_expected
+        else "Accuracy is not forecast: no run on this data set with these settings was published."
+    )
     if any(each.votes is not None for each in found):
         notes.append(
             "lead needed: by this share of votes the first class must lead for noise to leave it first 19 times in 20."
@@ -999,11 +1036,12 @@ def _opened(
             take_release(run, release_of)
             take_choice(run, release_of, values_digest(config.settings_without()))
         reporter.note("data", f"{dataset.name}: {len(dataset.private)} private, {len(dataset.public)} public records")
-        log = ReleaseLog(run, odometer := Odometer(), data=dataset.name, method=config.method, part=dataset.part)
+        log = ReleaseLog(run, Odometer(), data=dataset.name, method=config.method, part=dataset.part)
         # A quiet run that nobody is asked about needs no words.
         is_heard = reporter.asks or not reporter.console.quiet
-        if log.stored() is None and release_of is None and is_heard:
-            announce_spending(config, dataset, odometer, reporter)
+        if log.stored() is None and release_of is None and is_heard and not config.is_seeded:
+            is_own = config.data.declaration is not None
+            announce_spending(planned_cost(config, dataset), dataset.name, reporter, is_own=is_own)
         dataset = as_trained(run, config, dataset)
         yield OpenRun(config=config, dataset=dataset, run=run, log=log, reporter=reporter)
 
@@ -1027,7 +1065,8 @@ def train_model(
     log = None
     if odometer is not None and config.is_private:
         log = ReleaseLog(run, Odometer(), data=odometer, method=config.method)
-        announce_spending(config, replace(dataset, name=odometer), Odometer(), reporter)
+        cost = None if config.is_seeded else planned_cost(config, dataset)
+        announce_spending(cost, odometer, reporter, is_own=True)
     check_model_files(config, dataset, reporter)
     return trained_student(config, as_trained(run, config, dataset), run, reporter, log)
 

@@ -13,7 +13,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from fastapi import FastAPI
 from aggregator.audit import note_action
 from aggregator.ledger import Ledger
 from aggregator.service.api import Facts
-from aggregator.service.auth import LiveTokens, read_tokens
+from aggregator.service.auth import LiveTokens
 from aggregator.service.server import (
     Backend,
     Service,
@@ -36,11 +36,13 @@ from aggregator.service.server import (
     is_restarted,
     start_service,
 )
-from aggregator.session import AggregatorSession, PublicPool, QuotaRule
-from fairpate.config import QueriesConfig, RayConfig
+from aggregator.session import AggregatorSession, PublicPool
+from fairpate.config import DataConfig, QueriesConfig, RayConfig
 from fairpate.data import REGISTRY, Dataset, entry_for
-from fairpate.data.tables import form_of
-from fairpate.http_server import HttpServer, RequestRate, ServiceError, TlsFiles, open_private
+from fairpate.data.declaration import read_declaration
+from fairpate.data.registry import CODEBOOKS
+from fairpate.data.tables import RecordForm, feature_codes, form_of
+from fairpate.http_server import HttpServer, ServiceError
 from fairpate.methods.label_queries import choose_queries, ledger_terms, open_ledger, place_of, state_for_service
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.pate import VotingMethod
@@ -49,7 +51,7 @@ from fairpate.run.folder import finished_run, open_run_directory
 from fairpate.run.learn import as_trained, load_for, record_data, require_data_by_name
 from fairpate.run.ledger_commands import last_backup_s
 from fairpate.run.release_log import LedgerMeter, Odometer, ReleaseLog, state_folder
-from fairpate.terminal import require_extra
+from fairpate.terminal import Output, require_extra, say, show
 from fairpate.types import UsageError
 
 
@@ -100,62 +102,11 @@ def public_words(run: RunDirectory, config: VotingMethod, dataset: Dataset) -> F
     )
 
 
-_DAY_S = 86400.0
-
-
-def service_settings(
-    *,
-    host: str,
-    port: int,
-    analyst_file: Path | None,
-    operator_file: Path | None,
-    daily_quota: float = math.inf,
-    rate: float = math.inf,
-    tls: tuple[Path | None, Path | None] = (None, None),
-    log_file: Path | None = None,
-    traces: bool = False,
-) -> ServiceSettings:
-    """Check the options of `fairpate serve` before anything starts, and return them as settings.
-
-    Tokens are those of the files or the environment; an aggregator also takes those of its run's token store.
-    TokenError for a bad token; ValueError for TLS files that do not belong together, a log that cannot be written and
-    a package that is missing.
-    """
-    if traces:
-        require_extra("traces", "--traces")
-    tokens = read_tokens(os.environ, analyst_file=analyst_file, operator_file=operator_file)
-    cert, key = tls
-    if (cert is None) != (key is None):
-        raise ValueError("--tls-cert and --tls-key: expected both, got one; give both, or let a proxy end TLS.")
-    # Absolute: the actor that reads them may run in another working directory.
-    tls_files = TlsFiles(cert=cert.absolute(), key=key.absolute()) if cert and key else None
-    if log_file is not None:
-        log_file = log_file.absolute()
-        try:
-            # Opened now, because the actor that writes it could only fail after the start.
-            open_private(log_file).close()
-        except OSError as error:
-            raise ValueError(f"--log-file: {log_file} cannot be written ({error}); give another file.") from error
-    return ServiceSettings(
-        host=host,
-        port=port,
-        tokens=tokens,
-        quota=QuotaRule(max_queries=daily_quota, period_s=_DAY_S),
-        # A bucket that holds less than one request would let none in, however long the caller waits.
-        rate=RequestRate(per_s=rate, burst=max(1.0, 2 * rate)),
-        tls=tls_files,
-        log_file=log_file,
-        traces=traces,
-    )
-
-
 # Each look is a call of the actor; Ctrl-C interrupts the pause between two.
 _WATCH_INTERVAL_S = 5.0
 # A restart verifies the ledger and starts the voters again before the service answers.
 _WATCH_TIMEOUT_S = 300.0
 
-Started = Callable[[Sequence[Mapping[str, object]]], object]
-"""Called with the runs that are served and their URLs, once they are."""
 SPENT = (
     "The budget was planned for the run's own queries: they are answered again, and new ones hardly find room. To "
     "leave room for new ones, run with --keep 30%, or without a target and with aggregator.budget."
@@ -218,8 +169,6 @@ def serve_aggregator(
     *,
     data_dir: Path | None,
     detach: bool,
-    say: Callable[[str], None],
-    started: Started = list,
     take_over: bool = False,
 ) -> None:
     """Serve the run until interrupted, or leave the service on the cluster at RAY_ADDRESS (``detach``).
@@ -265,11 +214,16 @@ def serve_aggregator(
         say(f"Its answers enter {run.statement} with `{write}`: give it before you publish.")
         if not config.leaves_room:
             say(SPENT)
-        started([{"run": run.root, "url": settings.url, "detached": detach}])
+        _show_served(run, settings, detached=detach)
         if detach:
             say(f"It stays on the cluster; end it with `fairpate serve {shlex.quote(str(root))} --stop`.")
             return
         _watch(service)
+
+
+def _show_served(run: RunDirectory, settings: ServiceSettings, *, detached: bool) -> None:
+    """Print the facts of the started service for a program; a person has seen them already."""
+    show(Output(facts={"served": [{"run": run.root, "url": settings.url, "detached": detached}]}, words=""))
 
 
 def _watch(service: Service) -> None:
@@ -292,8 +246,6 @@ def serve_student_of(
     settings: ServiceSettings,
     *,
     num_replicas: int | None,
-    say: Callable[[str], None],
-    started: Started = list,
 ) -> None:
     """Serve the run's published student until interrupted.
 
@@ -321,7 +273,9 @@ def serve_student_of(
             )
     ray = config.ray if isinstance(config, VotingMethod) else RayConfig()
     with (
-        _student_here(run, settings) if num_replicas is None else _student_on_ray(run, settings, ray, num_replicas)
+        _student_here(run, settings, form_for(config.data))
+        if num_replicas is None
+        else _student_on_ray(run, settings, ray, num_replicas)
     ) as is_serving:
         # As Ctrl-C, so that the server finishes its requests.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -330,11 +284,19 @@ def serve_student_of(
             say("It needs no token: any client that reaches this address may query it.")
         else:
             say("It needs a token, of either role.")
-        started([{"run": run.root, "url": settings.url, "detached": False}])
+        _show_served(run, settings, detached=False)
         with suppress(KeyboardInterrupt):
             while is_serving():
                 time.sleep(_WATCH_INTERVAL_S)
             raise ServiceError(f"{settings.url}: the HTTP server ended by itself. Serve the run again.")
+
+
+def form_for(data: DataConfig) -> RecordForm | None:
+    """Return the form for records of a table, by its declaration alone; None for pictures, and if it is gone."""
+    path = CODEBOOKS / f"{data.name}.yaml" if data.declaration is None else data.declaration.path
+    if not path.exists() or (table := read_declaration(path)).pictures:
+        return None
+    return form_of(feature_codes(table.visible(entry_for(data).complete_options(data.options))))
 
 
 @dataclass(frozen=True)
@@ -342,18 +304,21 @@ class _StudentApp:
     """The published student in ``path``, for :class:`HttpServer`."""
 
     path: Path
+    form: RecordForm | None
 
     def app(self, settings: ServiceSettings, *, tracer: Any = None) -> FastAPI:
         from student.server import student_in_one_process
 
         tokens = None if settings.tokens.is_empty else LiveTokens(settings.tokens)
-        return student_in_one_process(self.path, tokens=tokens, rate=settings.rate, tracer=tracer)
+        return student_in_one_process(self.path, form=self.form, tokens=tokens, rate=settings.rate, tracer=tracer)
 
 
 @contextmanager
-def _student_here(run: RunDirectory, settings: ServiceSettings) -> Iterator[Callable[[], bool]]:
+def _student_here(
+    run: RunDirectory, settings: ServiceSettings, form: RecordForm | None
+) -> Iterator[Callable[[], bool]]:
     """Serve the student with uvicorn in this process; yield a function that returns whether it serves."""
-    server = HttpServer(_StudentApp(run.student), settings)
+    server = HttpServer(_StudentApp(run.student, form), settings)
     try:
         yield lambda: server.is_alive
     finally:
@@ -385,7 +350,7 @@ def _student_on_ray(
             stop_student()
 
 
-def stop_aggregator(root: Path, *, say: Callable[[str], None]) -> None:
+def stop_aggregator(root: Path) -> None:
     """Stop the service that ``serve_aggregator(detach=True)`` left on the cluster."""
     run, config = _run_with_votes(root)
     with _ray(config.ray, detach=True):

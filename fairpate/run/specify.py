@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -388,7 +387,7 @@ def _plain_offer(offer: Offer | None) -> dict[str, Any] | None:
         "noise_from_seed": point.is_seeded,
         "remarks": list(point.remarks),
         "settings": dict(point.settings),
-        "commands": [repeat_command(command) for command in point.commands],
+        "commands": list(point.commands),
     }
 
 
@@ -464,11 +463,6 @@ def fairness_limits(given: Sequence[str]) -> dict[NotionName, float]:
     return limits
 
 
-def repeat_command(command: str) -> str:
-    """``command`` with fresh noise instead of noise from a seed."""
-    return re.sub(r" --set noise=seeded(?= |$)", "", command)
-
-
 _MOST_OFFERS = 5
 _SEEDED = "noise from a seed: reproducible, not private; epsilon is what the same run would have with fresh noise."
 _RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -534,7 +528,7 @@ def _panel_parts(found: Achievable, notions: Sequence[NotionName]) -> list[Any]:
         parts.append(Text(f"the first misses {_missed_words(first)}"))
     # A degenerate predictor is not recommended, so no command repeats it.
     if not first.point.degenerate:
-        commands = [repeat_command(command) for command in first.point.commands if command]
+        commands = [command for command in first.point.commands if command]
         words = f"repeat the first: {commands[0]}" if commands else "no command is recorded for the first."
         # In one line, to be copied.
         parts.append(Text(f"{words}\n", no_wrap=True, overflow="ignore"))

@@ -12,13 +12,12 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import FastAPI, Request, Response
-from starlette.concurrency import run_in_threadpool
+from fastapi import Depends, FastAPI, Request, Response
 
 from aggregator.service.auth import is_loopback
-from fairpate.http_server import FaultError, HttpServer, HttpSettings, NoTokens, RequestRate, new_app
+from fairpate.http_server import FaultError, HttpServer, HttpSettings, RequestRate, new_app
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.sites.plan import (
@@ -42,6 +41,13 @@ if TYPE_CHECKING:
 _OVERHEAD = 2**16
 _POLL_S = 0.2
 _LINGER_S = 30.0  # for sites to fetch the last sum
+
+
+async def _body(request: Request) -> bytes:
+    return await request.body()
+
+
+RawBody = Annotated[bytes, Depends(_body)]
 
 
 class CoordinatorSums:
@@ -117,62 +123,47 @@ class CoordinatorSums:
             title="FairPATE sites",
             description="The coordinator of one release over sites that share nothing.",
             reasons=reasons,
-            tokens=NoTokens(),
+            tokens=None,
             max_body_bytes=lambda: _OVERHEAD + 128 * len(self._plan.sites) + largest,
             # No limit: sites poll until their lists close, and without tokens all of them count as strangers.
             rate=RequestRate(),
             strangers=RequestRate(),
-            open_to_all=True,
             tracer=tracer,
         )
 
-        @app.get("/v1/plan")
-        async def plan() -> Response:
-            """Return the plan's file."""
-            return _bytes(self._plan.content)
-
-        @app.get("/v1/embedding")
-        async def embedding() -> Response:
-            """Return the file of the embedding of all records, if the plan has one."""
-            return _bytes(self._embedding)
-
-        @app.get("/v1/model")
-        async def model() -> Response:
-            """Return the file of the model that private metrics describe; 202 while it is not there."""
-            return await run_in_threadpool(self._model)
-
-        @app.post("/v1/done/{place}")
-        async def done(place: int, request: Request) -> Response:
-            """Take a site's signature that it needs nothing more."""
-            return await run_in_threadpool(self._take_leave, place, await request.body())
-
-        @app.post("/v1/sums/{number}/{step}/{place}")
-        async def message(number: int, step: str, place: int, request: Request) -> Response:
-            """Take one message of a site."""
-            return await run_in_threadpool(self._receive, number, step, place, await request.body())
-
-        @app.get("/v1/sums/{number}/{name}/{place}")
-        async def listed(number: int, name: str, place: int) -> Response:
-            """Return a list, or the sum; 202 while it is open."""
-            return await run_in_threadpool(self._listed, number, name, place)
-
+        # Functions without `async` run in threads: they wait for machines and journal.
+        app.get("/v1/plan")(self.plan)
+        app.get("/v1/embedding")(self.embedding)
+        app.get("/v1/model")(self.model)
+        app.post("/v1/done/{place}")(self.done)
+        app.post("/v1/sums/{number}/{step}/{place}")(self.message)
+        app.get("/v1/sums/{number}/{name}/{place}")(self.listed)
         return app
+
+    def plan(self) -> Response:
+        """Return the plan's file."""
+        return _bytes(self._plan.content)
+
+    def embedding(self) -> Response:
+        """Return the file of the embedding of all records, if the plan has one."""
+        return _bytes(self._embedding)
 
     def _machine(self, number: int) -> Coordinator:
         if not 0 <= number < len(self._machines):
             raise FaultError(404, "number", number, f"{len(self._machines)} of {len(self._plan.sums)} sums have begun.")
         return self._machines[number]
 
-    def _model(self) -> Response:
+    def model(self) -> Response:
+        """Return the file of the model that private metrics describe; 202 while it is not there."""
         with self._changed:
             found = self._journal.get("model")
             if found is None:
                 self._refuse_if_ended()
         return Response(status_code=202) if found is None else _bytes(found)
 
-    def _take_leave(self, place: int, body: bytes) -> Response:
-        if not 0 <= place < len(self._plan.sites):
-            raise FaultError(422, "place", place, f"The plan has {len(self._plan.sites)} sites.")
+    def done(self, place: int, body: RawBody) -> Response:
+        """Take a site's signature that it needs nothing more."""
+        self._require_place(place)
         try:
             # Signed: a stranger's request must not let the coordinator stop before a site has its sum.
             self._plan.draw(0).verify(place, body, b"", "done")
@@ -183,6 +174,10 @@ class CoordinatorSums:
             self._changed.notify_all()
         return _bytes(b"")
 
+    def _require_place(self, place: int) -> None:
+        if not 0 <= place < len(self._plan.sites):
+            raise FaultError(422, "place", place, f"The plan has {len(self._plan.sites)} sites.")
+
     def _refuse_if_ended(self, machine: Coordinator | None = None) -> None:
         # A sum that is known stays available after the end: sites may still fetch it.
         if (reason := self._journal.get(ENDED)) is not None and (machine is None or machine.total_D is None):
@@ -190,12 +185,12 @@ class CoordinatorSums:
                 410, "plan", reason.decode(), "What was charged stays charged; a new attempt is a new plan."
             )
 
-    def _receive(self, number: int, step: str, place: int, body: bytes) -> Response:
+    def message(self, number: int, step: str, place: int, body: RawBody) -> Response:
+        """Take one message of a site."""
         machine = self._machine(number)
         if step not in STEPS:
             raise FaultError(404, "step", step, f"Expected one of {', '.join(STEPS)}.")
-        if not 0 <= place < len(self._plan.sites):
-            raise FaultError(422, "place", place, f"The plan has {len(self._plan.sites)} sites.")
+        self._require_place(place)
         with self._changed:
             self._refuse_if_ended(machine)
             try:
@@ -206,7 +201,8 @@ class CoordinatorSums:
             self._changed.notify_all()
         return _bytes(b"")
 
-    def _listed(self, number: int, name: str, place: int) -> Response:
+    def listed(self, number: int, name: str, place: int) -> Response:
+        """Return a list, or the sum; 202 while it is open."""
         machine = self._machine(number)
         if name not in ("members", "survivors", "agreement", "sum") or not 0 <= place < len(self._plan.sites):
             raise FaultError(404, "path", f"{name}/{place}", "Expected members, survivors, agreement or sum of a site.")

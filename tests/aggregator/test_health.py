@@ -6,22 +6,13 @@ import time
 import httpx
 import pytest
 from own_disk import told_beside_own_disk
-from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles
+from serving import ANALYST, OPERATOR, ids, running, table_votes, tokens_of_both_roles, until
 
 from aggregator.session import VotesUnavailableError
 
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 READERS = ("/livez", "/readyz", "/metrics", "/v1/budget", "/v1/statement", "/v1/operator/ledger")
-
-
-def until(condition, *, timeout_s=10.0):
-    """The seconds until ``condition()`` holds."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() < started + timeout_s, "it never came"
-        time.sleep(0.02)
-    return time.monotonic() - started
 
 
 def test_no_reader_waits_for_the_writer(tmp_path):

@@ -9,7 +9,7 @@ import json
 import httpx
 import numpy as np
 import pytest
-from browser import barriers, faults, needs_axe, opened_tab
+from browser import barriers, faults, needs_axe
 from serving import ANALYST, OPERATOR, TERMS, free_port, open_backend, tokens_of_both_roles
 
 from aggregator.service.api import Facts
@@ -48,12 +48,6 @@ FACTS = Facts(
     attribute="sex",
     record="13 features, seen as 52 coordinates of the public embedding",
 )
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory):
-    with opened_tab(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import time
 
 import httpx
 import pytest
-from serving import ANALYST, running, tokens_of_both_roles
+from serving import ANALYST, running, tokens_of_both_roles, until
 
 from aggregator.ledger import OwnLimit
 from aggregator.service.auth import (
@@ -34,13 +34,6 @@ def store(tmp_path):
 
 def add(store, name, *, role="analyst", limit=OwnLimit(), expires_s=None):  # noqa: B008 - frozen
     return change(store, lambda s: added(s, name, role=role, limit=limit, expires_s=expires_s, now_s=time.time()))
-
-
-def until(condition, timeout_s=5.0):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never came"
-        time.sleep(0.05)
 
 
 def test_a_running_service_sees_every_change_within_a_second_or_so(tmp_path, store):

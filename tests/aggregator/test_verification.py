@@ -14,7 +14,7 @@ import time
 import httpx
 import numpy as np
 import pytest
-from serving import ANALYST, OPERATOR, TERMS, ids, open_backend, running, tokens_of_both_roles
+from serving import ANALYST, OPERATOR, TERMS, ids, open_backend, running, tokens_of_both_roles, until
 from stored_ledgers import answer, execute
 
 from aggregator.ledger import Asker, Ledger, reading, verified_slices
@@ -24,13 +24,6 @@ from aggregator.store import UnreachableError, head_path, is_database, ledger_fi
 AS_ANALYST = {"Authorization": f"Bearer {ANALYST}"}
 AS_OPERATOR = {"Authorization": f"Bearer {OPERATOR}"}
 QUICK = {"health_interval_s": 0.1, "verification_interval_s": 0.1}
-
-
-def until(condition, *, timeout_s=20.0):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never came"
-        time.sleep(0.05)
 
 
 @pytest.fixture

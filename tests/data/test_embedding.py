@@ -8,14 +8,9 @@ import pytest
 import torch
 
 from fairpate.config import DataConfig, EmbeddingConfig
-from fairpate.data import Dataset, load_data
+from fairpate.data import load_data
 from fairpate.data.dataset import DataError
 from fairpate.data.embedding import Components, Embedding, embedded
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_data(DataConfig(options={"colour_as_feature": False}))
 
 
 def table(rows: int = 400, seed: int = 0) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from functools import cache
@@ -24,7 +25,9 @@ import ten_minutes  # noqa: E402
 
 import fairpate  # noqa: E402
 from fairpate.cli.summaries import as_yaml, fields_of  # noqa: E402
-from fairpate.methods.base import all_methods  # noqa: E402
+from fairpate.config_reader import config_digest  # noqa: E402
+from fairpate.methods.base import all_methods, resolved  # noqa: E402
+from fairpate.run.sweep import cells_of, load_sweep  # noqa: E402
 
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*")) if path.suffix in (".md", ".ipynb")]
 
@@ -89,7 +92,7 @@ def test_every_public_name_is_in_the_reference():
         assert f":: fairpate.{name}\n" in text or name == "__version__"
 
 
-def test_the_live_frontier_holds_every_recorded_configuration_and_fetches_nothing():
+def test_the_live_frontier_holds_every_recorded_configuration_and_fetches_nothing(monkeypatch):
     cells = json.loads((ROOT / "docs" / "results" / "utkface.json").read_text(encoding="utf-8"))["cells"]
     page = generated.live_frontier()
     (text,) = re.findall(r'<script type="application/json" id="model">(.*?)</script>', page, re.DOTALL)
@@ -97,6 +100,17 @@ def test_the_live_frontier_holds_every_recorded_configuration_and_fetches_nothin
     assert len(points) == len(cells)
     accuracies = sorted(round(sum(each["accuracy"]) / len(each["accuracy"]), 4) for each in cells.values())
     assert sorted(round(point["values"][2], 4) for point in points) == pytest.approx(accuracies, abs=2e-4)
+    assert all(point["commands"] for point in points)
+    paper, found = ROOT / "configs" / "paper", set()
+    monkeypatch.setattr("fairpate.run.sweep.locate", lambda *_: None)
+    cells = cells_of(load_sweep(paper / "utkface.yaml"), folder=paper)
+    for point in points[::9]:  # the command below a configuration gives exactly that one
+        _, _, _, method, _, data, *words = shlex.split(point["commands"][0])
+        run = resolved([f"data.name={data}", *words[1::2]], method)
+        found.add(config_digest(run.model_copy(update={"noise": "seeded"} if run.is_private else {})))
+        assert "noise=seeded" not in words
+    assert len(found) == len(points[::9])
+    assert found <= {cell.digest for cell in cells}
     assert "default-src 'none'" in page
     assert len(page) < 1.3e6
 

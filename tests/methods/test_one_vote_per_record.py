@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairpate.config import ConfigError, DataConfig
-from fairpate.data import Dataset, load_data
+from fairpate.config import ConfigError
+from fairpate.data import Dataset
 from fairpate.data.embedding import Nearness, Prototypes
 from fairpate.methods import record_votes
 from fairpate.methods.base import configured
@@ -29,11 +29,6 @@ from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
 EMBEDDINGS = ("components", "graph")
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_data(DataConfig(options={"colour_as_feature": False}))
 
 
 def settings(out: Path, **changed: Any) -> Any:

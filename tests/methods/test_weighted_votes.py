@@ -29,11 +29,6 @@ from student.student import load_student
 
 
 @pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_data(DataConfig(options={"colour_as_feature": False}))
-
-
-@pytest.fixture(scope="module")
 def ballot(digits: Dataset) -> WeightedBallot:
     return WeightedBallot.of(digits, EmbeddingConfig())
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from browser import barriers, faults, needs_axe, opened_tab
+from browser import barriers, faults, needs_axe
 
 from fairpate.config import fair_rule
 from fairpate.report.frontier import by_panel, points_of
 from fairpate.report.frontier_page import FrontierReport, frontier_report
 from fairpate.run.specify import Demand, achievable
 from fairpate.types import STOPPED_BY_VOTES
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory):
-    with opened_tab(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 def page(path, rows, **options):

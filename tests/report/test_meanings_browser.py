@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from browser import faults, opened_tab
+from browser import faults
 from test_hostile_names import card, operators, report
 
 from fairpate.report.run_page import public_report
@@ -18,10 +18,9 @@ OPEN = "[...document.querySelectorAll('[popover]')].filter(e => e.matches(':popo
 
 
 @pytest.fixture(scope="module")
-def tab(tmp_path_factory):
-    with opened_tab(tmp_path_factory.mktemp("profile")) as opened:
-        opened.is_drawn = "document.readyState === 'complete'"
-        yield opened
+def tab(tab):
+    tab.is_drawn = "document.readyState === 'complete'"
+    return tab
 
 
 def key(tab, name, code):

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from browser import barriers, needs_axe, opened_tab
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory):
-    with opened_tab(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
+from browser import barriers, needs_axe
 
 
 @needs_axe

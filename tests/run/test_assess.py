@@ -75,6 +75,14 @@ def test_a_rare_group_is_not_the_highest_and_an_unknown_one_is_counted() -> None
     assert "2 records" in found.left_out
 
 
+def test_semicolons_and_another_encoding_are_read(tmp_path: Path) -> None:
+    table = applicants().replace({"sex": {"F": "weiblich", "M": "männlich"}})
+    for name, encoding in (("umlauts.csv", "cp1252"), ("utf.csv", "utf-8")):
+        table.to_csv(tmp_path / name, sep=";", index=False, encoding=encoding)
+        found = assess_predictions(tmp_path / name, groups=["sex"], prediction="hired")
+        assert set(by_name(found)) == {"weiblich", "männlich"}
+
+
 def test_a_score_above_the_median_selects() -> None:
     table = {"z": ["a"] * 50 + ["b"] * 50, "score": [*range(50), *range(25, 75)]}
     median = float(np.median(table["score"]))

@@ -20,7 +20,7 @@ from fairpate.data import REGISTRY, DataError, load_data
 from fairpate.data.dataset import Split
 from fairpate.data.registry import option_showing_attribute
 from fairpate.methods.base import configured
-from fairpate.run.context import RunDirectory, read_labels
+from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels
 from fairpate.run.learn import as_trained
 from fairpate.run.run import run_method
 from fairpate.run.sweep import cells_of
@@ -244,6 +244,10 @@ def test_the_order_among_equals_is_drawn_for_each_private_run(tmp_path: Path) ->
     assert torch.equal(first.x, second.x)
     assert not torch.equal(first.z, second.z)
     assert stat.S_IMODE((runs[0].private / "order.key").stat().st_mode) == 0o600
+    runs[0].receipt.write_text("{}")
+    (runs[0].private / "order.key").unlink()
+    with pytest.raises(RunDirectoryError, match=r"order\.key: is gone, although a release"):
+        as_trained(runs[0], config, dataset)
 
 
 WRITTEN = """name: clinic

@@ -88,6 +88,41 @@ def test_a_copy_of_now_is_put_back_and_the_run_goes_on_with_the_same_labels(fair
     assert folder.labels.read_bytes() == before
 
 
+@pytest.mark.parametrize("renamed", [0, 1, 2])
+def test_a_replaced_ledger_stays_whole_where_a_crash_came_between_its_files(
+    copied, tmp_path, terms, monkeypatch, renamed
+):
+    """Its last entries are in the log alone, as a killed writer leaves them."""
+    folder, _ = copied
+    private, kept = folder.ledger.parent, tmp_path / "kept"
+    with Ledger(folder.ledger, terms, create=False) as ledger:
+        votes = np.array([[terms.num_teachers] + [0] * (terms.num_classes - 1)])
+        ledger.commit(ledger.reserve(["last"], [0], votes), [Outcome(verdict="answer", label=0)])
+        shutil.copytree(private, kept)
+    for file in ledger_files(folder.ledger):
+        file.unlink()
+    for file in ledger_files(kept / folder.ledger.name):
+        shutil.copy(file, private)
+    out, rename, left = tmp_path / "copy.sqlite", type(private).rename, [renamed]
+    entries = back_up_run(folder.root, out)
+
+    def crash(path, target):
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        return rename(path, target)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(type(private), "rename", crash)
+        restore(folder, out, to=None)
+    if renamed:
+        with pytest.raises(LedgerError):
+            Ledger(folder.ledger, terms, create=False)
+    restore(folder, out, to=None)
+    assert entries_of(folder) == entries
+    assert audit.verify(private / "ledger.replaced-1.sqlite").entries == entries
+
+
 def test_an_older_copy_is_refused_by_what_is_there_and_by_the_head_alone(copied, tmp_path, terms):
     folder, _ = copied
     out = tmp_path / "copy.sqlite"

@@ -132,6 +132,28 @@ def test_what_was_read_from_private_rows_asks_to_be_confirmed_and_is_no_bound(ku
     assert features == [line for line in of_pool if not line.startswith("  # kd_nr")]
 
 
+def test_a_number_of_customers_and_marks_among_decimal_commas_are_found(tmp_path, fairpate):
+    """Two rows for each Kundennr, and amounts that may be "k.A."."""
+    rows = [f"K{i // 2};{'k.A.' if i % 9 == 4 else f'{i}.000,5'};{'ab'[i % 2]}" for i in range(200)]
+    head = "Kundennr;Betrag;sex"
+    for name, lines in (
+        ("own.csv", [f"{head};y", *(f"{row};{'ja' * (i % 2) or 'nein'}" for i, row in enumerate(rows))]),
+        ("pool.csv", [head, *(f"P{row}" for row in rows)]),
+    ):
+        (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
+    asked = ("data", "declare", "own.csv", "--public", "pool.csv", "--read-private", "-o", "own.yaml")
+    assert fairpate(*asked)[0] == 0
+    found = read_declaration(tmp_path / "own.yaml")
+    assert found.person.column == "Kundennr"
+    assert found.features["Betrag"].unknown == ("k.A.",)
+    code, output, _ = fairpate("data", "check", "own.yaml")
+    assert code == 0, output
+    assert "questions of the draft to answer: the lines with `# ?`" in output
+    text = (tmp_path / "own.yaml").read_text(encoding="utf-8")
+    (tmp_path / "own.yaml").write_text(text.replace("# ?", "#"), encoding="utf-8")
+    assert "to answer" not in fairpate("data", "check", "own.yaml")[1]
+
+
 def test_columns_may_be_named(kunden, fairpate):
     named = ("--label", "ort", "--group", "ausfall", "--person", "kd_nr")
     text = fairpate("data", "declare", "kunden.csv", "--public", "pool.csv", *named)[1]

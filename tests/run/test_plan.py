@@ -217,7 +217,29 @@ def test_accuracy_is_what_earlier_runs_measured_and_no_forecast(fairpate, tmp_pa
     terminal.print(describe("adult", None, None, [near, other]))
     text = terminal.file.getvalue()
     assert "81.0 % to 83.0 % (2 runs)" in text.replace("\N{NO-BREAK SPACE}", " "), text
-    assert "accuracy is not forecast" in text
+    assert "Accuracy is not forecast" in text
+
+
+def test_accuracy_is_forecast_from_published_runs_with_the_same_settings_alone(fairpate, tmp_path) -> None:
+    def expected(*words: str, method: str = "weighted_votes", data: Path | str = "color_digits") -> list[float] | None:
+        words = ("--method", method, "--data", str(data), "--epsilon", *words, "--dry-run", "--json")
+        code, output, errors = fairpate("run", *words)
+        assert code == 0, errors
+        (found,) = json.loads(output)["forecasts"]
+        return found["expected"]
+
+    (low, high), (lower, higher) = expected("1"), expected("2")
+    assert lower <= low < high <= higher <= 1  # between 1 and 3: the range of both
+    assert expected("1", "--set", "data.seed=7") == [low, high]
+    for other in (("0.05",), ("1", "--set", "weighted_votes.taught_share=0.5"), ("1", "--delta", "1e-6")):
+        assert expected(*other) is None, other
+    assert expected("1", method="private_knn") is None
+    # Records of one's own have no published run, under whichever name.
+    assert fairpate("new", "own")[0] == 0
+    declaration = tmp_path / "own" / "data.yaml"
+    text = declaration.read_text(encoding="utf-8")
+    declaration.write_text(text.replace("name: own", "name: color_digits"), encoding="utf-8")
+    assert expected("1", data=declaration) is None
 
 
 def test_a_dry_run_says_what_is_guaranteed(fairpate) -> None:

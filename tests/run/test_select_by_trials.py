@@ -314,7 +314,12 @@ def test_the_command_takes_trials(clinic: Path, tmp_path: Path, fairpate: Any) -
     begun = ("select", "sweep.yaml", "--epsilon", "1", "--out", "out", "--trials")
     code, _, errors = fairpate(*begun, "1")
     assert (code, "--trials: expected a number above 1" in errors) == (2, True)
+    code, _, errors = fairpate("select", "sweep.yaml", "--epsilon", "11", "--out", "dear", "--trials", "3")
+    assert (code, "ε = 11.00 in sum (0.00 so far), above 10" in errors, "give --yes" in errors) == (2, True, True), (
+        errors
+    )
     code, _, errors = fairpate(*begun, "3")
     assert code == 0, errors
+    assert "spends       at most ε = 1.00 (δ = 10⁻⁵) of each record; so far nothing" in errors  # nor was the dear one
     assert "a secret number of them, 3 expected" in errors
     assert read_statement(RunDirectory(root=tmp_path / "out/model")).tuning_accounted

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import time
 
 import httpx
 import numpy as np
@@ -18,8 +17,10 @@ import pytest
 import ray
 import torch
 from page_references import References
+from serving import until
 
 from aggregator.ledger import Ledger
+from aggregator.service.auth import read_tokens
 from aggregator.service.server import Service, ServiceSettings
 from aggregator.session import VotesUnavailableError
 from aggregator.store import ledger_files
@@ -30,8 +31,8 @@ from fairpate.run import serve
 from fairpate.run.context import RunDirectory, RunDirectoryError, read_labels, read_votes
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
-from fairpate.run.serve import open_backend, public_pool, service_settings
-from fairpate.terminal import Reporter
+from fairpate.run.serve import open_backend, public_pool
+from fairpate.terminal import Output, Reporter
 from teachers.ensemble import collect_votes, train_ensemble
 from teachers.ray_pool import BESIDE_WORK, ServingTeachers, VoterWatch
 
@@ -59,13 +60,6 @@ def served(finished):
 @pytest.fixture
 def url(served):
     return served[0]
-
-
-def until(condition, *, timeout_s=60.0):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it never came"
-        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -295,11 +289,15 @@ def test_the_operator_hears_what_the_statement_lacks_and_that_a_target_leaves_no
     monkeypatch.setattr(serve, "_ray", lambda *_, **__: contextlib.nullcontext())
     monkeypatch.setattr(serve, "start_service", lambda *_, **__: Service(actor=None, name="none", url="http://none"))
     monkeypatch.setattr(serve, "_watch", lambda _: None)
-    settings = service_settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
+    settings = ServiceSettings(port=1)
     said: list[str] = []
-    told: list[object] = []
-    serve.serve_aggregator(run.root, settings, data_dir=None, detach=False, say=said.append, started=told.extend)
-    assert told == [{"run": run.root, "url": "http://127.0.0.1:1", "detached": False}]
+    told: list[Output] = []
+    monkeypatch.setattr(serve, "say", said.append)
+    monkeypatch.setattr(serve, "show", told.append)
+    serve.serve_aggregator(run.root, settings, data_dir=None, detach=False)
+    assert [output.facts for output in told] == [
+        {"served": [{"run": run.root, "url": "http://127.0.0.1:1", "detached": False}]}
+    ]
     assert f"{run.statement} with `fairpate report {run.root}`" in said[1]
     assert said[2:] == [serve.SPENT]
 
@@ -335,7 +333,7 @@ def test_a_student_asks_for_the_tokens_of_the_environment(small_config, tmp_path
     monkeypatch.setenv("FAIRPATE_ANALYST_TOKEN", token)
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    settings = service_settings(host="127.0.0.1", port=port, analyst_file=None, operator_file=None)
+    settings = ServiceSettings(port=port, tokens=read_tokens(os.environ))
     said = []
     caplog.set_level("INFO", "fairpate.requests")
     with serve._student_here(run, settings):

@@ -12,8 +12,7 @@ import torch
 from small_runs import QUIET, copied
 from torch.nn import functional
 
-from fairpate.config import DataConfig
-from fairpate.data import Dataset, load_data
+from fairpate.data import Dataset
 from fairpate.methods.base import ReleasingMethod, Trained, Training, configured
 from fairpate.privacy.laplace import LaplaceReleases, add_laplace
 from fairpate.run import release_log
@@ -81,11 +80,6 @@ class TwoTablesAndAModel(TwoTables):
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
     drawn.clear()
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_data(DataConfig(options={"colour_as_feature": False}))
 
 
 def run(out: Path, dataset: Dataset, *overrides: str, of: Path | None = None, method: str = "TwoTables") -> Any:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from small_runs import read_json
 
+from aggregator.service.server import ServiceSettings
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import apply_override, config_digest
 from fairpate.data import Dataset, Split, load_data
@@ -28,7 +29,6 @@ from fairpate.run.folder import create_run_directory
 from fairpate.run.learn import as_trained
 from fairpate.run.release_log import LimitReachedError, Odometer
 from fairpate.run.run import run_method
-from fairpate.run.serve import service_settings
 from fairpate.terminal import Reporter
 from fairpate.types import LabelledSet, Unit, VoteBatch
 from teachers.ensemble import assign_teachers, shard_key, shard_rows
@@ -164,9 +164,9 @@ def test_only_a_limit_on_attributes_stops_it_and_before_any_teacher_is_trained(
 def test_teachers_that_were_not_kept_are_not_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SfPate, "ask", identical_teachers)
     run = run_method(configured(tmp_path / "run", "sf_pate.variant=sf_t"), Reporter(quiet=True))
-    settings = service_settings(host="127.0.0.1", port=1, analyst_file=None, operator_file=None, daily_quota=1)
+    settings = ServiceSettings(port=1)
     with pytest.raises(RunFolderError, match="whose teachers were not kept"):
-        serve.serve_aggregator(run.root, settings, data_dir=None, detach=False, say=print)
+        serve.serve_aggregator(run.root, settings, data_dir=None, detach=False)
 
 
 @pytest.mark.parametrize(

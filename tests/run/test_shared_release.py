@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fairpate.config import ConfigError, DataConfig, SweepConfig
+from fairpate.config import ConfigError, SweepConfig
 from fairpate.config_reader import parse_config
-from fairpate.data import Dataset, load_data
+from fairpate.data import Dataset
 from fairpate.methods.base import ReleasingMethod, configured
 from fairpate.run.compare import Comparison, compare, release_name
 from fairpate.run.context import RunDirectory, RunDirectoryError, RunFolderError, read_statement
@@ -33,11 +33,6 @@ SETTINGS: dict[str, Any] = {
     "weighted_votes": {"embedding": {"num_components": 20, "graph_share": 0}},
 }
 SHARED = ("record_votes", "weighted_votes")
-
-
-@pytest.fixture(scope="module")
-def digits() -> Dataset:
-    return load_data(DataConfig(options={"colour_as_feature": False}))
 
 
 def config_of(out: Path, *overrides: str, method: str = "record_votes") -> Any:

@@ -7,8 +7,7 @@ import os
 
 import pytest
 
-from fairpate.report.frontier import Row
-from fairpate.run.specify import repeat_command
+from fairpate.report.frontier import Row, repeat_command
 from fairpate.run.sweep import write_rows
 from fairpate.types import STOPPED_BY_VOTES, RunRecord
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from aggregator.service.server import ServiceSettings
 from fairpate.config import ConfigError, DataConfig, SweepConfig
 from fairpate.config_reader import parse_config
 from fairpate.data import Dataset, load_data
@@ -21,7 +22,7 @@ from fairpate.run.context import RunDirectory, RunDirectoryError
 from fairpate.run.learn import recorded_data, require_data_by_name
 from fairpate.run.publication import write_card
 from fairpate.run.run import run_method
-from fairpate.run.serve import serve_aggregator, service_settings
+from fairpate.run.serve import serve_aggregator
 from fairpate.run.sweep import cells_of
 from fairpate.terminal import Reporter
 
@@ -194,10 +195,10 @@ def test_nothing_reloads_by_name_what_was_given(tmp_path: Path, finished: Any) -
     assert not record.given_from_python
     run.data.write_text(json.dumps(json.loads(run.data.read_text()) | {"given_from_python": True}))
     before = {path: path.read_bytes() for path in run.public.iterdir()}
-    listen = service_settings(host="127.0.0.1", port=8517, analyst_file=None, operator_file=None, daily_quota=1.0)
+    listen = ServiceSettings()
     for again in (
         lambda: run_method(config, QUIET),
-        lambda: serve_aggregator(run.root, listen, data_dir=None, detach=False, say=print),
+        lambda: serve_aggregator(run.root, listen, data_dir=None, detach=False),
     ):
         with pytest.raises(RunDirectoryError, match="given from Python"):
             again()

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +71,17 @@ def test_a_coordinator_that_was_killed_at_any_message_goes_on_where_it_was(messa
 
     def coordinate() -> Any:
         with network.coordinator() as sums:
-            left, receive = [messages], sums._receive
+            left = [messages]
 
-            def counted(*values: Any) -> Any:
+            def counted(receive: Any, *values: Any) -> Any:
                 if not left[0]:
                     killed.set()
                     raise StoppedError  # a client sees a failing server
                 left[0] -= 1
                 return receive(*values)
 
-            sums._receive = counted  # type: ignore[method-assign]
+            for machine in sums._machines:
+                machine.receive = partial(counted, machine.receive)  # type: ignore[method-assign]
             drawing = threading.Thread(target=lambda: _quietly(network.draw, sums), daemon=True)
             drawing.start()
             assert killed.wait(30)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from hospitals import folder
 from network import plan_of
+from serving import free_port
 
 from fairpate.config import ConfigError
 from fairpate.data import load_data
@@ -48,13 +49,6 @@ TEACHERS = (
     f"teacher_votes.gate={GATE}",
 )
 PARTS = (range(700), range(700, 1500), range(1500, 2000))
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 class Consortium:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hospitals import DECLARATION
 
+from fairpate import cli
 from fairpate.config import ConfigError, DataConfig
 from fairpate.config_reader import parse_config
 from fairpate.data.registry import load_at_site
@@ -99,16 +99,19 @@ def test_records_of_a_declaration_are_charged_to_the_operators_own_odometer_befo
     assert 0.9 < total.epsilon <= 1.0
 
 
-def test_the_command_runs_all_parties_as_processes(tmp_path: Path) -> None:
+def test_the_command_runs_all_parties_as_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_state: None
+) -> None:
     source(tmp_path / "all")
-    words = [sys.executable, "-m", "fairpate", "site", "simulate", "--data", "all/hospitals.yaml", "--sites", "3"]
-    words += ["--by", "ward", "--epsilon", "2", "--out", "parties", "--json"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)  # noqa: S603
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+    words = ["fairpate", "site", "simulate", "--data", "all/hospitals.yaml", "--sites", "2"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [*words, "--by", "ward", "--epsilon", "2", "--out", "parties", "--json"])
+    cli.main()
+    found = json.loads(capsys.readouterr().out)
     assert sum(found["records"]) == 450
     assert 1.9 < found["epsilon"] <= 2
     assert (tmp_path / found["run"] / "public" / "report.html").is_file()
-    again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=280)  # noqa: S603
-    assert again.returncode == 2
-    assert "exists already" in again.stdout
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "exists already" in capsys.readouterr().out

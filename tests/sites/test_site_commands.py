@@ -108,6 +108,7 @@ def finished(process: subprocess.Popen[str]) -> str:
     return output + errors
 
 
+@pytest.mark.slow  # all parties in one process, interrupted: tests/sites/test_faults_of_sites.py
 def test_three_processes_share_a_release_though_some_are_killed(machines: Machines) -> None:
     machines.plan()
     serving = machines.serve()

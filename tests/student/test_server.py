@@ -12,8 +12,9 @@ import pytest
 import torch
 from two_groups import untrained_student
 
+from fairpate.data.tables import Feature, feature_codes, form_of
 from fairpate.fairness.gate import filter_stream
-from fairpate.http_server import FaultError, Guard, KnownCaller, NoTokens, RequestRate
+from fairpate.http_server import FaultError, Guard, KnownCaller, RequestRate
 from fairpate.types import GateRule
 from student.server import (
     MAX_RECORDS_PER_REQUEST,
@@ -145,10 +146,9 @@ def test_a_body_that_does_not_come_is_waited_for_no_longer():
     async def asked():
         late = Guard(
             pytest.fail,
-            tokens=NoTokens(),
+            tokens=None,
             max_body_bytes=lambda: 10,
             rate=RequestRate(),
-            open_to_all=True,
             body_timeout_s=0.05,
         )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(late), base_url="http://student") as client:
@@ -172,7 +172,7 @@ def test_one_caller_s_large_bodies_leave_places_for_others():
         yield b" " * 99_999
 
     async def asked():
-        guard = Guard(app, tokens=NoTokens(), max_body_bytes=lambda: 10**6, rate=RequestRate(), open_to_all=True)
+        guard = Guard(app, tokens=None, max_body_bytes=lambda: 10**6, rate=RequestRate())
 
         async def post(address, content):
             transport = httpx.ASGITransport(guard, client=(address, 1))
@@ -222,7 +222,7 @@ def test_words_and_truth_values_are_not_numbers(features):
     ("body", "field", "remedy"),
     [
         (b"{", "body", "Expected JSON; Expecting property name enclosed in double quotes."),
-        ({"records": [{}]}, "records.0.features", "Required; add this field."),
+        ({"records": [{}]}, "records.0.features", "Required; add this field, or columns."),
         ({"records": [{"features": [1, 2, 3]}]}, "records.0.features", "Expected the shape (4,)."),
         ({"records": [], "x": 1}, "records", "Expected at least 1 item."),
     ],
@@ -295,3 +295,38 @@ def test_the_documentation_is_a_page_of_its_own_that_fetches_nothing(url):
     assert "/v1/predictions" in page.text
     assert "<script" not in page.text
     assert "//" not in page.text
+
+
+def test_a_record_of_a_declared_table_is_given_by_its_columns(tmp_path):
+    """The row of the file that says the same, or an error that names the column."""
+    described = (("age", Feature(bounds=(0, 100), missing="50")), ("ward", Feature(categories=("A", "B"))))
+    form = form_of(feature_codes(described))
+    path = tmp_path / "student.safetensors"
+    save_student(untrained_student(), path)
+    app = student_in_one_process(path, form=form)
+
+    def asked(*records):
+        async def posted():
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://student") as client:
+                columns = (await client.get("/v1/student")).json()["columns"]
+                assert [column["name"] for column in columns] == ["age", "ward"]
+                return await client.post("/v1/predictions", json={"records": list(records)})
+
+        return asyncio.run(posted())
+
+    same = asked({"columns": {"age": 25, "ward": "B"}}, {"features": [0.25, 0, 0, 1]}, {"columns": {"ward": "B"}})
+    assert same.status_code == 200, same.text
+    labels = same.json()["labels"]
+    assert labels[0] == labels[1]
+    record = Record(columns={"age": 25, "ward": "B"})
+    assert read_features(record, 0, (4,), form).tolist() == [0.25, 0, 0, 1]
+    for wrong, word in (
+        ({"columns": {"age": 25, "ward": "C"}}, "ward"),
+        ({"columns": {"aeg": 25, "ward": "A"}}, "aeg"),
+        ({"columns": {"age": "ten", "ward": "A"}}, "age"),
+        ({"columns": {"age": 25, "ward": "A"}, "features": [0, 0, 0, 0]}, "either"),
+    ):
+        found = asked(wrong)
+        assert (found.status_code, word in found.text) == (422, True), found.text
+    with pytest.raises(FaultError, match="not known here"):
+        read_features(record, 0, (4,))
