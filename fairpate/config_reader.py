@@ -78,8 +78,10 @@ def expected(fault: Mapping[str, Any]) -> str:
 
 
 _AUGMENT = "is `augment` now, one for teachers and students; set it there"
-_AS_STUDENT = "names the published architecture now; confidence, fit and method are those of `student`"
-_FIXED = "is fixed now, at what was its default; leave it out"
+_AS_STUDENT = (
+    "is the name of the published architecture now, such as mlp; give the name alone, and set confidence, fit and "
+    "method in `student`"
+)
 _SOFTNESS = {"temperature": 1.0, "maximum": "hardmax", "max_temperature": 0.1}
 _DEFAULTS = {
     "dropout": 0.0,
@@ -99,7 +101,7 @@ _MOVED: dict[str, tuple[str, Any]] = {
     "public_data.self_label": (_AS_STUDENT, None),
     "public_data.pretrain": ("is a number of epochs now, and all else of it is fixed; give the number alone", None),
     "aggregator.admission.fit": ("is as student.fit now; leave it out", None),
-    **{name: (_FIXED, value) for name, value in _DEFAULTS.items()},
+    **{name: (f"is fixed now, at {value}; leave it out", value) for name, value in _DEFAULTS.items()},
 }
 """Fields of earlier versions by the end of their dotted names: what became of them, and the value that says the same as
 a configuration without them."""
@@ -113,6 +115,16 @@ def moved(path: str, value: Any) -> str | None:
             is_off = same is None and isinstance(value, Mapping) and not any(value.values())
             return "" if is_off or value == same else f"{path}: {words}."
     return None
+
+
+def as_now(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values without fields of earlier versions that say what is the case now; settings that differ only in
+    these compare equal."""
+    return {
+        name: as_now(value, f"{prefix}{name}.") if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if moved(f"{prefix}{name}", value) != ""
+    }
 
 
 _ECHO_LENGTH = 120

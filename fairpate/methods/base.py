@@ -423,8 +423,16 @@ class Method(Section):
     seed: Seed = Field(0, description="Seed of splits into shards, of training and of the bootstrap; never of noise.")
     data: DataConfig = DataConfig()
     target: Terms = Terms()
-    student: StudentConfig = StudentConfig()
-    augment: AugmentConfig = AugmentConfig()
+    student: StudentConfig = Field(
+        StudentConfig(),
+        description="The published model. `fit`, `method`, `confidence` and `rounds` configure how a student learns "
+        "from released labels; a method that releases none reads them only for public_data.self_label.",
+    )
+    augment: AugmentConfig = Field(
+        AugmentConfig(),
+        description="Random changes of the pictures that teachers and students train on; a method without either reads "
+        "them only for public_data.self_label.",
+    )
     public_data: PublicDataConfig = PublicDataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 

@@ -46,7 +46,7 @@ from safetensors.numpy import save
 from aggregator.ledger import Ledger, LedgerTerms
 from aggregator.session import queries_that_fit
 from aggregator.store import LedgerError
-from fairpate.config_reader import flat_values
+from fairpate.config_reader import as_now, flat_values
 from fairpate.files import PathIn, write_atomically
 from fairpate.pages import counted, epsilon_text
 from fairpate.privacy import accountant
@@ -708,7 +708,8 @@ def arrays_digest(arrays: Arrays) -> str:
 
 def require_same_settings(origin: Origin, settings: Mapping[str, Any], path: Path) -> None:
     """Raise RunFolderError if the release in ``path`` was made under settings other than ``settings``."""
-    changes = changed_fields(flat_values(origin.settings), flat_values(settings))
+    # Of an earlier version, the release lists fields that are fixed today.
+    changes = changed_fields(flat_values(as_now(origin.settings)), flat_values(as_now(settings)))
     if changes:
         raise RunFolderError(
             f"{path}: was released under other settings ({'; '.join(changes.values())}); set them back, or let the run "

@@ -605,18 +605,21 @@ def check_table(opened: OpenRun) -> None:
 
 
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
-    """Build once every model that starts from a weights file, and report the file. ValueError if the file does not
-    fit."""
+    """Build once every model that starts from a weights file, and report the file; build self-labelling's student.
+    ValueError if the file, or the architecture, does not fit the records."""
     models = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
     models |= {"model": config.student.model}
-    if published_model(config) != config.student.model:
-        models["published model"] = published_model(config)
     shape = tuple(dataset.public.x.shape[1:])
+    # Before anything is trained or charged: what does not fit would end the run after that.
     for name, model in models.items():
-        # Before anything is trained or charged: a file that does not fit would end the run after that.
         if model.weights is not None:
             build_model(model, input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
             reporter.note("weights", f"{name} start from {model.weights.path}, sha256 {model.weights.sha256}")
+    if published_model(config) != config.student.model:
+        try:
+            build_model(published_model(config), input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
+        except ValueError as error:
+            raise ConfigError(f"public_data.self_label: {error}") from error
 
 
 def published_model(config: Method) -> ModelConfig:
@@ -958,8 +961,10 @@ def one_release(
     with _opened(configs[0].release_alone.model_copy(update={"out": out}), reporter, None) as opened:
         assert isinstance(opened.config, ReleasingMethod)
         check(opened.dataset)
-        released = opened.config.release(opened.training())
         students, quiet = [], Reporter(quiet=True)
+        for each in configs:
+            check_model_files(each, opened.dataset, quiet)
+        released = opened.config.release(opened.training())
         with reporter.stage("candidates") as advance:
             for number, each in enumerate(configs, start=1):
                 model = initial_model(each, opened.dataset)

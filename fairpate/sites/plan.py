@@ -119,7 +119,7 @@ class SitePlan:
         return Draw(
             plan=hashlib.sha256(digest + hashlib.sha256(about).digest()).digest() if about else digest,
             number=number,
-            sites=tuple(public_keys(key, name) for name, key in self.sites.items()),
+            sites=tuple(public_keys(key, f"sites.{name}") for name, key in self.sites.items()),
             may_vanish=self.may_vanish,
             may_collude=self.may_collude,
             size=planned.rows * planned.columns,
@@ -129,7 +129,7 @@ class SitePlan:
     def place_of(self, key: SiteKey) -> int:
         """The place of the site with this key. PlanError for a key that is not in the plan."""
         for place, (name, text) in enumerate(self.sites.items()):
-            if public_keys(text, name) == key.public:
+            if public_keys(text, f"sites.{name}") == key.public:
                 return place
         raise PlanError(f"key: not one of the plan's sites ({', '.join(self.sites)}); give the key that was sent in.")
 
@@ -152,15 +152,13 @@ class SitePlan:
         )
 
 
-def public_keys(text: str, name: str) -> PublicKeys:
-    """Return the public keys in the text of a roster's entry. PlanError for a text that is not two keys."""
+def public_keys(text: str, field: str) -> PublicKeys:
+    """Return the public keys in the text that ``field`` holds. PlanError for a text that is not two keys."""
     try:
         found = bytes.fromhex(text)
         return PublicKeys(signing=found[:32], sealing=found[32:])
     except (ValueError, TypeError, SumError) as error:
-        raise PlanError(
-            f"sites.{name}: not the text that `fairpate site key` printed ({error}); copy it again."
-        ) from error
+        raise PlanError(f"{field}: not the text that `fairpate site key` printed ({error}); copy it again.") from error
 
 
 def fingerprint(text: str) -> str:
@@ -227,7 +225,7 @@ def read_roster(path: Path) -> dict[str, str]:
     except ConfigError as error:
         raise PlanError(str(error)) from error
     # In one spelling, so that two entries with the same key are seen.
-    keys = {str(name): key_text(public_keys(text, name)) for name, text in roster.items()}
+    keys = {str(name): key_text(public_keys(text, f"sites.{name}")) for name, text in roster.items()}
     if len(set(keys.values())) < len(keys):
         raise PlanError(f"{path}: two sites have one key; every site makes its own with `fairpate site key`.")
     return keys

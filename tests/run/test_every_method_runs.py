@@ -17,9 +17,10 @@ from fairpate.config_reader import apply_override, config_digest
 from fairpate.data import find_entry, load_data
 from fairpate.methods.base import ReleasingMethod, configured, find_method
 from fairpate.methods.raco_dp import named_constraints
-from fairpate.run.context import RunDirectoryError, sole_worker
+from fairpate.run.context import RunDirectory, RunDirectoryError, sole_worker
 from fairpate.run.folder import create_run_directory, finished_run
 from fairpate.run.publication import write_card
+from fairpate.run.release_log import Odometer
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, RunRecord
@@ -200,6 +201,17 @@ def test_a_model_that_is_sure_of_nothing_labels_nothing(tmp_path):
         train(tmp_path / "run", "dp_sgd", "public_data.self_label=mlp", "student.confidence=1.0")
 
 
+@pytest.mark.parametrize("method", ["weighted_votes", "dp_sgd"])
+def test_a_self_labelling_student_that_cannot_read_the_records_costs_nothing(method, tmp_path, monkeypatch):
+    monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
+    settings = {"data": {"name": "loans"}, "target": {"epsilon": 1}, "public_data": {"self_label": "cnn"}}
+    config = configured(settings, [f"out={tmp_path / 'run'}"], method=method)
+    with pytest.raises(ConfigError, match=r"public_data\.self_label: Model cnn reads images"):
+        run_method(config, QUIET)
+    assert not Odometer().totals(delta=1e-5)
+    assert not RunDirectory(root=tmp_path / "run").released.exists()
+
+
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
 
 
@@ -271,9 +283,12 @@ def test_an_option_that_other_settings_leave_unread_is_refused_and_a_file_may_ho
     [
         ("teachers.fit.augment.erase=0.5", r"teachers\.fit\.augment: is `augment` now"),
         ("student.strong_augment={erase: 0.5}", r"student\.strong_augment: follows from `augment`"),
-        ("public_data.self_label={confidence: 0.9}", r"public_data\.self_label: names the published architecture"),
+        (
+            "public_data.self_label={confidence: 0.9}",
+            r"public_data\.self_label: is the name of the published",
+        ),
         ("public_data.pretrain={epochs: 3}", r"public_data\.pretrain: is a number of epochs now"),
-        ("student.model.dropout=0.1", r"student\.model\.dropout: is fixed now"),
+        ("student.model.dropout=0.1", r"student\.model\.dropout: is fixed now, at 0\.0; leave it out"),
     ],
 )
 @pytest.mark.parametrize("method", ["pate", "dp_sgd"])
