@@ -385,7 +385,8 @@ def _settings(
 
 
 def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Return ``function`` with the options of :func:`_settings` instead of its parameter ``settings``."""
+    """Return ``function`` with the options of :func:`_settings` instead of its parameter ``settings``; its ``parts``
+    are the two."""
     own, shared = (inspect.signature(each, eval_str=True).parameters for each in (function, _settings))
 
     def command(**values: Any) -> None:
@@ -396,6 +397,7 @@ def _with_settings(function: Callable[..., None]) -> Callable[..., None]:
     first, *rest = (each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters)
     options = (each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in shared.values())
     command.__signature__ = inspect.Signature([first, *options, *rest])  # type: ignore[attr-defined]
+    command.parts = (function, _settings)  # type: ignore[attr-defined]
     return command
 
 

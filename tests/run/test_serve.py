@@ -336,7 +336,7 @@ def test_a_student_asks_for_the_tokens_of_the_environment(small_config, tmp_path
     settings = ServiceSettings(port=port, tokens=read_tokens(os.environ))
     said = []
     caplog.set_level("INFO", "fairpate.requests")
-    with serve._student_here(run, settings):
+    with serve._student_here(run, settings, form=None):
         for headers in ({}, {"Authorization": f"Bearer {token}"}):
             said.append(httpx.get(f"{settings.url}/v1/student", headers=headers))
         assert [answer.status_code for answer in said] == [401, 200]
