@@ -7,8 +7,8 @@ command that writes a file of docs/results/ starts without that file, so that ev
 numbers are compared with the stored ones of that seed, digit by digit (six digits are stored). Costs that are times
 differ on every machine and are left out. The log is docs/results/commands.json, with one cell for every command:
 
-    same          every number that was measured again, and there is one, equals the stored one
-    differs       numbers differ; ``differing`` names a few
+    same          every number that was measured again equals the stored one
+    differs       numbers differ, of which ``differing`` names a few, or no stored cell was measured again
     ran           nothing is stored to compare with: the command ended well, or measured something before the limit
     too long      the limit ended it before anything could be compared
     failed        it ended with an error, which ``message`` has
@@ -34,6 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import measured
@@ -95,14 +96,12 @@ def outcome(command: str, limit: float) -> dict[str, Any]:
         started = time.monotonic()
         code, message = _run(words.format(seed), copy, limit)
         found = {"seconds": round(time.monotonic() - started, 1)}
-        if expected and name not in _TIMES and stored.is_file():
-            again = json.loads(stored.read_text(encoding="utf-8"))["cells"]
-            return found | _compared(again, expected, seed)
-        if code is None:
-            return found | {"outcome": "too long" if not stored.is_file() else "ran"}
         if code:
             return found | {"outcome": "failed", "message": message}
-        return found | {"outcome": "ran"}
+        if expected and name not in _TIMES and stored.is_file():
+            again = json.loads(stored.read_text(encoding="utf-8"))["cells"]
+            return found | compared(again, expected, seed)
+        return found | {"outcome": "too long" if code is None and not stored.is_file() else "ran"}
 
 
 def _measuring(command: str) -> tuple[str, str]:
@@ -149,28 +148,35 @@ def _run(words: str, folder: Path, limit: float) -> tuple[int | None, str]:
     return process.returncode, lines[-1] if lines else ""
 
 
-def _compared(again: measured.Cells, stored: measured.Cells, seed: int) -> dict[str, Any]:
-    differing, cells = [], 0
-    for name, cell in again.items():
-        if name not in stored or ("seeds" in cell and seed not in stored[name].get("seeds", ())):
-            continue
-        cells += 1
-        differing += [f"{name}:{metric}" for metric in _differing(cell, stored[name], seed)]
-    of_seed = sum(seed in cell.get("seeds", (seed,)) for cell in stored.values())
-    kind = "differs" if differing else "same" if cells else "too long"
-    found = {"outcome": kind, "seed": seed, "cells": cells, "share": round(cells / max(of_seed, 1), 3)}
-    return found | ({"differing": differing[:_SHOWN], "num_differing": len(differing)} if differing else {})
+def compared(again: measured.Cells, stored: measured.Cells, seed: int) -> dict[str, Any]:
+    """What a log says of the cells that were measured again, beside the stored ones of that seed."""
+    of_seed = {name: cell for name, cell in stored.items() if seed in cell.get("seeds", (seed,))}
+    cells = {name: cell for name, cell in again.items() if name in of_seed}
+    differing = [f"{name}:{metric}" for name in cells for metric in _differing(cells[name], of_seed[name], seed)]
+    # A command whose cells have other names now measures none of what is stored.
+    kind = "differs" if differing or not cells else "same"
+    found = {"outcome": kind, "seed": seed, "cells": len(cells), "share": round(len(cells) / max(len(of_seed), 1), 3)}
+    if not differing:
+        return found
+    pairs = ((cells[name], of_seed[name]) for name in cells if "accuracy" in cells[name])
+    moves = [abs(_of_seed(cell, "accuracy", seed) - _of_seed(old, "accuracy", seed)) for cell, old in pairs]
+    moved = (
+        {"accuracy_moves_median": round(median(moves), 4), "accuracy_moves_most": round(max(moves), 4)} if moves else {}
+    )
+    return found | moved | {"differing": differing[:_SHOWN], "num_differing": len(differing)}
 
 
 def _differing(cell: dict[str, Any], stored: dict[str, Any], seed: int) -> Iterator[str]:
-    at = cell["seeds"].index(seed) if "seeds" in cell else 0
-    where = stored["seeds"].index(seed) if "seeds" in stored else 0
-    for metric in cell.keys() & stored.keys() - {"seeds", "seconds"}:
-        one, other = cell[metric], stored[metric]
-        one, other = (one[at] if isinstance(one, list) else one), (other[where] if isinstance(other, list) else other)
+    for metric in sorted(cell.keys() & stored.keys() - {"seeds", "seconds"}):
+        one, other = _of_seed(cell, metric, seed), _of_seed(stored, metric, seed)
         both_numbers = isinstance(one, (int, float)) and isinstance(other, (int, float))
         if not (math.isclose(one, other, rel_tol=2e-6, abs_tol=1e-12) if both_numbers else one == other):
             yield metric
+
+
+def _of_seed(cell: dict[str, Any], metric: str, seed: int) -> Any:
+    value = cell[metric]
+    return value[cell["seeds"].index(seed)] if isinstance(value, list) and "seeds" in cell else value
 
 
 if __name__ == "__main__":

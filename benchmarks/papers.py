@@ -68,7 +68,8 @@ def main() -> None:
             if "failed" in numbers:
                 continue
             add(found, names[cell.digest], seed, numbers)
-            command = f"fairpate compare {options.config}"
+            measuring = f"python benchmarks/papers.py {options.config} --train-gaps"
+            command = measuring if options.train_gaps else f"fairpate compare {options.config}"
             measured.write(options.config.stem, command=command, cells=found)
 
 

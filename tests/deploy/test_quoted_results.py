@@ -19,6 +19,7 @@ import marks  # noqa: E402
 import measured  # noqa: E402
 import papers  # noqa: E402
 import significance  # noqa: E402
+from commands import compared  # noqa: E402
 
 from fairpate.methods.base import configured  # noqa: E402
 from fairpate.run.run import expected_accuracy  # noqa: E402
@@ -216,3 +217,16 @@ def test_two_methods_are_compared_on_the_seeds_that_both_ran() -> None:
     assert found["p"] == pytest.approx(1 - t / (2 + t**2) ** 0.5)
     assert found["p_wilcoxon"] == pytest.approx(0.25)  # all of 2^3 signs but two are less extreme
     assert significance.compared(one, {"seeds": [0, 1], "odds": [0, 0]}, "odds") is None
+
+
+def test_a_log_of_commands_sees_a_digit_that_moved_and_cells_that_are_gone() -> None:
+    stored: measured.Cells = {
+        "a": {"seeds": [0, 1], "unit": "record", "accuracy": [0.5, 0.7]},
+        "b": {"seeds": [1], "unit": "record", "accuracy": [0.6]},
+    }
+    again: measured.Cells = {"a": {"seeds": [1], "unit": "record", "accuracy": [0.7]}}
+    assert compared(again, stored, 1) == {"outcome": "same", "seed": 1, "cells": 1, "share": 0.5}
+    moved = compared({"a": {"seeds": [1], "unit": "record", "accuracy": [0.7001]}}, stored, 1)
+    assert (moved["outcome"], moved["differing"], moved["accuracy_moves_most"]) == ("differs", ["a:accuracy"], 0.0001)
+    assert compared({"a": {"seeds": [1], "unit": "person", "accuracy": [0.7]}}, stored, 1)["differing"] == ["a:unit"]
+    assert compared({"other": again["a"]}, stored, 1)["outcome"] == "differs"
