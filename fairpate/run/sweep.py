@@ -434,8 +434,7 @@ def _config(
     except (ConfigError, DataError) as error:
         found.append(error)
     try:
-        # As JSON text, the key of a cache: thousands of cells share the look-up of a few data sets.
-        _check_data(DataConfig.model_validate(values["data"]).model_dump_json())
+        _check_data(DataConfig.model_validate(values["data"]))
     except ValidationError:
         assert found  # the section was reported with the rest
     except DataError as error:
@@ -496,10 +495,8 @@ def _start(method: str, data_json: str) -> Method:
     return configured(merge(_fitted_values(method, data_json), {"data": {"name": name}}), method=method)
 
 
-@lru_cache
-def _check_data(config_json: str) -> None:
+def _check_data(config: DataConfig) -> None:
     """Raise DataError unless the data set, its options and its files are there."""
-    config = DataConfig.model_validate_json(config_json)
     for file in entry_for(config).needed_files(config.options):
         locate(file, data_dir_of(config))
 
