@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from fairpate.data.dataset import (
     default_size,
     divide,
     divide_by_hash,
+    expanded,
     find,
     holds,
     how_to_get,
@@ -372,6 +373,21 @@ def load_data(
     beside = None if isinstance(source, Mapping) else Path(source).expanduser().absolute().parent
     request = replace(request_of(config, entry), data_dir=config.data_dir or beside, tables=given or None)
     return dataset_of(entry.load(request), config, entry)
+
+
+def load_once(config: DataConfig) -> Dataset:
+    """As :func:`load_data`; consecutive calls with the same configuration and unchanged files share one data set."""
+    folder = data_dir_of(config)
+    needed = entry_for(config).needed_files(config.options)
+    paths = (locate(each, folder)[1].absolute() for file in needed for each in expanded(file, folder))
+    stats = ((path, path.stat()) for path in paths)
+    return _loaded(config.model_dump_json(), tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
+
+
+# One data set at a time, since its records may fill much of a worker's memory. The files are a part of the key alone.
+@lru_cache(maxsize=1)
+def _loaded(config_json: str, files: tuple[tuple[Path, int, int], ...]) -> Dataset:  # noqa: ARG001
+    return load_data(DataConfig.model_validate_json(config_json))
 
 
 def as_table(frame: Any, part: str) -> pa.Table:
