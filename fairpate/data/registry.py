@@ -169,13 +169,18 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
     """
     entry, declared = entry_for(config), config.declaration
     table = None if declared is None else read_declaration(declared.path)
-    if table is None or not table.files.private or not table.files.public:
+    if table is None or not table.files.private:
         raise DataSettingsError(
-            f"data.declaration: sites need a declaration with files of their own for private and public records, got "
-            f"{config.name}; declare `files: {{private: ..., public: ...}}`."
+            f"data.declaration: sites need a declaration with a file of their own for private records, got "
+            f"{config.name}; declare `files: {{private: ...}}`, with `public: ...` if there is a public pool."
         )
     absent = ("private",) * (not has_private) + ("validation", "test") * (has_private or config.split == "hashed")
     files = table.files.model_copy(update=dict.fromkeys(absent, ()))
+    if not files.parts:
+        raise DataSettingsError(
+            f"files: {config.name} leaves the coordinator without any record, since private ones are not there; "
+            "declare `public: ...`, or `test: ...` without data.split=hashed."
+        )
     entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
     request = request_of(config, entry)
     is_person = config.unit is None and table.person is not None and holds(table.person.when, request.options)
