@@ -62,12 +62,12 @@ def train(x: Tensor, y: Tensor, *, epochs: int) -> nn.Module:
     generator = torch.Generator(x.device).manual_seed(0)
     for _ in range(epochs):
         order = torch.randperm(len(x), generator=generator, device=x.device)
-        for rows in order.split(BATCH_SIZE)[: len(x) // BATCH_SIZE]:
+        for rows in torch.split(order, BATCH_SIZE)[: len(x) // BATCH_SIZE]:
             with torch.autocast(x.device.type, dtype=torch.bfloat16):
                 logits = network(changed(x[rows].float() / 255, generator))
             loss = functional.cross_entropy(logits.float(), y[rows], label_smoothing=0.1)
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             rates.step()
     return network.eval()
@@ -85,7 +85,7 @@ def main() -> None:
     network = train(x, y, epochs=options.epochs)
     test_x, test_y = (part.to(options.device) for part in read(folder, "val"))
     with torch.no_grad():
-        answers = torch.cat([network(part.float() / 255).argmax(dim=1) for part in test_x.split(BATCH_SIZE)])
+        answers = torch.cat([network(part.float() / 255).argmax(dim=1) for part in torch.split(test_x, BATCH_SIZE)])
     print(f"{float((answers == test_y).float().mean()):.3f} of {len(test_y)} pictures are classified correctly")
     options.file.parent.mkdir(parents=True, exist_ok=True)
     weights: nn.Module = network[1]  # type: ignore[index]
