@@ -913,6 +913,8 @@ def _fields(annotation: Any) -> Values:
 FITTED = "residual_votes"
 """The method that is used if none is named and :func:`default_method` finds no reason for another."""
 COUNTS = "record_votes"
+STDDEVS_PER_CELL = 4
+"""How far a count of `record_votes` should stand out from its noise, in standard deviations."""
 _PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
 _MOST_QUERIES = 1000
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
@@ -964,13 +966,9 @@ def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tupl
         return FITTED, "there are no public records."
     if entry.counts_persons(data.options, data.unit):
         return FITTED, "persons are protected."
-    # With torch, which reading the configuration of a method that is named does not need.
-    from fairpate.methods.record_votes import STDDEVS_PER_CELL
-    from fairpate.methods.residual_votes import ResidualVotes
-
     count, num_classes = entry.rows * num_sites, entry.num_classes
     try:
-        usual = ResidualVotes(target=parse_config(said.get("target", {}), PrivacyTarget))
+        usual: Any = find_method(FITTED)(target=parse_config(said.get("target", {}), PrivacyTarget))
         noise = usual.noise_of_sums * math.sqrt(num_classes - 1)
         cells = int(count / (STDDEVS_PER_CELL * usual.multiplier()))
     except ValueError:  # refused with the rest of the configuration, or by the run

@@ -78,6 +78,7 @@ from fairpate.fairness.private_population import (
 )
 from fairpate.later import sklearn
 from fairpate.methods.base import (
+    STDDEVS_PER_CELL,
     ExpectedVotes,
     NoisySum,
     ReleasingMethod,
@@ -316,7 +317,6 @@ def with_noise(
     return table + discrete_gaussians(stddev, words, source)
 
 
-STDDEVS_PER_CELL = 4
 _POOL_PER_CELL = 10
 
 
