@@ -654,7 +654,7 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
 
 def post_process(trained: Trained, config: Method, training: Training) -> Trained:
     """Apply self-labelling and calibration to the model. Both read only the released model and public features and
-    groups."""
+    groups, and the calibration public labels if it is to learn them."""
     dataset, reporter, settings, model = training.dataset, training.reporter, config.public_data, trained.model
     public = dataset.public
     if settings.self_label is not None:
