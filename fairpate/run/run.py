@@ -675,7 +675,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
     if settings.calibration is not None:
         with reporter.stage("calibration"):
             generator = torch_generator(config.seed, Stream.CALIBRATION)
-            done = calibrate(model, public.x, public.z, settings.calibration, generator=generator)
+            done = calibrate(model, public.x, public.z, settings.calibration, y=public.y, generator=generator)
         course = " -> ".join(f"{disparity:.3f}" for disparity in (done.disparities[0], done.disparities[-1]))
         reporter.note("calibration", f"{done.num_epochs} epochs, disparity on held-out public records {course}")
     return replace(trained, model=model)

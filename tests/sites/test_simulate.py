@@ -38,10 +38,11 @@ def source(folder: Path, *, person: bool = False, **settings: Any) -> DataConfig
     return parse_config(values, DataConfig)
 
 
-def test_every_record_is_dealt_once_and_every_party_reads_its_files(tmp_path: Path) -> None:
-    records = deal(source(tmp_path / "all"), tmp_path / "parties", sites=4)
+@pytest.mark.parametrize("person", [False, True])
+def test_every_record_is_dealt_once_and_every_party_reads_its_files(person: bool, tmp_path: Path) -> None:
+    records = deal(source(tmp_path / "all", person=person), tmp_path / "parties", sites=4)
     assert sum(records) == 450
-    assert max(records) - min(records) <= 1
+    assert max(records) - min(records) <= (2 if person else 1)  # two visits a patient
     coordinator, sites = tmp_path / "parties" / "coordinator", site_folders(tmp_path / "parties", 4)
     names = [pq.read_table(coordinator / f"{part}.parquet")["visit"].to_pylist() for part in ("public", "test")]
     names += [pq.read_table(site / "private.parquet")["visit"].to_pylist() for site in sites]
@@ -63,6 +64,13 @@ def test_persons_and_values_of_a_column_stay_together(tmp_path: Path) -> None:
     deal(source(tmp_path / "again"), tmp_path / "towns", sites=7, by="town:2")
     for site in site_folders(tmp_path / "towns", 7):
         assert len(set(pq.read_table(site / "private.parquet", columns=["town"])["town"].to_pylist())) == 1
+
+
+def test_a_person_is_not_dealt_to_two_sites(tmp_path: Path) -> None:
+    data = source(tmp_path / "all", person=True)
+    with pytest.raises(ConfigError, match=r"--by: town:2 parts the records of \d+ persons, who would be two units"):
+        deal(data, tmp_path / "towns", sites=7, by="town:2")
+    assert sum(deal(data, tmp_path / "patients", sites=7, by="patient")) == 450
 
 
 @pytest.mark.parametrize(
@@ -99,6 +107,7 @@ def test_records_of_a_declaration_are_charged_to_the_operators_own_odometer_befo
     assert 0.9 < total.epsilon <= 1.0
 
 
+@pytest.mark.slow  # four processes, each of which imports torch
 def test_the_command_runs_all_parties_as_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_state: None
 ) -> None:
@@ -111,6 +120,14 @@ def test_the_command_runs_all_parties_as_processes(
     assert sum(found["records"]) == 450
     assert 1.9 < found["epsilon"] <= 2
     assert (tmp_path / found["run"] / "public" / "report.html").is_file()
+
+
+def test_a_folder_that_exists_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "parties").mkdir()
+    words = ["fairpate", "site", "simulate", "--data", "adult", "--out", str(tmp_path / "parties"), "--json"]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 2
