@@ -380,7 +380,7 @@ def load_data(
 
 
 def load_once(config: DataConfig) -> Dataset:
-    """As :func:`load_data`; consecutive calls with the same configuration and unchanged files share one data set."""
+    """Load data as :func:`load_data`; consecutive calls with one configuration and unchanged files share a data set."""
     folder = data_dir_of(config)
     needed = entry_for(config).needed_files(config.options)
     paths = (locate(each, folder)[1].absolute() for file in needed for each in expanded(file, folder))
