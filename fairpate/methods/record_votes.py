@@ -78,6 +78,7 @@ from fairpate.fairness.private_population import (
 )
 from fairpate.later import sklearn
 from fairpate.methods.base import (
+    STDDEVS_PER_CELL,
     ExpectedVotes,
     NoisySum,
     ReleasingMethod,
@@ -316,7 +317,6 @@ def with_noise(
     return table + discrete_gaussians(stddev, words, source)
 
 
-_STDDEVS_PER_CELL = 4
 _POOL_PER_CELL = 10
 
 
@@ -356,7 +356,7 @@ class RecordVotesConfig(TaughtConfig):
         if self.num_prototypes is not None:
             return self.num_prototypes
         # From the declared number: where records are added or removed, the real one is private.
-        filled = pool if self.num_records is None else int(self.num_records / (_STDDEVS_PER_CELL * stddev))
+        filled = pool if self.num_records is None else int(self.num_records / (STDDEVS_PER_CELL * stddev))
         return max(1, min(filled, pool // _POOL_PER_CELL))
 
 
