@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from fairpate.data.dataset import (
     default_size,
     divide,
     divide_by_hash,
+    expanded,
     find,
     holds,
     how_to_get,
@@ -168,13 +169,18 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
     """
     entry, declared = entry_for(config), config.declaration
     table = None if declared is None else read_declaration(declared.path)
-    if table is None or not table.files.private or not table.files.public:
+    if table is None or not table.files.private:
         raise DataSettingsError(
-            f"data.declaration: sites need a declaration with files of their own for private and public records, got "
-            f"{config.name}; declare `files: {{private: ..., public: ...}}`."
+            f"data.declaration: sites need a declaration with a file of their own for private records, got "
+            f"{config.name}; declare `files: {{private: ...}}`, with `public: ...` if there is a public pool."
         )
     absent = ("private",) * (not has_private) + ("validation", "test") * (has_private or config.split == "hashed")
     files = table.files.model_copy(update=dict.fromkeys(absent, ()))
+    if not files.parts:
+        raise DataSettingsError(
+            f"files: {config.name} leaves the coordinator without any record, since private ones are not there; "
+            "declare `public: ...`, or `test: ...` without data.split=hashed."
+        )
     entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
     request = request_of(config, entry)
     is_person = config.unit is None and table.person is not None and holds(table.person.when, request.options)
@@ -371,6 +377,21 @@ def load_data(
     beside = None if isinstance(source, Mapping) else Path(source).expanduser().absolute().parent
     request = replace(request_of(config, entry), data_dir=config.data_dir or beside, tables=given or None)
     return dataset_of(entry.load(request), config, entry)
+
+
+def load_once(config: DataConfig) -> Dataset:
+    """As :func:`load_data`; consecutive calls with the same configuration and unchanged files share one data set."""
+    folder = data_dir_of(config)
+    needed = entry_for(config).needed_files(config.options)
+    paths = (locate(each, folder)[1].absolute() for file in needed for each in expanded(file, folder))
+    stats = ((path, path.stat()) for path in paths)
+    return _loaded(config.model_dump_json(), tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
+
+
+# One data set at a time, since its records may fill much of a worker's memory. The files are a part of the key alone.
+@lru_cache(maxsize=1)
+def _loaded(config_json: str, files: tuple[tuple[Path, int, int], ...]) -> Dataset:  # noqa: ARG001
+    return load_data(DataConfig.model_validate_json(config_json))
 
 
 def as_table(frame: Any, part: str) -> pa.Table:
