@@ -146,7 +146,8 @@ def _run(words: str, folder: Path, limit: float) -> tuple[int | None, str]:
         process.communicate()
         return None, ""
     lines = said.strip().splitlines()
-    return process.returncode, lines[-1] if lines else ""
+    last = lines[-1] if lines else ""
+    return process.returncode, last.replace(environment.get("FAIRPATE_DATA", "\0"), "FAIRPATE_DATA")
 
 
 def compared(again: measured.Cells, stored: measured.Cells, seed: int) -> dict[str, Any]:
