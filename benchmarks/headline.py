@@ -73,7 +73,7 @@ def compared(notion: str, unit: str) -> measured.Cells:
     if unit:
         cells = {name: cell for name, cell in cells.items() if f"/{OURS}/" not in name}
         cells |= measured.read(f"fermi_attribute_{notion}")
-    seeds = next((cell["seeds"] for name, cell in cells.items() if f"/{OURS}/" in name), [])
+    seeds: list[int] = next((cell["seeds"] for name, cell in cells.items() if f"/{OURS}/" in name), [])
     for panel, (accuracy, violation) in PUBLISHED[notion].items():
         data, _, epsilon = panel.partition("/")
         point = {"seeds": seeds, "accuracy": [accuracy], notion: [violation], "degenerate": [0]}

@@ -4,7 +4,9 @@
     python benchmarks/sites.py --processes 50 --numbers 400    one sum over HTTP, every site a process: memory too
     python benchmarks/sites.py --faults 500                    500 sums of 5 to 9 sites, each with random faults
     python benchmarks/sites.py --models acs --by PUMA:2 --sites 12     accuracy over sites, and of the rivals
-    python benchmarks/sites.py --models acs --sites 50 --method residual_votes
+    python benchmarks/sites.py --models acs --sites 50 --method residual_votes --store
+
+With --store, the rows go to docs/results/sites.json; --table prints them as docs/sites.md shows them.
 
 Models are those of `weighted_votes`, or of `residual_votes` with the moments of the public pool, on records that are
 dealt as by `fairpate site simulate`. They learn from the exact sums of all records with the noise of as many shares as
@@ -45,6 +47,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import measured
 import numpy as np
 import yaml
 
@@ -477,6 +480,7 @@ def models(
     options: dict[str, Any],
     epsilons: list[float],
     draws: int,
+    store: bool,
 ) -> None:
     """Print a row for every epsilon: accuracies in percent, means over draws of the noise with standard errors."""
     with tempfile.TemporaryDirectory() as name:
@@ -503,12 +507,42 @@ def models(
             if method == "weighted_votes":
                 rows["clear votes"] = [hospitals.clear_votes()]
             _assert_exact(hospitals, config)
-            words = [
-                f"{title} {100 * np.mean(found):.1f}"
-                + f" ± {100 * np.std(found) / math.sqrt(len(found)):.1f}" * (len(found) > 1)
+            row = {
+                title: [round(100 * np.mean(found), 1), round(100 * np.std(found) / math.sqrt(len(found)), 1)]
                 for title, found in rows.items()
-            ]
-            print(f"epsilon {epsilon:g}: " + ", ".join(words), flush=True)
+            }
+            print(
+                f"epsilon {epsilon:g}: " + ", ".join(f"{title} {m} ± {e}" for title, (m, e) in row.items()), flush=True
+            )
+            if store:
+                cells = measured.read("sites")
+                cells[f"{data} {sites}/{method}/epsilon={epsilon:g}"] = row
+                measured.write("sites", command="python benchmarks/sites.py --models DATA --store", cells=cells)
+
+
+_TITLES = {
+    "acs 5": "ACS by state, 5 sites of 3,265 to 4,953 records",
+    "acs 12": "ACS by state, 12 sites of 887 to 2,865",
+    "acs 50": "ACS at random, 50 sites of 390",
+    "adult 12": "Adult by occupation, 12 sites of 883 to 4,547",
+    "utkface 12": "UTKFace at random, 12 sites of 1,662",
+}
+_COLUMNS = ("one curator", "t = 1", "t = K/2", "alone", "federated, t = 1", "federated, t = K/2", "clear votes")
+
+
+def table(method: str) -> str:
+    """The stored rows of a method as a table in Markdown."""
+    cells, epsilons = measured.read("sites"), (0.1, 0.3, 1.0)
+    rows = {
+        (each, epsilon): cells.get(f"{each}/{method}/epsilon={epsilon:g}") for each in _TITLES for epsilon in epsilons
+    }
+    found = {place: row for place, row in rows.items() if row is not None}
+    columns = [title for title in _COLUMNS if any(title in row for row in found.values())]
+    lines = [["data, sites", "ε", *columns], ["-"] * (len(columns) + 2)]
+    for (each, epsilon), row in found.items():
+        named = _TITLES[each] if epsilon == epsilons[0] else ""
+        lines.append([named, f"{epsilon:g}", *(f"{row[title][0]:.1f}" for title in columns)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _assert_exact(hospitals: Hospitals, config: Any) -> None:
@@ -541,9 +575,14 @@ def main() -> None:
     parser.add_argument("--method", default="weighted_votes", choices=("weighted_votes", "residual_votes"))
     parser.add_argument("--by", default=None)
     parser.add_argument("--option", action="append", default=[])
+    parser.add_argument("--store", action="store_true")
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[0.1, 0.3, 1.0])
     parser.add_argument("--draws", type=int, default=5)
     given = parser.parse_args()
+    if given.table:
+        print(table(given.method))
+        return
     if given.processes:
         processes(given.processes, given.numbers)
         return
@@ -557,6 +596,7 @@ def main() -> None:
             options=options,
             epsilons=given.epsilon,
             draws=given.draws,
+            store=given.store,
         )
         return
     if not given.faults:

@@ -36,7 +36,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from statistics import NormalDist
 from types import MappingProxyType
@@ -45,7 +44,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-import yaml
 from rich.console import Group
 from rich.table import Column
 from rich.text import Text
@@ -53,7 +51,7 @@ from torch import Tensor, nn
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ConfigError, DataConfig, ModelConfig, Section
-from fairpate.config_reader import Override, determining_values, flat_values, values_digest
+from fairpate.config_reader import Override, determining_values, flat_values, read_yaml, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -208,8 +206,8 @@ def expected_accuracy(config: Method) -> tuple[float, float] | None:
     method without published runs, and for an epsilon outside the measured ones.
     """
     epsilon = getattr(config.target, "epsilon", None)
-    text = files("fairpate").joinpath("expected_accuracy.yaml").read_text(encoding="utf-8")
-    ranges: dict[float, tuple[float, float]] = yaml.safe_load(text).get(config.data.name, {}).get(config.method, {})
+    published = read_yaml(Path(__file__).parents[1] / "expected_accuracy.yaml")
+    ranges: dict[float, tuple[float, float]] = published.get(config.data.name, {}).get(config.method, {})
     if not ranges or epsilon is None or config.data.declaration or not min(ranges) <= epsilon <= max(ranges):
         return None
     usual = resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
@@ -344,9 +342,11 @@ def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> li
     ]
 
 
-def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast]) -> Group:
+def describe(
+    data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast], *, why: str | None = None
+) -> Group:
     """Return one sentence and one table of forecasts, the run's own first. ``spent`` explains why nothing more is
-    spent.
+    spent, and ``why`` the choice of a method that was not named.
 
     How often a label survives its noise says little about how often voters are right. Accuracy is forecast from
     published runs alone; the table also holds what earlier runs of the user measured.
@@ -382,6 +382,8 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
             numbers.append(f"{' to '.join(ends)} ({counted(len(each.measured), 'run')})" if ends else "")
         table.add_row(each.method, voters, *numbers)
     notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
+    if why is not None:
+        notes.append(f"{run.method}, because no method was named and {why}")
     notes.append("Nothing was trained, charged or written.")
     notes.append(
         "accuracy expected: 9 of 10 runs with these settings lie there, by published runs on this data set."

@@ -250,9 +250,11 @@ def test_sites_release_what_one_curator_would_with_the_same_noise(
     assert {each.noise_stddev for each in group.plan.sums} <= stated | halves
     assert stated <= {each.noise_stddev for each in group.plan.sums}
     assert any("north, south, west" in remark and group.plan.digest in remark for remark in statement.remarks)
-    # Page, card and bundle name the sites, and say who had to be trusted for what.
-    with zipfile.ZipFile(write_bundle(run.root)[0]) as bundle:
-        published = [bundle.read(name).decode() for name in ("statement.json", "report.html", "card.json", "card.html")]
+    # Pages, card and bundle name the sites, and say who had to be trusted for what.
+    published = [before.decode()]
+    if group.plan.test_events:  # of one run, as they take a while
+        with zipfile.ZipFile(write_bundle(run.root)[0]) as bundle:
+            published += [bundle.read(name).decode() for name in ("statement.json", "card.json", "card.html")]
     for said in published:
         assert "north, south, west" in said
         assert f"if at most {group.plan.may_collude} of them collude with the coordinator" in said

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import measured
 import pyarrow.parquet as pq
 import pytest
+import sites as benchmark
 from hospitals import DECLARATION
 
 from fairpate import cli
@@ -132,3 +134,27 @@ def test_a_folder_that_exists_is_refused(
         cli.main()
     assert left.value.code == 2
     assert "exists already" in capsys.readouterr().out
+
+
+def test_the_page_shows_the_rows_that_are_stored_and_what_follows_from_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sites.md").read_text(encoding="utf-8")
+    assert benchmark.table("weighted_votes") in page, "print it anew: python benchmarks/sites.py --table"
+    errors = [(title, error) for row in measured.read("sites").values() for title, (_, error) in row.items()]
+    others, alone = (
+        max(error for title, error in errors if (title == "alone") == of_alone) for of_alone in (False, True)
+    )
+    assert f"standard errors are up to {others} points (alone: {alone})" in " ".join(page.split())
+    rows = {name: {title: mean for title, (mean, _) in row.items()} for name, row in measured.read("sites").items()}
+
+    def most(better: str, worse: str, *words: str) -> str:
+        found = (row[better] - row[worse] for name, row in rows.items() if all(word in name for word in words))
+        return f"{max(found):.1f}"
+
+    said = " ".join(page.split())
+    weighted = "weighted_votes"
+    lost = [
+        max(most("one curator", t, weighted, f"={epsilon}") for t in ("t = 1", "t = K/2")) for epsilon in (0.1, 0.3, 1)
+    ]
+    assert f"costs at most {lost[0]} points at ε = 0.1, {lost[1]} at 0.3 and {lost[2]} at 1" in said
+    assert f"Federated DP-SGD at t = 1 is up to {most('federated, t = 1', 't = 1', weighted)} points better" in said
+    assert f"a site alone up to {most('t = 1', 'alone', weighted)} points worse" in said
