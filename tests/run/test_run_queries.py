@@ -108,7 +108,7 @@ def test_admission_needs_to_know_how_many(small_config, tmp_path):
 
 def test_a_leaking_budget_needs_its_flag(small_config, tmp_path):
     with pytest.raises(ConfigError, match="accept_leak"):
-        small_config(tmp_path, "aggregator.budget={kind: data_dependent, epsilon: 2}")
+        small_config(tmp_path, "aggregator.budget={epsilon: 2}")
 
 
 def test_equal_records_are_one_query(small_config, tmp_path):
@@ -117,5 +117,5 @@ def test_equal_records_are_one_query(small_config, tmp_path):
     public = dataset.public
     doubled = public.take([0, 0, 1, 2])
     doubled = dataclasses.replace(doubled, record_id=("a", "again", "b", "c"))
-    chosen = choose_queries(dataclasses.replace(dataset, public=doubled), config.aggregator)
+    chosen = choose_queries(dataclasses.replace(dataset, public=doubled), config.queries)
     assert chosen.record_id == ("a", "b", "c")
