@@ -109,8 +109,8 @@ def settings_on_adult(folder: Path, *, seed: int, epsilon: float, noise: str) ->
     del declared["options"]
     path = folder / "adult.yaml"
     path.write_text(yaml.safe_dump(declared, sort_keys=False), encoding="utf-8")
-    data = {"name": "adult_in_parts", "declaration": str(path), "seed": seed, "split": "hashed"}
-    data |= {"test_share": 0.25, "validation_share": 0.1, "num_public": 4000}
+    data = {"name": "adult_in_parts", "declaration": str(path), "seed": seed, "num_public": 4000}
+    data["split"] = {"test_share": 0.25, "validation_share": 0.1}
     data["data_dir"] = os.environ["FAIRPATE_DATA"]
     base = {"data": data, "seed": seed, "target": {"epsilon": epsilon}, "noise": noise}
     base["student"] = {"model": {"name": "logistic"}, "fit": {"epochs": 30, "batch_size": 128}}
