@@ -75,9 +75,10 @@ def main() -> None:
 
 
 def commands_of(pages: Sequence[Path]) -> list[str]:
-    """The commands of the pages, in their order, each once."""
+    """The commands of the pages, in their order, each once, but for this script's."""
     found = (" ".join(words.split()) for page in pages for words in _WORDS.findall(page.read_text(encoding="utf-8")))
-    return list(dict.fromkeys(words for words in found if len(words.split()) > 2 or words.startswith("python")))
+    commands = (words for words in found if len(words.split()) > 2 or words.startswith("python"))
+    return list(dict.fromkeys(words for words in commands if Path(__file__).name not in words))
 
 
 def outcome(command: str, limit: float) -> dict[str, Any]:

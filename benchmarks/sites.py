@@ -4,14 +4,18 @@
     python benchmarks/sites.py --processes 50 --numbers 400    one sum over HTTP, every site a process: memory too
     python benchmarks/sites.py --faults 500                    500 sums of 5 to 9 sites, each with random faults
     python benchmarks/sites.py --models acs --by PUMA:2 --sites 12     accuracy over sites, and of the rivals
+    python benchmarks/sites.py --models acs --sites 50 --method residual_votes --store
 
-Models are those of `weighted_votes` on records that are dealt as by `fairpate site simulate`, and learn from the exact
-sums of all sites with the noise of as many shares; that the protocol gives this sum bit for bit is asserted for every
-row, under seeded noise. The rivals have the same public pool, embedding and epsilon per record:
+With --store, the rows go to docs/results/sites.json; --table prints them as docs/sites.md shows them.
+
+Models are those of `weighted_votes`, or of `residual_votes` with the moments of the public pool, on records that are
+dealt as by `fairpate site simulate`. They learn from the exact sums of all records with the noise of as many shares as
+there are sites; that the protocol gives the first sum bit for bit is asserted for every row, under seeded noise. The
+rivals have the same public pool, embedding and epsilon per record:
 
     clear votes      sites train teachers (100 in all) and send votes on 1,000 queries to an operator whom all trust
                      (`fairpate aggregate`, noisy counts)
-    alone            each site by itself; the mean over at most six sites
+    alone            each site by itself; the mean over the first six sites at most
     federated        DP-SGD by logistic regression on the embedding: clipping per record, Poisson samples at the sites,
                      a secure sum of gradients in every round, with the shares of noise that the plan above has
 
@@ -43,6 +47,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import measured
 import numpy as np
 import yaml
 
@@ -289,6 +294,30 @@ def processes(num_sites: int, num_numbers: int) -> None:
     )
 
 
+class NoisyShares:
+    """Adds the noise of all sites' shares to each table; all shares but ``t`` have the priced variance together."""
+
+    def __init__(self, sites: int, t: int, seed: int) -> None:
+        self.sites, self.t, self.seed, self.number = sites, t, seed, 0
+
+    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, **_: Any) -> IntArray:
+        number, self.number = self.number, self.number + 1
+        for place in range(self.sites):
+            source = SeededSource(f"{self.seed} {place} {number}")
+            words = source.words([name], exact_RW.size)[0]
+            share = stddev / math.sqrt(self.sites - self.t)
+            exact_RW = exact_RW + discrete_gaussians(share, words, source).reshape(exact_RW.shape)
+        return exact_RW
+
+
+def joined(splits: list[Any]) -> Any:
+    """The records of all splits in one."""
+    import torch
+
+    values = {name: torch.cat([getattr(each, name) for each in splits]) for name in ("x", "y", "z")}
+    return type(splits[0])(**values, record_id=[name for each in splits for name in each.record_id])
+
+
 class Hospitals:
     """Records dealt to sites, all parties' data sets in one process, and models of their sums."""
 
@@ -309,9 +338,13 @@ class Hospitals:
         for own in site_folders(folder, sites):
             at_site = self.config("weighted_votes", own).data.model_copy(update={"embedding": None})
             self.sites.append(placed(load_at_site(at_site, has_private=True), embedding))
+        self.of_curator = replace(self.together, private=joined([each.private for each in self.sites]))
 
     def config(self, method: str, party: Path | None = None, *options: str) -> Any:
         from fairpate.methods.base import resolved
+
+        if method == "residual_votes":
+            options = (*options, "residual_votes.curvature=public")
 
         declared = (party or self.folder / "coordinator") / "data.yaml"
         name = yaml.safe_load(declared.read_text(encoding="utf-8"))["name"]
@@ -331,24 +364,27 @@ class Hospitals:
         )
 
     def exact(self, config: Any) -> list[IntArray]:
-        """The table of every site, without noise."""
-        found: list[IntArray] = []
+        """The first table of every site, without noise."""
+        found: list[list[IntArray]] = [[] for _ in self.sites]
+        for tables, dataset in zip(found, self.sites, strict=True):
 
-        def keep(exact_RW: IntArray, **_: Any) -> IntArray:
-            found.append(exact_RW)
-            return exact_RW
+            def keep(exact_RW: IntArray, *, kept: list[IntArray] = tables, **_: Any) -> IntArray:
+                kept.append(exact_RW)
+                return exact_RW
 
-        for dataset in self.sites:
             config.measure(self.training(dataset, keep))
-        return found
+        return [tables[0] for tables in found]
 
-    def accuracy(self, config: Any, total_RW: IntArray) -> float:
-        """The accuracy of the model that is learned from this sum."""
+    def released(self, config: Any, dataset: Any, shares: NoisyShares) -> float:
+        """The accuracy of the model that is learned from the sums of the records of ``dataset`` with this noise."""
+        return self.accuracy(config, config.measure(self.training(dataset, shares)))
+
+    def accuracy(self, config: Any, released: Any) -> float:
+        """The accuracy of the model that is learned from a release."""
         from fairpate.nn.fit import predict_logits
         from fairpate.run.run import initial_model
 
-        training = self.training(self.together, lambda exact_RW, **_: total_RW.reshape(exact_RW.shape))
-        released = config.measure(training)
+        training = self.training(self.together, None)
         trained = config.learn(replace(training, model=initial_model(config, self.together)), released)
         labels_N = predict_logits(trained.model, self.together.test.x).argmax(dim=1)
         return float((labels_N == self.together.test.y).double().mean())
@@ -436,7 +472,15 @@ class Hospitals:
 
 
 def models(
-    data: str, *, sites: int, by: str | None, options: dict[str, Any], epsilons: list[float], draws: int
+    data: str,
+    method: str,
+    *,
+    sites: int,
+    by: str | None,
+    options: dict[str, Any],
+    epsilons: list[float],
+    draws: int,
+    store: bool,
 ) -> None:
     """Print a row for every epsilon: accuracies in percent, means over draws of the noise with standard errors."""
     with tempfile.TemporaryDirectory() as name:
@@ -444,55 +488,79 @@ def models(
         hospitals = Hospitals(data, Path(name) / "parties", sites=sites, by=by, options=options)
         most = int(np.bincount(hospitals.together.test.y.numpy()).max())
         print(
-            f"{data} by {by or 'chance'}: {sites} sites of {min(hospitals.records):,} to {max(hospitals.records):,} "
-            f"records; the most common class has {most / len(hospitals.together.test):.1%} of "
-            f"{len(hospitals.together.test):,} test records"
+            f"{data} by {by or 'chance'}, {method}: {sites} sites of {min(hospitals.records):,} to "
+            f"{max(hospitals.records):,} records; the most common class has {most / len(hospitals.together.test):.1%} "
+            f"of {len(hospitals.together.test):,} test records"
         )
         for epsilon in epsilons:
             hospitals.epsilon = epsilon
-            config = hospitals.config("weighted_votes")
-            tables = hospitals.exact(config)
-            (event,) = config.measure(hospitals.training(hospitals.together, lambda exact_RW, **_: exact_RW)).events
+            config = hospitals.config(method)
             rows: dict[str, list[float]] = defaultdict(list)
             for draw in range(draws):
                 for title, t in (("one curator", 0), ("t = 1", 1), ("t = K/2", sites // 2)):
-                    noisy = _shared(sum(tables), event.noise_stddev_votes, sites, t, draw)
-                    rows[title].append(hospitals.accuracy(config, noisy))
-                for own in tables[: 6 if draw == 0 else 0]:
-                    alone = _shared(own, event.noise_stddev_votes, 1, 0, draw)
-                    rows["alone"].append(hospitals.accuracy(config, alone))
-                for t in (1, sites // 2):
+                    shares = NoisyShares(sites, t, draw)
+                    rows[title].append(hospitals.released(config, hospitals.of_curator, shares))
+                for own in hospitals.sites[: 6 if draw == 0 else 0]:
+                    rows["alone"].append(hospitals.released(config, own, NoisyShares(1, 0, draw)))
+                for t in (1, sites // 2) if method == "weighted_votes" else ():
                     rows[f"federated, t = {'1' if t == 1 else 'K/2'}"].append(hospitals.federated(t, draw))
-            rows["clear votes"] = [hospitals.clear_votes()]
-            _assert_exact(hospitals, config, tables, event.noise_stddev_votes)
-            words = [
-                f"{title} {100 * np.mean(found):.1f}"
-                + f" ± {100 * np.std(found) / math.sqrt(len(found)):.1f}" * (len(found) > 1)
+            if method == "weighted_votes":
+                rows["clear votes"] = [hospitals.clear_votes()]
+            _assert_exact(hospitals, config)
+            row = {
+                title: [round(100 * np.mean(found), 1), round(100 * np.std(found) / math.sqrt(len(found)), 1)]
                 for title, found in rows.items()
-            ]
-            print(f"epsilon {epsilon:g}: " + ", ".join(words), flush=True)
+            }
+            print(
+                f"epsilon {epsilon:g}: " + ", ".join(f"{title} {m} ± {e}" for title, (m, e) in row.items()), flush=True
+            )
+            if store:
+                cells = measured.read("sites")
+                cells[f"{data} {sites}/{method}/epsilon={epsilon:g}"] = row
+                measured.write("sites", command="python benchmarks/sites.py --models DATA --store", cells=cells)
 
 
-def _shared(exact_RW: Any, stddev: float, sites: int, t: int, seed: int) -> Any:
-    """Add the noise of all sites' shares to a table; all shares but t have the priced variance together."""
-    share = stddev / math.sqrt(sites - t)
-    for place in range(sites):
-        source = SeededSource(1000 * seed + place)
-        words = source.words(["sum"], exact_RW.size)[0]
-        exact_RW = exact_RW + discrete_gaussians(share, words, source).reshape(exact_RW.shape)
-    return exact_RW
+_TITLES = {
+    "acs 5": "ACS by state, 5 sites of 3,265 to 4,953 records",
+    "acs 12": "ACS by state, 12 sites of 887 to 2,865",
+    "acs 50": "ACS at random, 50 sites of 390",
+    "adult 12": "Adult by occupation, 12 sites of 883 to 4,547",
+    "utkface 12": "UTKFace at random, 12 sites of 1,662",
+}
+_COLUMNS = ("one curator", "t = 1", "t = K/2", "alone", "federated, t = 1", "federated, t = K/2", "clear votes")
 
 
-def _assert_exact(hospitals: Hospitals, config: Any, tables: list[IntArray], stddev: float) -> None:
-    """Run the protocol on the sites' tables, and compare its model with that of one curator with the same noise."""
-    exact_KD = np.stack([each.ravel() for each in tables])
+def table(method: str) -> str:
+    """The stored rows of a method as a table in Markdown."""
+    cells, epsilons = measured.read("sites"), (0.1, 0.3, 1.0)
+    rows = {
+        (each, epsilon): cells.get(f"{each}/{method}/epsilon={epsilon:g}") for each in _TITLES for epsilon in epsilons
+    }
+    found = {place: row for place, row in rows.items() if row is not None}
+    columns = [title for title in _COLUMNS if any(title in row for row in found.values())]
+    lines = [["data, sites", "ε", *columns], ["-"] * (len(columns) + 2)]
+    for (each, epsilon), row in found.items():
+        named = _TITLES[each] if epsilon == epsilons[0] else ""
+        lines.append([named, f"{epsilon:g}", *(f"{row[title][0]:.1f}" for title in columns)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _assert_exact(hospitals: Hospitals, config: Any) -> None:
+    """Run the protocol on the sites' first tables: its sum, and so its model, is that of one curator with the noise of
+    all sites."""
+    tables, found = hospitals.exact(config), []
+
+    def keep(exact_RW: IntArray, *, stddev: float, **_: Any) -> IntArray:
+        found.append((exact_RW, stddev))
+        return exact_RW
+
+    config.measure(hospitals.training(hospitals.of_curator, keep))
+    (of_curator, stddev), exact_KD = found[0], np.stack([each.ravel() for each in tables])
+    assert np.array_equal(exact_KD.sum(axis=0), of_curator.ravel())
     parties = Parties(
         len(tables), exact_KD.shape[1], may_vanish=0, may_collude=1, noise_stddev=stddev, exact_KD=exact_KD
     )
-    total_D = parties.summed()
-    by_curator = parties.expected(list(range(len(tables))))
-    assert np.array_equal(total_D, by_curator)
-    assert hospitals.accuracy(config, total_D) == hospitals.accuracy(config, by_curator)
+    assert np.array_equal(parties.summed(), parties.expected(list(range(len(tables)))))
 
 
 def main() -> None:
@@ -504,11 +572,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=0)
     parser.add_argument("--models", default=None, metavar="DATA")
+    parser.add_argument("--method", default="weighted_votes", choices=("weighted_votes", "residual_votes"))
     parser.add_argument("--by", default=None)
     parser.add_argument("--option", action="append", default=[])
+    parser.add_argument("--store", action="store_true")
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--epsilon", type=float, nargs="+", default=[0.1, 0.3, 1.0])
     parser.add_argument("--draws", type=int, default=5)
     given = parser.parse_args()
+    if given.table:
+        print(table(given.method))
+        return
     if given.processes:
         processes(given.processes, given.numbers)
         return
@@ -516,11 +590,13 @@ def main() -> None:
         options = dict(each.split("=", 1) for each in given.option)
         models(
             given.models,
+            given.method,
             sites=given.sites,
             by=given.by,
             options=options,
             epsilons=given.epsilon,
             draws=given.draws,
+            store=given.store,
         )
         return
     if not given.faults:

@@ -455,6 +455,10 @@ class CalibrationConfig(Section):
         0.0, description="Stop once the disparity on held-out records is no larger than this."
     )
     learning_rate: Positive = 1e-3
+    labels: bool = Field(
+        False,
+        description="Learn the known labels of public records at the same time, instead of the model's predictions.",
+    )
 
 
 class PublicDataConfig(Section):

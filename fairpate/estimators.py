@@ -1177,7 +1177,10 @@ class FairClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # With a drawn pool, or without the sensitive column, a check on 300 records must not expect a high score.
         tags.classifier_tags.poor_score = isinstance(self.public_X, int) or self.sensitive_feature is not None
         try:
-            tags.classifier_tags.multi_class = not self._configuration(seed=0).learns_two_classes
+            # Tags are read many times in a fit, and but for one method the class answers.
+            answer = find_method(self.method).learns_two_classes
+            two_classes = answer if isinstance(answer, bool) else self._configuration(seed=0).learns_two_classes
+            tags.classifier_tags.multi_class = not two_classes
         except ValueError:  # fit reports it; tags are read earlier
             tags.classifier_tags.multi_class = True
         return tags

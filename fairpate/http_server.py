@@ -221,7 +221,7 @@ def field_of(error: Mapping[str, Any]) -> list[str]:
 def remedy_for(error: Mapping[str, Any]) -> str:
     """Return the remedy for one of pydantic's errors."""
     if error["type"] == "extra_forbidden":
-        return "Unknown field; leave it out."
+        return "Unknown field; leave it out, or see /docs for the fields that are known."
     if error["type"] == "missing":
         return "Required; add this field."
     if error["type"] == "json_invalid":

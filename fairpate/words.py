@@ -80,10 +80,14 @@ def term_of(word: str) -> Term | None:
     return _by_name().get(word.lower())
 
 
+@cache
+def _by_key() -> Mapping[str, Term]:
+    return {term.key: term for terms in glossary().values() for term in terms}
+
+
 def term_by_key(key: str) -> Term:
     """Return the term whose HTML element has this id. KeyError for another."""
-    terms = {term.key: term for term in _by_name().values()}
-    return terms[key]
+    return _by_key()[key]
 
 
 def markdown() -> str:

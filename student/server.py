@@ -129,12 +129,17 @@ def read_features(
         field = f"records.{position}.columns"
         if form is None:
             raise FaultError(422, field, "", "The columns of this student are not known here; give features.")
-        for unknown in record.columns.keys() - {column.name for column in form.fields}:
-            raise FaultError(422, field, unknown, "Expected the columns that /v1/student lists.")
+        names = [column.name for column in form.fields]
+        for unknown in record.columns.keys() - set(names):
+            raise FaultError(
+                422, f"{field}.{unknown}", record.columns[unknown], f"Expected one of: {', '.join(names)}."
+            )
         try:
             return form.encode(record.columns)
         except ValueError as error:
-            raise FaultError(422, field, "", f"{error}.") from error
+            # The error begins with the name of its column.
+            column = next(name for name in names if str(error).startswith(f"{name}: "))
+            raise FaultError(422, f"{field}.{column}", record.columns.get(column), f"{error}.") from error
     try:
         # NumPy reads "1" and true as numbers, so types are checked first.
         kinds = set(map(type, np.array(record.features, dtype=object).flat))

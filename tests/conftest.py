@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread a process, one Ray for the whole session, and no file of the user's own.
+"""Shared by all tests: one thread a process, one Ray for all files that ask for it, and no file of the user's own.
 
 Packages are imported where they are used: the process that hands out files to workers, and waits, needs none.
 """
@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -49,13 +49,28 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
-    """Ray, started by the first test that asks for it and shut down with the session."""
+def _started_ray() -> Iterator[ExitStack]:
+    with ExitStack() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def ray_session(_started_ray: ExitStack) -> None:
+    """Ray, started for the first file that asks for it and shut down before the first one that does not."""
+    import ray
+
     from fairpate.config import RayConfig
     from teachers.ray_pool import start_ray
 
-    with start_ray(RayConfig()):
-        yield
+    if not ray.is_initialized():
+        _started_ray.enter_context(start_ray(RayConfig()))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _idle_ray_ends(request: pytest.FixtureRequest, _started_ray: ExitStack) -> None:
+    """Ray takes a twentieth of a processor as long as it is there."""
+    if not _says(request.path, "ray_session"):
+        _started_ray.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -182,9 +182,9 @@ def fairness_sentence(claims: RunStatement, rejecting: RunStatement) -> str:
     others_G = np.array([each.num_answered for each in measured.groups]) * (np.arange(len(rates_G)) != place)
     return (
         f"It says “{answer}” to {percent(rates_G[place])} of the group “{group}” and to "
-        f"{percent(rates_G @ others_G / others_G.sum())} of all others, a gap of {decimal(gap.value)}; a gap up to "
-        f"{measured.fair_at.limit:g}, with its whole 95 % interval, counts as fair here, so it is {claims.fairness}. "
-        f"With a reject option that leaves {percent(1 - rejecting.measured.coverage)} of the records to a person, the "
-        f"gap is {decimal(less.value)} (interval {interval(less)}): {rejecting.fairness}, and "
+        f"{percent(rates_G @ others_G / others_G.sum())} of all others, a gap of {decimal(gap.value)}: "
+        f"{claims.fairness}, as a gap counts as fair here up to {measured.fair_at.limit:g}, with its whole 95 % "
+        f"interval; with a reject option that leaves {percent(1 - rejecting.measured.coverage)} of the records to a "
+        f"person, the gap is {decimal(less.value)} (interval {interval(less)}): {rejecting.fairness}, and "
         f"{percent(rejecting.measured.accuracy)} of its answers are right."
     )

@@ -137,7 +137,7 @@ def _share_of(text: str) -> float:
 
 def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Override] | None) -> Output:
     """Print what a run of ``config`` would spend; with ``overrides``, also what other voters would do under them."""
-    from fairpate.methods.base import check_release_of
+    from fairpate.methods.base import check_release_of, default_method
     from fairpate.run import run
     from fairpate.run.context import RunDirectory
     from fairpate.run.folder import check_run_directory, own_folder
@@ -157,13 +157,16 @@ def _dry_run(config: Method, release_of: Path | None, overrides: Sequence[Overri
         check_data(config, dataset)
         cost = run.planned_cost(config, dataset)
         found = [run.forecast(config, dataset, cost)]
+    why = None
     if overrides is not None:
+        why = default_method(overrides)[1]
         with waiting("voters"):
             found += run.other_voters(overrides, config.method)
     found = run.measured_before(folder.root.parent, found, config.data.name)
     return Output(
-        facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found},
-        words=run.describe(dataset.name, cost, spent, found),
+        facts={"method": config.method, "data": dataset.name, "cost": cost, "spent_already": spent, "forecasts": found}
+        | ({} if why is None else {"chosen_because": why}),
+        words=run.describe(dataset.name, cost, spent, found, why=why),
     )
 
 

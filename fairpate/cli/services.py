@@ -74,6 +74,7 @@ def declare_data(
     label: str | None = None,
     group: str | None = None,
     person: str | None = None,
+    test: Path | None = None,
     read_private: bool = False,
     output: Annotated[Path | None, typer.Option("--output", "-o")] = None,
 ) -> Output:
@@ -85,6 +86,7 @@ def declare_data(
         label: Column of the label; default: one that --public lacks.
         group: Column of the group whose fairness counts.
         person: Column that is the same in all rows of one person; default: ids that repeat.
+        test: Table of labelled records to measure the model on, which is not read.
         read_private: Also read private rows, for the values of the label and for ids that repeat; these lines ask you
             to confirm them from knowledge. Bounds and categories are never taken from them.
         output: YAML file to write; default: none.
@@ -92,7 +94,7 @@ def declare_data(
     # An existing draft may hold answers of the user.
     if output is not None and output.exists():
         raise ConfigError(f"--output: {output} exists already; name another file.")
-    for name, table in (("file", file), ("--public", public)):
+    for name, table in (("file", file), ("--public", public), ("--test", test)):
         if table is not None and not table.exists():
             raise ConfigError(f"{name}: {table} not found; give the path of a table.")
         if table is not None and table.suffix in (".yaml", ".yml"):
@@ -102,7 +104,7 @@ def declare_data(
     with waiting("data"):
         folder = Path.cwd() if output is None else output.parent
         text = draft_declaration(
-            file, public, folder, label=label, group=group, person=person, reads_private=read_private
+            file, public, folder, label=label, group=group, person=person, test=test, reads_private=read_private
         )
     from fairpate.pages import counted
 

@@ -34,7 +34,7 @@ from fairpate.config import ConfigError, Section
 from fairpate.data import REGISTRY, DatasetDescription, DatasetListing
 from fairpate.data.registry import Check
 from fairpate.files import PlaceError, check_output_folder
-from fairpate.methods.base import find_method, method_names
+from fairpate.methods.base import COUNTS, FITTED, find_method, method_names
 from fairpate.methods.pate import NO_GATE
 from fairpate.pages import counted, epsilon_text
 from fairpate.privacy.discrete_gaussian import OS_ENTROPY
@@ -60,7 +60,11 @@ def list_methods() -> Output:
             found.append({"name": name, "broken": str(error)})
             table.add_row(name, "broken", "", Text(str(error)))
     when = facts((family.title, f"for {family.take_when}") for family in FAMILIES)
-    note = "A method that protects nothing shows what privacy costs. `fairpate methods NAME`: its paper and settings."
+    note = (
+        f"A method that protects nothing shows what privacy costs. `fairpate run` without a method takes {FITTED}, or "
+        f"{COUNTS} where many classes have few records each; --dry-run says why. "
+        "`fairpate methods NAME`: its paper and settings."
+    )
     return Output(facts={"methods": found}, words=Constrain(Group(table, Text(), when, Text(f"\n{note}")), _WIDTH))
 
 

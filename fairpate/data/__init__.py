@@ -16,6 +16,7 @@ from fairpate.data.registry import (
     find_entry,
     list_datasets,
     load_data,
+    load_once,
     option_showing_attribute,
     pool_size,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "find_entry",
     "list_datasets",
     "load_data",
+    "load_once",
     "option_showing_attribute",
     "pool_size",
 ]

@@ -300,7 +300,7 @@ class DatasetEntry:
     where they are named (under the options of ``persons_when``) and were counted; ``citation`` is what a study cites. A
     size that is null takes every record that was set aside; ``num_test`` a quarter of ``rows`` where none was.
     ``count_public`` counts public records that have files of their own; ``class_shares`` is how common each class is,
-    where that was declared.
+    where that was declared; ``num_classes`` is the number of classes under the default options.
     """
 
     name: str
@@ -322,12 +322,17 @@ class DatasetEntry:
     persons: int | None = None
     persons_when: Mapping[str, str] = field(default_factory=dict)
     class_shares: tuple[float, ...] = ()
+    num_classes: int = 2
 
     def count_protected(self, options: Mapping[str, Any], unit: Unit | None) -> int:
         """The publisher's number of protected units under these options: persons where their number is known, otherwise
         rows."""
+        return self.persons if self.persons and self.counts_persons(options, unit) else self.public_rows
+
+    def counts_persons(self, options: Mapping[str, Any], unit: Unit | None) -> bool:
+        """True if persons are protected under these options, and their number is known."""
         by_person = unit is None and holds(self.persons_when, self.complete_options(options))
-        return self.persons if by_person and self.persons is not None else self.public_rows
+        return by_person and self.persons is not None
 
     @property
     def public_rows(self) -> int:

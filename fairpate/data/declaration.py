@@ -616,6 +616,7 @@ def entry_of(table: Declaration) -> DatasetEntry:
         load=partial(read_records, table),
         count_public=count_public,
         class_shares=table.label.shares,
+        num_classes=len(table.label.names),
         **facts,
     )
 

@@ -19,10 +19,10 @@ import re
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from fairpate.data.dataset import (
     default_size,
     divide,
     divide_by_hash,
+    expanded,
     find,
     holds,
     how_to_get,
@@ -67,7 +68,6 @@ from fairpate.data.large_arrays import as_names
 from fairpate.data.loans import applications
 from fairpate.data.pictures import LEVEL, LOADERS, folder_table, pictures_entry
 from fairpate.data.tables import (
-    COMMAS,
     DATES,
     ISO_DATE,
     TYPED_SUFFIXES,
@@ -169,13 +169,18 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
     """
     entry, declared = entry_for(config), config.declaration
     table = None if declared is None else read_declaration(declared.path)
-    if table is None or not table.files.private or not table.files.public:
+    if table is None or not table.files.private:
         raise DataSettingsError(
-            f"data.declaration: sites need a declaration with files of their own for private and public records, got "
-            f"{config.name}; declare `files: {{private: ..., public: ...}}`."
+            f"data.declaration: sites need a declaration with a file of their own for private records, got "
+            f"{config.name}; declare `files: {{private: ...}}`, with `public: ...` if there is a public pool."
         )
     absent = ("private",) * (not has_private) + ("validation", "test") * (has_private or config.split == "hashed")
     files = table.files.model_copy(update=dict.fromkeys(absent, ()))
+    if not files.parts:
+        raise DataSettingsError(
+            f"files: {config.name} leaves the coordinator without any record, since private ones are not there; "
+            "declare `public: ...`, or `test: ...` without data.split=hashed."
+        )
     entry = replace(entry, load=partial(read_records, table.model_copy(update={"files": files})))
     request = request_of(config, entry)
     is_person = config.unit is None and table.person is not None and holds(table.person.when, request.options)
@@ -374,6 +379,21 @@ def load_data(
     return dataset_of(entry.load(request), config, entry)
 
 
+def load_once(config: DataConfig) -> Dataset:
+    """As :func:`load_data`; consecutive calls with the same configuration and unchanged files share one data set."""
+    folder = data_dir_of(config)
+    needed = entry_for(config).needed_files(config.options)
+    paths = (locate(each, folder)[1].absolute() for file in needed for each in expanded(file, folder))
+    stats = ((path, path.stat()) for path in paths)
+    return _loaded(config.model_dump_json(), tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats))
+
+
+# One data set at a time, since its records may fill much of a worker's memory. The files are a part of the key alone.
+@lru_cache(maxsize=1)
+def _loaded(config_json: str, files: tuple[tuple[Path, int, int], ...]) -> Dataset:  # noqa: ARG001
+    return load_data(DataConfig.model_validate_json(config_json))
+
+
 def as_table(frame: Any, part: str) -> pa.Table:
     """A frame, a table or a dictionary of columns as an Arrow table."""
     try:
@@ -544,9 +564,25 @@ _IDS = re.compile(r"(^|[^a-z])(id|no|number|key|code)$|nr$|nummer$|n[uú]m[eé]r
 _DATE_FORMATS = ("%Y-%m-%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y")
 _FROM_PRIVATE = "confirm from knowledge: read from private rows"
 _MARKS = frozenset(
-    {"na", "n/a", "n.a.", "#n/a", "nan", "null", "none", "missing", "unknown", "k.a.", "keine angabe", "?", "-", "."}
+    {
+        "na",
+        "n/a",
+        "n.a.",
+        "#n/a",
+        "nan",
+        "null",
+        "none",
+        "missing",
+        "unknown",
+        "k.a.",
+        "keineangabe",
+        "?",
+        "-",
+        "--",
+        ".",
+    }
 )
-_LIKE = {"date": re.compile(DATES), "comma": re.compile(COMMAS)}
+_DATE, _AMOUNT = re.compile(DATES), re.compile(r"[-+]?\d[\d.,]*$")
 _PLAIN = re.compile(r"^[A-Za-z_][\w.() -]*$")
 
 
@@ -575,7 +611,7 @@ class Seen:
         self.repeats |= len(distinct) < len(present) or any(value in self.values for value in distinct)
         # Bounded: otherwise all values of a column of names would stay in memory.
         self.values |= dict.fromkeys(distinct[: max(0, _MOST_KEPT - len(self.values))])
-        marks = [value for value in distinct if value.strip().lower() in _MARKS]
+        marks = [value for value in distinct if value.replace(" ", "").lower() in _MARKS]
         self.marks |= dict.fromkeys(marks)
         others = pa.array([value for value in distinct if value not in marks], pa.string())
         try:
@@ -585,15 +621,6 @@ class Seen:
             return
         if len(numbers):
             self.low, self.high = min(self.low, float(numbers.min())), max(self.high, float(numbers.max()))
-
-    def with_decimal_points(self) -> Seen:
-        """The same column where a comma is the decimal sign."""
-        if self.kind != "comma":
-            return self
-        found = Seen(missing=self.missing, repeats=self.repeats)
-        found.add(with_decimal_points(pa.array([*self.values], pa.string())))
-        found.rows, found.repeats = self.rows, self.repeats or found.repeats
-        return found
 
     @property
     def is_repeated_id(self) -> bool:
@@ -615,9 +642,12 @@ class Seen:
         if len(self.values) == 1:
             return "constant"
         plain = self.values.keys() - (self.marks.keys() if self.is_number else ())
-        # Dates come before names of records, because a date of birth may differ in each row.
-        if len(self.values) > _MOST_CODES and all(map(_LIKE["date"].match, plain - self.marks.keys())):
-            return "date"
+        # Dates and amounts come before names of records, because each may differ in each row.
+        if len(words := self.values.keys() - self.marks.keys()) > _MOST_CODES:
+            if all(map(_DATE.match, words)):
+                return "date"
+            if any("," in word for word in words) and all(map(_AMOUNT.match, words)):
+                return "comma"
         is_whole = all(re.fullmatch(r"[-+]?\d+", value) for value in plain)
         # Another value in each row names records; in a few rows it may be chance.
         if not self.repeats and self.rows > _MOST_CODES and (is_whole or not self.is_number):
@@ -625,9 +655,7 @@ class Seen:
         # Few whole numbers are codes, and 0.5 and 1.5 may be classes: many different ones are amounts.
         if self.is_number and math.isfinite(self.low + self.high):
             return "number" if len(plain) > (_MOST_CODES if is_whole else 2) else "category"
-        if len(self.values) <= _MOST_CATEGORIES:
-            return "category"
-        return next((kind for kind, like in _LIKE.items() if all(map(like.match, plain - self.marks.keys()))), "text")
+        return "category" if len(self.values) <= _MOST_CATEGORIES else "text"
 
 
 def open_questions(text: str) -> int:
@@ -643,6 +671,7 @@ def draft_declaration(
     label: str | None = None,
     group: str | None = None,
     person: str | None = None,
+    test: Path | None = None,
     reads_private: bool = False,
 ) -> str:
     """A draft of a declaration from public records: YAML with a comment on each line, questions after ``# ?``.
@@ -652,13 +681,13 @@ def draft_declaration(
     names of records or free text are left out with a remark. Without a ``public`` file, every column is a question.
     Both files are below ``folder``, and may be folders of pictures.
 
-    ``label``, ``group`` and ``person`` name columns; without, they are guessed. ``reads_private``: private rows are
-    read too, for the classes of the label and for ids that repeat, never for bounds and categories; each such line asks
-    to confirm it from knowledge. :class:`DataError` for a file that cannot be read, :class:`DataSettingsError` for a
-    column that is not there.
+    ``label``, ``group`` and ``person`` name columns; without, they are guessed. ``test`` is named, not read.
+    ``reads_private``: private rows are read too, for the classes of the label and for ids that repeat, never for
+    bounds and categories; each such line asks to confirm it from knowledge. :class:`DataError` for a file that cannot
+    be read, :class:`DataSettingsError` for a column that is not there.
     """
     if file.is_dir():
-        return _draft_of_pictures(file, public, folder, reads_private=reads_private)
+        return _draft_of_pictures(file, public, test, folder, reads_private=reads_private)
     separator, encoding = layout_of(public or file, with_rows=public is not None)
     columns = column_names(
         file,
@@ -674,8 +703,8 @@ def draft_declaration(
     )
     # If another sign separates the fields, a comma in a number is its decimal sign.
     has_decimal_comma = separator not in (None, ",") and any(each.kind == "comma" for each in seen.values())
-    if has_decimal_comma:
-        seen = {column: each.with_decimal_points() for column, each in seen.items()}
+    if has_decimal_comma and public:
+        seen = _seen(public, separator, encoding, [each for each in seen if seen[each].kind in ("comma", "number")])
     known = seen_private | seen
     free = [column for column in columns if column not in (group, person)]
     categories = [column for column in columns if column in seen and seen[column].kind == "category"]
@@ -700,7 +729,9 @@ def draft_declaration(
                 person_words = f"{_FROM_PRIVATE}. Its values repeat there: all rows of one person have one value"
     what = f"the {'rows' if reads_private else 'header'} of {file.name}"
     source = f"from {public.name}, and {what}" if public else f"from {what}"
-    lines = _opening(file, public, folder, source, kind="table  # a record is a row", records="records", other=".csv")
+    lines = _opening(
+        file, public, test, folder, source, kind="table  # a record is a row", records="records", other=".csv"
+    )
     if separator not in (None, ","):
         lines.append(f"separator: {json.dumps(separator)}  # between two fields")
     if encoding != "utf-8":
@@ -744,17 +775,26 @@ def _first(columns: Iterable[str]) -> str | None:
     return next(iter(columns), None)
 
 
-def _seen(path: Path, separator: str | None, encoding: str) -> dict[str, Seen]:
-    """Facts about every column of a file."""
+def _seen(path: Path, separator: str | None, encoding: str, with_commas: Collection[str] = ()) -> dict[str, Seen]:
+    """Facts about every column of a file; those ``with_commas`` have the comma as the decimal sign."""
     seen: dict[str, Seen] = {}
     for batch in read_batches(path, path.name, separator=separator, encoding=encoding):
         for column in batch.column_names:
-            seen.setdefault(column, Seen()).add(text_of(batch[column]))
+            text = text_of(batch[column])
+            seen.setdefault(column, Seen()).add(with_decimal_points(text) if column in with_commas else text)
     return seen
 
 
 def _opening(
-    file: Path, public: Path | None, folder: Path, source: str, *, kind: str, records: str, other: str
+    file: Path,
+    public: Path | None,
+    test: Path | None,
+    folder: Path,
+    source: str,
+    *,
+    kind: str,
+    records: str,
+    other: str,
 ) -> list[str]:
     """The lines that begin a draft: name, kind, task, files and rows."""
     name = re.sub("[^a-z0-9]+", "_", file.name.partition(".")[0].lower()).strip("_")
@@ -762,6 +802,11 @@ def _opening(
     pool = f"  # public: pool{other}  # what is not, if there is any: gates, penalties and teachers need it"
     if public is not None:
         pool = f"  public: {_below(public, folder)}  # what is not; it needs no label"
+    held_out = (
+        f"  # test: held_out{other}  {QUESTION} labelled {records} to measure on; without, no accuracy is claimed"
+    )
+    if test is not None:
+        held_out = f"  test: {_below(test, folder)}  # labelled {records} to measure on"
     return [
         f"{DRAFTED}{source}. Answer every line with `{QUESTION}`, then:",
         "#   fairpate data check THIS_FILE",
@@ -771,7 +816,7 @@ def _opening(
         "files:",
         f"  private: {_below(file, folder)}  # what is protected",
         pool,
-        f"  # test: held_out{other}  {QUESTION} labelled {records} to measure on; without, no accuracy is claimed",
+        held_out,
         f"# rows: 10000  {QUESTION} about how many private {records}, if that is public; some methods need it",
     ]
 
@@ -803,12 +848,13 @@ def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
     return max(_SEPARATORS, key=lambda each: len(names[each])), encoding
 
 
-def _draft_of_pictures(file: Path, public: Path | None, folder: Path, *, reads_private: bool) -> str:
+def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folder: Path, *, reads_private: bool) -> str:
     """A draft for folders of pictures, laid as CLASS/GROUP/PICTURE: each split is a folder."""
-    if public is not None and not public.is_dir():
-        raise DataSettingsError(f"--public: expected a folder of pictures, as {file.name} is, got {public.name}.")
+    for option, given in (("public", public), ("test", test)):
+        if given is not None and not given.is_dir():
+            raise DataSettingsError(f"--{option}: expected a folder of pictures, as {file.name} is, got {given.name}.")
     own, pool = (None if each is None else _levels(each) for each in (file if reads_private else None, public))
-    lines = _opening(file, public, folder, "for folders of pictures", kind="images", records="pictures", other="")
+    lines = _opening(file, public, test, folder, "for folders of pictures", kind="images", records="pictures", other="")
     lines.append(f"pictures: {{size: 64, channels: 3}}  {QUESTION} height and width to read, and 1 for grey")
     for place, (what, values) in enumerate({"label": "classes", "group": "values"}.items()):
         for found, asks in ((pool, "are these all?"), (own, f"{_FROM_PRIVATE}. Are these all?"), (None, "which?")):
@@ -831,23 +877,30 @@ def _levels(folder: Path) -> list[set[str]]:
 
 def _feature_line(column: str, seen: Seen) -> str:
     name = _quoted(column)
+
+    def missing(value: float) -> str:
+        unknown = f", unknown: {_listed(seen.marks)}" if seen.marks else ""
+        return f", missing: {_number(value)}{unknown}" if seen.missing or seen.marks else ""
+
+    for_missing = " and for a missing one?" if seen.missing or seen.marks else ""
     if seen.kind == "number":
         low, high = outwards(seen.low, seen.high)
-        missing = f", missing: {_number((low + high) / 2)}" if seen.missing or seen.marks else ""
-        missing += f", unknown: {_listed(seen.marks)}" if seen.marks else ""
-        asks = "the smallest and the largest possible value?" + " and for a missing one?" * bool(missing)
-        return f"  {name}: {{bounds: [{_number(low)}, {_number(high)}]{missing}}}  {QUESTION} {asks}"
+        asks = f"the smallest and the largest possible value?{for_missing}"
+        bounds = f"bounds: [{_number(low)}, {_number(high)}]{missing((low + high) / 2)}"
+        return f"  {name}: {{{bounds}}}  {QUESTION} {asks}"
     if seen.kind == "category":
-        missing = ", missing: unknown" if seen.missing else ""
+        unknown = ", missing: unknown" if seen.missing else ""
         numeric = " or a number, with bounds?" if seen.is_number else ""
         asks = f"all values? others are an error, unless `other: true`.{numeric}"
-        return f"  {name}: {{categories: {_listed(sorted(seen.values))}{missing}}}  {QUESTION} {asks}"
+        return f"  {name}: {{categories: {_listed(sorted(seen.values))}{unknown}}}  {QUESTION} {asks}"
     if seen.kind == "date" and (form := seen.date_format):
         years = [date.year for value in seen.values if (date := _date(value[:10], form))]
         written = "" if form == ISO_DATE else f", date_format: {_quoted(form)}"
-        asks = "the first and the last possible year? or an age: {date: age, age_on: 2025-12-31, bounds: [0, 110]}"
-        bounds = f"[{min(years)}, {max(*years, min(years) + 1)}]"
-        return f"  {name}: {{date: year{written}, bounds: {bounds}}}  {QUESTION} {asks}"
+        first, last = min(years), max(*years, min(years) + 1)
+        bounds = f"bounds: [{first}, {last}]{missing((first + last) // 2)}"
+        age = "or an age: {date: age, age_on: 2025-12-31, bounds: [0, 110]}"
+        asks = f"the first and the last possible year?{for_missing} {age}"
+        return f"  {name}: {{date: year{written}, {bounds}}}  {QUESTION} {asks}"
     remark = {
         "name": f"left out: another value in each row. If it names records: `identity: {{key: {name}}}`",
         "date": "left out: dates. To use them, declare `date: year` or `date: age` with its date_format, and bounds",

@@ -1049,7 +1049,8 @@ class RecordForm:
                 text = "" if value is None else str(value)
                 is_declared = any(text in (code.values or ()) for code in codes)
                 if not is_declared and (codes[-1].kind != "other" or not text):
-                    raise ValueError(f"{column}: expected one of its categories, got {text!r}")
+                    declared = dict.fromkeys(value for code in codes for value in code.values or () if value)
+                    raise ValueError(f"{column}: expected one of {', '.join(declared)}, got {text!r}")
                 # `other` holds the values of all other features of the column: it is 1 where the text is none of them.
                 features += [(text in (code.values or ())) != (code.kind == "other") for code in codes]
                 continue
@@ -1057,7 +1058,8 @@ class RecordForm:
             if value in unknown or (number is not None and number in map(number_in, unknown)):
                 number = None
             elif value is not None and number is None:
-                raise ValueError(f"{column}: expected a number, got {value!r}")
+                bounds = "" if first.low is None else f" from {first.low:g} to {first.high:g}"
+                raise ValueError(f"{column}: expected a number{bounds}, got {value!r}")
             if first.kind == "band":
                 if number is None or number < (first.at_least or 0):
                     raise ValueError(f"{column}: expected a number from {first.at_least:g} on, got {number}")

@@ -24,7 +24,8 @@ a record, so that it costs no privacy. The values are defaults; options take pre
     neighbours       asked like teachers; few records, about clusters of the pool, so that few queries label all of it
 
 If no method is named, every private record votes (`residual_votes`): its releases are priced before any record is read,
-and public records may be few or missing.
+and public records may be few or missing. Where many classes have too few records for that, one count per record is
+released instead (:func:`default_method`).
 
 Shapes: N private records, M public ones, G groups, C classes.
 """
@@ -910,7 +911,10 @@ def _fields(annotation: Any) -> Values:
 
 
 FITTED = "residual_votes"
-"""The method that is used if none is named."""
+"""The method that is used if none is named and :func:`default_method` finds no reason for another."""
+COUNTS = "record_votes"
+STDDEVS_PER_CELL = 4
+"""How far a count of `record_votes` should stand out from its noise, in standard deviations."""
 _PER_TEACHER, _FEWEST_TEACHERS, _MOST_TEACHERS, _FEWEST_EACH = 100, 20, 500, 4
 _MOST_QUERIES = 1000
 _MANY_RECORDS, _SMALL_RATE, _LARGE_RATE = 5000, 0.1, 0.5
@@ -936,11 +940,52 @@ def start_values(overrides: Sequence[Override], method: str | None = None, *, nu
     name = said.get("method") if method is None else method
     if name is not None and not isinstance(name, str):
         return {}  # refused with the rest of the configuration
+    if name is None:
+        name, _ = default_method(overrides, num_sites=num_sites)
     return fitted(parse_config(said.get("data", {}), DataConfig), name, num_sites=num_sites)
 
 
+def default_method(overrides: Sequence[Override], *, num_sites: int = 1) -> tuple[str, str]:
+    """The method that is used under ``overrides`` if none is named, and the reason; both from public facts alone.
+
+    The first release of residual votes is a sum of vectors of norm at most one for each of C classes, with noise of
+    standard deviation s on each number. The means of C classes differ in C - 1 directions, in which the noise has norm
+    s sqrt(C - 1); the n / C records of a class make its sum n / C long at most. Where the noise is longer, the sums
+    tell classes apart badly. Then each record adds one count, at the nearest of few prototypes (`record_votes`), if the
+    counts allow as many prototypes as there are classes. Both never hold for fewer than five classes. Not for persons,
+    whose one vote is spread over the cells of all their records.
+    """
+    said = _said(overrides)
+    data = parse_config(said.get("data", {}), DataConfig)
+    entry = entry_for(data)
+    if any(unread_by([find_method(COUNTS)], said)):
+        return FITTED, "its settings are given."
+    if entry.rows is None:
+        return FITTED, "the data set declares no number of records."
+    if pool_size(data) == 0:
+        return FITTED, "there are no public records."
+    if entry.counts_persons(data.options, data.unit):
+        return FITTED, "persons are protected."
+    count, num_classes = entry.rows * num_sites, entry.num_classes
+    try:
+        usual: Any = find_method(FITTED)(target=parse_config(said.get("target", {}), PrivacyTarget))
+        noise = usual.noise_of_sums * math.sqrt(num_classes - 1)
+        cells = int(count / (STDDEVS_PER_CELL * usual.multiplier()))
+    except ValueError:  # refused with the rest of the configuration, or by the run
+        return FITTED, "no noise meets the target."
+    facts = (
+        f"{noise:,.0f}, and a class has {count / num_classes:,.0f} records on average by the publisher's count "
+        f"({num_classes} classes)"
+    )
+    if noise <= count / num_classes:
+        return FITTED, f"its sums stand out: their noise has norm {facts}."
+    if cells < num_classes:
+        return FITTED, f"counts are no better: {cells} of them stand out, for {num_classes} classes."
+    return COUNTS, f"sums of vectors do not stand out: their noise would have norm {facts}; {cells} counts do."
+
+
 def fitted(data: DataConfig, method: str | None = None, *, num_sites: int = 1) -> Values:
-    """Settings of ``method`` that suit ``data``; None: the method that is used if none is named."""
+    """Settings of ``method`` that suit ``data``; None: of :data:`FITTED`."""
     name = FITTED if method is None else method
     # A declaration need not say how many records there are, unless a section is computed from it. Then they are many.
     needed = _FOLLOW_FROM_COUNT & find_method(name).model_fields.keys() or entry_for(data).rows is not None
@@ -993,11 +1038,14 @@ def fitted_to(name: str, *, count: int, num_public: int, num_sites: int = 1) -> 
         values["aggregator"] = {"num_queries": asked, "release": "counts"}
     if not method.protects_attribute_only:
         # Every number of a record gets the same noise, and few records stand out against it in few numbers only.
-        components = min(max(_FEWEST_COMPONENTS, count * num_sites // _RECORDS_PER_COMPONENT), _MOST_COMPONENTS)
-        values["data"] = {"embedding": {"num_components": components}}
+        values["data"] = {"embedding": {"num_components": _num_components(count * num_sites)}}
     # What the class sets itself counts as set in its sections; defaults of a section do not.
     own_values = {section: value.model_dump(exclude_unset=True) for section, value in own.items()}
     return read_of(type(method), merge(values, own_values))
+
+
+def _num_components(count: int) -> int:
+    return min(max(_FEWEST_COMPONENTS, count // _RECORDS_PER_COMPONENT), _MOST_COMPONENTS)
 
 
 def count_protected(data: DataConfig) -> int:

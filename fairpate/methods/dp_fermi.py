@@ -146,6 +146,11 @@ class MatrixGame:
         two_largest_E2 = np.sort(self._scale_EG1[:, :, 0], axis=1)[:, -2:]
         return float(np.linalg.norm(two_largest_E2, axis=1).max())
 
+    def to(self, device: torch.device) -> None:
+        """Move sums and coefficients to the device of the model, where predictions are made."""
+        for name in ("_sums_KC", "pull_KC", "common_pull_KC", "own_pull_KC"):
+            setattr(self, name, getattr(self, name).to(device))
+
     def observe(self, probability_BC: Tensor, targets_BK: Tensor) -> None:
         """Add the predictions of a part of the batch to the sums that the next :meth:`ascend` uses and clears.
 
@@ -271,8 +276,9 @@ def fermi_training(
     Errors as :class:`fairpate.nn.per_example.GradientClipper`.
     """
     # A configuration is read without torch.
-    from fairpate.nn.private_fit import GaussianNoise, PrivateTraining, StepPlan
+    from fairpate.nn.private_fit import GaussianNoise, PrivateTraining, StepPlan, training_device
 
+    game.to(training_device(model))
     hides_group_alone = config.mode != "all"
     noise, plan_of = GaussianNoise(randomness), steps.steps
     rate = config.matrix_learning_rate / plan_of.expected_batch_size

@@ -88,8 +88,12 @@ def train_sgd(
     Its one event is a sum without noise over all records, which every accountant prices at infinity.
     """
     from fairpate.nn.fit import fit  # a configuration is read without torch
+    from fairpate.nn.private_fit import training_device
 
+    home = next(model.parameters()).device
+    model.to(training_device(model))
     fit(model, x, y, config, generator=generator, on_epoch=lambda epoch, _: on_progress(epoch + 1, config.epochs))
+    model.to(home)
     event = PoissonGaussians(count=1, noise_multiplier=0.0, sampling_rate=1.0, relation=relation)
     return Trained(model=model, events=(event,), noise=NO_NOISE)
 
@@ -295,7 +299,7 @@ def regulariser_gradient(
     draws = torch.Generator().manual_seed(int(torch.randint(2**62, (), generator=generator.clone_state())))
     batches = group_batches(public_groups, config.public_batch_size, draws)
     # Every batch has the same number of each group at the same places, so that one contrast serves all.
-    contrast_GB = contrast(public_groups[next(batches)])
+    fixed_GB = contrast(public_groups[next(batches)])
     memory_format = memory_format_for(public_x)
 
     # Cached by identity: parameters change in place, so that a model's chain stays the same.
@@ -304,8 +308,10 @@ def regulariser_gradient(
         return DenseChain.of(model), [p for p in model.parameters() if p.requires_grad]
 
     def gradient(model: nn.Module) -> list[Tensor]:
-        x = scale_bytes(public_x.index_select(0, next(batches))).contiguous(memory_format=memory_format)
         chain, parameters = anatomy(model)
+        device = parameters[0].device
+        x = scale_bytes(public_x.index_select(0, next(batches)).to(device)).contiguous(memory_format=memory_format)
+        contrast_GB = fixed_GB.to(device)
         if chain is None:
             logits = model(x)
             slope = config.weight * dpfr_gradient(logits.detach(), contrast_GB, config)

@@ -21,7 +21,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ from fairpate.config import (
     RayConfig,
     StudentConfig,
 )
-from fairpate.data import Dataset, Split, load_data
+from fairpate.data import Dataset, Split, load_once
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
 from fairpate.later import torch
 from fairpate.methods.base import Stream, Trained, Training, torch_generator
@@ -217,11 +217,9 @@ def keys_of(queries: Split) -> list[str]:
     return [query_key(x, group) for x, group in zip(queries.x.numpy(), queries.z.tolist(), strict=True)]
 
 
-# One data set at a time, since its records may fill much of a worker's memory.
-@lru_cache(maxsize=1)
-def _private(config: str) -> Split:
-    """Read the private records of the data set that ``config`` (JSON) names, once in a process."""
-    return load_data(DataConfig.model_validate_json(config)).private
+def _private(config: DataConfig) -> Split:
+    """Read the private records of the data set that ``config`` names."""
+    return load_once(config).private
 
 
 def shard_reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None:
@@ -234,7 +232,7 @@ def shard_reader(dataset: Dataset, ray: RayConfig) -> Callable[[], Split] | None
             "ray.read_shards: workers cannot read these records from the data set's files (they came from Python, or "
             "depend on files in the run's folder); set it to false."
         )
-    return partial(_private, dataset.source.model_dump_json())
+    return partial(_private, dataset.source)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,7 @@ from fairpate.fairness.private_population import (
 )
 from fairpate.later import sklearn
 from fairpate.methods.base import (
+    STDDEVS_PER_CELL,
     ExpectedVotes,
     NoisySum,
     ReleasingMethod,
@@ -316,7 +317,6 @@ def with_noise(
     return table + discrete_gaussians(stddev, words, source)
 
 
-_STDDEVS_PER_CELL = 4
 _POOL_PER_CELL = 10
 
 
@@ -356,7 +356,7 @@ class RecordVotesConfig(TaughtConfig):
         if self.num_prototypes is not None:
             return self.num_prototypes
         # From the declared number: where records are added or removed, the real one is private.
-        filled = pool if self.num_records is None else int(self.num_records / (_STDDEVS_PER_CELL * stddev))
+        filled = pool if self.num_records is None else int(self.num_records / (STDDEVS_PER_CELL * stddev))
         return max(1, min(filled, pool // _POOL_PER_CELL))
 
 
@@ -406,19 +406,25 @@ class RecordVotes(VotesOfRecords):
             votes=votes, noise_stddev_votes=stddev, labels=round(self.record_votes.taught_share * pool)
         )
 
-    def measure(self, training: Training) -> Released:
-        """Find the prototypes and release one noisy table of votes."""
-        dataset, settings, private = training.dataset, self.record_votes, training.dataset.private
+    def prototypes(self, dataset: Dataset) -> Prototypes:
+        """Return the prototypes, which depend on public records and settings alone."""
+        settings, stddev = self.record_votes, self.least_noise(_table_event(dataset.unit))
+        return Prototypes.of(
+            dataset.public.x,
+            count=settings.prototypes_of(len(dataset.public), stddev=stddev * self.label_noise(dataset.num_groups)),
+            embedding=settings.embedding,
+            num_components=settings.num_components,
+            # scikit-learn takes seeds of 32 bits.
+            seed=stream_seed(self.seed, Stream.TRAINING) % 2**32,
+        )
+
+    def measure(self, training: Training, prototypes: Prototypes | None = None) -> Released:
+        """Release one noisy table of votes for ``prototypes``; None: find them first."""
+        dataset, private = training.dataset, training.dataset.private
         stddev = self.least_noise(event := _table_event(dataset.unit))
-        with training.reporter.stage("prototypes"):
-            prototypes = Prototypes.of(
-                dataset.public.x,
-                count=settings.prototypes_of(len(dataset.public), stddev=stddev * self.label_noise(dataset.num_groups)),
-                embedding=settings.embedding,
-                num_components=settings.num_components,
-                # scikit-learn takes seeds of 32 bits.
-                seed=stream_seed(self.seed, Stream.TRAINING) % 2**32,
-            )
+        if prototypes is None:
+            with training.reporter.stage("prototypes"):
+                prototypes = self.prototypes(dataset)
         with training.reporter.stage("votes"):
             row_N, num_rows = self.rows(dataset)
             person_N = None if private.person_N is None else private.person_N.numpy()

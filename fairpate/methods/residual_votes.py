@@ -371,12 +371,17 @@ class ResidualVotes(RulesOfRecords):
         if not len(dataset.public):
             return None
         ballot = WeightedBallot.of(dataset, self.residual_votes.embedding)
-        sums, *_ = self.residual_votes.events(self.multiplier(), "public")
         return ExpectedVotes(
             votes=ballot.similar(dataset.public.x, num_records),
-            noise_stddev_votes=sums.noise_stddev_votes / UNITS,
+            noise_stddev_votes=self.noise_of_sums,
             labels=round(self.residual_votes.taught_share * len(dataset.public)),
         )
+
+    @property
+    def noise_of_sums(self) -> float:
+        """The standard deviation of the noise of the first release, where a record's vector has norm one."""
+        sums, *_ = self.residual_votes.events(self.multiplier(), "public")
+        return sums.noise_stddev_votes / UNITS
 
     def multiplier(self) -> float:
         """The noise multiplier of one Gaussian release that costs as much as all releases, for either kind of

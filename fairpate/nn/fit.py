@@ -558,16 +558,19 @@ class Calibration:
 
 
 def calibrate(
-    model: nn.Module, x: Tensor, groups: Tensor, config: CalibrationConfig, *, generator: torch.Generator
+    model: nn.Module, x: Tensor, groups: Tensor, config: CalibrationConfig, *, y: Tensor, generator: torch.Generator
 ) -> Calibration:
     """Fine-tune ``model`` towards parity in place on public ``x`` (N, ...) of ``groups`` (N,) (FairPATE, D.1).
 
     The paper shows its algorithm in a figure only; here each step lowers ``weight * DPFR + CE``, where CE compares with
-    the model's predictions before the calibration. It stops at the first epoch whose disparity on held-out public
-    records is small enough; zero epochs change no bit of the model.
+    the model's predictions before the calibration, or with ``config.labels`` (Appendix C) with the labels ``y`` (N,) of
+    the records that have one; -1 is none. It stops at the first epoch whose disparity on held-out public records is
+    small enough; zero epochs change no bit of the model.
 
-    ValueError where the public records are too few to hold some out, or hold one group only.
+    ValueError where the public records are too few to hold some out, hold one group only, or have no label to learn.
     """
+    if config.labels and not (y >= 0).any():
+        raise ValueError("public_data.calibration.labels: no public record has a label; leave it out.")
     order, size = torch.randperm(len(groups), generator=generator), round(_HELD_OUT * len(groups))
     held_out, rows = order[:size], order[size:]
     for name, part in (("held-out", held_out), ("other", rows)):
@@ -579,15 +582,16 @@ def calibrate(
     logits = predict_logits(model, x)
     optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=config.learning_rate))
     disparities = [hard_disparity(logits[held_out], groups[held_out])]
-    before_NC, memory_format, regulariser = logits.softmax(dim=1), memory_format_for(x), DpfrConfig()
+    target_NC, memory_format, regulariser = logits.softmax(dim=1), memory_format_for(x), DpfrConfig()
+    if config.labels:
+        target_NC[y >= 0] = functional.one_hot(y[y >= 0], target_NC.shape[1]).to(target_NC.dtype)
     to_memory_format(model, memory_format)
     # `not <=`, so that a disparity that is NaN does not end the calibration.
     while len(disparities) <= config.epochs and not disparities[-1] <= config.max_disparity:
         for batch in rows[torch.randperm(len(rows), generator=generator)].split(_CALIBRATION_BATCH):
             batch_logits = model(scale_bytes(x[batch]).contiguous(memory_format=memory_format))
             loss = config.weight * dpfr(batch_logits, groups[batch], regulariser)
-            # Towards the model's own earlier predictions: public records have no labels.
-            loss = loss + functional.cross_entropy(batch_logits, before_NC[batch])
+            loss = loss + functional.cross_entropy(batch_logits, target_NC[batch])
             torch.autograd.backward(loss)
             optimizer.step_from_backward(config.learning_rate)
         disparities.append(hard_disparity(predict_logits(model, x[held_out]), groups[held_out]))

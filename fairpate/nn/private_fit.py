@@ -151,8 +151,16 @@ class StepPlan:
 DP_SGD = StepPlan()
 
 
+def training_device(model: nn.Module) -> torch.device:
+    """The GPU, where this process has one and ``model`` has convolutions, whose gradients keep it busy; else the device
+    that the model is on."""
+    has_convolutions = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    device: torch.device = next(model.parameters()).device
+    return torch.device("cuda") if has_convolutions and torch.cuda.is_available() and device.type == "cpu" else device
+
+
 class PrivateTraining:
-    """Trains ``model`` in place. Holds the state between steps: momentum, sampler and noise.
+    """Trains ``model`` in place, on :func:`training_device`. Holds the state between steps: momentum, sampler, noise.
 
     ``x`` (N, ...) holds bytes or floats. ``person_N`` gives the number of each record's person, from 0 on; None: every
     record is a person. ``public_gradient(model)`` gives one tensor per trainable parameter, computed from public
@@ -178,7 +186,9 @@ class PrivateTraining:
         # A mask follows the place of its record in the batch: one record more would move the gradients of all after it.
         if any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()):
             raise ConfigError("model: the privacy guarantee of DP-SGD does not hold with dropout; leave it out.")
-        self._model, self._x, self._targets, self._steps, self._plan = model.train(), x, targets, steps, plan
+        self._home, device = next(model.parameters()).device, training_device(model)
+        self._model, self._x, self._targets = model.train().to(device), x.to(device), targets.to(device)
+        self._steps, self._plan = steps, plan
         self._public_gradient = public_gradient
         self._memory_format = memory_format_for(x)
         to_memory_format(model, self._memory_format)
@@ -229,7 +239,7 @@ class PrivateTraining:
         if means:
             with torch.no_grad():
                 torch._foreach_copy_(parameters, means)
-        self._model.eval()
+        self._model.eval().to(self._home)
         return self._plan.events
 
     def step(self) -> None:

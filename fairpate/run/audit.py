@@ -435,12 +435,15 @@ def _cells(run: RunDirectory, facts: DataRecord, config: RecordVotes, loaded: Da
     options: dict[str, Any] = {"num_others": _declared_size(config), "loaded": loaded, "is_embedded": False}
     nobody = _setting(facts, public_x, (public_x[:0], *np.zeros((2, 0), np.int64)), **options)
 
+    without_canaries = nobody.with_canaries(np.zeros(0, np.bool_))
+    # Found once: they depend on public records and a public seed only, so they are the same in every release.
+    found = config.prototypes(without_canaries)
+
     def table_of(dataset: Dataset, **how: Any) -> Released:
-        return config.measure(replace(_training(config, dataset), **how))
+        return config.measure(replace(_training(config, dataset), **how), found)
 
     # Without noise: what the attacker knows of the other records.
-    known = table_of(nobody.with_canaries(np.zeros(0, np.bool_)), noisy_sum=lambda exact_RW, **_: exact_RW)
-    # Prototypes depend on public records and a public seed only, so they are the same in every release.
+    known = table_of(without_canaries, noisy_sum=lambda exact_RW, **_: exact_RW)
     prototypes, places = np.unique(known.arrays["prototype_M"], return_index=True)
     at_M, row_M = np.repeat(places, num_rows), np.tile(np.arange(num_rows), len(places))
     canaries = (public_x[torch.from_numpy(at_M)], row_M % num_classes, row_M // num_classes)

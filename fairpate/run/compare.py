@@ -20,7 +20,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +29,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from fairpate.config import ConfigError, DataConfig, RayConfig, SweepConfig, TasksConfig
+from fairpate.config import ConfigError, RayConfig, SweepConfig, TasksConfig
 from fairpate.config_reader import determining_values, values_digest
-from fairpate.data import Dataset, load_data
+from fairpate.data import load_data, load_once
 from fairpate.fairness.rates import DEFAULT, NOTIONS
 from fairpate.files import write_atomically
 from fairpate.later import torch
@@ -490,7 +490,7 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
                 write_votes(shared, run.votes)
         elif not run.released.exists():
             write_atomically(run.released, partial(Path.write_bytes, data=shared))
-    run = run_method(config, Reporter(quiet=True), load=lambda data: _dataset(data.model_dump_json()))
+    run = run_method(config, Reporter(quiet=True), load=load_once)
     row, rows = cell.row(minutes=(time.monotonic() - started) / 60), []
     # Once: a run without privacy keeps both records in one private file.
     for path in dict.fromkeys(path for path in (run.record, run.private_record) if path.exists()):
@@ -500,13 +500,6 @@ def run_cell(cell: Cell, out: Path, shared: Handed, torch_threads: int = 1) -> l
         epsilon = math.inf if values["epsilon"] is None else values["epsilon"]
         rows.append(replace(row, record=restored(RunRecord, values | {"epsilon": epsilon})))
     return rows
-
-
-# One is enough, since cells come in the order of data sets and seeds; more would hold several large data sets.
-@lru_cache(maxsize=1)
-def _dataset(config_json: str) -> Dataset:
-    """The data set, loaded once for consecutive cells that read it."""
-    return load_data(DataConfig.model_validate_json(config_json))
 
 
 def write_frontier_reports(comparison: Comparison, *, title: str) -> None:

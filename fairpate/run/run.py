@@ -344,9 +344,11 @@ def measured_before(folder: Path, found: Sequence[RunForecast], data: str) -> li
     ]
 
 
-def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast]) -> Group:
+def describe(
+    data: str, cost: Price | None, spent: str | None, found: Sequence[RunForecast], *, why: str | None = None
+) -> Group:
     """Return one sentence and one table of forecasts, the run's own first. ``spent`` explains why nothing more is
-    spent.
+    spent, and ``why`` the choice of a method that was not named.
 
     How often a label survives its noise says little about how often voters are right. Accuracy is forecast from
     published runs alone; the table also holds what earlier runs of the user measured.
@@ -382,6 +384,8 @@ def describe(data: str, cost: Price | None, spent: str | None, found: Sequence[R
             numbers.append(f"{' to '.join(ends)} ({counted(len(each.measured), 'run')})" if ends else "")
         table.add_row(each.method, voters, *numbers)
     notes = [f"{each.method}: {each.refused or each.caution}" for each in found if each.refused or each.caution]
+    if why is not None:
+        notes.append(f"{run.method}, because no method was named and {why}")
     notes.append("Nothing was trained, charged or written.")
     notes.append(
         "accuracy expected: 9 of 10 runs with these settings lie there, by published runs on this data set."
@@ -677,7 +681,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
     if settings.calibration is not None:
         with reporter.stage("calibration"):
             generator = torch_generator(config.seed, Stream.CALIBRATION)
-            done = calibrate(model, public.x, public.z, settings.calibration, generator=generator)
+            done = calibrate(model, public.x, public.z, settings.calibration, y=public.y, generator=generator)
         course = " -> ".join(f"{disparity:.3f}" for disparity in (done.disparities[0], done.disparities[-1]))
         reporter.note("calibration", f"{done.num_epochs} epochs, disparity on held-out public records {course}")
     return replace(trained, model=model)

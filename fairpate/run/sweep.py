@@ -282,6 +282,9 @@ def cells_of(sweep: SweepConfig, *, folder: Path, data_dir: Path | None = None) 
     ``folder`` is where the sweep's file lies. ConfigError lists all faults of all cells, each under the place in the
     sweep that set the field.
     """
+    # The values depend on the public files too, which may have changed since the last sweep.
+    _fitted_values.cache_clear()
+    _start.cache_clear()
     faults: Faults = {}
     schemas: dict[str, type[Method]] = {}
     for method in sweep.methods:

@@ -106,19 +106,32 @@ def _rows(data: DataConfig, path: Path) -> tuple[dict[str, pa.Table], dict[str, 
         found.setdefault(part, []).append(rows)
     rows_of_part = {part: pa.concat_tables(tables, promote_options="default") for part, tables in found.items()}
     pooled = rows_of_part.pop("records", None)
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
     if pooled is not None:
-        free = np.random.default_rng([data.seed, 1]).permutation(len(pooled))
+        unit_N = np.arange(len(pooled))
+        if person := _person_column(values):
+            unit_N = np.unique(np.array(text_of(pooled[person]).to_pylist(), dtype=str), return_inverse=True)[1]
+        drawn = np.random.default_rng([data.seed, 1]).permutation(unit_N.max(initial=-1) + 1)
+        rank_N = np.argsort(drawn)[unit_N]
+        free = np.argsort(rank_N, kind="stable")
         for part in ("public", "test"):
             if part not in rows_of_part:
                 asked = getattr(data, f"num_{part}")
                 size = asked if asked is not None else getattr(table, f"num_{part}") or len(pooled) // 10
+                # With all records of the last person: a person is in one part, as sites ask for.
+                size = np.searchsorted(rank_N[free], rank_N[free[:size][-1]], side="right") if size else 0
                 rows_of_part[part], free = pooled.take(free[:size]), free[size:]
         rows_of_part["private"] = pooled.take(free)
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
     declared = {name: value for name, value in values.items() if name not in _OF_FILES}
     if "when" not in json.dumps(declared):
         declared.pop("options", None)  # options that only choose files
     return rows_of_part, declared | {"name": f"{data.name}_sites"}
+
+
+def _person_column(declared: Mapping[str, Any]) -> str:
+    """The column that names persons; empty if none does."""
+    person = declared.get("person")
+    return (person["column"] if isinstance(person, Mapping) else person) or ""
 
 
 def _vectors(dataset: Dataset) -> tuple[dict[str, pa.Table], dict[str, Any]]:
@@ -150,9 +163,9 @@ def _dealt(
     private: pa.Table, declared: Mapping[str, Any], order: np.random.Generator, *, sites: int, by: str | None
 ) -> IntArray:
     """The site of each private record, counted from 0."""
-    person = declared.get("person")
+    of_person = _person_column(declared)
     column, _, length = (by or "").partition(":")
-    column = column or (person["column"] if isinstance(person, Mapping) else person) or ""
+    column = column or of_person
     if not column:
         return order.permutation(len(private)) % sites
     if column not in private.column_names:
@@ -167,6 +180,16 @@ def _dealt(
     site_of = np.empty(len(found), np.int64)
     site_of[ranked] = np.arange(len(found)) % sites
     dealt_N: IntArray = site_of[value_N]
+    if by and of_person:
+        # A person at two sites is two units, and the statement of one machine's simulation would claim one.
+        names = text_of(private[of_person])
+        pairs = pa.table({"person": names, "site": dealt_N}).group_by(["person", "site"]).aggregate([])
+        counts = pc.value_counts(pairs["person"]).field("counts")
+        if parted := pc.sum(pc.greater(counts, 1)).as_py():
+            raise ConfigError(
+                f"--by: {by} parts the records of {parted:,} persons, who would be two units; deal by a column that "
+                "is the same for all records of a person, or leave --by out."
+            )
     return dealt_N
 
 

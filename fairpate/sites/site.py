@@ -68,7 +68,8 @@ class CoordinatorClient:
             raise PlanError(
                 f"URL: expected https://, or http:// on this machine, got {url}; ask for the HTTPS address."
             )
-        verify: Any = True
+        # Over plain HTTP there is no certificate to verify, and reading the known authorities takes a while.
+        verify: Any = parts.scheme == "https"
         if ca is not None:
             import ssl
 
@@ -95,6 +96,11 @@ class CoordinatorClient:
                 # Safe to repeat: the coordinator keeps the first message, and the same again changes nothing.
                 reply = self._http.request(method, path, content=content)
             except httpx.TransportError as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):  # waiting does not make it valid
+                    raise CoordinatorError(
+                        f"The coordinator's certificate is refused ({error}); give its authority with --ca, and "
+                        "compare this machine's clock with the certificate's dates."
+                    ) from error
                 reason = f"cannot be reached ({error})"
             else:
                 if reply.status_code == 200:
@@ -363,5 +369,5 @@ def offer(plan: SitePlan, place: int, cost: Price, dataset: Dataset) -> str:
         "noise and under masks. The coordinator can only add them up with those of the other sites.\n"
         f"Costs every {unit} here: epsilon {cost.epsilon:.4g} at delta {cost.delta:g}, if at most {plan.may_collude} "
         f"of the other sites collude with the coordinator. It is charged to the odometer of {dataset.name!r} now, and "
-        "stays charged also if the plan ends without a result."
+        "stays charged also if the plan ends without a result. Somebody with records at several sites pays at each."
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fairpate.config import DataConfig
-from fairpate.data import DataError, Dataset, describe, load_data
+from fairpate.data import DataError, Dataset, describe, load_data, load_once
 from fairpate.data.dataset import DataSettingsError
 
 DECLARATION = """
@@ -57,6 +57,20 @@ def test_each_record_goes_to_the_part_of_its_file(seed: int, clinic: Path) -> No
     assert ages(dataset) == {"private": [1, 2, 3, 4, 1], "public": [1, 2, 3], "validation": [], "test": [9, 8]}
     assert dataset.public.y.tolist() == [-1, -1, -1]
     assert dataset.private.y.tolist() == [0, 1, 1, 0, 0]
+
+
+def test_records_are_kept_until_a_file_changes(clinic: Path) -> None:
+    config = load(clinic).source
+    assert config is not None
+    first = load_once(config)
+    assert load_once(config) is first
+    change(clinic, "4,M,no\n", "4,M,no\n60,M,no\n", file="private-2.csv")
+    assert ages(load_once(config))["private"] == [1, 2, 3, 4, 60, 1]
+    (clinic / "private-3.csv").write_text(HEADER + "70,F,no\n", encoding="utf-8")
+    assert ages(load_once(config))["private"] == [1, 2, 3, 4, 60, 1, 70]
+    (clinic / "test.csv").unlink()
+    with pytest.raises(DataError, match="missing file"):
+        load_once(config)
 
 
 def test_public_names_do_not_depend_on_private_records(clinic: Path) -> None:

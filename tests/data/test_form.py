@@ -70,11 +70,12 @@ def test_every_column_has_one_input_that_says_what_it_takes():
     ("changed", "word"),
     [
         ({"age": None}, "age: expected a number, got none"),
-        ({"age": "old"}, "age: expected a number"),
+        ({"age": "old"}, "age: expected a number from 17 to 90, got 'old'"),
+        ({"code": "old"}, "code: expected a number, got 'old'"),
         ({"age": math.inf}, "age: expected a number"),
         ({"age": "1_000"}, "age: expected a number"),  # nor in a file
-        ({"city": ""}, "city: expected one of its categories"),
-        ({"work": "Army"}, "work: expected one of its categories, got 'Army'"),
+        ({"city": ""}, "city: expected one of A, B, got ''"),
+        ({"work": "Army"}, "work: expected one of Private, State, none given, got 'Army'"),
         ({"code": -1}, "code: expected a number from 0 on"),
     ],
 )

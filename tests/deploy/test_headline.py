@@ -68,11 +68,12 @@ def test_ranges_of_accuracies_are_pooled_by_their_width():
     assert (pooled["own_reduction_mean"], pooled["own_gain_mean"]) == pytest.approx((-0.25, 0.25))
 
 
+@pytest.mark.parametrize("unit", [""])
 @pytest.mark.parametrize("notion", headline.FILES)
-def test_the_file_of_results_is_what_its_sources_give(notion):
-    stored, cells = measured.read("headline"), measured.read(headline.FILES[notion])
-    assert any(name.startswith(notion) for name in stored)
+def test_the_file_of_results_is_what_its_sources_give(notion, unit):
+    stored, cells = measured.read("headline"), headline.compared(notion, unit)
+    assert any(name.startswith(unit + notion) for name in stored)
     for rival in headline.RIVALS:
         for name, expected in headline.against(cells, rival, notion=notion).items():
             near = {metric: pytest.approx(value) for metric, value in expected.items()}
-            assert stored[name] == near, "write it anew: python benchmarks/headline.py"
+            assert stored[unit + name] == near, "write it anew: python benchmarks/headline.py"

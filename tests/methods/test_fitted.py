@@ -12,7 +12,7 @@ import pytest
 from fairpate.config import ConfigError, DataConfig, EmbeddingConfig
 from fairpate.data import REGISTRY
 from fairpate.data.dataset import DatasetEntry
-from fairpate.methods.base import configured, fitted, fitted_to, method_names
+from fairpate.methods.base import configured, default_method, fitted, fitted_to, method_names, resolved
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
@@ -46,6 +46,38 @@ def test_sizes_follow_the_publisher_s_count_and_the_pool() -> None:
     assert of_digits_and_adult("fairpate", "teachers", "num_teachers") == [20, 488]
     assert fitted(DataConfig(name="adult", num_public=4000), "fairpate")["aggregator"]["num_queries"] == 1000
     assert fitted(DataConfig(name="adult", num_public=400), "fairpate")["aggregator"]["num_queries"] is None
+
+
+def test_many_classes_of_few_records_are_counted() -> None:
+    """Ten digits, 1,797 records: at .1 the noise of sums, 30.7 sqrt 5 in each of nine directions, is 206 for 180
+    records of a class, and 1,797 / (4 x 30.7) = 14 counts stand out. At .03 no ten of them do."""
+    chosen = {}
+    for epsilon in (0.03, 0.1, 0.3, 3):
+        overrides = ["data.name=color_digits", f"target.epsilon={epsilon}"]
+        chosen[epsilon], why = default_method(overrides)
+        assert resolved(overrides).method == chosen[epsilon]
+        assert resolved(overrides, "residual_votes").method == "residual_votes"
+        if epsilon == 0.1:
+            assert all(words in why for words in ("norm 206", "180 records", "10 classes", "14 counts")), why
+    assert chosen == {0.03: "residual_votes", 0.1: "record_votes", 0.3: "residual_votes", 3: "residual_votes"}
+
+
+@pytest.mark.parametrize(
+    "options", [["data.num_public=0"], ["residual_votes.clip=0.4"], ["residual_votes.curvature=private"]]
+)
+def test_counts_are_not_taken_without_a_pool_or_where_residual_votes_are_set(options: list[str]) -> None:
+    assert resolved(["data.name=color_digits", "target.epsilon=0.1", *options]).method == "residual_votes"
+
+
+@pytest.mark.parametrize("epsilon", ["inf", "1e-7"])
+def test_a_target_without_noise_is_left_to_the_run(epsilon: str) -> None:
+    assert resolved(["data.name=color_digits", f"target.epsilon={epsilon}"]).method == "residual_votes"
+
+
+def test_two_classes_and_persons_are_never_counted() -> None:
+    for name in ("adult", "communities", "compas", "parkinsons"):
+        for epsilon in (0.003, 0.01, 0.03, 0.1, 1):
+            assert default_method([f"data.name={name}", f"target.epsilon={epsilon}"])[0] == "residual_votes"
 
 
 def test_few_records_have_few_components() -> None:

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerator import NEEDS_GPU
 from parity_data import signal_records
 from priced import priced
 from torch import Tensor, nn
 
 from fairpate.config import ConfigError, FitConfig, ModelConfig, PrivacyTarget
+from fairpate.data import load_data
 from fairpate.methods import dp_sgd
-from fairpate.methods.base import Trained, private_randomness
+from fairpate.methods.base import Trained, configured, private_randomness
 from fairpate.methods.dp_sgd import DpSgdConfig, FairDpSgdConfig
 from fairpate.nn.fit import dpfr, hard_disparity, predict_logits
 from fairpate.nn.models import build_model, seeded_torch
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
 from fairpate.privacy.accountant import NoisyArgmaxes, PoissonGaussians, epsilon, epsilon_pld
+from fairpate.run.run import train_model
+from fairpate.terminal import Reporter
 
 CONFIG = DpSgdConfig(epochs=4, batch_size=100, learning_rate=1.0)
 VARIANTS = ["as_in_paper", "post"]
@@ -196,3 +201,28 @@ def test_public_records_of_one_group_are_refused() -> None:
     x, _, z = signal_records(10)
     with pytest.raises(ValueError, match="two groups"):
         dp_sgd.regulariser_gradient(x, torch.zeros_like(z), FairDpSgdConfig(), torch.Generator())
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("method", ["sgd", "dp_sgd", "fair_dp_sgd", "dp_fermi", "raco_dp"])
+def test_convolutions_are_trained_on_a_gpu_where_a_seed_means_what_it_means_on_a_cpu(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values: dict[str, Any] = {
+        "data": {"name": "color_digits", "num_test": 200},
+        "student": {"model": {"name": "cnn", "width": 8}},
+    }
+    steps = {"noise": "seeded", "dp_sgd": {"epochs": 1, "batch_size": 200, "momentum": 0.0}}
+    config = configured(values | ({"sgd": {"epochs": 1}} if method == "sgd" else steps), method=method)
+    dataset = load_data(config.data)
+
+    def trained_weights(place: str) -> Tensor:
+        trained, _ = train_model(config, dataset, Reporter(quiet=True), folder=tmp_path / place)
+        assert {p.device.type for p in trained.model.parameters()} == {"cpu"}
+        return weights(trained)
+
+    on_gpu, used = trained_weights("gpu"), torch.cuda.max_memory_allocated()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    on_cpu = trained_weights("cpu")
+    assert used > 0
+    torch.testing.assert_close(on_gpu, on_cpu, atol=2e-3, rtol=1e-2)

@@ -29,9 +29,8 @@ def run(**changed: Any) -> tuple[Any, nn.Module, Tensor, Tensor, Tensor]:
     model, x, groups = biased()
     before = predict_logits(model, x)
     settings: dict[str, Any] = {"learning_rate": 0.1, "epochs": 100, "weight": 5.0}
-    done = calibrate(
-        model, x, groups, CalibrationConfig(**settings | changed), generator=torch.Generator().manual_seed(1)
-    )
+    config, unlabelled = CalibrationConfig(**settings | changed), torch.full((len(x),), -1)
+    done = calibrate(model, x, groups, config, y=unlabelled, generator=torch.Generator().manual_seed(1))
     return done, model, before, x, groups
 
 
@@ -65,4 +64,21 @@ def test_public_records_of_one_group_are_refused() -> None:
     model, x, groups = biased()
     for rows in (groups == 0, torch.arange(600) < 2):
         with pytest.raises(ValueError, match="two groups"):
-            calibrate(model, x[rows], groups[rows], CalibrationConfig(), generator=torch.Generator())
+            calibrate(model, x[rows], groups[rows], CalibrationConfig(), y=groups[rows], generator=torch.Generator())
+
+
+def test_known_labels_are_learned_and_records_without_one_keep_their_predictions() -> None:
+    model, x, groups = biased()
+    before = predict_logits(model, x).argmax(dim=1)
+    y = 1 - before  # of every even record, the opposite of what the model says
+    y[1::2] = -1
+    config = CalibrationConfig(weight=0.0, labels=True, learning_rate=0.1, epochs=100)
+    features = torch.cat([x, groups[:, None] * x], dim=1)  # even records are one group, so that labels differ by group
+    wide = build_model(ModelConfig(name="logistic"), input_shape=(6,), num_classes=2, generator_seed=0)
+    fit(wide, features, before, FitConfig(epochs=20, learning_rate=0.05), generator=torch.Generator().manual_seed(0))
+    calibrate(wide, features, groups, config, y=y, generator=torch.Generator().manual_seed(1))
+    changed = predict_logits(wide, features).argmax(dim=1) != before
+    assert changed[0::2].float().mean() > 0.9
+    assert changed[1::2].float().mean() < 0.1
+    with pytest.raises(ValueError, match="no public record has a label"):
+        calibrate(model, x, groups, config, y=torch.full_like(y, -1), generator=torch.Generator())

@@ -1,6 +1,9 @@
+import fcntl
 import hashlib
+import os
 import shutil
 import sys
+from contextlib import contextmanager
 from functools import cache
 
 import pytest
@@ -85,29 +88,47 @@ def small_config():
 
 
 @pytest.fixture(scope="session")
-def made_once(small_config, tmp_path_factory, drawings):
+def shared(tmp_path_factory):
+    """A folder of all workers of the session by its name, for one of them at a time."""
+    base = tmp_path_factory.getbasetemp()
+    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    @contextmanager
+    def folder(name):
+        with (root / f"shared-{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield root / f"shared-{name}"
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def made_once(small_config, shared, drawings):
     """One run of FairPATE with a reject option, which `finished` copies; its pages hold their charts."""
-    config = small_config(tmp_path_factory.mktemp("finished") / "run", IDP3)
-    with drawings():
-        return run_method(config, Reporter(quiet=True)), config
+    with shared("finished") as root, drawings():
+        config = small_config(root / "run", IDP3)
+        made = root / "made"
+        if not made.exists():
+            run_method(config, Reporter(quiet=True))
+            made.touch()
+    return config
 
 
 @pytest.fixture(scope="module")
 def finished(made_once, tmp_path_factory):
     """That run, copied so that no module sees what another wrote: (folder, configuration)."""
-    run, config = made_once
-    out = shutil.copytree(run.root, tmp_path_factory.mktemp("finished") / "run")
-    return ShownRun(root=out), config.model_copy(update={"out": out})
+    out = shutil.copytree(made_once.out, tmp_path_factory.mktemp("finished") / "run")
+    return ShownRun(root=out), made_once.model_copy(update={"out": out})
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory):
+def trained(shared):
     """One run of each method, made when it is first asked for; only to be read."""
-    root = tmp_path_factory.mktemp("methods")
 
     def run_of(method):
-        train(root / method, method)  # a second time goes on from what is there
-        return finished_run(root / method)[0]
+        with shared(method) as folder:
+            train(folder, method)  # a second time goes on from what is there
+        return finished_run(folder)[0]
 
     return run_of
 

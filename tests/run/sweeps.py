@@ -40,7 +40,7 @@ def sweep_of(**values: Any) -> SweepConfig:
         "settings": SMALL,
         "grid": {"target.epsilon": [1, 2, 3]},
         "ray": {"num_actors": 1},
-        "tasks": {"num_cpus": 0.5, "max_retries": 0},
+        "tasks": {"num_cpus": 1, "max_retries": 0},
     }
     return parse_config(defaults | values, SweepConfig)
 

@@ -39,8 +39,10 @@ def measured(refused_A: float, refused_B: float) -> Evaluation:
 def test_the_sentence_on_fairness_names_both_shares_the_gap_and_the_rule() -> None:
     claims = RunStatement(guarantee=GUARANTEE, measured=measured(0.6, 0.3))
     sentence = fairness_sentence(claims, replace(claims, measured=measured(0.32, 0.3)))
-    assert f"“no” to 60.0{NB}% of the group “A” and to 30.0{NB}% of all others, a gap of 0.300;" in sentence
-    assert "up to 0.1, with its whole 95 % interval, counts as fair here, so it is not fair." in sentence
+    assert (
+        f"“no” to 60.0{NB}% of the group “A” and to 30.0{NB}% of all others, a gap of 0.300: not fair, as" in sentence
+    )
+    assert "as a gap counts as fair here up to 0.1, with its whole 95 % interval; with a reject option" in sentence
     assert "the gap is 0.020 (interval" in sentence
     assert f"): fair, and 90.0{NB}% of its answers are right." in sentence
 

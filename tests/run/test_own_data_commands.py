@@ -132,20 +132,31 @@ def test_what_was_read_from_private_rows_asks_to_be_confirmed_and_is_no_bound(ku
     assert features == [line for line in of_pool if not line.startswith("  # kd_nr")]
 
 
-def test_a_number_of_customers_and_marks_among_decimal_commas_are_found(tmp_path, fairpate):
-    """Two rows for each Kundennr, and amounts that may be "k.A."."""
-    rows = [f"K{i // 2};{'k.A.' if i % 9 == 4 else f'{i}.000,5'};{'ab'[i % 2]}" for i in range(200)]
-    head = "Kundennr;Betrag;sex"
+def test_a_number_of_customers_and_marks_among_decimal_commas_and_dates_are_found(tmp_path, fairpate):
+    """Two rows for each Kundennr, amounts that may be "k. A." or whole, others in each row, and days that may lack."""
+    rows = [
+        f"K{i // 2};{'k. A.' if i % 9 == 4 else f'{i % 900}.000,5'};{i + 1},25;{i % 40 / 2:g};"
+        f"{'' if i % 50 == 7 else f'{1 + i % 28:02d}.03.{1950 + i % 40}'};{'ab'[i % 2]}"
+        for i in range(1200)
+    ]
+    rows = [row.replace(".5;", ",5;") for row in rows]
+    head = "Kundennr;Betrag;Kredit;Jahre;Geburt;sex"
+    labelled = [f"{head};y", *(f"{row};{'ja' if i % 2 else 'nein'}" for i, row in enumerate(rows))]
     for name, lines in (
-        ("own.csv", [f"{head};y", *(f"{row};{'ja' * (i % 2) or 'nein'}" for i, row in enumerate(rows))]),
+        ("own.csv", labelled),
         ("pool.csv", [head, *(f"P{row}" for row in rows)]),
+        ("test.csv", [line if line == labelled[0] else f"T{line}" for line in labelled]),
     ):
         (tmp_path / name).write_text("\n".join(lines), encoding="utf-8")
-    asked = ("data", "declare", "own.csv", "--public", "pool.csv", "--read-private", "-o", "own.yaml")
-    assert fairpate(*asked)[0] == 0
+    asked = ("data", "declare", "own.csv", "--public", "pool.csv", "--test", "test.csv", "--read-private")
+    assert fairpate(*asked, "-o", "own.yaml")[0] == 0
     found = read_declaration(tmp_path / "own.yaml")
     assert found.person.column == "Kundennr"
-    assert found.features["Betrag"].unknown == ("k.A.",)
+    assert found.features["Betrag"].unknown == ("k. A.",)
+    assert found.features["Kredit"].bounds == (0, 1300)  # also of what comes after the thousandth value
+    assert found.features["Jahre"].bounds == (0, 20)
+    assert (found.features["Geburt"].bounds, found.features["Geburt"].missing) == ((1950, 1989), "1969")
+    assert [each.path for each in found.files.test] == ["test.csv"]
     code, output, _ = fairpate("data", "check", "own.yaml")
     assert code == 0, output
     assert "questions of the draft to answer: the lines with `# ?`" in output
@@ -177,6 +188,9 @@ def test_folders_of_pictures_are_drafted(tmp_path, fairpate):
     assert (found.kind, found.label.column, found.label.names) == ("images", "level_1", ("no", "yes"))
     code, _, said = fairpate("data", "declare", "own", "--public", "own.yaml")
     assert (code, "is a declaration or a configuration" in said) == (2, True), said
+    assert "  test: pool  # labelled pictures" in fairpate("data", "declare", "own", "--test", "pool")[1]
+    code, _, said = fairpate("data", "declare", "own", "--test", "own/no/F/1.png")
+    assert (code, "--test: expected a folder of pictures" in said) == (2, True), said
 
 
 def test_a_row_with_too_many_cells_is_not_printed(clinic, fairpate):

@@ -520,7 +520,7 @@ def replicated(name: str, size: int, noise: float) -> list[Evaluation]:
         pytest.param("two", 3000, 3.73, id="two groups, 1"),
         pytest.param("two", 3000, 11.24, id="two groups, .3", marks=pytest.mark.slow),
         pytest.param("equal", 800, 3.73, id="no gap, 1"),
-        pytest.param("four", 1600, 3.73, id="four groups, 1"),
+        pytest.param("four", 1600, 3.73, id="four groups, 1", marks=pytest.mark.slow),
     ],
 )
 def test_intervals_hold_the_population_that_test_records_were_drawn_from(name: str, size: int, noise: float) -> None:

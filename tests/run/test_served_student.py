@@ -7,12 +7,14 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import httpx
 import numpy as np
 import pytest
 import torch
 
+from fairpate import http_server
 from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 from student.student import load_student
@@ -94,7 +96,8 @@ def test_copies_on_ray_serve_are_refused_in_one_message_where_it_is_missing(trai
     assert "Traceback" not in ended.stderr
 
 
-def test_a_port_that_is_taken_is_said_in_one_message(trained, fairpate):
+def test_a_port_that_is_taken_is_said_in_one_message(trained, fairpate, monkeypatch):
+    monkeypatch.setattr(http_server, "bind", partial(http_server.bind, timeout_s=0.2))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         code, _, errors = fairpate("serve", trained.root, "--student", "--port", taken.getsockname()[1])
     assert code != 0

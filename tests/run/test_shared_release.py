@@ -54,7 +54,7 @@ def swept(root: Path, **grid: list[Any]) -> Comparison:
         "settings": SETTINGS,
         "grid": {field.replace("__", "."): axis for field, axis in grid.items()},
         "ray": {"num_actors": 1},
-        "tasks": {"num_cpus": 0.5, "max_retries": 0},
+        "tasks": {"num_cpus": 1, "max_retries": 0},
     }
     sweep = parse_config(values, SweepConfig)
     return compare(sweep, cells_of(sweep, folder=Path()), root, Reporter(quiet=True))

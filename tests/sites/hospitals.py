@@ -33,11 +33,13 @@ def write(path: Path, first: int, count: int, *, label: bool = True) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def folder(path: Path, records: range | None, *, person: bool = False) -> Path:
+def folder(path: Path, records: range | None, *, person: bool = False, pool: bool = True) -> Path:
     """The files of one party: a site's private records, or the coordinator's test records for ``records`` None."""
     path.mkdir()
-    (path / "hospitals.yaml").write_text(DECLARATION + "person: patient\n" * person, encoding="utf-8")
-    write(path / "pool.csv", 100_000, 300, label=False)
+    declared = DECLARATION if pool else DECLARATION.replace(" public: pool.csv,", "")
+    (path / "hospitals.yaml").write_text(declared + "person: patient\n" * person, encoding="utf-8")
+    if pool:
+        write(path / "pool.csv", 100_000, 300, label=False)
     if records is None:
         write(path / "held_out.csv", 200_000, 400)
     else:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from parties import KEYS
 
-from fairpate.http_server import HttpServer, HttpSettings
+from fairpate.http_server import HttpServer, HttpSettings, TlsFiles
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.sites.coordinator import CoordinatorSums
 from fairpate.sites.plan import Journal, SitePlan, key_text, read_plan
@@ -50,8 +50,8 @@ def plan_of(sites: int, *, may_vanish: int = 1, number: int = 0) -> SitePlan:
 class StoppedClient(CoordinatorClient):
     """Stops before or after its request number ``at``."""
 
-    def __init__(self, url: str, *, at: int, after: bool, wait_s: float) -> None:
-        super().__init__(url, wait_s=wait_s)
+    def __init__(self, url: str, *, at: int, after: bool, wait_s: float, ca: str | None = None) -> None:
+        super().__init__(url, wait_s=wait_s, ca=ca)
         self._left, self._after = at, after
 
     def request(self, path: str, content: bytes | None = None, *, wait_s: float | None = None) -> bytes | None:
@@ -74,6 +74,7 @@ class Network:
         numbers = np.random.default_rng(0)
         self.exact = [[numbers.integers(-(2**40), 2**40, shape) for shape in SHAPES] for _ in range(sites)]
         self.charges = [0] * sites
+        self.tls: TlsFiles | None = None
         self.found: dict[Any, Any] = {}
 
     @contextmanager
@@ -81,7 +82,7 @@ class Network:
         """A coordinator that serves; made again, it goes on from its journal."""
         with Journal.opened(self.root / f"{name}.sqlite", self.plan) as journal:
             sums = CoordinatorSums(self.plan, journal, wait_s=settings.get("wait_s", self.wait_s))
-            server = HttpServer(sums, HttpSettings(port=self.port))
+            server = HttpServer(sums, HttpSettings(port=self.port, tls=self.tls))
             try:
                 yield sums
             finally:
@@ -94,12 +95,19 @@ class Network:
         return [sums(table, stddev=40.0, name=f"sum {number}") for number, table in enumerate(tables)]
 
     def join(
-        self, k: int, *, at: int = 10**6, after: bool = False, wait_s: float = 30.0, leaves: bool = True
+        self,
+        k: int,
+        *,
+        at: int = 10**6,
+        after: bool = False,
+        wait_s: float = 30.0,
+        leaves: bool = True,
+        ca: str | None = None,
     ) -> list[Any]:
         """Take part as site ``k``, until request number ``at``; the noise is a function of the site. Unless it
         ``leaves``, a coordinator waits for it."""
-        url = f"http://127.0.0.1:{self.port}"
-        client = StoppedClient(url, at=at, after=after, wait_s=wait_s)
+        url = f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
+        client = StoppedClient(url, at=at, after=after, wait_s=wait_s, ca=ca)
 
         def charge() -> None:
             self.charges[k] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import threading
@@ -213,6 +214,27 @@ def test_a_plan_chooses_no_folder_file_or_cluster_of_a_site(settings: dict[str, 
     values = json.loads(plan_of(4).content) | {"settings": settings}
     with pytest.raises(PlanError, match=r"settings\..*: a plan says nothing of folders, files or machines"):
         read_plan(json.dumps(values).encode(), "plan")
+
+
+@pytest.mark.parametrize("lie", [1, -(2**57), 2**63 - 1])
+def test_a_site_can_shift_the_sum_by_any_numbers_and_nobody_notices(lie: int) -> None:
+    """Nothing proves a norm: what such a site can do is in docs/sites.md."""
+    parties, honest = Parties(draw_of(4)), Parties(draw_of(4))
+    parties.send("hello", range(4))
+    parties.coordinator.advance()
+    parties.send("masked", range(3))
+    site, members = parties.site(3), parties.coordinator.members(3)
+    assert members is not None
+    message = site.masked(members, parties.exact[3], parties.source(3))
+    body = (np.frombuffer(message[:-64], "<u8") + np.array(lie).astype(np.uint64)).tobytes()
+    signed = parties.draw.members_digest(site._members(members)[0]) + hashlib.sha256(body).digest()
+    parties.coordinator.receive("masked", 3, body + site._signed("masked", signed))
+    parties.coordinator.advance()
+    for step in ("agreed", "shares"):
+        parties.send(step, range(4))
+        parties.coordinator.advance()
+    # Modulo 2^64, in which numpy adds whole numbers.
+    assert np.array_equal(parties.coordinator.total_D, honest.run({}) + np.array(lie))
 
 
 def test_a_second_message_never_takes_the_place_of_the_first() -> None:

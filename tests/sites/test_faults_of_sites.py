@@ -6,18 +6,26 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
 from network import SHAPES, Network, StoppedError, plan_of
 from parties import KEYS
 
+from fairpate.http_server import TlsFiles
 from fairpate.sites.plan import Journal, JournalError, PlanError
 from fairpate.sites.secure_sum import ENDED, SumError
 from fairpate.sites.site import CoordinatorClient, CoordinatorError, PlanEndedError
@@ -32,20 +40,100 @@ def equal(found: Any, network: Network, sites: Any = None) -> bool:
     )
 
 
-@pytest.mark.parametrize(("at", "after"), list(itertools.product(range(2 * _REQUESTS), (False, True))))
-def test_a_site_that_was_killed_at_any_request_comes_back_and_the_sums_are_the_same(
-    at: int, after: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("first", range(_REQUESTS))
+def test_sites_that_were_killed_at_any_request_come_back_and_the_sums_are_the_same(first: int, tmp_path: Path) -> None:
     network = Network(tmp_path, 4)
+    # All points in turn, each at another one of the four sites.
+    points = list(itertools.product(range(2 * _REQUESTS), (False, True)))[first::_REQUESTS]
 
-    def twice() -> Any:
+    def twice(k: int) -> Any:
+        at, after = points[k]
         with pytest.raises(StoppedError):
-            network.join(0, at=at, after=after)
-        return network.join(0)
+            network.join(k, at=at, after=after)
+        return network.join(k)
 
     with network.coordinator() as sums:
-        works = {k: lambda k=k: network.join(k) for k in (1, 2, 3)}
-        found = network.together(works | {0: twice, "coordinator": lambda: network.draw(sums)})
+        works = {k: partial(twice, k) for k in range(4)}
+        found = network.together(works | {"coordinator": lambda: network.draw(sums)})
+    assert all(equal(each, network) for each in found.values()), found
+    assert network.charges == [1] * 4
+
+
+# What a site stores: the plan, its id, two marks of the charge; then five values of each sum, and the end of it.
+_STORED = 4 + 2 * 6
+
+
+@contextmanager
+def failing(at: dict[Path, int], *, after: bool) -> Iterator[set[Path]]:
+    """Let the statement with this number that changes a journal fail, before or after it is on the disk, once."""
+    do, left, failed = Journal._do, dict(at), set[Path]()
+
+    def act(journal: Journal, command: str, *values: Any) -> Any:
+        path = journal._path
+        is_meant = path in left and command.startswith("INSERT")
+        found = do(journal, command, *values) if after or not is_meant or left[path] else None
+        if is_meant:
+            left[path] -= 1
+            if left[path] < 0:
+                del left[path]
+                failed.add(path)
+                raise JournalError(f"{path}: the disk is full.")
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Journal, "_do", act)
+        yield failed
+
+
+@pytest.mark.parametrize(("first", "after"), list(itertools.product(range(_STORED // 4), (False, True))))
+def test_a_disk_that_is_full_at_any_moment_stops_a_site_which_continues_with_the_same_sums(
+    first: int, after: bool, tmp_path: Path
+) -> None:
+    """Also a kill between any two of the values that it stores."""
+    network = Network(tmp_path, 4)
+    at = {tmp_path / f"site-{k}.sqlite": first + k * _STORED // 4 for k in range(4)}
+
+    def twice(k: int) -> Any:
+        with pytest.raises(JournalError):
+            network.join(k)
+        return network.join(k)
+
+    with network.coordinator() as sums, failing(at, after=after) as failed:
+        works = {k: partial(twice, k) for k in range(4)}
+        found = network.together(works | {"coordinator": lambda: network.draw(sums)})
+        assert failed == set(at)
+    assert all(equal(each, network) for each in found.values()), found
+    # Charged before it is marked as charged: stopped in between, the charge replaces its own row of the odometer.
+    assert network.charges == [2 if (first, after) == (3, False) else 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2, 3, 4), (5, 8, 9, 13), (10, 14, 17, 21), (22, 25, 30, 40)])
+def test_a_coordinator_whose_disk_is_full_at_any_moment_continues(numbers: tuple[int, ...], tmp_path: Path) -> None:
+    network, path = Network(tmp_path, 4), tmp_path / "coordinator.sqlite"
+    # The numbers of statements since the last failure; every start stores the plan once more.
+    starts = [b - a for a, b in zip((0, *numbers[:-1]), numbers, strict=True)]
+    stopped = []
+
+    def coordinate() -> Any:
+        # A request that fails is answered with an error, and the site repeats it; elsewhere the process ends.
+        for place, start in enumerate(starts):
+            with failing({path: start}, after=place % 2 == 1) as failed:
+                stopped.append(failed)
+                with suppress(JournalError), network.coordinator() as sums:
+                    drawing = threading.Thread(target=_quietly, args=(network.draw, sums), daemon=True)
+                    drawing.start()
+                    deadline_s = time.monotonic() + 30
+                    while not failed and time.monotonic() < deadline_s:
+                        drawing.join(0.01)
+                    sums._journal = _Gone()  # type: ignore[assignment]
+                    drawing.join(30)
+        with network.coordinator() as sums:
+            found = network.draw(sums)
+            sums.wait_for_sites(30)
+            return found
+
+    found = network.together({k: lambda k=k: network.join(k) for k in range(4)} | {"coordinator": coordinate})
+    assert all(stopped), stopped
     assert all(equal(each, network) for each in found.values()), found
     assert network.charges == [1] * 4
 
@@ -65,13 +153,17 @@ def test_without_a_site_that_never_comes_back_the_others_have_a_sum(at: int, tmp
         assert all(np.array_equal(a, b) for a, b in zip(found[k], found["coordinator"], strict=True))
 
 
-@pytest.mark.parametrize("messages", [1, 3, 4, 5, 8, 9, 11, 13, 16, 17, 25])
-def test_a_coordinator_that_was_killed_at_any_message_goes_on_where_it_was(messages: int, tmp_path: Path) -> None:
-    network, killed = Network(tmp_path, 4), threading.Event()
+@pytest.mark.parametrize("messages", [(1, 2, 1, 1, 4), (3, 5, 3, 5), (4, 9, 4), (9, 16)])
+def test_a_coordinator_that_was_killed_at_any_message_goes_on_where_it_was(
+    messages: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Killed after each of these numbers of messages since its start."""
+    network = Network(tmp_path, 4)
 
-    def coordinate() -> Any:
+    def until_killed(number: int) -> None:
+        killed = threading.Event()
         with network.coordinator() as sums:
-            left = [messages]
+            left = [number]
 
             def counted(receive: Any, *values: Any) -> Any:
                 if not left[0]:
@@ -87,6 +179,10 @@ def test_a_coordinator_that_was_killed_at_any_message_goes_on_where_it_was(messa
             assert killed.wait(30)
             sums._journal = _Gone()  # type: ignore[assignment]
             drawing.join(30)
+
+    def coordinate() -> Any:
+        for number in messages:
+            until_killed(number)
         with network.coordinator() as again:
             found = network.draw(again)
             again.wait_for_sites(30)
@@ -106,7 +202,7 @@ class _Gone:
 
 
 def _quietly(work: Any, *values: Any) -> None:
-    with suppress(StoppedError):
+    with suppress(StoppedError, JournalError):
         work(*values)
 
 
@@ -211,6 +307,53 @@ def test_requests_that_no_site_makes_are_refused(method: str, path: str, status:
     with network.coordinator(), httpx.Client(base_url=f"http://127.0.0.1:{network.port}") as client:
         reply = client.request(method, path, content=b"x" * 10 if method == "POST" else None)
         assert reply.status_code == status, reply.text
+
+
+def test_clocks_that_differ_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, own, clock = Network(tmp_path, 4), threading.local(), time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + getattr(own, "years", 0) * 31_557_600)
+
+    def join(k: int) -> Any:
+        own.years = (-40, -1, 1, 40)[k]
+        return network.join(k)
+
+    with network.coordinator() as sums:
+        works = {k: partial(join, k) for k in range(4)}
+        found = network.together(works | {"coordinator": lambda: network.draw(sums)})
+    assert all(equal(each, network) for each in found.values()), found
+
+
+def certificate(folder: Path) -> TlsFiles:
+    """A certificate of 127.0.0.1 that is its own authority."""
+    key, today = ec.generate_private_key(ec.SECP256R1()), datetime.now(tz=UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator")])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(today - timedelta(days=1))
+        .not_valid_after(today + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (folder / "cert.pem").write_bytes(made.public_bytes(pem))
+    plain = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    (folder / "key.pem").write_bytes(key.private_bytes(pem, *plain))
+    return TlsFiles(cert=folder / "cert.pem", key=folder / "key.pem")
+
+
+def test_sites_join_over_https_and_refuse_a_certificate_that_they_do_not_know(tmp_path: Path) -> None:
+    network, tls = Network(tmp_path, 4), certificate(tmp_path)
+    network.tls = tls
+    with network.coordinator() as sums:
+        client = CoordinatorClient(f"https://127.0.0.1:{network.port}", wait_s=600)
+        # At once, instead of for as long as a site waits.
+        with pytest.raises(CoordinatorError, match=r"certificate is refused .* --ca"):
+            client.request("/v1/plan")
+        client.close()
+        works = {k: lambda k=k: network.join(k, ca=str(tls.cert)) for k in range(4)}
+        found = network.together(works | {"coordinator": lambda: network.draw(sums)})
+    assert all(equal(each, network) for each in found.values()), found
 
 
 def test_plain_http_beyond_this_machine_is_refused() -> None:

@@ -7,6 +7,7 @@ import json
 import math
 import secrets
 import threading
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,8 @@ from fairpate.data.registry import load_at_site
 from fairpate.http_server import HttpServer, HttpSettings
 from fairpate.methods import teacher_votes
 from fairpate.methods.base import configured, resolved
+from fairpate.run import release_log
+from fairpate.run.bundle import write_bundle
 from fairpate.run.context import RunDirectory, read_json, read_statement
 from fairpate.run.folder import open_run_directory
 from fairpate.run.release_log import (
@@ -39,6 +42,7 @@ from fairpate.sites import coordinator, plan, secure_sum, site
 from fairpate.sites.plan import embedding_file, key_text, new_key
 from fairpate.sites.secure_sum import SumError
 from fairpate.terminal import Reporter
+from fairpate.types import DataSettingsError
 
 GATE = "{max_disparity: 0.3, min_count: 10}"
 QUIET = Reporter(quiet=True)
@@ -54,12 +58,19 @@ PARTS = (range(700), range(700, 1500), range(1500, 2000))
 class Consortium:
     """The files of three sites and a coordinator in one folder, and a plan for them."""
 
-    def __init__(self, root: Path, *options: str, method: str = "weighted_votes", person: bool = False, **numbers: int):
+    def __init__(
+        self,
+        root: Path,
+        *options: str,
+        method: str = "weighted_votes",
+        person: bool = False,
+        pool: bool = True,
+        **numbers: int,
+    ):
         self.root, self.names = root, ("north", "south", "west")
-        self.own = folder(root / "coordinator", None, person=person)
-        self.data = {
-            name: folder(root / name, part, person=person) for name, part in zip(self.names, PARTS, strict=True)
-        }
+        make = partial(folder, person=person, pool=pool)
+        self.own = make(root / "coordinator", None)
+        self.data = {name: make(root / name, part) for name, part in zip(self.names, PARTS, strict=True)}
         self.keys = {name: root / f"{name}.key" for name in self.names}
         roster = {name: key_text(new_key(path).public) for name, path in self.keys.items()}
         config = resolved([f"data.declaration={self.own}", "data.name=hospitals", "target.epsilon=1", *options], method)
@@ -160,7 +171,8 @@ def votes_at(group: Consortium, name: str) -> Any:
 
 def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any:
     """The run of somebody who has all records, and adds the noise that the sites added."""
-    declaration = folder(root, range(2000), person=group.plan.unit == "person")
+    pool = (group.own.parent / "pool.csv").exists()
+    declaration = folder(root, range(2000), person=group.plan.unit == "person", pool=pool)
     (root / "held_out.csv").write_bytes((group.own.parent / "held_out.csv").read_bytes())
     values = {name: value for name, value in group.plan.settings.items() if name != "declaration"}
     config = configured(values, [f"data.declaration={declaration}", f"out={root / 'run'}"])
@@ -184,7 +196,7 @@ def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any
         ("weighted_votes", ("weighted_votes.by_group=true",), False, 1),
         ("record_votes", ("record_votes.num_prototypes=10",), True, 1),
         ("record_votes", ("record_votes.num_prototypes=10", "target.epsilon=0.3"), False, 1),
-        ("residual_votes", ("residual_votes.curvature=private",), True, 11),
+        ("residual_votes", ("residual_votes.curvature=private",), True, 11),  # no public record anywhere
         ("residual_votes", ("residual_votes.curvature=public",), False, 6),
         ("teacher_votes", TEACHERS, True, 1),
         ("weighted_votes", ("data.split=hashed", "evaluation.metrics=private"), True, 2),
@@ -198,7 +210,9 @@ def test_sites_release_what_one_curator_would_with_the_same_noise(
     tmp_path: Path,
     noises: dict[int, Any],
 ) -> None:
-    group = Consortium(tmp_path, *options, method=method, person=person)
+    group = Consortium(
+        tmp_path, *options, method=method, person=person, pool="residual_votes.curvature=private" not in options
+    )
     assert len(group.plan.sums) == num_sums
     found = group.together()
     assert all(isinstance(each, RunDirectory) for each in found.values()), found
@@ -236,6 +250,14 @@ def test_sites_release_what_one_curator_would_with_the_same_noise(
     assert {each.noise_stddev for each in group.plan.sums} <= stated | halves
     assert stated <= {each.noise_stddev for each in group.plan.sums}
     assert any("north, south, west" in remark and group.plan.digest in remark for remark in statement.remarks)
+    # Pages, card and bundle name the sites, and say who had to be trusted for what.
+    published = [before.decode()]
+    if group.plan.test_events:  # of one run, as they take a while
+        with zipfile.ZipFile(write_bundle(run.root)[0]) as bundle:
+            published += [bundle.read(name).decode() for name in ("statement.json", "card.json", "card.html")]
+    for said in published:
+        assert "north, south, west" in said
+        assert f"if at most {group.plan.may_collude} of them collude with the coordinator" in said
     # Every party counts the release once, in its own odometer: here they share one file.
     receipts = [read_receipt(each) for each in found.values()]
     assert len({receipt.run for receipt in receipts if receipt}) == 4
@@ -279,6 +301,7 @@ def test_a_site_that_does_not_agree_is_charged_nothing_and_sends_nothing(
     assert found["north"] is None
     assert "epsilon 1 at delta 1e-05" in offers[0]
     assert "700 private records" in offers[0]
+    assert "Somebody with records at several sites pays at each." in offers[0]
     assert not group.run("north").root.exists()
     assert isinstance(found["coordinator"], SumError)
     for name in ("south", "west"):
@@ -295,6 +318,63 @@ def test_a_site_that_does_not_agree_is_charged_nothing_and_sends_nothing(
     # A site that comes back finds the end, and is not charged again.
     assert isinstance(group.together(north=lambda: None)["south"], SumError)
     assert [total.releases for total in Odometer().totals(delta=1e-5)] == [2]
+
+
+@pytest.mark.parametrize(("killed_before", "rows"), [("row", 4), ("receipt", 5), ("mark", 4)])
+def test_a_site_that_was_killed_while_it_charged_has_charged_before_it_sends(
+    killed_before: str, rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the odometer's row and the run's receipt it pays twice; it never pays less than once."""
+    group, sent = Consortium(tmp_path), []
+    request, record, write = site.CoordinatorClient.request, Odometer.record, release_log.write_json
+    store = plan.Journal.setdefault
+
+    class KilledError(Exception):
+        pass
+
+    def killing(work: Any, is_it: Callable[..., bool]) -> Any:
+        def act(*values: Any, **named: Any) -> Any:
+            if is_it(*values):
+                raise KilledError
+            return work(*values, **named)
+
+        return act
+
+    own = group.run("south")
+    with monkeypatch.context() as patched:
+        if killed_before == "row":
+            patched.setattr(Odometer, "record", killing(record, lambda _, release, **__: release.path == str(own.root)))
+        elif killed_before == "receipt":
+            patched.setattr(release_log, "write_json", killing(write, lambda path, _: path == own.receipt))
+        else:
+            patched.setattr(plan.Journal, "setdefault", killing(store, lambda _, key, __: key == "charged"))
+
+        def noted(client: Any, path: str, content: bytes | None = None, **named: Any) -> Any:
+            sent.extend([] if content is None else [path])
+            return request(client, path, content, **named)
+
+        patched.setattr(site.CoordinatorClient, "request", noted)
+        journal = plan.Journal.opened(tmp_path / "coordinator.sqlite", group.plan)
+        embedding = embedding_file(group.file).read_bytes()
+        with journal as opened:
+            sums = coordinator.CoordinatorSums(group.plan, opened, wait_s=5, embedding=embedding)
+            server = HttpServer(sums, HttpSettings(port=group.port))
+            try:
+                with pytest.raises(KilledError):
+                    group.join("south")
+            finally:
+                server.stop()
+    assert sent == []
+    assert len(Odometer().totals(delta=1e-5)) == (0 if killed_before == "row" else 1)
+    found = group.together()
+    assert all(isinstance(each, RunDirectory) for each in found.values()), found
+    assert [total.releases for total in Odometer().totals(delta=1e-5)] == [rows]
+
+
+def test_a_coordinator_without_any_record_is_told_what_to_declare(tmp_path: Path) -> None:
+    options = ("residual_votes.curvature=private", "data.split=hashed", "evaluation.metrics=private")
+    with pytest.raises(DataSettingsError, match="leaves the coordinator without any record"):
+        Consortium(tmp_path, *options, method="residual_votes", pool=False)
 
 
 def test_a_limit_without_room_refuses_before_anything_leaves(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import measured
 import pyarrow.parquet as pq
 import pytest
+import sites as benchmark
 from hospitals import DECLARATION
 
 from fairpate import cli
@@ -38,10 +40,11 @@ def source(folder: Path, *, person: bool = False, **settings: Any) -> DataConfig
     return parse_config(values, DataConfig)
 
 
-def test_every_record_is_dealt_once_and_every_party_reads_its_files(tmp_path: Path) -> None:
-    records = deal(source(tmp_path / "all"), tmp_path / "parties", sites=4)
+@pytest.mark.parametrize("person", [False, True])
+def test_every_record_is_dealt_once_and_every_party_reads_its_files(person: bool, tmp_path: Path) -> None:
+    records = deal(source(tmp_path / "all", person=person), tmp_path / "parties", sites=4)
     assert sum(records) == 450
-    assert max(records) - min(records) <= 1
+    assert max(records) - min(records) <= (2 if person else 1)  # two visits a patient
     coordinator, sites = tmp_path / "parties" / "coordinator", site_folders(tmp_path / "parties", 4)
     names = [pq.read_table(coordinator / f"{part}.parquet")["visit"].to_pylist() for part in ("public", "test")]
     names += [pq.read_table(site / "private.parquet")["visit"].to_pylist() for site in sites]
@@ -63,6 +66,13 @@ def test_persons_and_values_of_a_column_stay_together(tmp_path: Path) -> None:
     deal(source(tmp_path / "again"), tmp_path / "towns", sites=7, by="town:2")
     for site in site_folders(tmp_path / "towns", 7):
         assert len(set(pq.read_table(site / "private.parquet", columns=["town"])["town"].to_pylist())) == 1
+
+
+def test_a_person_is_not_dealt_to_two_sites(tmp_path: Path) -> None:
+    data = source(tmp_path / "all", person=True)
+    with pytest.raises(ConfigError, match=r"--by: town:2 parts the records of \d+ persons, who would be two units"):
+        deal(data, tmp_path / "towns", sites=7, by="town:2")
+    assert sum(deal(data, tmp_path / "patients", sites=7, by="patient")) == 450
 
 
 @pytest.mark.parametrize(
@@ -99,6 +109,7 @@ def test_records_of_a_declaration_are_charged_to_the_operators_own_odometer_befo
     assert 0.9 < total.epsilon <= 1.0
 
 
+@pytest.mark.slow  # four processes, each of which imports torch
 def test_the_command_runs_all_parties_as_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_state: None
 ) -> None:
@@ -111,7 +122,41 @@ def test_the_command_runs_all_parties_as_processes(
     assert sum(found["records"]) == 450
     assert 1.9 < found["epsilon"] <= 2
     assert (tmp_path / found["run"] / "public" / "report.html").is_file()
+
+
+def test_a_folder_that_exists_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "parties").mkdir()
+    words = ["fairpate", "site", "simulate", "--data", "adult", "--out", str(tmp_path / "parties"), "--json"]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 2
     assert "exists already" in capsys.readouterr().out
+
+
+def test_the_page_shows_the_rows_that_are_stored_and_what_follows_from_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sites.md").read_text(encoding="utf-8")
+    for method in ("weighted_votes", "residual_votes"):
+        assert benchmark.table(method) in page, "print it anew: python benchmarks/sites.py --table"
+    rows = {name: {title: mean for title, (mean, _) in row.items()} for name, row in measured.read("sites").items()}
+
+    def most(better: str, worse: str, *words: str) -> str:
+        found = (row[better] - row[worse] for name, row in rows.items() if all(word in name for word in words))
+        return f"{max(found):.1f}"
+
+    said = " ".join(page.split())
+    weighted = "weighted_votes"
+    lost = [
+        max(most("one curator", t, weighted, f"={epsilon}") for t in ("t = 1", "t = K/2")) for epsilon in (0.1, 0.3, 1)
+    ]
+    assert f"costs at most {lost[0]} points at ε = 0.1, {lost[1]} at 0.3 and {lost[2]} at 1" in said
+    assert f"Federated DP-SGD at t = 1 is up to {most('federated, t = 1', 't = 1', weighted)} points better" in said
+    assert f"a site alone up to {most('t = 1', 'alone', weighted)} points worse" in said
+    better = [
+        row["t = 1"] - rows[name.replace("residual", "weighted")]["t = 1"]
+        for name, row in rows.items()
+        if "residual" in name
+    ]
+    assert f"between {min(better):.1f} and {max(better):.1f} points" in said

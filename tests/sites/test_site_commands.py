@@ -160,7 +160,6 @@ def test_what_cannot_be_is_said_in_one_line(machines: Machines) -> None:
 
 
 @pytest.mark.slow  # ten processes
-@pytest.mark.slow
 def test_the_tutorial_of_three_hospitals_works_as_it_is_printed(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "fairpate" / "examples" / "three_hospitals.py"
     words = [sys.executable, str(example), "--out", str(tmp_path / "hospitals")]

@@ -2,7 +2,8 @@
 
 Their knowledge is a system of linear equations in the honest sites' numbers and masks: a masked vector for each site
 that sent one, and every mask whose seed enough shares give. The only combination of honest numbers that it determines
-may be the sum over a list of survivors with as many honest sites as the price assumes.
+may be the sum over a list of survivors with as many honest sites as the price assumes. The matrix is that of a graph,
+whose invariant factors are all 1: what no prime field determines, whole numbers modulo 2^64 do not determine either.
 """
 
 from __future__ import annotations

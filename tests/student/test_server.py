@@ -320,13 +320,15 @@ def test_a_record_of_a_declared_table_is_given_by_its_columns(tmp_path):
     assert labels[0] == labels[1]
     record = Record(columns={"age": 25, "ward": "B"})
     assert read_features(record, 0, (4,), form).tolist() == [0.25, 0, 0, 1]
-    for wrong, word in (
-        ({"columns": {"age": 25, "ward": "C"}}, "ward"),
-        ({"columns": {"aeg": 25, "ward": "A"}}, "aeg"),
-        ({"columns": {"age": "ten", "ward": "A"}}, "age"),
-        ({"columns": {"age": 25, "ward": "A"}, "features": [0, 0, 0, 0]}, "either"),
+    for wrong, field, value, remedy in (
+        ({"columns": {"age": 25, "ward": "C"}}, ".columns.ward", "C", "expected one of A, B"),
+        ({"columns": {"aeg": 25, "ward": "A"}}, ".columns.aeg", "25.0", "Expected one of: age, ward."),
+        ({"columns": {"age": "ten", "ward": "A"}}, ".columns.age", "ten", "expected a number from 0 to 100"),
+        ({"columns": {"age": 25, "ward": "A"}, "features": [0, 0, 0, 0]}, ".features", "", "either"),
     ):
         found = asked(wrong)
-        assert (found.status_code, word in found.text) == (422, True), found.text
+        (fault,) = found.json()["errors"]
+        assert (found.status_code, fault["field"], fault["value"]) == (422, f"records.0{field}", value)
+        assert remedy in fault["remedy"]
     with pytest.raises(FaultError, match="not known here"):
         read_features(record, 0, (4,))
