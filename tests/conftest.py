@@ -56,7 +56,7 @@ def _started_ray() -> Iterator[ExitStack]:
 
 @pytest.fixture(scope="module")
 def ray_session(_started_ray: ExitStack) -> None:
-    """Ray, started for the first file that asks for it and shut down before the first one that does not."""
+    """Start Ray for the first file that asks for it; the first one that does not ends it."""
     import ray
 
     from fairpate.config import RayConfig
@@ -68,7 +68,7 @@ def ray_session(_started_ray: ExitStack) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _idle_ray_ends(request: pytest.FixtureRequest, _started_ray: ExitStack) -> None:
-    """Ray takes a twentieth of a processor as long as it is there."""
+    """An idle Ray takes a twentieth of a processor."""
     if not _says(request.path, "ray_session"):
         _started_ray.close()
 

@@ -275,14 +275,19 @@ def _message(error: Any) -> str:
 
 
 @contextmanager
-def checked_arguments() -> Iterator[None]:
-    """Turn a ValueError of an argument's own check into ConfigError, so that the command ends with code 2."""
+def checked_arguments(option: str | None = None) -> Iterator[None]:
+    """Turn a ValueError of an argument's own check into ConfigError, so that the command ends with code 2.
+
+    The error begins with the name of the ``option``, if that is given.
+    """
     try:
         yield
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise ConfigError(str(error)) from error
+        said = str(error)
+        named = said if option is None else f"{option}: {said[0].lower()}{said[1:]}"
+        raise ConfigError(named) from error
 
 
 Overrides = Annotated[
@@ -324,7 +329,7 @@ RunOrLedger = Annotated[Path, typer.Argument(help="A run directory, or a ledger 
 Host = Annotated[
     str, typer.Option(help="Address to listen on. Beyond this machine, an aggregator needs tokens and TLS.")
 ]
-Port = Annotated[int, typer.Option(help="Port to listen on.")]
+Port = Annotated[int, typer.Option(min=1, max=2**16 - 1, help="Port to listen on.")]
 TlsCert = Annotated[Path | None, typer.Option(help="Certificate chain (PEM); with --tls-key, serves HTTPS.")]
 TlsKey = Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM), without a password.")]
 LogFile = Annotated[Path | None, typer.Option(help="Append the log, with each request, to this file as JSON lines.")]

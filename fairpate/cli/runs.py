@@ -354,7 +354,7 @@ def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
     found, config = finished_run(folder)
     placed = config.model_copy(update={"out": found.root})
     if fair_at is not None:
-        with base.checked_arguments():
+        with base.checked_arguments("--fair-at"):
             rule = fair_rule(fair_at)
         placed = placed.model_copy(update={"evaluation": config.evaluation.model_copy(update={"fair_at": rule})})
     with waiting("report"):
@@ -413,7 +413,7 @@ def assess(
     from fairpate.run.assess import assess_predictions
     from fairpate.run.context import write_text
 
-    with base.checked_arguments():
+    with base.checked_arguments("--fair-at"):
         rule = None if fair_at is None else fair_rule(fair_at)
     with waiting("assess"):
         found = assess_predictions(
@@ -546,7 +546,8 @@ def specify(
     with base.checked_arguments():
         limits = fairness_limits(fairness or [])
         if fair_at is not None:
-            rule = fair_rule(fair_at)
+            with base.checked_arguments("--fair-at"):
+                rule = fair_rule(fair_at)
             if rule.notion in limits or (rule.notion == DEFAULT_NOTION and disparity is not None):
                 raise UsageError(f"--fair-at: {rule.notion} is limited twice; leave one out.")
             limits |= {rule.notion: rule.limit}

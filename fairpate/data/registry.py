@@ -380,7 +380,7 @@ def load_data(
 
 
 def load_once(config: DataConfig) -> Dataset:
-    """As :func:`load_data`; consecutive calls with the same configuration and unchanged files share one data set."""
+    """Load data as :func:`load_data`; consecutive calls with one configuration and unchanged files share a data set."""
     folder = data_dir_of(config)
     needed = entry_for(config).needed_files(config.options)
     paths = (locate(each, folder)[1].absolute() for file in needed for each in expanded(file, folder))
@@ -686,6 +686,10 @@ def draft_declaration(
     bounds and categories; each such line asks to confirm it from knowledge. :class:`DataError` for a file that cannot
     be read, :class:`DataSettingsError` for a column that is not there.
     """
+    kind = "a folder of pictures" if file.is_dir() else "a table"
+    for option, given in (("public", public), ("test", test)):
+        if given is not None and given.is_dir() != file.is_dir():
+            raise DataSettingsError(f"--{option}: expected {kind}, as {file.name} is, got {given.name}.")
     if file.is_dir():
         return _draft_of_pictures(file, public, test, folder, reads_private=reads_private)
     separator, encoding = layout_of(public or file, with_rows=public is not None)
@@ -850,9 +854,6 @@ def layout_of(file: Path, *, with_rows: bool) -> tuple[str | None, str]:
 
 def _draft_of_pictures(file: Path, public: Path | None, test: Path | None, folder: Path, *, reads_private: bool) -> str:
     """A draft for folders of pictures, laid as CLASS/GROUP/PICTURE: each split is a folder."""
-    for option, given in (("public", public), ("test", test)):
-        if given is not None and not given.is_dir():
-            raise DataSettingsError(f"--{option}: expected a folder of pictures, as {file.name} is, got {given.name}.")
     own, pool = (None if each is None else _levels(each) for each in (file if reads_private else None, public))
     lines = _opening(file, public, test, folder, "for folders of pictures", kind="images", records="pictures", other="")
     lines.append(f"pictures: {{size: 64, channels: 3}}  {QUESTION} height and width to read, and 1 for grey")

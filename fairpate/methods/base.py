@@ -155,7 +155,10 @@ def find_method(name: str) -> type[Method]:
         ) from error
 
     if not isinstance(found, type) or not issubclass(found, Method):
-        raise ConfigError(f"method: {name} is no subclass of fairpate.methods.base.Method.")
+        raise ConfigError(
+            f"method: {name}: expected a subclass of fairpate.methods.base.Method; `fairpate new NAME --example "
+            "own-method` writes one."
+        )
     missing = [word for word in ("title", "paper") if not hasattr(found, word)]
     if missing or found.train is Method.train:
         raise ConfigError(f"method: {name} is incomplete, it lacks {', '.join(missing) or 'train'}; add it.")

@@ -717,7 +717,8 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
         for channel, coordinate in (("x", across), ("y", up))
         if coordinate != EPSILON
     ]
-    # Labels at both ends, so that those of two lines that are close do not meet.
+    # Labels at both ends, so that those of two lines that are close do not meet: what is most accurate lies to the
+    # right, a constant to the left, and each label away from it.
     compared: list[dict[str, Any]] = []
     for side, (name, accuracy) in enumerate(view.lines.items() if up == ACCURACY else ()):
         rule = {"type": "rule", "stroke": "var(--muted)", "strokeDash": [2, 3], "strokeWidth": width}
@@ -729,8 +730,8 @@ def plane(view: PanelView, number: int, *, paper: bool = False, level: int = _AL
                 "layer": [
                     {"mark": rule},
                     {
-                        "mark": label | {"align": ("left", "right")[side]},
-                        "encoding": {"x": {"value": (3, "width")[side]}},
+                        "mark": label | {"align": ("right", "left")[side]},
+                        "encoding": {"x": {"value": ("width", 3)[side]}},
                     },
                 ],
             }

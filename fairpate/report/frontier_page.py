@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fairpate.fairness.rates import DEFAULT, NOTIONS
-from fairpate.pages import count, counted, epsilon_text, percent, render
+from fairpate.pages import count, counted, decimal, epsilon_text, percent, render
 from fairpate.report.figures import (
     COLOURS,
     DARK_COLOURS,
@@ -176,7 +176,7 @@ def _within(points: Sequence[Point], levels: Sequence[float], number: int) -> Bu
     sentence = "No configuration has three seeds: with fewer, a difference between methods may be chance."
     if repeated:
         best, fairest = _most_accurate(repeated), _fairest(repeated)
-        gap = f"{round(fairest.value('disparity'), 3):g}".removeprefix("0") or "0"
+        gap = decimal(fairest.value("disparity"))
         sentence = (
             f"The highest mean accuracy is {best.method}’s, {_accuracy_words(best)}. The smallest mean "
             f"{NOTIONS[best.notion].measure} is {fairest.method}’s, {gap} at {_accuracy_words(fairest)}."

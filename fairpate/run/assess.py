@@ -55,7 +55,7 @@ from fairpate.report.records import (
 from fairpate.report.run_page import GAP_NAMES, answered_words, gap_scale, prediction_words
 from fairpate.run.private_metrics import LEVEL, selections
 from fairpate.terminal import facts, listing
-from fairpate.types import DataError, FairRule, UsageError, strict
+from fairpate.types import DataError, DataSettingsError, FairRule, UsageError, strict
 
 FOUR_FIFTHS = 0.8  # an impact ratio
 LEAST_SHARE = 0.02
@@ -427,7 +427,7 @@ def _text_columns(table: Any, columns: Sequence[str]) -> tuple[str, dict[str, np
     try:
         require_columns(read, columns, title)
     except DataError as error:
-        raise DataError(f"{error} Options such as --prediction and --group name the columns.") from error
+        raise DataSettingsError(f"{error} Options such as --prediction and --group name the columns.") from error
     found = {name: [_whole(each) for each in text_of(read[name]).to_pylist()] for name in columns}
     return title, {name: np.array(values, dtype=np.str_) for name, values in found.items()}
 

@@ -36,7 +36,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from statistics import NormalDist
 from types import MappingProxyType
@@ -45,7 +44,6 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-import yaml
 from rich.console import Group
 from rich.table import Column
 from rich.text import Text
@@ -53,7 +51,7 @@ from torch import Tensor, nn
 
 from aggregator.mechanism import ConfidentGnmax
 from fairpate.config import ConfigError, DataConfig, ModelConfig, Section
-from fairpate.config_reader import Override, determining_values, flat_values, values_digest
+from fairpate.config_reader import Override, determining_values, flat_values, read_yaml, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
 from fairpate.data.embedding import save_embedding
@@ -208,8 +206,8 @@ def expected_accuracy(config: Method) -> tuple[float, float] | None:
     method without published runs, and for an epsilon outside the measured ones.
     """
     epsilon = getattr(config.target, "epsilon", None)
-    text = files("fairpate").joinpath("expected_accuracy.yaml").read_text(encoding="utf-8")
-    ranges: dict[float, tuple[float, float]] = yaml.safe_load(text).get(config.data.name, {}).get(config.method, {})
+    published = read_yaml(Path(__file__).parents[1] / "expected_accuracy.yaml")
+    ranges: dict[float, tuple[float, float]] = published.get(config.data.name, {}).get(config.method, {})
     if not ranges or epsilon is None or config.data.declaration or not min(ranges) <= epsilon <= max(ranges):
         return None
     usual = resolved([f"data.name={config.data.name}", f"target.epsilon={epsilon}"], config.method)
@@ -654,7 +652,7 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
 
 def post_process(trained: Trained, config: Method, training: Training) -> Trained:
     """Apply self-labelling and calibration to the model. Both read only the released model and public features and
-    groups."""
+    groups, and the calibration public labels if it is to learn them."""
     dataset, reporter, settings, model = training.dataset, training.reporter, config.public_data, trained.model
     public = dataset.public
     if settings.self_label is not None:

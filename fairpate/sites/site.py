@@ -274,8 +274,9 @@ def join(
     from fairpate.run.release_log import ReleaseLog, state_folder
     from fairpate.run.run import OpenRun, make_release
 
+    own_key = read_key(key)  # before the coordinator is waited for
     with closing(CoordinatorClient(url, wait_s=wait_s, ca=ca)) as client, ExitStack() as stack:
-        plan, own_key = read_plan(client.request("/v1/plan") or b"", url), read_key(key)
+        plan = read_plan(client.request("/v1/plan") or b"", url)
         if digest is not None and digest.lower() != plan.digest:
             raise PlanError(f"--plan: {url} serves the plan {plan.digest}; agree on one with its author.")
         place = plan.place_of(own_key)

@@ -68,7 +68,7 @@ def test_ranges_of_accuracies_are_pooled_by_their_width():
     assert (pooled["own_reduction_mean"], pooled["own_gain_mean"]) == pytest.approx((-0.25, 0.25))
 
 
-@pytest.mark.parametrize("unit", [""])
+@pytest.mark.parametrize("unit", ["", "attribute/"])
 @pytest.mark.parametrize("notion", headline.FILES)
 def test_the_file_of_results_is_what_its_sources_give(notion, unit):
     stored, cells = measured.read("headline"), headline.compared(notion, unit)

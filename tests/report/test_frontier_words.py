@@ -75,7 +75,7 @@ def test_a_highest_mean_takes_three_seeds():
     assert "dp_sgd" not in text
     assert "three seeds" in text
     assert "highest mean accuracy is pate’s, 80.0 %" in text
-    assert "gap is pate’s, .1 at 80.0 %" in text
+    assert "gap is pate’s, 0.100 at 80.0 %" in text
 
 
 def test_degenerate_models_win_nothing_and_are_counted():
@@ -84,7 +84,7 @@ def test_degenerate_models_win_nothing_and_are_counted():
         configuration("dp_sgd", (0.8, 0.82), (0.1, 0.12)),
     )
     assert text == (
-        "The highest mean accuracy is dp_sgd’s, 81.0 %. The smallest mean demographic-parity gap is dp_sgd’s, .11 at "
+        "The highest mean accuracy is dp_sgd’s, 81.0 %. The smallest mean demographic-parity gap is dp_sgd’s, 0.110 at "
         "81.0 %."
     )
     assert left_out == ["1 configuration of pate: degenerate"]
@@ -151,4 +151,4 @@ def test_sentences_are_of_the_notion_that_is_asked_for():
         return [run_record(method, seed=r.seed, accuracy=0.8, config=r.config, fairness=odds(r.seed)) for r in runs]
 
     (text,), _ = said(with_odds("dp_sgd", 0.04), with_odds("pate", 0.3), notion="equalized_odds")
-    assert "The smallest mean equalized-odds gap is dp_sgd’s, .041 at 80.0 %" in text
+    assert "The smallest mean equalized-odds gap is dp_sgd’s, 0.041 at 80.0 %" in text

@@ -127,7 +127,7 @@ def trained(shared):
 
     def run_of(method):
         with shared(method) as folder:
-            train(folder, method)  # a second time goes on from what is there
+            train(folder, method)  # a second time finds what is there
         return finished_run(folder)[0]
 
     return run_of

@@ -273,4 +273,5 @@ def test_what_is_fair_is_asked_once_and_is_the_same_on_every_page(fairpate: Any,
     code, output, _ = fairpate("report", root)
     assert code == 0
     assert words in " ".join(output.split())
-    assert fairpate("report", root, "--fair-at", "much")[0] == 2
+    code, _, errors = fairpate("report", root, "--fair-at", "much")
+    assert (code, "--fair-at: expected a limit above 0 and at most 1" in errors) == (2, True), errors

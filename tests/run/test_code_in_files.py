@@ -44,7 +44,7 @@ def test_what_is_allowed_or_typed_runs(fairpate, tmp_path, monkeypatch):
     (tmp_path / "config.yaml").write_text(f"method: {place(tmp_path, 'NoMethod')}\n")
     code, _, errors = fairpate("run", "config.yaml")
     assert code == 2
-    assert "is no subclass of fairpate.methods.base.Method" in errors
+    assert "expected a subclass of fairpate.methods.base.Method" in errors
     assert (tmp_path / "ran").exists()
 
 

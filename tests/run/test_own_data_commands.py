@@ -282,6 +282,7 @@ def test_bounds_are_rounded_outwards(public, bounds):
     [
         (["gone.csv", "--public", "pool.csv"], "gone.csv not found; give the path of a table"),
         (["patients.csv", "--public", "gone.csv"], "gone.csv not found; give the path of a table"),
+        (["patients.csv", "--public", "deep"], "--public: expected a table, as patients.csv is, got deep"),
         (["patients.csv", "--public", "pool.csv", "-o", "deep/own.yaml"], "expected a file below"),
     ],
 )

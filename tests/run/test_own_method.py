@@ -63,7 +63,7 @@ def test_one_that_cannot_be_imported_is_named(fairpate, tmp_path):
         ("broken_method:Broken", "was never closed"),
         ("own_method:Missing", "has no attribute 'Missing'"),
         ("nowhere:Method", "No module named 'nowhere'"),
-        ("own_method:ClassMeansConfig", "is no subclass"),
+        ("own_method:ClassMeansConfig", "expected a subclass"),
     ):
         code, _, errors = fairpate("run", "--method", name)
         assert code == 2

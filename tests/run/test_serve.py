@@ -359,7 +359,7 @@ def test_what_protects_nobody_by_design_is_not_served(fairpate, small_config, tm
     [
         (["serve", "nowhere"], ["nowhere", "holds no run"]),
         (["serve", "nowhere", "--host", "0.0.0.0"], ["--host 0.0.0.0", "FAIRPATE_ANALYST_TOKEN"]),  # noqa: S104
-        (["serve", "nowhere", "--port", "99999"], ["0 < port < 65536, got 99999"]),
+        (["serve", "nowhere", "--port", "99999"], ["--port: expected <= 65535, got '99999'"]),
         (["serve", "nowhere", "--quota", "-1"], ["max_queries > 0", "-1"]),
         (["serve", "nowhere", "--analyst-token-file", "missing"], ["missing", "token file"]),
         (["query", "ftp://somewhere", "budget"], ["ftp://somewhere"]),
