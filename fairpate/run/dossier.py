@@ -2,8 +2,9 @@
 
 - ``registry``: an entry of the registry of differential-privacy deployments, as YAML that its authors complete
   (github.com/opendp/deployments-registry-data, schema of July 2026);
-- ``nist``: what can undo a guarantee, layer by layer, in the order of "Guidelines for Evaluating Differential Privacy
-  Guarantees" (NIST SP 800-226, March 2025): the guarantee, the algorithms, the deployment;
+- ``nist``: what can undo a guarantee, layer by layer, with the sections of "Guidelines for Evaluating Differential
+  Privacy Guarantees" (NIST SP 800-226): 2 the guarantee, 3 the algorithms, 4 the deployment. Hazards and sections are
+  those of its public draft (December 2023); the final text (March 2025) was not compared line by line;
 - ``egress``: what a trusted research environment asks before a model leaves it: what the file holds, the bounds on
   every attack, and what attacks were measured to reach.
 
@@ -259,44 +260,62 @@ def _earlier(epsilon: float | None) -> str | None:
 
 
 def _nist(facts: _Facts) -> Iterator[Line]:
-    """Yield the hazards of a guarantee, from the top of the pyramid to its base."""
+    """Yield the hazards of a guarantee, from the top of the pyramid to its base; the number is the section."""
     line = facts.line
     terms = [f"{_S}:{name}" for name in ("epsilon", "delta", "unit", "relation")]
-    yield line("guarantee: a bound that says nothing", *terms[:2], words=_right)
-    yield line("guarantee: a unit smaller than a person", terms[2], words=_whole_person)
-    yield line("guarantee: a relation that hides what changes", *terms, words=_guarantee)
-    yield line("guarantee: a delta that allows one unit to be published", terms[1], words=_delta_words)
-    yield line("guarantee: outputs that it does not cover", f"{_S}:not_protected", f"{_R}:metrics", words=_unprotected)
+    events = (f"{_S}:events", f"{_S}:part_events")
+    yield line("2.2 an epsilon that says nothing", *terms[:2], words=_right)
+    yield line("2.3 a delta that allows one unit to be published", terms[1], words=_delta_words)
+    yield line("2.4 a unit smaller than a person", terms[2], words=_whole_person)
+    yield line("2.4 a difference that the unit and the relation leave out", *terms, words=_guarantee)
+    yield line("2.5 comparison at another delta: what epsilon follows from", *events, words=_events)
+    yield line("2.6 outputs that it does not cover", f"{_S}:not_protected", f"{_R}:metrics", words=_unprotected)
     yield line(
-        "guarantee: releases that add up",
+        "2.6 releases that add up",
         f"{_S}:epsilon_with_earlier",
         words=_earlier,
         note="the odometer lists earlier releases; names_earlier=true states them",
     )
-    yield line(
-        "algorithms: mechanisms and what one unit may change", f"{_S}:events", f"{_S}:part_events", words=_events
-    )
-    yield line("algorithms: settings chosen on private records", f"{_S}:tuning_accounted", words=_tuned)
-    yield line(
-        "algorithms: errors of the accountant", otherwise="open", note="`fairpate verify` recomputes ε of a bundle"
-    )
-    yield line("algorithms: results too noisy to be useful", "metrics.json:accuracy", words=_accuracy)
-    yield line("algorithms: groups that are treated worse", "metrics.json:gaps.dp_one_vs_rest", words=_gap)
-    yield line("deployment: errors of the implementation", *_AUDIT, words=_audited, otherwise="open", note=_AUDIT_NOTE)
-    yield line("deployment: noise that can be predicted", f"{_S}:noise", words=_noise)
-    yield line("deployment: rounding of floating-point noise", *_DISCRETE, words=_discrete)
-    yield line("deployment: time and other side channels", otherwise="open", note="how long a run takes is not hidden")
-    yield line(
-        "deployment: who is trusted with the records", note="the operator, or the sites of a plan (docs/sites.md)"
-    )
-    yield line("deployment: access to records and to private/", note="private/ is for the operator's user alone")
-    yield line("deployment: exposure while records are collected")
+    yield line("3 errors of the accountant", otherwise="open", note="`fairpate verify` recomputes ε of a bundle")
+    yield line("3.1 mechanisms and what one unit may change", *events, words=_events)
+    yield line("3.2 results too noisy to be useful", "metrics.json:accuracy", words=_accuracy)
+    yield line("3.3 groups that are treated worse", "metrics.json:gaps.dp_one_vs_rest", words=_gap)
+    yield line("3.3 bias of published numbers", f"{_R}:metrics", words=_biased)
+    yield line("3.4 cells that appear only if a record is in them", f"{_C}:model.classes", words=_every_cell)
+    yield line("3.4 bounds taken from the records", note="bounds and categories of a declaration are public knowledge")
+    yield line("3.5 settings chosen on private records", f"{_S}:tuning_accounted", words=_tuned)
+    yield line("3.6 synthetic records without a guarantee", f"{_C}:model.architecture", words=_no_record)
+    yield line("3.7 pictures or texts that show more than one unit", note="whom a record is about")
+    yield line("4.1 queries that are answered later", note="whether `fairpate serve` goes on answering, and its budget")
+    yield line("4.2 who is trusted with the records", note="the operator, or the sites of a plan (docs/sites.md)")
+    yield line("4.3 errors of the implementation", *_AUDIT, words=_audited, otherwise="open", note=_AUDIT_NOTE)
+    yield line("4.3 noise that can be predicted", f"{_S}:noise", words=_noise)
+    yield line("4.3 rounding of floating-point noise", *_DISCRETE, words=_discrete)
+    yield line("4.3 time and other side channels", otherwise="open", note="how long a run takes is not hidden")
+    yield line("4.3 errors that a record causes", otherwise="open", note="an error of reading depends on records")
+    yield line("4.4 theft of records and of private/", note="private/ is for the operator's user alone")
+    yield line("4.4 who may read them")
+    yield line("4.5 records that need not be collected")
 
 
 _AUDIT = ("audit.json:headline", "audit.json:has_power")
 _AUDIT_NOTE = "`fairpate audit` measures what attacks prove of the claim"
 _MEMBERSHIP_NOTE = "the guarantee is for a replaced unit, and does not bound who is among the records"
 _DISCRETE = (f"{_S}:events",)
+
+
+def _biased(metrics: str | None) -> str:
+    if metrics == "private":
+        return "Noisy sizes below 0 and shares outside 0 to 1 are cut, which moves estimates of small groups inwards."
+    return "Metrics have no noise."
+
+
+def _every_cell(classes: Sequence[str]) -> str:
+    return f"Classes are declared ({', '.join(classes)}), and a cell without a record gets noise too."
+
+
+def _no_record(architecture: str) -> str:
+    return f"No record is released: the product is a model ({architecture})."
 
 
 def _audited(headline: str | None, has_power: bool | None) -> str | None:

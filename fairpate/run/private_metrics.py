@@ -23,9 +23,9 @@ n p (1 - p) + s^2 (a (1 - p)^2 + (m - a) p^2) at the true share p: sampling, and
 interval holds every p at which |A - p B| is at most z standard deviations: Wilson's interval without noise, Fieller's
 without sampling. n is estimated by B. It is undefined unless B itself is more than z standard deviations of its noise
 above 0. Differences join two such intervals by the distances of their ends from the estimate (Newcombe 1998; MOVER,
-Zou and Donner 2008), ratios do so in logarithms. The interval of a largest difference goes from the largest lower end,
-at a level that allows for the number of comparisons (Bonferroni), to the largest upper end. Shares of persons, whose
-records are alike, vary no more than those of as many records.
+Zou and Donner 2008), ratios do so in logarithms. The interval of a largest difference goes up to the largest upper end,
+and down to the largest lower end at a margin that is simulated for these comparisons (:func:`_low_of_largest`). Shares
+of persons, whose records are alike, vary no more than those of as many records.
 
 Shapes: N records, B bins of scores, G groups, Y true labels, C predicted classes, E events.
 """
@@ -84,6 +84,7 @@ LEVEL = 0.95
 PREDICTIONS = "predictions"
 """The name of the table where it is a sum over several sites."""
 _LEAST_SHARE = 1e-9  # which has a logarithm
+_DRAWS = 1000
 
 
 def check_metrics(config: Method, dataset: Dataset) -> None:
@@ -296,7 +297,7 @@ def evaluation_of(released: Released, *, group_names: Sequence[str], class_names
     *_, event = released.events
     if not isinstance(event, PredictionTables):
         raise ValueError(f"metrics.safetensors: expected a table of predictions, got {event}.")  # noqa: TRY004 - of a file
-    stddev, z = event.noise_stddev_records, _deviations(1)
+    stddev, z = event.noise_stddev_records, _deviations()
     names: dict[str, Any] = {"group_names": tuple(group_names), "class_names": tuple(class_names)}
     table_BGYC = np.asarray(released.arrays["weights_BGYC"] / event.weight, np.float64)
     calibration = _of_scores(table_BGYC, stddev, released.arrays["edges"].tolist(), class_names)
@@ -344,7 +345,7 @@ def _of_groups(
     table_GYC: FloatArray, stddev: float, *, group_names: Sequence[str], class_names: Sequence[str]
 ) -> Iterator[Estimate]:
     """Size, accuracy, selection rates and impact ratios of each group."""
-    z, size_G = _deviations(1), table_GYC.sum(axis=(1, 2))
+    z, size_G = _deviations(), table_GYC.sum(axis=(1, 2))
     # A size is a sum of cells, and so is its noise. It is the size of these records: there is no error of sampling.
     reach = z * stddev * math.sqrt(table_GYC[0].size)
     right = _Shares.of(rates.correct, table_GYC, stddev, z=z)
@@ -375,7 +376,7 @@ def _of_scores(
         return rates.Events(hits_EG=right_B[None], sizes_EG=joint_BYC.sum(axis=(1, 2))[None], cells=[])
 
     # Bins instead of groups: each sums over groups, whose noises add up.
-    found = _Shares.of(scored, table_BGYC.sum(axis=1), stddev * math.sqrt(table_BGYC.shape[1]), z=_deviations(1))
+    found = _Shares.of(scored, table_BGYC.sum(axis=1), stddev * math.sqrt(table_BGYC.shape[1]), z=_deviations())
     for place, (low, high) in enumerate(itertools.pairwise((0.0, *edges, 1.0))):
         what = f"true {class_names[1]}" if two else "right"
         yield found.estimate(f"{what} where the score is {low:g} to {high:g}", 0, place)
@@ -384,28 +385,27 @@ def _of_scores(
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     """Return each group's share of one prediction over the largest share of any group; NaN unless two are known."""
 
-    def ends(z: float) -> FloatArray:
-        shares = _Shares.of(rates.predicted, table_GYC, stddev, z=z)
-        ends_3GG = np.stack([each[event] for each in _ratios(shares)])
-        # A writable view of the diagonals: the ratio of a group to itself is 1 without any error.
-        np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(shares.value_EG[event])] = 1.0
-        return ends_3GG
+    def shortfalls(place: int, z: float, joint_GYC: FloatArray) -> _Shares:
+        ratios = _ratios(_Shares.of(rates.predicted, joint_GYC, stddev, z=z))
+        # Of every other group's share over that of the group in this place: the largest is 1 over the impact ratio.
+        return _Shares(*(np.delete(np.log(each[..., event, :, place]), place, axis=-1) for each in ratios))
 
-    found_3GG = ends(_deviations(1))
-    num_known = int((~np.isnan(found_3GG[0].diagonal())).sum())
-    if num_known < 2:
-        nothing = np.full((1, len(table_GYC)), np.nan)
-        return _Shares(nothing, nothing, nothing)
-    # The largest share is that of some group, so that a group's impact ratio is the smallest of its ratios.
-    value_G, _, high_G = np.fmin.reduce(found_3GG, axis=2)
-    # The least of several low ends holds only if all of them hold together (Bonferroni).
-    low_G = np.fmin.reduce(ends(_deviations(num_known - 1))[1], axis=1)
-    return _Shares(value_G[None], low_G[None], high_G[None])
+    found_3G = np.full((3, len(table_GYC)), np.nan)
+    for place in range(len(table_GYC)):
+        ends = partial(shortfalls, place)
+        alone = ends(_deviations(), table_GYC)
+        if not np.isnan(alone.value_EG).all():
+            most = np.array(
+                [np.nanmax(alone.value_EG), np.nanmax(alone.high_EG), _low_of_largest(ends, table_GYC, stddev)]
+            )
+            # The group itself may be the one with the largest share.
+            found_3G[:, place] = np.exp(-np.maximum(most, 0.0))
+    return _Shares(*found_3G[:, None])
 
 
 def selections(table_GYC: FloatArray, stddev: float, event: int) -> tuple[FloatArray, FloatArray]:
     """Return each group's share of one prediction, and its impact ratio: (3, G) each, the value and its interval."""
-    shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations(1))
+    shares = _Shares.of(rates.predicted, table_GYC, stddev, z=_deviations())
     ratios = impact_ratios(table_GYC, stddev, event)
     return np.stack([each[event] for each in shares]), np.stack([each[0] for each in ratios])
 
@@ -426,9 +426,45 @@ def _together(table_GYC: FloatArray, stddev: float) -> tuple[FloatArray, float]:
     return table_GYC.sum(axis=0, keepdims=True), stddev * math.sqrt(len(table_GYC))
 
 
-def _deviations(comparisons: int) -> float:
-    """Return how many standard deviations an end is away if ``comparisons`` intervals hold together at ``LEVEL``."""
-    return float(-ndtri((1 - LEVEL) / 2 / comparisons))
+def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: FloatArray, stddev: float) -> float:
+    """Return the low end of the largest of all differences that ``ends`` compares, at least 0.
+
+    ``ends(z, table)`` returns every difference, and its ends at z standard deviations. The largest high end misses the
+    truth in half of what ``LEVEL`` allows if one difference is far above all others, and hardly ever if several are
+    nearly equal, since one of them is then estimated too high. The low end takes what is left. Its margin is a quantile
+    of the largest error of differences that lie as far below the low end as they were estimated, or would lie if
+    all shrank in proportion, whichever is nearer (moment inequalities: Andrews and Soares 2010). Errors are simulated
+    around the released table, from which anybody can repeat them.
+    """
+    z = _deviations()
+    alone = ends(z, table_GYC)
+    is_known = ~np.isnan(alone.value_EG)
+    value_K, largest = alone.value_EG[is_known], float(np.nanmax(alone.value_EG))
+    if largest <= 0 or len(value_K) == 1:
+        return max(0.0, float(np.nanmax(alone.low_EG)))
+    reach_K = np.maximum((value_K - alone.low_EG[is_known]) / z, _LEAST_SHARE)
+    generator, shape = np.random.default_rng(0), (_DRAWS, *table_GYC.shape)
+    chances = np.maximum(table_GYC, _LEAST_SHARE).ravel()
+    drawn = generator.multinomial(max(1, round(table_GYC.sum())), chances / chances.sum(), size=_DRAWS).reshape(shape)
+    errors_RK = ends(z, drawn + generator.normal(0, stddev, shape)).value_EG[:, is_known]
+    errors_RK = np.nan_to_num(errors_RK - np.nanmedian(errors_RK, axis=0))
+    # In standard deviations of a normal distribution, above and below: the interval, of which `reach_K` is the lower
+    # part, allows for skewness already.
+    down_K, up_K = np.abs(np.quantile(errors_RK, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)) / z
+    errors_RK /= np.maximum(np.where(errors_RK < 0, down_K, up_K), _LEAST_SHARE)
+    low = 0.0
+    for _ in range(8):  # upwards from 0, where all differences are equal and the margin is widest
+        below_K = np.maximum(np.minimum(value_K - low, 0), low * (value_K / largest - 1)) / reach_K
+        errors_R = (below_K + errors_RK).max(axis=1)
+        missed_above = min(float((errors_R < -z).mean()), (1 - LEVEL) / 2)
+        margin = float(np.quantile(errors_R, LEVEL + missed_above))
+        low = max(0.0, float(np.nanmax(ends(margin, table_GYC).low_EG)))
+    return low
+
+
+def _deviations() -> float:
+    """Return how many standard deviations an end of an interval at ``LEVEL`` is away."""
+    return float(-ndtri((1 - LEVEL) / 2))
 
 
 class _Shares(NamedTuple):
@@ -481,8 +517,8 @@ def gap_of(
     if metric.compare is rates.level:
         table_GYC, stddev = _together(table_GYC, stddev)
 
-    def ends(z: float) -> _Shares:
-        own = _Shares.of(metric.events, table_GYC, stddev, z=z)
+    def ends(z: float, joint_GYC: FloatArray) -> _Shares:
+        own = _Shares.of(metric.events, joint_GYC, stddev, z=z)
         if metric.compare is rates.level:
             return own
         # A group against itself is no comparison: NaN keeps it out of maxima.
@@ -493,31 +529,27 @@ def gap_of(
         if metric.compare is rates.pairwise:
             first, other = ([each[..., :, None] + itself_GG for each in own], [each[..., None, :] for each in own])
         else:
-            first, other = list(own), list(_Shares.of(metric.events, table_GYC, stddev, z=z, rest=True))
+            first, other = list(own), list(_Shares.of(metric.events, joint_GYC, stddev, z=z, rest=True))
         value = first[0] - other[0]
         # MOVER (Zou and Donner 2008): distances of the ends from the estimates, added in quadrature.
         low = value - np.hypot(first[0] - first[1], other[2] - other[0])
         high = value + np.hypot(first[2] - first[0], other[0] - other[1])
         if metric.compare is rates.to_overall:
             # A group is part of the whole: its distance to it is that to the others, times their share.
-            sizes_EG = np.maximum(metric.events(table_GYC).sizes_EG, 0.0)
+            sizes_EG = np.maximum(metric.events(joint_GYC).sizes_EG, 0.0)
             others_EG = 1 - rates.divide(sizes_EG, sizes_EG.sum(axis=-1, keepdims=True))
             far, near = np.maximum(np.abs(low), np.abs(high)), np.maximum(0.0, np.maximum(low, -high))
             value, low, high = np.abs(value) * others_EG, near * others_EG, far * others_EG
         return _Shares(value, low, high)
 
-    found, alone = metric.events(table_GYC), ends(_deviations(1))
+    found, alone = metric.events(table_GYC), ends(_deviations(), table_GYC)
     value = alone.value_EG
-    known = ~np.isnan(value)
-    if not known.any():
+    if np.isnan(value).all():
         return replace(NOT_MEASURED, level=LEVEL, n_undefined=found.sizes_EG.size)
-    # Two that mirror each other, as those of two groups or of two classes, are one comparison.
-    comparisons = len(np.unique(np.abs(value[known]).round(9)))
-    shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations(1))
+    shares = _Shares.of(metric.events, table_GYC, stddev, z=_deviations())
     sizes = found.sizes_EG[~np.isnan(shares.value_EG)]
     where = rates.located(value, found.cells)
-    together = ends(_deviations(comparisons)) if comparisons > 1 else alone
-    low = np.nan_to_num(together.low_EG, nan=0.0).max()
+    low = _low_of_largest(ends, table_GYC, stddev)
     # The largest high end lies above the true largest difference as soon as that one interval holds it.
     high = np.nanmax(alone.high_EG)
     largest = max(0.0, float(np.nanmax(value)))

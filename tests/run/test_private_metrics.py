@@ -524,7 +524,7 @@ def replicated(name: str, size: int, noise: float) -> list[Evaluation]:
     ],
 )
 def test_intervals_hold_the_population_that_test_records_were_drawn_from(name: str, size: int, noise: float) -> None:
-    """Of 400 replications each interval holds 95 % within chance; those of largest differences may hold more."""
+    """Of 400 replications each interval holds 95 % within chance; those of largest differences may hold 97 %."""
     expected, count = truths(POPULATIONS[name]), 400
     held: dict[str, list[bool]] = {metric: [] for metric in expected}
     for found in replicated(name, size, noise):
@@ -536,12 +536,20 @@ def test_intervals_hold_the_population_that_test_records_were_drawn_from(name: s
         # At most a twentieth is undefined, of groups of 100 records and more.
         assert len(each) >= 0.95 * count, metric
         assert np.mean(each) >= 0.95 - chance, metric
-        if metric in ("accuracy", "false_negative_rate", "false_positive_rate") or metric.startswith("accuracy for"):
-            assert np.mean(each) <= 0.95 + chance, metric
+        # A ratio of 1 to itself is known.
+        if not metric.startswith("impact ratio of"):
+            is_largest = metric in GAPS and not metric.endswith("_rate")
+            assert np.mean(each) <= (0.97 if is_largest else 0.95) + chance, metric
 
 
 def test_intervals_are_as_wide_as_the_errors_of_the_estimates() -> None:
-    """At most a quarter wider than 2 * 1.96 standard deviations of the estimates over replications."""
+    """At most a quarter wider than 2 * 1.96 standard deviations of the estimates over replications, and largest gaps
+    of four groups at most .3."""
+    found = replicated("four", 1600, 3.73)
+    for name in ("dp_one_vs_rest", "accuracy_parity", "equal_opportunity", "impact_ratio"):
+        each = [one.gaps[name] for one in found]
+        ideal = 2 * 1.96 * np.std([one.value for one in each])
+        assert np.median([one.high - one.low for one in each]) <= 1.3 * ideal, name
     found = replicated("two", 3000, 3.73)
     for name in ("dp_one_vs_rest", "accuracy_parity", "false_negative_rate"):
         each = [one.gaps[name] for one in found]

@@ -22,7 +22,9 @@ from fairpate.config_reader import values_digest
 from fairpate.data import Split
 from fairpate.methods.base import configured
 from fairpate.nn.models import build_model
+from fairpate.privacy.accountant import least_noise
 from fairpate.privacy.discrete_gaussian import OsEntropy, SeededSource
+from fairpate.privacy.mechanism_events import PredictionTables
 from fairpate.run import choice, release_log
 from fairpate.run import run as run_module
 from fairpate.run.bundle import verify_bundle, write_bundle
@@ -271,6 +273,54 @@ def test_over_tiny_data_sets_no_choice_among_128_candidates_moves_by_more_than_i
     assert 0.5 * epsilon < farthest["added"] <= epsilon * (1 + 1e-9)
     assert 0.5 * epsilon < farthest["replaced"] <= epsilon * (1 + 1e-9)
     assert farthest["person"] <= epsilon * (1 + 1e-9)
+
+
+def test_release_choice_among_128_and_table_together_cost_no_more_than_the_largest_of_the_three() -> None:
+    """The joint distribution of all three, over tiny data sets and their neighbours, each step in view of the last.
+
+    The release is a noisy count of positive training records, which decides what each candidate says; the table is a
+    noisy count of the test records that the chosen candidate gets right. A record that were in two parts costs more.
+    """
+    epsilon, delta, draws = 1.0, 0.01, np.random.default_rng(3)
+    rules = [rule(draws.normal(size=3)) for _ in range(8)]
+
+    def table(noise: float) -> tuple[PredictionTables]:
+        return (PredictionTables(count=1, noise_stddev_records=noise, weight=WEIGHT),)
+
+    stddev = least_noise(table, target_epsilon=epsilon, target_delta=delta, accounting="pld")
+    seen = np.arange(-12, 16)
+
+    def noisy(exact_M: Any) -> Any:
+        """The chances (M, values) of a whole number with discrete Gaussian noise."""
+        chances = np.exp(-np.square(seen - np.asarray(exact_M)[:, None]) / (2 * stddev**2))
+        return chances / chances.sum(axis=1, keepdims=True)
+
+    def joint(training: Any, validation: Any, test: Any) -> Any:
+        scores, right = (np.array(scores_of(rules, each) * 16) for each in (validation, test))
+        parts = []
+        for released, chance in zip(seen, noisy([sum(each[1] for each in training)])[0], strict=True):
+            order = np.roll(np.arange(128), released)
+            chosen_M = np.exp(log_chances(list(scores[order]), epsilon=epsilon, halves=1))
+            parts.append(chance * chosen_M[:, None] * noisy(right[order] / WEIGHT))
+        return np.stack(parts)
+
+    def cost(one: Any, other: Any) -> float:
+        """Delta at epsilon, in the worse direction."""
+        return float(max(np.maximum(a - math.exp(epsilon) * b, 0).sum() for a, b in ((one, other), (other, one))))
+
+    bases = [((), (), ()), ((KINDS[2],), (KINDS[5],), (KINDS[0],)), (KINDS[:2], KINDS[4:6], KINDS[6:])]
+    worst = [0.0, 0.0, 0.0]
+    for base in bases:
+        without = joint(*base)
+        for part, kind in itertools.product(range(3), KINDS):
+            grown = [(*each, kind) if place == part else each for place, each in enumerate(base)]
+            worst[part] = max(worst[part], cost(joint(*grown), without))
+    assert max(worst) <= delta * (1 + 1e-6)
+    assert worst[0] > 0.8 * delta
+    assert worst[1] < 1e-12  # a pure epsilon
+    assert worst[2] > 0.8 * delta
+    twice = [(*each, KINDS[2]) if place != 1 else each for place, each in enumerate(bases[1])]
+    assert cost(joint(*twice), joint(*bases[1])) > 2 * delta
 
 
 @pytest.mark.parametrize(("relation", "halves"), [("add or remove one", 1), ("replace one", 2)])
