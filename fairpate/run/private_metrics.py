@@ -385,22 +385,23 @@ def _of_scores(
 def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
     """Return each group's share of one prediction over the largest share of any group; NaN unless two are known."""
 
-    def shortfalls(place: int, z: float, joint_GYC: FloatArray) -> _Shares:
-        ratios = _ratios(_Shares.of(rates.predicted, joint_GYC, stddev, z=z))
-        # Of every other group's share over that of the group in this place: the largest is 1 over the impact ratio.
-        return _Shares(*(np.delete(np.log(each[..., event, :, place]), place, axis=-1) for each in ratios))
+    def ends(z: float) -> FloatArray:
+        shares = _Shares.of(rates.predicted, table_GYC, stddev, z=z)
+        ends_3GG = np.stack([each[event] for each in _ratios(shares)])
+        # A writable view of the diagonals: the ratio of a group to itself is 1 without any error.
+        np.einsum("egg->eg", ends_3GG)[:, ~np.isnan(shares.value_EG[event])] = 1.0
+        return ends_3GG
 
-    found_3G = np.full((3, len(table_GYC)), np.nan)
-    for place in range(len(table_GYC)):
-        ends = partial(shortfalls, place)
-        alone = ends(_deviations(), table_GYC)
-        if not np.isnan(alone.value_EG).all():
-            most = np.array(
-                [np.nanmax(alone.value_EG), np.nanmax(alone.high_EG), _low_of_largest(ends, table_GYC, stddev)]
-            )
-            # The group itself may be the one with the largest share.
-            found_3G[:, place] = np.exp(-np.maximum(most, 0.0))
-    return _Shares(*found_3G[:, None])
+    found_3GG = ends(_deviations())
+    num_known = int((~np.isnan(found_3GG[0].diagonal())).sum())
+    if num_known < 2:
+        nothing = np.full((1, len(table_GYC)), np.nan)
+        return _Shares(nothing, nothing, nothing)
+    # The largest share is that of some group, so that a group's impact ratio is the smallest of its ratios.
+    value_G, _, high_G = np.fmin.reduce(found_3GG, axis=2)
+    # The least of several low ends holds only if all of them hold together (Bonferroni).
+    low_G = np.fmin.reduce(ends(_deviations(num_known - 1))[1], axis=1)
+    return _Shares(value_G[None], low_G[None], high_G[None])
 
 
 def selections(table_GYC: FloatArray, stddev: float, event: int) -> tuple[FloatArray, FloatArray]:
@@ -462,9 +463,9 @@ def _low_of_largest(ends: Callable[[float, FloatArray], _Shares], table_GYC: Flo
     return low
 
 
-def _deviations() -> float:
-    """Return how many standard deviations an end of an interval at ``LEVEL`` is away."""
-    return float(-ndtri((1 - LEVEL) / 2))
+def _deviations(comparisons: int = 1) -> float:
+    """Return how many standard deviations an end is away if ``comparisons`` intervals hold together at ``LEVEL``."""
+    return float(-ndtri((1 - LEVEL) / 2 / comparisons))
 
 
 class _Shares(NamedTuple):
