@@ -190,7 +190,7 @@ PLANES = (
     (COVERAGE, ACCURACY),
 )
 """Pairs of drawn coordinates that a plane may show: across, up."""
-MOST_SHIFT = 50
+MOST_SHIFT = 100
 _STEP = 2  # thousandths of an axis
 _ROOM = (300.0, 230.0)  # pixels of the smallest chart, across and up, on which marks must not overlap
 
