@@ -210,7 +210,7 @@ def test_convolutions_are_trained_on_a_gpu_where_a_seed_means_what_it_means_on_a
 ) -> None:
     values: dict[str, Any] = {
         "data": {"name": "color_digits", "num_test": 200},
-        "student": {"model": {"name": "cnn", "width": 8}},
+        "student": {"model": {"name": "cnn", "hidden": [8]}},
     }
     steps = {"noise": "seeded", "dp_sgd": {"epochs": 1, "batch_size": 200, "momentum": 0.0}}
     config = configured(values | ({"sgd": {"epochs": 1}} if method == "sgd" else steps), method=method)
