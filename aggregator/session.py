@@ -624,19 +624,16 @@ class AggregatorSession:
 
 
 def admit_queries(
-    probabilities_NC: FloatArray, groups_N: IntArray, *, gate: DemographicParityGate, count: int, uncertain_first: bool
+    probabilities_NC: FloatArray, groups_N: IntArray, *, gate: DemographicParityGate, count: int
 ) -> list[int]:
     """Return the rows of at most ``count`` candidates that ``gate`` is expected to accept, in the order to submit them.
 
     ``probabilities_NC`` are predicted for each candidate's label. ``gate`` counts the labels released so far and is
     modified: each admitted candidate is counted as if answered with its likeliest label. Candidates are tried in their
-    order, or the least certain first, and again from the start while one was admitted, as each moves the counters.
+    order, and again from the start while one was admitted, as each moves the counters.
     """
-    likeliest_N, confidence_N = probabilities_NC.argmax(axis=1), probabilities_NC.max(axis=1)
-    waiting: list[int] = (
-        # Stable, so that candidates of equal confidence stay in their order.
-        np.argsort(confidence_N, kind="stable") if uncertain_first else np.arange(len(groups_N))
-    ).tolist()
+    likeliest_N = probabilities_NC.argmax(axis=1)
+    waiting = list(range(len(groups_N)))
     admitted: list[int] = []
     progress = True
     while progress and len(admitted) < count:

@@ -37,7 +37,7 @@ STORE_BYTES = 80 * 2**20  # Ray's least is 75
 RUN_LIMIT_S = 240.0
 CONFIG = """
 data: {name: color_digits}
-teachers: {num_teachers: 24, block_size: 2, model: {name: cnn, width: 48}, fit: {epochs: 10}}
+teachers: {num_teachers: 24, block_size: 2, model: {name: cnn, hidden: [48]}, fit: {epochs: 10}}
 aggregator:
   mechanism: {threshold: 12, threshold_stddev_votes: 3, noise_stddev_votes: 2}
   gate: {max_disparity: 0.1, min_count: 10}
@@ -348,7 +348,7 @@ def as_crowd(block_size: int, *, alone: bool) -> None:
     """A driver whose private records are many times an object store: prints a digest of its votes and bytes spilled."""
     import torch
 
-    from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
+    from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersTraining
     from fairpate.data.dataset import Split
     from teachers.ensemble import BlockPool, collect_votes, train_ensemble
     from teachers.ray_pool import RayPool, start_ray
@@ -356,7 +356,7 @@ def as_crowd(block_size: int, *, alone: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(320, 20 * STORE_BYTES // 4 // 4 // 320, generator=generator)
     split = Split(x=x, y=(x[:, 0] > 0).long(), z=torch.zeros(320).long(), record_id=tuple(map(str, range(320))))
-    teachers = TeachersConfig(
+    teachers = TeachersTraining(
         num_teachers=20, block_size=block_size, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=1)
     )
     config, spilled = RayConfig(), 0

@@ -120,7 +120,7 @@ def adult_in_parts(folder: Path) -> dict[str, Any]:
     del declared["options"]
     path = folder / "adult.yaml"
     path.write_text(yaml.safe_dump(declared, sort_keys=False), encoding="utf-8")
-    shares = {"split": "hashed", "test_share": 0.25, "validation_share": 0.1, "num_public": 4000}
+    shares = {"split": {"test_share": 0.25, "validation_share": 0.1}, "num_public": 4000}
     return {"name": "adult_in_parts", "declaration": str(path), "data_dir": os.environ["FAIRPATE_DATA"], **shares}
 
 
@@ -150,7 +150,7 @@ def faces_in_parts(folder: Path) -> dict[str, Any]:
         "rows": len(keys),
     }
     (folder / "faces.yaml").write_text(yaml.safe_dump(declared, sort_keys=False), encoding="utf-8")
-    shares = {"split": "hashed", "test_share": 0.2, "validation_share": 0.1}
+    shares = {"split": {"test_share": 0.2, "validation_share": 0.1}}
     return {"name": "faces_in_parts", "declaration": str(folder / "faces.yaml"), "data_dir": str(folder), **shares}
 
 

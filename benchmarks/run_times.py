@@ -28,7 +28,7 @@ from fairpate.run.run import run_method
 from fairpate.terminal import Reporter
 
 FOLDER = Path(__file__).parents[1] / "configs"
-BUDGET = {"budget": {"kind": "data_dependent", "epsilon": 4.0, "accept_leak": True}, "num_queries": 1500}
+BUDGET = {"budget": {"epsilon": 4.0, "accept_leak": True}, "num_queries": 1500}
 SGD = {"dp_sgd": {"epochs": 30, "batch_size": 80}, "target": {"epsilon": 4.0}}
 CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "pate": ("utkface.yaml", {"aggregator": BUDGET}),

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.optimize import nnls
 
-from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
+from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.files import open_storage
 from teachers.ensemble import Ensemble, assign_teachers, collect_votes, shard_key, shard_rows, train_ensemble
@@ -147,7 +147,7 @@ def queries(num_queries: int) -> torch.Tensor:
 def train(num_teachers: int, folder: Path, pool: RayPool, taken: Measurements) -> Ensemble:
     """The stages that know no query, into an empty ``folder``."""
     private, storage = private_records(num_teachers), open_storage(str(folder))
-    config = TeachersConfig(
+    config = TeachersTraining(
         num_teachers=num_teachers, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=1, batch_size=8)
     )
     with taken.stage("shard", num_teachers=num_teachers):

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
+from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.nn.models import build_model
 from teachers.ensemble import assign_teachers, predict_votes, shard_key, shard_rows, train_ensemble
@@ -49,9 +49,9 @@ class Case:
     epochs: int
 
     @property
-    def config(self) -> TeachersConfig:
+    def config(self) -> TeachersTraining:
         """The ensemble's configuration."""
-        return TeachersConfig(num_teachers=self.num_teachers, model=self.model, fit=FitConfig(epochs=self.epochs))
+        return TeachersTraining(num_teachers=self.num_teachers, model=self.model, fit=FitConfig(epochs=self.epochs))
 
 
 def plain_training(x: np.ndarray, y: np.ndarray, case: Case, teacher: int) -> dict[str, np.ndarray]:

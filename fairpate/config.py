@@ -26,7 +26,7 @@ from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -37,6 +37,7 @@ from fairpate.types import (
     Budget,
     BudgetKind,
     FairRule,
+    GapDefinition,
     GateRule,
     MechanismParameters,
     MetricsKind,
@@ -179,19 +180,30 @@ class EmbeddingConfig(Section):
     the declaration complete fewer than 100 public records of a table."""
 
     num_components: Count = Field(200, description="Number of components; fewer where public records have fewer.")
-    steps: CountOrZero = Field(
-        10,
-        description="Tables: a column with more distinct values than this is compared with this many quantiles of "
-        "public records.",
-    )
-    pixels: Count | None = Field(
-        16,
-        description="Pictures: side in pixels of a shrunk copy that is read in addition to edges; null: edges alone.",
-    )
     mirrored: bool = Field(False, description="Pictures: average each embedding with that of the mirror image.")
     graph_share: Fraction = Field(
         0.2, description="Pictures: share of the squared norm for the position in the pool's graph of neighbours."
     )
+
+
+class HashedSplit(Section):
+    """The shares of a split by a keyed hash."""
+
+    test_share: float = Field(0.25, gt=0, lt=1, description="Expected share of test records.")
+    validation_share: float = Field(0.0, ge=0, lt=1, description="Expected share of validation records.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_named(cls, values: Any) -> Any:
+        return {} if values == "hashed" else values
+
+    @model_validator(mode="after")
+    def _leaves_private_records(self) -> Self:
+        if self.test_share + self.validation_share >= 1:
+            raise ValueError(
+                f"Expected test_share + validation_share < 1, got {self.test_share} and {self.validation_share}."
+            )
+        return self
 
 
 class DataConfig(Section):
@@ -207,14 +219,10 @@ class DataConfig(Section):
         description="Folder with the publisher's files; null reads the environment variable FAIRPATE_DATA.",
     )
     seed: Seed = Field(0, description="Seed of the split; public.")
-    split: Literal["counts", "hashed"] = Field(
-        "counts",
-        description="`hashed`: test and validation records are shares of a keyed hash instead of numbers of records, "
-        "so that a record that is added or removed moves no other. Public records then need files of their own.",
-    )
-    test_share: float = Field(0.25, gt=0, lt=1, description="Expected share of test records, of a hashed split.")
-    validation_share: float = Field(
-        0.0, ge=0, lt=1, description="Expected share of validation records, of a hashed split."
+    split: HashedSplit | None = Field(
+        None,
+        description="Shares of test and validation records by a keyed hash, so that a record that is added or removed "
+        "moves no other; `hashed`: the usual ones. Public records then need files of their own. null: by numbers.",
     )
     options: dict[str, Any] = Field(
         default_factory=dict, description="The loader's own options, such as `sensitive: colour`."
@@ -236,12 +244,10 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _is_divided_in_one_way(self) -> DataConfig:
         for part in ("test", "validation"):
-            if self.split == "hashed" and (number := getattr(self, f"num_{part}")) is not None:
-                raise ValueError(f"Expected {part}_share with split: hashed, got num_{part}={number}; leave it out.")
-        if self.test_share + self.validation_share >= 1:
-            raise ValueError(
-                f"Expected test_share + validation_share < 1, got {self.test_share} and {self.validation_share}."
-            )
+            if self.split is not None and (number := getattr(self, f"num_{part}")) is not None:
+                raise ValueError(
+                    f"Expected split.{part}_share with a hashed split, got num_{part}={number}; leave it out."
+                )
         return self
 
 
@@ -260,7 +266,6 @@ class AugmentConfig(Section):
     )
     channel_swap: Fraction = Field(0.0, description="Probability of a random permutation of the channels.")
     horizontal_flip: Fraction = Field(0.0, description="Probability of a mirror image.")
-    erase: Fraction = Field(0.0, description="Probability of blanking one random rectangle.")
 
     @property
     def is_identity(self) -> bool:
@@ -294,75 +299,130 @@ Architecture = Literal[
 ]
 
 
-class ModelConfig(Section):
-    """The architecture and its initial weights; YAML may give its name alone."""
+class NetworkConfig(Section):
+    """The architecture of a model; YAML may give its name alone."""
 
     name: Architecture = Field(
         "mlp",
         description="`hog_logistic`: logistic regression on a picture's oriented gradients; `bounded_logistic`: on "
         "features that are scaled down to a norm of 4.",
     )
-    hidden: tuple[Count, ...] = Field((64,), description="Widths of an MLP's hidden layers.")
-    width: Count = Field(32, description="Channels of the first block of `cnn`.")
-    weights: WeightsConfig | None = Field(
-        None, description="Initial weights of resnet18, resnet50 or densenet121; null: random weights."
-    )
-    norm: Literal["group", "frozen_batch"] | None = Field(
+    hidden: tuple[Count, ...] | None = Field(
         None,
-        description="`frozen_batch`: BatchNorm that keeps the file's statistics. null: `frozen_batch` with a file.",
+        description="Widths of an MLP's hidden layers, null: 64; or the number of channels of the first block of "
+        "`cnn`, null: 32.",
     )
-    trainable: Literal["all", "head"] = Field("all", description="`head`: the last layer only; needs weights.")
 
     @model_validator(mode="before")
     @classmethod
     def _is_named(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("dropout") == 0:
-            # Models that earlier versions published say so in their cards.
-            return {name: value for name, value in values.items() if name != "dropout"}
         return {"name": values} if isinstance(values, str) else values
 
     @model_validator(mode="after")
-    def _has_weights_where_needed(self) -> ModelConfig:
+    def _has_one_first_block(self) -> Self:
+        if self.name == "cnn" and self.hidden is not None and len(self.hidden) != 1:
+            raise ValueError(f"Expected one number of hidden with cnn, got {list(self.hidden)}.")
+        return self
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """``hidden``, or its default for this architecture."""
+        if self.hidden is not None:
+            return self.hidden
+        return (32,) if self.name == "cnn" else (64,)
+
+
+class BackboneConfig(Section):
+    """How ResNets and DenseNets start, of teachers and of the published model. With weights, their BatchNorm keeps the
+    file's statistics; without, they have GroupNorm."""
+
+    weights: WeightsConfig | None = Field(None, description="File of initial weights; null: random weights.")
+    trainable: Literal["all", "head"] = Field("all", description="`head`: the last layer only; needs weights.")
+
+    @model_validator(mode="after")
+    def _has_a_file_where_needed(self) -> Self:
+        if self.trainable == "head" and self.weights is None:
+            raise ValueError("Expected weights with trainable: head, got null; give a file, or leave it out.")
+        return self
+
+
+class ModelConfig(NetworkConfig, BackboneConfig):
+    """An architecture and what it starts from: all that building a model needs."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_this_version(cls, values: Any) -> Any:
+        # Cards of models that earlier versions published name the width of a cnn apart, and have fields that are fixed.
+        if not isinstance(values, dict) or "width" not in values:
+            return values
+        fixed = (("dropout", 0), ("norm", None), ("norm", "frozen_batch"))
+        named = {name: value for name, value in values.items() if name != "width" and (name, value) not in fixed}
+        return named | ({"hidden": [values["width"]]} if values.get("name") == "cnn" else {})
+
+    @model_validator(mode="after")
+    def _has_weights_that_fit(self) -> Self:
         if self.weights is not None and self.name not in BACKBONES:
             raise ValueError(
                 f"Expected no weights with {self.name}, got {self.weights.path}; only {', '.join(BACKBONES)} have them."
             )
-        for field, value, needy in (("norm", self.norm, "frozen_batch"), ("trainable", self.trainable, "head")):
-            if value == needy and self.weights is None:
-                raise ValueError(f"Expected weights with {field}: {needy}, got null; give a file, or leave it out.")
         return self
 
 
-class FitConfig(Section):
-    """One loop of stochastic gradient descent."""
+class TrainingConfig(Section):
+    """What all training of teachers and students has in common."""
 
-    epochs: CountOrZero = 30
-    batch_size: Count = 32
     optimizer: Literal["sgd", "adam"] = "adam"
-    learning_rate: Positive = 1e-3
     weight_decay: NotNegative = 0.0
     schedule: Literal["constant", "cosine"] = "constant"
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="Precision of the forward and backward pass; weights and updates are float32."
     )
 
 
-class StudentConfig(Section):
-    """The model that is published, and how a student learns from labels and from public records without a label."""
+class LoopConfig(Section):
+    """One loop of an optimiser over the records."""
 
-    model: ModelConfig = ModelConfig()
-    idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
-    fit: FitConfig = FitConfig()
+    epochs: CountOrZero = 30
+    batch_size: Count = 32
+    learning_rate: Positive = 1e-3
+
+
+class FitConfig(LoopConfig, TrainingConfig):
+    """One loop of stochastic gradient descent, with its optimiser."""
+
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+
+
+class LearningConfig(Section):
+    """How a student learns from labels and from public records without a label."""
+
     method: Literal["supervised", "fixmatch", "pseudo_label"] = "supervised"
     confidence: float = Field(0.95, gt=0, le=1, description="Pseudo-labels with a smaller probability are left out.")
 
-    rounds: Count = Field(1, description="Rounds of pseudo_label after the first training.")
+
+class StudentConfig(LearningConfig):
+    """The model that is published, and how a student learns."""
+
+    model: NetworkConfig = NetworkConfig()
+    idp3: GateRule | None = Field(None, description="Reject option at prediction; null answers everything.")
+    fit: LoopConfig = LoopConfig()
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
 
     @classmethod
     def learning_fields(cls) -> tuple[str, ...]:
         """The dotted fields of a configuration that only a student's training reads."""
-        return ("augment", *(f"student.{name}" for name in cls.model_fields if name not in ("model", "idp3")))
+        return (
+            "augment",
+            "training",
+            *(f"student.{name}" for name in cls.model_fields if name not in ("model", "idp3")),
+        )
+
+
+class StudentTraining(LearningConfig):
+    """A student's section, with the run's initial weights and optimiser."""
+
+    model: ModelConfig = ModelConfig()
+    fit: FitConfig = FitConfig()
 
 
 class RayConfig(Section):
@@ -373,20 +433,24 @@ class RayConfig(Section):
         description="null: one per CPU. 0: no Ray; teachers train and vote in this process. A service needs actors, "
         "and reads 0 as null.",
     )
-    num_cpus: Positive = Field(1.0, description="CPUs that one actor reserves.")
+    num_cpus: Positive = Field(
+        1.0,
+        description="CPUs that one actor reserves, and its threads; those of this process where it is its own pool.",
+    )
     num_gpus: NotNegative = Field(0.0, description="GPUs, possibly fractional, that one actor reserves.")
-    torch_threads: Count = Field(1, description="Threads of one actor, or of this process where it is its own pool.")
     read_shards: bool = Field(
         False,
         description="Workers read their shards from the data set's files, which every node must have, instead of "
         "receiving them from this process.",
     )
-    max_restarts: CountOrZero = Field(
-        3, description="Times that a block may be lost with its actor before the run fails."
-    )
     wait_for_nodes_s: NotNegative = Field(
         0.0, description="Seconds to wait for a first node that an autoscaler adds; 0: none will be added."
     )
+
+    @property
+    def num_threads(self) -> int:
+        """The threads of one actor."""
+        return max(1, int(self.num_cpus))
 
 
 class Terms(Section):
@@ -450,11 +514,6 @@ class CalibrationConfig(Section):
     """Fine-tuning of a trained model on public records."""
 
     weight: NotNegative = Field(1.0, description="lambda; 0 switches the regulariser off.")
-    epochs: CountOrZero = Field(20, description="Largest number of epochs; 0 leaves the model unchanged.")
-    max_disparity: Fraction = Field(
-        0.0, description="Stop once the disparity on held-out records is no larger than this."
-    )
-    learning_rate: Positive = 1e-3
     labels: bool = Field(
         False,
         description="Learn the known labels of public records at the same time, instead of the model's predictions.",
@@ -508,6 +567,11 @@ def fair_rule(said: Any) -> FairRule:
         ) from None
 
 
+def _rule_text(said: Any) -> str:
+    rule = fair_rule(said)
+    return f"{rule.notion}={rule.limit}"
+
+
 class EvaluationConfig(Section):
     """The metrics of test records: how they are published, and which are left out."""
 
@@ -528,75 +592,119 @@ class EvaluationConfig(Section):
         description="Fewest test records of a group, or of a group and class, that a public number may rest on; no "
         "total shows a smaller cell. Persons count where the data set names them; 1 shows all.",
     )
-    fair_at: Annotated[FairRule, BeforeValidator(fair_rule)] = Field(
-        FairRule(),
+    fair_at: Annotated[str, BeforeValidator(_rule_text)] = Field(
+        _rule_text(FairRule()),
         description="What you call fair, in report, card and verdict: the largest demographic-parity gap, such as 0.1; "
         "`four-fifths`; or the largest value of another notion, as in equalized_odds=0.1. It changes no number.",
     )
+
+    @property
+    def rule(self) -> FairRule:
+        """What is called fair."""
+        return fair_rule(self.fair_at)
 
 
 Noise = Literal["os_entropy", "seeded"]
 """The source of a run's noise. ``seeded`` reproduces a run and gives no privacy."""
 
 
-class TeachersConfig(Section):
-    """The ensemble that votes."""
+class ShardsConfig(Section):
+    """The shards of the private records, one for each teacher, and the blocks that they are trained in."""
 
     num_teachers: Count = Field(100, ge=2)
-    model: ModelConfig = ModelConfig()
-    fit: FitConfig = FitConfig()
     max_shard_size: Count | None = Field(
         None,
         description="Largest number of records of a teacher, chosen by a keyed hash from a larger shard. null: all.",
     )
-    engine: Literal["auto", "loop", "stacked"] = "auto"
     block_size: Count | None = Field(None, description="Teachers per Ray task; null chooses.")
+
+
+class TeachersConfig(ShardsConfig):
+    """The ensemble that votes."""
+
+    model: NetworkConfig = NetworkConfig()
+    fit: LoopConfig = LoopConfig()
+
+
+class TeachersTraining(ShardsConfig):
+    """The section of the teachers, with the run's initial weights and optimiser."""
+
+    model: ModelConfig = ModelConfig()
+    fit: FitConfig = FitConfig()
 
 
 class BudgetConfig(Section):
     """The total budget of a run and of the service after it; fixed when the ledger is made."""
 
-    kind: BudgetKind = Field("data_independent", description="The quantity that is limited; see fairpate.types.Budget.")
-    epsilon: Positive | None = Field(None, description="Limit on epsilon at `target.delta`; not for query_count.")
-    max_queries: Count | None = Field(None, description="Limit on the number of queries, for query_count.")
+    epsilon: Positive | None = Field(None, description="Limit on epsilon at `target.delta`.")
+    max_queries: Count | None = Field(None, description="Limit on the number of queries, instead of epsilon.")
     accept_leak: bool = Field(
         False,
-        description="Must be true for `data_dependent`, because the query at which such a budget ends depends on "
-        "private votes.",
+        description="Whether `epsilon` limits the data-dependent cost: the query at which such a budget ends depends "
+        "on private votes and reveals something about them.",
     )
 
     @model_validator(mode="after")
     def _is_a_budget(self) -> BudgetConfig:
-        self.at(0.5)  # checks the other fields, at any delta
-        if self.kind == "data_dependent" and not self.accept_leak:
-            raise ValueError(
-                "Expected accept_leak: true with kind data_dependent, got false: the query at which the budget ends "
-                "depends on private votes and reveals something about them; set it, or use data_independent."
-            )
+        if (self.epsilon is None) == (self.max_queries is None):
+            raise ValueError(f"Expected epsilon or max_queries, got {self.epsilon} and {self.max_queries}.")
+        if self.accept_leak and self.epsilon is None:
+            raise ValueError("Expected epsilon with accept_leak: true, got null; leave accept_leak out.")
         return self
+
+    @property
+    def kind(self) -> BudgetKind:
+        """The quantity that is limited; see :class:`fairpate.types.Budget`."""
+        if self.max_queries is not None:
+            return "query_count"
+        return "data_dependent" if self.accept_leak else "data_independent"
 
     def at(self, target_delta: float) -> Budget:
         """Return the budget, with the delta at which its epsilon is stated."""
         return Budget(kind=self.kind, delta=target_delta, epsilon=self.epsilon, max_queries=self.max_queries)
 
 
+class GateConfig(Section):
+    """A demographic-parity gate: Algorithm 1 of FairPATE."""
+
+    max_disparity: float = Field(description="gamma: a label passes while its tentative gap stays below; inf: off.")
+    min_count: int = Field(description="M: answers of a group that the gate waits for before gamma applies to it.")
+    gap: GapDefinition = Field(
+        "one_vs_rest",
+        description="What the rate of a group is compared with: that of all others together, the most distant group's "
+        "(`pairwise`), or everyone's (`overall`).",
+    )
+
+    @model_validator(mode="after")
+    def _is_a_rule(self) -> Self:
+        assert self.rule  # which checks its numbers
+        return self
+
+    @property
+    def rule(self) -> GateRule:
+        """The rule of the gate."""
+        return GateRule(**dict(self))
+
+
 class AdmissionConfig(Section):
     """Queries in rounds, each chosen by a student of the labels released before it (aggregator.session)."""
 
     rounds: Count = Field(10, ge=2, description="Number of rounds; the first takes public records in their order.")
-    uncertain_first: bool = Field(
-        False, description="Submit the admitted queries that the student is least sure of first."
-    )
 
 
-class QueriesConfig(Section):
-    """The public records that are queries, and what they may cost."""
+class AskedConfig(Section):
+    """The public records that are queries."""
 
     num_queries: Count | None = Field(None, description="Queries submitted; null submits the whole public split.")
+
+
+class QueriesConfig(AskedConfig):
+    """The public records that are queries, their order, their answers, and what they may cost."""
+
     budget: BudgetConfig | None = Field(
         None,
-        description="null: the target; without one, data_independent with room for the run's queries and for one block "
-        "that a crash may waste.",
+        description="null: the target; without one, epsilon with room for the run's queries and for one block that a "
+        "crash may waste.",
     )
     keep: float = Field(
         0.0,
@@ -615,7 +723,7 @@ class QueriesConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _admission_chooses(self) -> QueriesConfig:
+    def _admission_chooses(self) -> Self:
         if self.admission is not None and self.num_queries is None:
             raise ValueError(
                 "Expected num_queries with admission, got null: admission chooses that many public records."
@@ -623,8 +731,8 @@ class QueriesConfig(Section):
         return self
 
 
-class AggregatorConfig(QueriesConfig):
-    """Confident-GNMax, its queries and their budget."""
+class GnmaxConfig(AskedConfig):
+    """Confident-GNMax, and its queries."""
 
     mechanism: MechanismParameters = Field(
         MechanismParameters(threshold=60, threshold_stddev_votes=30, noise_stddev_votes=12),
@@ -632,12 +740,7 @@ class AggregatorConfig(QueriesConfig):
     )
 
     @model_validator(mode="after")
-    def _has_a_price(self) -> AggregatorConfig:
-        if self.release == "counts" and self.budget is not None and self.budget.kind == "data_dependent":
-            raise ValueError(
-                "Expected another budget.kind with release: counts, got data_dependent: the data-dependent cost "
-                "covers the label alone; leave it out, or set release: label."
-            )
+    def _has_noise(self) -> Self:
         # The record allows 0, for tests; a run without noise would have no price.
         for field in ("threshold_stddev_votes", "noise_stddev_votes"):
             value = getattr(self.mechanism, field)
@@ -646,16 +749,29 @@ class AggregatorConfig(QueriesConfig):
         return self
 
 
+class AggregatorConfig(GnmaxConfig, QueriesConfig):
+    """Confident-GNMax, its queries and their budget."""
+
+    @model_validator(mode="after")
+    def _has_a_price(self) -> Self:
+        if self.release == "counts" and self.budget is not None and self.budget.kind == "data_dependent":
+            raise ValueError(
+                "Expected no budget.accept_leak with release: counts, got true: the data-dependent cost covers the "
+                "label alone; leave it out, or set release: label."
+            )
+        return self
+
+
 class GatedAggregatorConfig(AggregatorConfig):
     """Confident&Fair-GNMax: Confident-GNMax with a demographic-parity gate."""
 
-    gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
+    gate: GateConfig = GateConfig(max_disparity=0.1, min_count=25)
 
 
 class GatedQueriesConfig(QueriesConfig):
     """Queries with a demographic-parity gate before an answer is released."""
 
-    gate: GateRule = GateRule(max_disparity=0.1, min_count=25)
+    gate: GateConfig = GateConfig(max_disparity=0.1, min_count=25)
 
 
 class QueriesTarget(Terms):

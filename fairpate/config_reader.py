@@ -77,43 +77,82 @@ def expected(fault: Mapping[str, Any]) -> str:
 
 
 _AUGMENT = "is `augment` now, one for teachers and students; set it there"
-_AS_STUDENT = (
-    "is the name of the published architecture now, such as mlp; give the name alone, and set confidence, fit and "
-    "method in `student`"
-)
 _SOFTNESS = {"temperature": 1.0, "maximum": "hardmax", "max_temperature": 0.1}
-_DEFAULTS = {
-    "dropout": 0.0,
-    "momentum": 0.9,
-    "standardize": False,
+_TAUGHT = ("record_votes", "weighted_votes", "residual_votes", "ada_ssp", "teacher_votes")
+_LEARNERS = ("teachers", "student")
+_EMBEDDED = ("data", "weighted_votes", "residual_votes", "ada_ssp")
+_FIXED: dict[str, Any] = {
+    **{f"{learner}.model.dropout": 0.0 for learner in _LEARNERS},
+    **{f"{loop}.momentum": 0.9 for loop in ("teachers.fit", "student.fit", "sgd", "f_ld", "pf_ld")},
+    "teachers.standardize": False,
+    "teachers.engine": "auto",
+    "teachers.fit.label_smoothing": 0.0,
+    "student.rounds": 1,
     "student.unlabelled_ratio": 4,
     "student.unlabelled_weight": 1.0,
-    **{f"public_data.calibration.{name}": value for name, value in _SOFTNESS.items()},
+    **{
+        f"{section}.{name}": value
+        for section in (*(f"{method}.penalty" for method in _TAUGHT), "pate_s_in")
+        for name, value in _SOFTNESS.items()
+    },
+    **{f"{learner}.model.norm": None for learner in _LEARNERS},
+    **{
+        f"{section}.embedding.{name}": value for section in _EMBEDDED for name, value in (("steps", 10), ("pixels", 16))
+    },
+    **{
+        f"public_data.calibration.{name}": value
+        for name, value in (("epochs", 20), ("max_disparity", 0.0), ("learning_rate", 0.001), *_SOFTNESS.items())
+    },
     "public_data.calibration.anchor": 1.0,
     "public_data.calibration.held_out": 0.25,
     "public_data.calibration.batch_size": 256,
-    **{f"{section}.{name}": value for section in ("penalty", "pate_s_in") for name, value in _SOFTNESS.items()},
+    "augment.erase": 0.0,
+    "raco_dp.averaged_share": 0.5,
+    "raco_dp.max_multiplier": None,
+    "raco_dp.max_total_multiplier": None,
+    "ray.max_restarts": 3,
+    "ray.torch_threads": 1,
+    "aggregator.admission.uncertain_first": False,
+    **{f"{section}.gate.cold_start": "group" for section in ("aggregator", *_TAUGHT)},
 }
-_MOVED: dict[str, tuple[str, Any]] = {
-    "augment": (_AUGMENT, None),
-    "strong_augment": ("follows from `augment` now; leave it out", None),
-    "public_data.self_label": (_AS_STUDENT, None),
-    "public_data.pretrain": ("is a number of epochs now, and all else of it is fixed; give the number alone", None),
-    "aggregator.admission.fit": ("is as student.fit now; leave it out", None),
-    **{name: (f"is fixed now, at {value}; leave it out", value) for name, value in _DEFAULTS.items()},
+"""Fields of earlier versions that nobody set, by their dotted names, and the value that each has now."""
+_MOVED = {
+    **{f"{loop}.augment": _AUGMENT for loop in ("teachers.fit", "student.fit", "sgd")},
+    "student.strong_augment": "follows from `augment` now; leave it out",
+    **{
+        f"{learner}.fit.{name}": f"is training.{name} now, one for teachers and students; set it there"
+        for learner in _LEARNERS
+        for name in ("optimizer", "weight_decay", "schedule", "precision")
+    },
+    "student.fit.label_smoothing": "is student.label_smoothing now; set it there",
+    **{f"data.{name}": f"is data.split.{name} now; set it there" for name in ("test_share", "validation_share")},
+    "aggregator.budget.kind": "follows from max_queries, epsilon and accept_leak (data_dependent) now; leave it out",
+    **{
+        f"{learner}.model.{name}": f"is backbone.{name} now, one for teachers and students; set it there"
+        for learner in _LEARNERS
+        for name in ("weights", "trainable")
+    },
+    **{
+        f"{learner}.model.width": "is the one number of hidden of a cnn now; set it there, and leave it out for others"
+        for learner in _LEARNERS
+    },
+    "public_data.self_label": "is the name of the published architecture now, such as mlp; give the name alone, and "
+    "set confidence, fit and method in `student`",
+    "public_data.pretrain": "is a number of epochs now, and all else of it is fixed; give the number alone",
+    "aggregator.admission.fit": "is as student.fit now; leave it out",
 }
-"""Fields of earlier versions by the end of their dotted names: what became of them, and the value that says the same as
-a configuration without them."""
+"""Fields of earlier versions by their dotted names, and what became of them."""
 
 
 def moved(path: str, value: Any) -> str | None:
     """Return what became of a field of an earlier version, empty if ``value`` says what is the case now; None for other
     names."""
-    for name, (words, same) in _MOVED.items():
-        if f".{path}".endswith(f".{name}"):
-            is_off = same is None and isinstance(value, Mapping) and not any(value.values())
-            return "" if is_off or value == same else f"{path}: {words}."
-    return None
+    if path in _FIXED:
+        return "" if value == _FIXED[path] else f"{path}: is fixed now, at {json.dumps(_FIXED[path])}; leave it out."
+    if path not in _MOVED:
+        return None
+    # A section that was off.
+    return "" if isinstance(value, Mapping) and not any(value.values()) else f"{path}: {_MOVED[path]}."
 
 
 def as_now(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -148,6 +187,8 @@ def parse_config(values: dict[str, Any], schema: type[AnySection]) -> AnySection
                 faults.append(f"{path}: unknown field{nearest(fault['loc'][-1], names) if names else ''}.")
             elif fault["type"] in ("missing", "missing_keyword_only_argument"):
                 faults.append(f"{path}: missing; add it.")
+            elif fault["type"] == "value_error" and not fault["loc"]:  # of several sections: it names its field
+                faults.append(f"{expected(fault)}.")
             elif fault["type"] == "value_error":  # our own checks name the value in their message
                 faults.append(f"{path}: {expected(fault)}.")
             else:
@@ -298,14 +339,12 @@ _PLACES = (
     "ray",
     "data.data_dir",
     "data.declaration.path",
-    "teachers.engine",
     "teachers.block_size",
-    "teachers.model.weights.path",
+    "backbone.weights.path",
     "evaluation.fair_at",
     "votes.path",
     "votes.test",
     "votes.label",
-    "student.model.weights.path",
 )
 
 
@@ -339,8 +378,8 @@ def determining(values: dict[str, Any], config: Configuration) -> dict[str, Any]
         del kept["evaluation"]
     elif kept.get("evaluation", {}).get("metrics") == "outside":
         kept = _without(kept, ("evaluation.metrics", "evaluation.score_edges"))
-    if kept["data"].get("split") == "counts":
-        kept = _without(kept, ("data.split", "data.test_share", "data.validation_share"))
+    if kept["data"].get("split") is None:
+        kept = _without(kept, ("data.split",))
     if "keep" in (aggregator := kept.get("aggregator", {})) and not aggregator["keep"]:
         kept = _without(kept, ("aggregator.keep",))
     return kept
@@ -396,8 +435,6 @@ _UNREAD_BESIDE: Mapping[str, tuple[str, Sequence[Any]]] = {
     "label": ("constraint", _NOT_OF_A_LABEL),
     "threshold_stddev_votes": ("threshold", (None,)),
     "failure_probability": ("slack", (False,)),
-    "test_share": ("split", ("counts",)),
-    "validation_share": ("split", ("counts",)),
 }
 """A field, another one of its section, and the values of that other one under which nothing reads the first."""
 
@@ -418,13 +455,11 @@ def is_read(name: str, value: Any, settings: Settings) -> bool:
 def unread_because_of(name: str, settings: Settings) -> str | None:
     """Return the field whose value keeps ``name`` from being read; None if ``name`` may be read."""
     section, _, field = name.rpartition(".")
-    if section.endswith("model"):
-        architecture = settings.get(f"{section}.name")
-        if (field == "hidden" and architecture != "mlp") or (field == "width" and architecture != "cnn"):
-            return f"{section}.name"
-        has_weights = any(other.startswith(f"{section}.weights.") for other in settings)
-        if field in ("norm", "trainable") and not has_weights:
-            return f"{section}.weights"
+    if section.endswith("model") and field == "hidden" and settings.get(f"{section}.name") not in ("mlp", "cnn"):
+        return f"{section}.name"
+    if name in ("backbone.norm", "backbone.trainable"):
+        is_given = any(other.startswith("backbone.weights.") for other in settings)
+        return None if is_given else "backbone.weights"
     other, values = _UNREAD_BESIDE.get(field, ("", ()))
     # `...` and not None, which is one of the listed values.
     if settings.get(beside := f"{section}.{other}", ...) in values:
@@ -433,7 +468,5 @@ def unread_because_of(name: str, settings: Settings) -> str | None:
     if name == "dp_oracle_learner.failure_probability" and settings.get(rounds) is not None:
         return rounds
     method, self_label = settings.get("student.method"), settings.get("public_data.self_label")
-    is_unread = (name == "student.rounds" and method != "pseudo_label") or (
-        name == "student.confidence" and method == "supervised" and self_label is None
-    )
-    return "student.method" if is_unread and method is not None else None
+    is_unread = name == "student.confidence" and method == "supervised" and self_label is None
+    return "student.method" if is_unread else None

@@ -43,10 +43,11 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from fairpate.config import AugmentConfig, StudentConfig
+from fairpate.config import AugmentConfig, StudentTraining
 from fairpate.data.embedding import Embedding, read_embedding
 from fairpate.fairness.gate import filter_stream
 from fairpate.nn.fit import (
+    ERASED,
     UNCHANGED,
     Mixture,
     Optimizer,
@@ -207,7 +208,7 @@ class PublicRecords:
 
 def train_student(
     records: PublicRecords,
-    config: StudentConfig,
+    config: StudentTraining,
     *,
     num_classes: int,
     generator: torch.Generator,
@@ -245,8 +246,8 @@ def train_student(
 
     if config.method == "fixmatch" and len(unlabelled_x):
         return _fixmatch(records, config, new_model(), generator, augmentation, on_progress, penalty)
-    # One supervised fit, then more rounds with confident pseudo-labels if the method asks for them.
-    total_rounds = 1 + (config.rounds if config.method == "pseudo_label" and len(unlabelled_x) else 0)
+    # One supervised fit, then another with confident pseudo-labels if the method asks for it.
+    total_rounds = 2 if config.method == "pseudo_label" and len(unlabelled_x) else 1
     total_epochs = total_rounds * config.fit.epochs
     for done in range(total_rounds):
         model = new_model()
@@ -275,7 +276,7 @@ def train_student(
 
 def _fixmatch(
     records: PublicRecords,
-    config: StudentConfig,
+    config: StudentTraining,
     model: nn.Module,
     generator: torch.Generator,
     augmentation: AugmentConfig,
@@ -291,8 +292,8 @@ def _fixmatch(
         while True:
             yield from torch.randperm(total, generator=generator).split(batch_size)
 
-    def augmented(x: Tensor, how: AugmentConfig) -> Tensor:
-        return augment(scale_bytes(x), how, generator).contiguous(memory_format=torch.channels_last)
+    def augmented(x: Tensor, how: AugmentConfig, *, erase: float = 0.0) -> Tensor:
+        return augment(scale_bytes(x), how, generator, erase=erase).contiguous(memory_format=torch.channels_last)
 
     stronger = strengthened(augmentation)
     size, chunk = config.fit.batch_size, config.fit.batch_size * _UNLABELLED_PER_LABELLED
@@ -313,7 +314,7 @@ def _fixmatch(
             with precision_of(config.fit, records.unlabelled_x.device):
                 answered_x = augmented(records.answered_x[rows], augmentation)
                 weak_x = augmented(records.unlabelled_x[others], augmentation)
-                strong_x = augmented(records.unlabelled_x[others], stronger)
+                strong_x = augmented(records.unlabelled_x[others], stronger, erase=ERASED)
                 # No gradient: a pseudo-label is a target, which the loss must not move towards the prediction.
                 with torch.no_grad():
                     probability, label = model(weak_x).softmax(dim=1).max(dim=1)

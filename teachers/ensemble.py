@@ -40,7 +40,7 @@ from safetensors.numpy import load, save
 from torch import Tensor
 
 from fairpate import __version__
-from fairpate.config import AugmentConfig, TeachersConfig
+from fairpate.config import AugmentConfig, ShardsConfig, TeachersTraining
 from fairpate.files import Location, Storage, exists, join, read, write
 from fairpate.nn.fit import UNCHANGED, exact_convolutions, frozen_features, predict_logits
 from fairpate.nn.models import build_architecture, is_convolutional, scale_bytes
@@ -461,7 +461,7 @@ class _Ballot:
 
 def train_ensemble(
     private: Split,
-    config: TeachersConfig,
+    config: TeachersTraining,
     *,
     num_classes: int,
     seed: int,
@@ -491,7 +491,7 @@ def train_ensemble(
         max_shard_size=config.max_shard_size,
     )
     # Engines agree up to rounding only, so the engine is part of a block's name.
-    engine = choose_engine(config.model, workers.device) if config.engine == "auto" else config.engine
+    engine = choose_engine(config.model, workers.device)
     rows = rows_of_teachers(private, config, seed)
 
     def shards(teachers: tuple[int, ...]) -> list[Shard]:
@@ -551,7 +551,7 @@ def checked_votes(votes_QC: VoteArray, num_teachers: int) -> VoteArray:
     return votes_QC
 
 
-def rows_of_teachers(private: Split, config: TeachersConfig, seed: int) -> list[IntArray]:
+def rows_of_teachers(private: Split, config: ShardsConfig, seed: int) -> list[IntArray]:
     """Return the rows of ``private`` that each teacher learns from."""
     rows = shard_rows(assign_teachers(private.together, config.num_teachers, shard_key(seed)), config.num_teachers)
     max_size = config.max_shard_size

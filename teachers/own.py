@@ -34,7 +34,7 @@ import sklearn
 from threadpoolctl import threadpool_limits
 
 from fairpate import __version__
-from fairpate.config import TeachersConfig, is_own_file
+from fairpate.config import ShardsConfig, is_own_file
 from fairpate.files import Storage
 from fairpate.later import torch
 from fairpate.nn.models import scale_bytes, seeded_torch
@@ -167,7 +167,7 @@ def ask_own_teachers(
             f"{named(factory)} makes a {type(teacher).__name__} without {' and '.join(lacking)}; give a factory of "
             "models that have both."
         )
-    config = TeachersConfig(num_teachers=num_teachers, block_size=block_size)
+    config = ShardsConfig(num_teachers=num_teachers, block_size=block_size)
     queries = _table(queries_x)
     determined_by = _determined_by(factory, queries, {"num_classes": num_classes, "seed": seed})
     lesson = _Lesson(factory=factory, queries=queries, num_classes=num_classes, seed=seed)

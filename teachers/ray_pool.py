@@ -62,6 +62,8 @@ from teachers.teacher import TeacherSpec
 # The second item travels while the first is computed.
 _ITEMS_PER_ACTOR = 2
 _DEFAULT_STALL_TIMEOUT_S = 3600.0
+MOST_LOSSES = 3
+"""Times that a block may be lost with its actor before the run fails."""
 _log = logging.getLogger(__name__)
 
 
@@ -203,15 +205,14 @@ class RayPool(BlockPool):
         """Return a lost task to the queue; PoolError if it was lost too often."""
         _log.warning("Blocks lost with their worker, computed again: 1")
         task.losses += 1
-        if task.losses > self._config.max_restarts:
+        if task.losses > MOST_LOSSES:
             raise PoolError(
-                f"A block of teachers was lost {task.losses} times, more than ray.max_restarts="
-                f"{self._config.max_restarts}: {error} If memory ran out, lower ray.num_actors."
+                f"A block of teachers was lost {task.losses} times: {error} If memory ran out, lower ray.num_actors."
             ) from error
         queue.waiting.appendleft(task)
 
     def _start_actor(self) -> None:
-        actor = self._actor_class.remote(self._config.torch_threads, self._config.num_gpus)
+        actor = self._actor_class.remote(self._config.num_threads, self._config.num_gpus)
         self._starting[actor.__ray_ready__.remote()] = actor
 
     def _welcome(self, reference: Any) -> None:
@@ -224,7 +225,7 @@ class RayPool(BlockPool):
         except ray.exceptions.RayError as error:
             self._failed_starts += 1
             # Of all actors since the last success: one that a single bad node refuses again and again ends no run.
-            if self._failed_starts > self._config.max_restarts * self._num_actors:
+            if self._failed_starts > MOST_LOSSES * self._num_actors:
                 raise PoolError(f"Workers do not start: {error}") from error
             ray.kill(actor)
             self._start_actor()
@@ -284,7 +285,7 @@ def open_pool(config: RayConfig) -> Iterator[BlockPool]:
     """
     if config.num_actors == 0:
         threads = torch.get_num_threads()
-        torch.set_num_threads(config.torch_threads)
+        torch.set_num_threads(config.num_threads)
         try:
             yield BlockPool("cuda" if config.num_gpus else "cpu")
         finally:
@@ -499,7 +500,7 @@ class _ServingActors:
         # Every n-th block, so that actors have equally many.
         num_actors = max(1, min(number_of_actors(config), len(self._sources)))
         shares = (self._sources[i::num_actors] for i in range(num_actors))
-        self.actors = [actor_class.remote(answer_from, config.torch_threads, *share) for share in shares]
+        self.actors = [actor_class.remote(answer_from, config.num_threads, *share) for share in shares]
         self._watch = VoterWatch(self.actors)
 
     def ask(self, shared: Any, *arguments: Any, timeout_s: float, what: str) -> list[Any]:

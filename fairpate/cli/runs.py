@@ -18,7 +18,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperOption
 
 from fairpate.cli import base
-from fairpate.config import BACKBONES, ConfigError, fair_rule
+from fairpate.config import ConfigError, fair_rule
 from fairpate.config_reader import Override, read_yaml
 from fairpate.files import check_output_file, check_output_folder
 from fairpate.terminal import Output, Reporter, facts, waiting
@@ -63,7 +63,7 @@ def run(
     seed: Annotated[int | None, base.Sets("seed")] = None,
     fair_at: base.FairAt = None,
     overrides: base.Overrides = None,
-    weights: Annotated[str | None, base.Sets("teachers.model.weights", "student.model.weights")] = None,
+    weights: Annotated[str | None, base.Sets("backbone.weights")] = None,
     out: base.Out = None,
     data_dir: base.DataDir = None,
     release_of: Path | None = None,
@@ -88,7 +88,7 @@ def run(
             more noise.
     """
     from fairpate.cli.summaries import outcome
-    from fairpate.methods.base import configured, merged, start_values
+    from fairpate.methods.base import configured, start_values
     from fairpate.run.folder import open_run_directory
     from fairpate.run.run import run_method
 
@@ -98,7 +98,7 @@ def run(
         raise ConfigError(f"{config}: is a declaration of records, not a configuration; give it with --data {config}.")
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "seed": seed}
     given |= {"aggregator.keep": None if keep is None else _share_of(keep), "evaluation.fair_at": fair_at}
-    given |= {"out": out, "data.data_dir": data_dir}
+    given |= {"out": out, "data.data_dir": data_dir, "backbone.weights": weights}
     options: list[Override] = [*(overrides or []), *base.as_overrides(given)]
     # In front of the user's options, which are applied later and win.
     if release_of is not None and config is None:
@@ -107,19 +107,6 @@ def run(
     # Any of the three starts from what fits the data set; with none, from the embedded example.
     path = config or (base.EXAMPLES / "color_digits.yaml" if (method, data, epsilon) == (None, None, None) else None)
     start = start_values(options, method) if path is None else read_yaml(path)
-    if weights is not None:
-        values = merged(start, options, method=method)
-        models = {
-            name: values[name].get("model") for name in ("teachers", "student") if isinstance(values.get(name), dict)
-        }
-        named = {name: str(model.get("name")) if isinstance(model, dict) else "none" for name, model in models.items()}
-        starting = [section for section, name in named.items() if name in BACKBONES]
-        if not starting:
-            raise ConfigError(
-                f"--weights: expected a model.name among {', '.join(BACKBONES)}, got {' and '.join(named.values())}; "
-                f"set {' or '.join(f'{section}.model.name' for section in named)}."
-            )
-        options += base.as_overrides({f"{section}.model.weights": weights for section in starting})
     found = configured(start if path is None else path, options, method=method)
     if dry_run:
         is_named = method is not None or any(each.startswith("method=") for each in overrides or [])

@@ -42,7 +42,7 @@ from fairpate.types import DataError, DataSettingsError, IntArray, Unit
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fairpate.config import DataConfig
+    from fairpate.config import DataConfig, HashedSplit
     from fairpate.data.embedding import Embedding
 
 SPLIT_NAMES = ("private", "public", "validation", "test")
@@ -646,12 +646,14 @@ def divide(records: LoadedRecords, sizes: Mapping[str, int | None], *, seed: int
     return _taken(records, indices)
 
 
-def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: int | None) -> dict[str, Split]:
+def divide_by_hash(
+    records: LoadedRecords, shares: HashedSplit, *, seed: int, num_public: int | None
+) -> dict[str, Split]:
     """The four splits by name, where each private unit goes to test, validation or private records by a hash of its
     name alone.
 
     A unit that is added or removed moves no other, so that releases of different splits compose in parallel. The hash
-    is keyed by ``config.seed``; equal names go together, as do all records of a person. Files of a split's own make up
+    is keyed by ``seed``; equal names go together, as do all records of a person. Files of a split's own make up
     that split; ``num_public`` limits those of the public one. :class:`DataSettingsError` for public records without
     files of their own: if the hash chose the pool, a private unit that is added might become public.
     """
@@ -662,7 +664,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
             "data.split: hashed needs public records in files of their own, since a private record that is added could "
             "otherwise become public; declare them (files: {public: ...}), set data.num_public=0, or leave split out."
         )
-    uniform_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=config.seed, purpose="parts")
+    uniform_N = keyed_uniform(records.person_ids or records.records.unit_id, seed=seed, purpose="parts")
     public_N = set_aside["public"]
     if num_public is not None and num_public < public_N.sum():
         # By hash, as in :func:`divide`: records of one unit come in together.
@@ -670,7 +672,7 @@ def divide_by_hash(records: LoadedRecords, config: DataConfig, *, num_public: in
         public_N = public_N & (uniform_N <= least)
     indices, low = {"public": np.flatnonzero(public_N)}, 0.0
     free_N = ~np.any(list(set_aside.values()), axis=0)
-    for name, share in (("test", config.test_share), ("validation", config.validation_share)):
+    for name, share in (("test", shares.test_share), ("validation", shares.validation_share)):
         own_N = set_aside[name]
         if not own_N.any():
             # Shares follow each other on [0, 1): the hash of a unit falls into one of them, for any other records.

@@ -205,6 +205,7 @@ _LEAST_SPREAD = 1e-6  # of the widest component's: less is rounding
 _LARGEST_PLAIN, _PLAIN_DIGITS = 64.0, 14  # of a scaled feature: 21 binary digits with its sign
 _EXACT_DIGITS = 53  # of a float64
 _GRAPH_COMPONENTS = 60
+_STEPS, _SIDE = 10, 16  # quantiles of a column, and pixels of a side of a shrunk picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,10 +217,12 @@ class Components:
     (:mod:`fairpate.oriented_gradients`), perhaps averaged with the mirror image's, and the picture shrunk to few
     pixels. Each value is divided once by the root of its spread over the pool, a table's columns before they are
     rotated and a picture's components after, so that neither rare values nor large ones dominate. ``whole_FE`` are
-    components in whole numbers of the units ``unit_E``.
+    components in whole numbers of the units ``unit_E``. ``side`` are the pixels of a side of the shrunk picture; 0:
+    there is none.
     """
 
     config: EmbeddingConfig
+    side: int
     column_K: Tensor
     thresholds_K: Tensor
     mean_F: Tensor
@@ -237,23 +240,23 @@ class Components:
             raise ValueError("expected components of whole numbers whose sums are exact, and finite scales")
 
     @classmethod
-    def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True) -> Components:
+    def of(cls, pool: Tensor, config: EmbeddingConfig, *, evened: bool = True, plain: bool = False) -> Components:
         """The components of the public ``pool``: (M, F) floats, or (M, channels, height, width) bytes.
 
-        With ``evened``, the components of pictures are divided by the square roots of their spreads. DataError for
-        fewer than two records, and for numbers that are not finite.
+        With ``evened``, the components of pictures are divided by the square roots of their spreads; with ``plain``,
+        they are of columns without thresholds, or of oriented gradients alone. DataError for fewer than two records,
+        and for numbers that are not finite.
         """
         if len(pool) < 2 or not pool.isfinite().all():
             raise DataError(
                 f"data.num_public: an embedding needs two public records or more, all of them finite, got {len(pool)}."
             )
         is_table = pool.ndim == 2
-        column_K, thresholds_K = (
-            _thresholds(pool, config.steps) if is_table else (torch.zeros(0).long(), torch.zeros(0))
-        )
-        plain_MF = torch.cat(
-            [_plain(part, config, column_K, thresholds_K) for part in torch.split(pool, _EMBEDDED_AT_ONCE)]
-        )
+        side, column_K, thresholds_K = 0 if plain else _SIDE, torch.zeros(0).long(), torch.zeros(0)
+        if is_table and not plain:
+            column_K, thresholds_K = _thresholds(pool)
+        parts = torch.split(pool, _EMBEDDED_AT_ONCE)
+        plain_MF = torch.cat([_plain(part, config, side, column_K, thresholds_K) for part in parts])
         mean_F, spread_F = plain_MF.mean(dim=0), plain_MF.std(dim=0, correction=0)
         root_F = torch.where(spread_F > 0, spread_F, 1.0).sqrt() if is_table else torch.ones_like(spread_F)
         # Solved by the covariance, which needs no random start.
@@ -267,6 +270,7 @@ class Components:
         scale_E = 1.0 if is_table or not evened else spread_E[kept_E].sqrt()
         return cls(
             config=config,
+            side=side,
             column_K=column_K,
             thresholds_K=thresholds_K,
             mean_F=mean_F,
@@ -285,7 +289,7 @@ class Components:
 
     def at_once(self, x: Tensor) -> Tensor:
         """Coordinates of a few records, computed without a loop as one graph of tensor operations."""
-        plain = (_plain(x, self.config, self.column_K, self.thresholds_K) - self.mean_F) / self.root_F
+        plain = (_plain(x, self.config, self.side, self.column_K, self.thresholds_K) - self.mean_F) / self.root_F
         # A private record may hold larger values than all public ones: without a bound its sums would not be exact.
         bounded = plain.nan_to_num(0.0).clamp(-_LARGEST_PLAIN, _LARGEST_PLAIN).double()
         whole = (bounded * 2.0**_PLAIN_DIGITS).round() @ self.whole_FE
@@ -311,8 +315,8 @@ class Embedding:
         """The embedding of the public ``pool`` (M, ...)."""
         components, graph = Components.of(pool, config), None
         if pool.ndim == 4 and config.graph_share:
-            edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS, pixels=None)
-            graph = Graph.of(pool, Components.of(pool, edges, evened=False))
+            edges = EmbeddingConfig(num_components=_GRAPH_COMPONENTS)
+            graph = Graph.of(pool, Components.of(pool, edges, evened=False, plain=True))
         # A public number: the norm of private records may not enter, and half the pool at 0 must not divide by 0.
         radius = float(components(pool).norm(dim=1).median()) or 1.0
         return cls(config=config, components=components, graph=graph, radius=radius, record_shape=tuple(pool.shape[1:]))
@@ -380,31 +384,31 @@ def placed(dataset: Dataset, embedding: Embedding) -> Dataset:
     return replace(dataset, kind="tabular", feature_names=names, **kept, **splits)
 
 
-def _plain(x: Tensor, config: EmbeddingConfig, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
+def _plain(x: Tensor, config: EmbeddingConfig, side: int, column_K: Tensor, thresholds_K: Tensor) -> Tensor:
     """The features (N, F) before the rotation to principal components."""
     if x.ndim == 2:
         return torch.cat([x.float(), (x[:, column_K] >= thresholds_K).float()], dim=1)
     pictures = [x, x.flip(-1)] if config.mirrored else [x]
     parts = [torch.stack([gradient_histograms(each.float() / 255).sqrt() for each in pictures]).mean(dim=0)]
-    if config.pixels is not None:
-        small = [functional.adaptive_avg_pool2d(each.float() / 255, config.pixels).flatten(1) for each in pictures]
+    if side:
+        small = [functional.adaptive_avg_pool2d(each.float() / 255, side).flatten(1) for each in pictures]
         parts.append(torch.stack(small).mean(dim=0))
     return torch.cat(parts, dim=1)
 
 
-def _thresholds(pool: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """For each column with more than ``steps`` values, return the column and its quantiles. A value that half of the
+def _thresholds(pool: Tensor) -> tuple[Tensor, Tensor]:
+    """For each column with more than ten values, return the column and as many quantiles. A value that half of the
     records or more share is left out of the quantiles."""
     columns, thresholds = [], []
     for column, values in enumerate(pool.unbind(dim=1)):
         different, counts = values.unique(return_counts=True)
-        if not steps or len(different) <= max(steps, 2):
+        if len(different) <= _STEPS:
             continue
         # A value that most records share would fill most of the quantiles.
         common = different[counts.argmax()] if counts.max() * 2 > len(values) else None
         others = values if common is None else values[values != common]
         # Lower: a threshold is one of the values, never a rounded number between two.
-        quantiles = torch.quantile(others, torch.arange(1, steps + 1) / (steps + 1), interpolation="lower")
+        quantiles = torch.quantile(others, torch.arange(1, _STEPS + 1) / (_STEPS + 1), interpolation="lower")
         found = quantiles.unique() if common is None else torch.cat([others.min()[None], quantiles]).unique()
         columns += [column] * len(found)
         thresholds.append(found)
@@ -441,7 +445,7 @@ def save_embedding(embedding: Embedding, path: Path) -> None:
         tensors["graph.others_VKD"] = torch.stack([torch.from_numpy(copy.others_KD).short() for copy in copies])
         tensors["graph.half_squares_VK"] = torch.stack([torch.from_numpy(copy.half_squares_K) for copy in copies])
         tensors["graph.coordinates_ME"] = torch.from_numpy(embedding.graph.coordinates_ME)
-        values |= {"edges": edges.config.model_dump(mode="json"), "scale": copies[0].scale}
+        values |= {"scale": copies[0].scale}
     content = {name: tensor.contiguous() for name, tensor in tensors.items()}
     values["sha256"] = _digest(content)
     write_atomically(
@@ -461,16 +465,21 @@ def read_embedding(path: Path) -> Embedding:
         if values["format"] != FORMAT or values["sha256"] != _digest(tensors):
             raise ValueError(f"expected {FORMAT}, with tensors that match the checksum")  # noqa: TRY301 - reported below
 
-        def components(prefix: str, config: dict[str, Any]) -> Components:
+        # Earlier versions wrote two fields that are fixed now.
+        side = values["config"].pop("pixels", _SIDE) or 0
+        values["config"].pop("steps", None)
+        config = EmbeddingConfig.model_validate(values["config"])
+
+        def components(prefix: str, config: EmbeddingConfig, side: int) -> Components:
             named = {name: tensors[f"{prefix}.{name}"] for name in _COMPONENTS}
-            return Components(config=EmbeddingConfig.model_validate(config), **named)
+            return Components(config=config, side=side, **named)
 
         graph = None
-        if "edges" in values:
+        if "scale" in values:
             others_VKD = tensors["graph.others_VKD"].float().numpy()
             halves_VK = tensors["graph.half_squares_VK"].numpy()
             graph = Graph(
-                components=components("edges", values["edges"]),
+                components=components("edges", EmbeddingConfig(num_components=_GRAPH_COMPONENTS), 0),
                 copies=[
                     Nearness(scale=values["scale"], others_KD=others_KD, half_squares_K=halves_K)
                     for others_KD, halves_K in zip(others_VKD, halves_VK, strict=True)
@@ -481,8 +490,8 @@ def read_embedding(path: Path) -> Embedding:
         if not 0 < values["radius"] < math.inf:
             raise ValueError(f"expected a positive radius, got {values['radius']}")  # noqa: TRY301 - reported below
         return Embedding(
-            config=EmbeddingConfig.model_validate(values["config"]),
-            components=components("components", values["config"]),
+            config=config,
+            components=components("components", config, side),
             graph=graph,
             radius=values["radius"],
             record_shape=tuple(values["record_shape"]),
@@ -582,8 +591,8 @@ class Prototypes:
     @classmethod
     def of(cls, pool: Tensor, *, count: int, embedding: EmbeddingName, num_components: int, seed: int) -> Prototypes:
         """The prototypes of the public ``pool`` (M, ...). ConfigError for more than there are different records."""
-        plain = EmbeddingConfig(num_components=num_components, steps=0, pixels=None)
-        embed: Embed = Components.of(pool, plain, evened=False)
+        few = EmbeddingConfig(num_components=num_components)
+        embed: Embed = Components.of(pool, few, evened=False, plain=True)
         embedded = embed(pool).numpy()
         if embedding == "graph":
             embed = graph = Graph.of(pool, embed, seed=seed)

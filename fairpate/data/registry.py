@@ -174,7 +174,7 @@ def load_at_site(config: DataConfig, *, has_private: bool) -> Dataset:
             f"data.declaration: sites need a declaration with a file of their own for private records, got "
             f"{config.name}; declare `files: {{private: ...}}`, with `public: ...` if there is a public pool."
         )
-    absent = ("private",) * (not has_private) + ("validation", "test") * (has_private or config.split == "hashed")
+    absent = ("private",) * (not has_private) + ("validation", "test") * (has_private or config.split is not None)
     files = table.files.model_copy(update=dict.fromkeys(absent, ()))
     if not files.parts:
         raise DataSettingsError(
@@ -207,11 +207,11 @@ def dataset_of(
         )
     records = with_persons(records) if config.unit is None else records
     parts = ""
-    if config.split == "hashed":
+    if (shares := config.split) is not None:
         num_public = default_size("public", entry, records) if config.num_public is None else config.num_public
-        splits: dict[str, Any] = divide_by_hash(records, config, num_public=num_public)
+        splits: dict[str, Any] = divide_by_hash(records, shares, seed=config.seed, num_public=num_public)
         # All that decides the part of a name: parts of one rule are disjoint, and the odometer may count them apart.
-        rule = (records.naming, config.seed, config.test_share, config.validation_share, sorted(options.items()))
+        rule = (records.naming, config.seed, shares.test_share, shares.validation_share, sorted(options.items()))
         parts = hashlib.sha256(repr(rule).encode()).hexdigest()[:16]
         if np.isin(records.origins or [], list(SET_ASIDE["test"] | SET_ASIDE["validation"])).any():
             parts = OWN_FILES + parts
@@ -349,7 +349,7 @@ def load_data(
             and ``public`` are given, as in `files`.
         data_dir: Folder with the files of a declaration; None: that of its YAML file.
         settings: Fields of the section `data` for a declaration: ``seed``, ``options``, ``num_public``,
-            ``num_validation``, ``num_test``, ``embedding``, ``split``, ``test_share``, ``validation_share``.
+            ``num_validation``, ``num_test``, ``embedding``, ``split``.
 
     Raises:
         DataError: Before any training, where a name, an option or a size is impossible, a file is missing or damaged,

@@ -45,23 +45,34 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from fairpate.config import (
+    BACKBONES,
     PLACE,
     REMEDY,
     AugmentConfig,
+    BackboneConfig,
     ConfigError,
     DataConfig,
     EvaluationConfig,
+    FitConfig,
+    LearningConfig,
+    LoopConfig,
     ModelConfig,
+    NetworkConfig,
     Noise,
     PrivacyTarget,
     PublicDataConfig,
     Section,
     Seed,
+    ShardsConfig,
     StudentConfig,
+    StudentTraining,
+    TeachersConfig,
+    TeachersTraining,
     Terms,
+    TrainingConfig,
     may_run,
     named_object,
     nearest,
@@ -432,13 +443,60 @@ class Method(Section):
         description="The published model. `fit`, `method`, `confidence` and `rounds` configure how a student learns "
         "from released labels; a method that releases none reads them only for public_data.self_label.",
     )
+    training: TrainingConfig = Field(
+        TrainingConfig(),
+        description="Read where teachers or a student learn; a method without either reads it only for "
+        "public_data.self_label.",
+    )
     augment: AugmentConfig = Field(
         AugmentConfig(),
         description="Random changes of the pictures that teachers and students train on; a method without either reads "
         "them only for public_data.self_label.",
     )
+    backbone: BackboneConfig = BackboneConfig()
     public_data: PublicDataConfig = PublicDataConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @property
+    def networks(self) -> dict[str, NetworkConfig]:
+        """The architectures that may start from ``backbone.weights``, by the section that names them."""
+        sections = {name: getattr(self, name, None) for name in ("teachers", "student")}
+        return {f"{name}.model": section.model for name, section in sections.items() if section is not None}
+
+    @model_validator(mode="after")
+    def _has_one_backbone(self) -> Self:
+        if self.backbone.weights is None:
+            return self
+        names = {network.name for network in self.networks.values()}
+        # One file, and `imagenet` too becomes one.
+        if len(names.intersection(BACKBONES)) != 1:
+            raise ValueError(
+                f"backbone.weights: expected one architecture among {', '.join(BACKBONES)}, got "
+                f"{' and '.join(sorted(names))}; set {' or '.join(f'{section}.name' for section in self.networks)}."
+            )
+        return self
+
+    def started(self, network: NetworkConfig) -> ModelConfig:
+        """``network`` with what it starts from."""
+        start = dict(self.backbone) if network.name in BACKBONES else {}
+        return ModelConfig(**dict(network), **start)
+
+    def fit_of(self, loop: LoopConfig, *, label_smoothing: float = 0.0) -> FitConfig:
+        """The loop of teachers or of a student with what all training has in common."""
+        return FitConfig(**dict(loop), **dict(self.training), label_smoothing=label_smoothing)
+
+    @property
+    def student_training(self) -> StudentTraining:
+        """The student's section, with its initial weights and its optimiser."""
+        student = self.student
+        learning = {name: getattr(student, name) for name in LearningConfig.model_fields}
+        fit = self.fit_of(student.fit, label_smoothing=student.label_smoothing)
+        return StudentTraining(model=self.started(student.model), fit=fit, **learning)
+
+    def teachers_training(self, teachers: TeachersConfig) -> TeachersTraining:
+        """The section of the teachers, with their initial weights and their optimiser."""
+        shards = {name: getattr(teachers, name) for name in ShardsConfig.model_fields}
+        return TeachersTraining(model=self.started(teachers.model), fit=self.fit_of(teachers.fit), **shards)
 
     @property
     def reads_public_groups(self) -> bool:
@@ -644,7 +702,7 @@ class ReleasingMethod(PrivateMethod):
     """
 
     releases_model: ClassVar[bool] = False
-    afterwards: ClassVar[tuple[str, ...]] = ("student", "augment", "public_data")
+    afterwards: ClassVar[tuple[str, ...]] = ("student", "training", "augment", "backbone", "public_data")
 
     @property
     def release_settings(self) -> dict[str, Any]:

@@ -69,7 +69,7 @@ import numpy.typing as npt
 from pydantic import Field
 from scipy.linalg import cho_factor, cho_solve
 
-from fairpate.config import Count, ModelConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
+from fairpate.config import Count, NetworkConfig, NotNegative, Positive, PrivacyTarget, StudentConfig
 from fairpate.later import sklearn
 from fairpate.methods.base import AttributeMethod, Trained, Training
 from fairpate.methods.parity import NO_EVENT, FloatArray, ParityCells, ParityConfig, require_shares
@@ -490,7 +490,7 @@ class OracleLearner(AttributeMethod):
     learns_two_classes: ClassVar[bool] = True
 
     method: str = "dp_oracle_learner"
-    student: StudentConfig = StudentConfig(model=ModelConfig(name="logistic"))
+    student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     dp_oracle_learner: DpOracleLearnerConfig = DpOracleLearnerConfig()
 
     def check(self) -> None:

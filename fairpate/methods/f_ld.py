@@ -70,7 +70,7 @@ from fairpate.config import (
     Count,
     CountOrZero,
     FitConfig,
-    ModelConfig,
+    NetworkConfig,
     NotNegative,
     Positive,
     PrivacyTarget,
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from fairpate.nn.private_fit import PoissonBatches, PrivateRandomness
 
 
-class FldConfig(Section):
+class FairLoopConfig(Section):
     """F-LD: means of groups are held to those of the population by Lagrange multipliers."""
 
     constraint: Literal["demographic_parity", "equalized_odds", "accuracy_parity"] = Field(
@@ -108,26 +108,31 @@ class FldConfig(Section):
         description="Means that are equal across groups: of predictions, of predictions per true label, or of the "
         "loss.",
     )
+    warmup_epochs: CountOrZero = Field(20, description="First epochs without constraints; they read no group.")
+    epochs: CountOrZero = Field(50, description="Epochs under constraints.")
+    batch_size: Count = 256
+    learning_rate: Positive = 1e-3
+    dual_step: NotNegative = Field(
+        0.5, description="How much a violation of 1 adds to its multiplier; 0 switches the constraint off."
+    )
+    max_multiplier: NotNegative = Field(5.0, description="lambda_max; 0 is plain training.")
+
+
+class FldConfig(FairLoopConfig):
+    """F-LD, with its optimiser and all that its multipliers follow."""
+
     sharpness: Positive = Field(
         1.0,
         description="Multiplier of the logits before the softmax whose probabilities are compared between groups. "
         "Larger values bring the probabilities closer to hard predictions.",
     )
-    warmup_epochs: CountOrZero = Field(20, description="First epochs without constraints; they read no group.")
-    epochs: CountOrZero = Field(50, description="Epochs under constraints.")
-    batch_size: Count = 256
     optimizer: Literal["sgd", "adam"] = "adam"
-    learning_rate: Positive = 1e-3
     schedule: Literal["constant", "cosine"] = "constant"
     multipliers: Literal["absolute", "two_sided"] = Field(
         "two_sided",
         description="`absolute`: one multiplier per constraint, which rises with |violation| as in the paper; "
         "`two_sided`: one for each direction.",
     )
-    dual_step: NotNegative = Field(
-        0.5, description="How much a violation of 1 adds to its multiplier; 0 switches the constraint off."
-    )
-    max_multiplier: NotNegative = Field(5.0, description="lambda_max; 0 is plain training.")
     tolerance: NotNegative = Field(0.0, description="Violations up to this size raise no multiplier.")
 
     @property
@@ -717,7 +722,7 @@ class CovarianceConstraint(UnprotectedMethod):
     learns_two_classes: ClassVar[bool] = True
 
     method: str = "covariance_constraint"
-    student: StudentConfig = StudentConfig(model=ModelConfig(name="logistic"))
+    student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     covariance_constraint: CovarianceConfig = CovarianceConfig()
 
     def check(self) -> None:

@@ -51,7 +51,7 @@ from fairpate.config import (
     DataConfig,
     QueriesConfig,
     RayConfig,
-    StudentConfig,
+    StudentTraining,
 )
 from fairpate.data import Dataset, Split, load_once
 from fairpate.fairness.gate import DemographicParityGate, filter_stream
@@ -280,7 +280,7 @@ _MAX_STUDENT_THREADS = 4
 
 
 def fit_student(
-    config: StudentConfig, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, *, seed: int, **options: Any
+    config: StudentTraining, dataset: Dataset, labelled: LabelledSet, reporter: Reporter, *, seed: int, **options: Any
 ) -> nn.Module:
     """Train a student on released labels; ``options`` as :func:`student.student.train_student` takes them."""
     from fairpate.nn.models import is_convolutional  # imports torch, as the next
@@ -436,7 +436,7 @@ class ReleasePlan:
     @property
     def counted_beforehand(self) -> int:
         """Number of queries counted although released labels may decide to submit fewer; 0 without such a decision."""
-        return (self.method.aggregator.num_queries or 0) if self.method.aggregator.admission is not None else 0
+        return (self.method.aggregator.num_queries or 0) if self.method.queries.admission is not None else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -538,7 +538,7 @@ def _priced(result: SessionResult, spending: Spending, plan: ReleasePlan, model:
     by_service = len(result.replies) < len(spending.charges_Q)
     outcomes, submitted = spending.outcomes_Q, spending.submitted(0, len(spending.charges_Q))
     num_planned = spending.num_reservations
-    if plan.method.aggregator.admission is not None:
+    if plan.method.queries.admission is not None:
         # Released labels may have made the rounds submit fewer than configured. A reservation that a crash left open
         # counts unchanged: no label decides over a crash.
         configured = (plan.method.aggregator.num_queries or 0) + num_planned - len(spending.charges_Q)
@@ -589,7 +589,7 @@ def _submit(
 ) -> SessionResult:
     """Submit the queries as in Algorithm 1. With admission, submit them in rounds of the planned number of candidates,
     or fewer if the gate would accept no more; the first round takes candidates in their order."""
-    admission = plan.method.aggregator.admission
+    admission = plan.method.queries.admission
     if admission is None:
         return answer_queries(
             votes,
@@ -603,7 +603,7 @@ def _submit(
     from student.student import train_student
 
     total = plan.method.aggregator.num_queries or len(keys)
-    learning = StudentConfig(model=plan.method.student.model, fit=plan.method.student.fit)
+    learning = plan.method.student_training.model_copy(update={"method": "supervised"})
     waiting = list(range(len(keys)))
     results: list[SessionResult] = []
     for number in range(admission.rounds):
@@ -631,7 +631,6 @@ def _submit(
                 queries.z[rows].numpy(),
                 gate=DemographicParityGate(plan.method.gate, **sizes, counts_GC=counts_GC),
                 count=size,
-                uncertain_first=admission.uncertain_first,
             )
             chosen = [waiting[row] for row in admitted]
         results.append(
@@ -651,7 +650,7 @@ def _submit(
 def ledger_terms(plan: ReleasePlan, dataset: Dataset, *, ensemble: str) -> LedgerTerms:
     """The terms of the run's ledger. Without a configured budget, the budget admits the run's queries and one more
     block, which a crash may waste."""
-    settings = plan.method.aggregator
+    settings = plan.method.queries
     terms = LedgerTerms(
         mechanism=plan.mechanism,
         gate=plan.method.gate,

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
 from aggregator.session import Ballot
-from fairpate.config import ConfigError, Count, GatedAggregatorConfig, Section
+from fairpate.config import ConfigError, Count, GateConfig, GatedAggregatorConfig, Section
 from fairpate.data import Dataset, Split
 from fairpate.data.dataset import sha256_of
 from fairpate.data.tables import number_in, text_of
@@ -44,7 +44,7 @@ from fairpate.methods.label_queries import Labels, StandingVoters
 from fairpate.methods.pate import NO_GATE, GnmaxMethod
 from fairpate.pages import counted
 from fairpate.run.context import RunDirectory
-from fairpate.types import GateRule, IntArray, MechanismParameters, Unit, UserError, VoteBatch
+from fairpate.types import IntArray, MechanismParameters, Unit, UserError, VoteBatch
 
 # 128 bits: two ids of one file share a digest with negligible probability.
 _DIGEST_BYTES = 16
@@ -296,11 +296,14 @@ def _features(table: pa.Table, config: VotesConfig, faults: _Faults) -> npt.NDAr
 _NO_CHECK = MechanismParameters(threshold=-math.inf, threshold_stddev_votes=1, noise_stddev_votes=1)
 
 
+_NO_GATE = GateConfig(max_disparity=NO_GATE.max_disparity, min_count=NO_GATE.min_count)
+
+
 class OwnAggregatorConfig(GatedAggregatorConfig):
     """Confident&Fair-GNMax, by default without a check of consensus and without a gate."""
 
     mechanism: MechanismParameters = _NO_CHECK
-    gate: GateRule = NO_GATE
+    gate: GateConfig = _NO_GATE
 
 
 class OwnVotes(GnmaxMethod):

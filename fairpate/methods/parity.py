@@ -20,8 +20,8 @@ class. ``sharpness`` above 1 brings these means closer to those of the predicted
 ``UNKNOWN`` belongs to its population and to no group.
 
 *Multipliers* (:class:`DualAscent`) rise with the violation of their constraint and are projected onto a public set: the
-non-negative orthant, a cap on each coordinate, or an L1 ball (convergence theory asks for a compact set). A step reads
-released violations only, so it is free post-processing.
+non-negative orthant, or a cap on each coordinate (convergence theory asks for a compact set). A step reads released
+violations only, so it is free post-processing.
 
 Shapes: N records, B of a batch, C classes, D features, E events, U populations, G groups, K values of h, J multipliers.
 """
@@ -291,50 +291,28 @@ class ValueAlong:
             return sharpness * probability_BC * (directions_BK - mean_B1)
 
 
-def project(values_J: npt.ArrayLike, *, cap: float = math.inf, l1_radius: float = math.inf) -> FloatArray:
-    """The nearest point with 0 <= entries <= ``cap``, or with non-negative entries that sum to ``l1_radius`` at most.
-
-    ValueError for values that are not finite, for bounds that are not positive, and for both bounds at once.
-    """
-    if not (cap > 0 and l1_radius > 0):
-        raise ValueError(f"Expected cap > 0 and l1_radius > 0, got {cap} and {l1_radius}.")
-    if math.isfinite(cap) and math.isfinite(l1_radius):
-        raise ValueError(f"Expected a cap or an L1 radius, got both: {cap} and {l1_radius}.")
+def project(values_J: npt.ArrayLike, *, cap: float = math.inf) -> FloatArray:
+    """The nearest point with 0 <= entries <= ``cap``. ValueError for values that are not finite, and for no room."""
+    if not cap > 0:
+        raise ValueError(f"Expected cap > 0, got {cap}.")
     positive_J: FloatArray = np.maximum(np.asarray(values_J, dtype=np.float64), 0.0)
     # One product checks all entries; it overflows from 1e154 on, where multipliers mean nothing any more.
     if not math.isfinite(positive_J.dot(positive_J)):
         raise ValueError(f"Expected finite multipliers, got {positive_J}; lower the dual learning rate.")
-    if cap < math.inf:
-        return np.minimum(positive_J, cap)
-    if l1_radius == math.inf or positive_J.sum() <= l1_radius:
-        return positive_J
-    # Duchi et al. 2008: every entry is lowered by one amount and cut at 0; the entries that stay positive determine it.
-    falling_J = np.sort(positive_J)[::-1]
-    sinks_J = (np.cumsum(falling_J) - l1_radius) / np.arange(1, len(falling_J) + 1)
-    sink = sinks_J[np.flatnonzero(falling_J > sinks_J)[-1]]
-    sunk_J: FloatArray = np.maximum(positive_J - sink, 0.0)
-    return sunk_J
+    return np.minimum(positive_J, cap)
 
 
 class DualAscent:
     """Multipliers that start at 0 and rise where a constraint is violated."""
 
-    def __init__(
-        self,
-        num_multipliers: int,
-        *,
-        learning_rate: float,
-        cap: float = math.inf,
-        l1_radius: float = math.inf,
-    ) -> None:
+    def __init__(self, num_multipliers: int, *, learning_rate: float, cap: float = math.inf) -> None:
         if not 0 <= learning_rate < math.inf:
             raise ValueError(f"Expected a dual learning rate >= 0 and finite, got {learning_rate}.")
-        self._learning_rate, self._cap, self._l1_radius = learning_rate, cap, l1_radius
-        # Projected for its checks of the two bounds.
-        self.multipliers_J = project(np.zeros(num_multipliers), cap=cap, l1_radius=l1_radius)
+        self._learning_rate, self._cap = learning_rate, cap
+        # Projected for its check of the cap.
+        self.multipliers_J = project(np.zeros(num_multipliers), cap=cap)
 
     def step(self, violations_J: FloatArray) -> FloatArray:
         """Raise the multipliers by ``violations_J``, positive where a constraint fails; return them, shape (J,)."""
-        raised_J = self.multipliers_J + self._learning_rate * violations_J
-        self.multipliers_J = project(raised_J, cap=self._cap, l1_radius=self._l1_radius)
+        self.multipliers_J = project(self.multipliers_J + self._learning_rate * violations_J, cap=self._cap)
         return self.multipliers_J

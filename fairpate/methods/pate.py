@@ -45,9 +45,12 @@ from aggregator.mechanism import Mechanism, mechanism_of
 from aggregator.session import Ballot, mechanism_within
 from fairpate.config import (
     AggregatorConfig,
+    AskedConfig,
     BudgetConfig,
     ConfigError,
+    GateConfig,
     GatedAggregatorConfig,
+    GnmaxConfig,
     Noise,
     PenaltyConfig,
     QueriesConfig,
@@ -99,7 +102,7 @@ class VotingMethod(Method):
     target: QueriesTarget = QueriesTarget()
     noise: Noise = Field("os_entropy", description="`seeded` reproduces a run and gives no privacy.")
     ray: RayConfig = RayConfig()
-    aggregator: QueriesConfig = QueriesConfig()
+    aggregator: AskedConfig = AskedConfig()
 
     @property
     def reads_public_groups(self) -> bool:
@@ -110,7 +113,7 @@ class VotingMethod(Method):
     def leaves_room(self) -> bool:
         """True if the budget may have room for queries beyond the run's own. Noise that is calibrated to a target
         leaves none, unless a share is kept."""
-        return self.target.epsilon is None or self.aggregator.keep > 0
+        return self.target.epsilon is None or self.queries.keep > 0
 
     @property
     def num_voters(self) -> int:
@@ -123,16 +126,24 @@ class VotingMethod(Method):
         raise NotImplementedError
 
     @property
+    def queries(self) -> QueriesConfig:
+        """The queries, in their order and without a budget of their own where the method has no such settings."""
+        asked = self.aggregator
+        if isinstance(asked, QueriesConfig):
+            return asked
+        return QueriesConfig(num_queries=asked.num_queries)
+
+    @property
     def gate(self) -> GateRule:
         """The fairness rule that the aggregator applies to its answers."""
-        rule: GateRule = getattr(self.aggregator, "gate", NO_GATE)
-        return rule
+        gate: GateConfig | None = getattr(self.aggregator, "gate", None)
+        return NO_GATE if gate is None else gate.rule
 
     def check(self) -> None:
         """Raise ConfigError for a target and a budget at once."""
-        if self.target.epsilon is not None and self.aggregator.budget is not None:
+        if self.target.epsilon is not None and self.queries.budget is not None:
             raise ConfigError("aggregator.budget: target.epsilon is the budget; leave one of them out.")
-        if self.aggregator.keep and self.target.epsilon is None:
+        if self.queries.keep and self.target.epsilon is None:
             raise ConfigError(
                 "aggregator.keep: a share of target.epsilon, and there is none; set it, or leave room with "
                 "aggregator.budget instead."
@@ -140,7 +151,7 @@ class VotingMethod(Method):
 
     def plan(self, dataset: Dataset) -> ReleasePlan:
         """Everything that is fixed before the first vote. Noise is as configured, or scaled to the target."""
-        budget, target, mechanism = self.aggregator.budget, self.target, self.mechanism
+        budget, target, mechanism = self.queries.budget, self.target, self.mechanism
         if target.epsilon is not None:
             mechanism = mechanism_within(
                 mechanism,
@@ -150,14 +161,14 @@ class VotingMethod(Method):
                 num_queries=self.planned_queries(dataset),
             )
             # The target limits the ledger as well: a service that asks after the run may not pass it.
-            budget = BudgetConfig(kind="data_independent", epsilon=target.epsilon)
+            budget = BudgetConfig(epsilon=target.epsilon)
         return ReleasePlan(method=self, mechanism=mechanism, budget=budget, unit=self.unit_of(dataset))
 
     def planned_queries(self, dataset: Dataset) -> int:
         """The number of queries that the target pays for: the run's own, and those that are kept for later."""
-        own = self.aggregator.num_queries or len(choose_queries(dataset, self.aggregator))
+        own = self.aggregator.num_queries or len(choose_queries(dataset, self.queries))
         # Rounded as the decimal that it prints: 1 - 0.3 is a little less than 0.7.
-        return math.ceil(own / (1 - Fraction(repr(self.aggregator.keep))))
+        return math.ceil(own / (1 - Fraction(repr(self.queries.keep))))
 
     def queried(self, dataset: Dataset) -> Dataset:
         """The data set as the teachers see it: their training records, and the queries as public records."""
@@ -171,21 +182,21 @@ class VotingMethod(Method):
     def num_fitting(self, dataset: Dataset) -> int:
         """Number of queries that the budget has room for. ConfigError if it has none."""
         asked = self.queried(dataset)
-        return check_budget(self.plan(asked), asked, choose_queries(asked, self.aggregator))
+        return check_budget(self.plan(asked), asked, choose_queries(asked, self.queries))
 
     def voting(self, dataset: Dataset, num_records: int) -> ExpectedVotes:  # noqa: ARG002 - as many voters for any number
         """The votes to expect: all voters vote on every query."""
         plan = self.plan(dataset)
         noise = float(plan.mechanism.parameters["noise_stddev_votes"])
         return ExpectedVotes(
-            votes=self.num_voters, noise_stddev_votes=noise, labels=len(choose_queries(dataset, self.aggregator))
+            votes=self.num_voters, noise_stddev_votes=noise, labels=len(choose_queries(dataset, self.queries))
         )
 
     def release(self, training: Training) -> Labels:
         """Release labels within the target or budget. Runs of the same folder return the same release."""
         dataset = self.queried(training.dataset)
         plan = self.plan(dataset)
-        queries = choose_queries(dataset, self.aggregator)
+        queries = choose_queries(dataset, self.queries)
         with self.ballot(dataset, queries, training) as votes:
             return release_labels(plan, dataset, queries, votes, training)
 
@@ -212,18 +223,20 @@ class VotingMethod(Method):
         if self.target.epsilon is not None or self.public_data.pretrain is not None:
             options["initial_model"] = training.model
         options["augmentation"] = self.augment
-        network = fit_student(self.student, training.dataset, kept, training.reporter, seed=self.seed, **options)
+        network = fit_student(
+            self.student_training, training.dataset, kept, training.reporter, seed=self.seed, **options
+        )
         return replace(labels, model=network, num_training_labels=len(kept.labels))
 
 
 class GnmaxMethod(VotingMethod):
     """A method whose voters have one vote each and whose labels are released by Confident-GNMax."""
 
-    aggregator: AggregatorConfig = AggregatorConfig()
+    aggregator: GnmaxConfig = GnmaxConfig()
 
     @property
     def mechanism(self) -> Mechanism:
-        return mechanism_of(self.aggregator.mechanism, self.aggregator.release)
+        return mechanism_of(self.aggregator.mechanism, self.queries.release)
 
 
 streaming_filter = filter_stream
@@ -386,7 +399,7 @@ class PateFamily(GnmaxMethod):
 
         return train_ensemble(
             dataset.private,
-            self.teachers,
+            self.teachers_training(self.teachers),
             num_classes=dataset.num_classes,
             seed=self.seed,
             checkpoint_dir=folder if self.storage is None else open_storage(self.storage),
@@ -419,6 +432,7 @@ class Pate(PateFamily):
     title: ClassVar[str] = "PATE"
 
     method: str = "pate"
+    aggregator: AggregatorConfig = AggregatorConfig()
 
 
 class FairPate(PateFamily):
@@ -443,7 +457,7 @@ class PateSPre(PateFamily):
 
     def learn(self, training: Training, labels: Labels) -> Trained:
         """Train a student on the labels that the filter keeps."""
-        kept = passing(labels.labelled, self.aggregator.gate, training.dataset)
+        kept = passing(labels.labelled, self.aggregator.gate.rule, training.dataset)
         training.reporter.note("filter", f"{len(kept.labels)} of {len(labels.labelled.labels)} released labels kept")
         return self.taught(training, labels, kept)
 
@@ -456,6 +470,7 @@ class PateSIn(PateFamily):
     reads_public_groups: ClassVar[bool] = True  # the regulariser reads them
 
     method: str = "pate_s_in"
+    aggregator: AggregatorConfig = AggregatorConfig()
     pate_s_in: PenaltyConfig = PenaltyConfig()
 
     def learn(self, training: Training, labels: Labels) -> Trained:

@@ -75,8 +75,8 @@ class Places:
     def of(cls, pool: Tensor, *, embedding: EmbeddingName, num_components: int, seed: int) -> Places:
         """The embedding of the public ``pool`` (M, ...); ``seed`` starts the search for the graph's eigenvectors."""
         # Without steps of its own: coordinates are rounded once, below.
-        plain = EmbeddingConfig(num_components=min(num_components, MOST_COORDINATES), steps=0, pixels=None)
-        embed: Embed = Components.of(pool, plain, evened=False)
+        config = EmbeddingConfig(num_components=min(num_components, MOST_COORDINATES))
+        embed: Embed = Components.of(pool, config, evened=False, plain=True)
         if embedding == "graph":
             embed = Graph.of(pool, embed, seed=seed)
         # Of the public pool alone: the scale of the grid must not depend on private records.
@@ -207,7 +207,7 @@ class PrivateKnn(VotingMethod):
     def mechanism(self) -> Mechanism:
         """The mechanism that releases labels from counts of neighbours, with the noise as configured."""
         settings = self.private_knn
-        kind = NearestCounts if self.aggregator.release == "counts" else NearestRecords
+        kind = NearestCounts if self.queries.release == "counts" else NearestRecords
         return kind(
             sampling_rate=settings.sampling_rate,
             num_neighbours=settings.num_neighbours,
@@ -223,17 +223,17 @@ class PrivateKnn(VotingMethod):
             raise ConfigError(
                 "private_knn.queries: typical needs aggregator.num_queries, the number of clusters; set it."
             )
-        if self.private_knn.queries == "typical" and self.aggregator.admission is not None:
+        if self.private_knn.queries == "typical" and self.queries.admission is not None:
             raise ConfigError("aggregator.admission: typical queries are chosen already; leave it out.")
         if self.target.epsilon is not None and self.target.epsilon > _LARGEST_EPSILON:
             raise ConfigError(
                 f"target.epsilon: neighbours are priced up to {_LARGEST_EPSILON}, got {self.target.epsilon:g}; "
                 "lower it."
             )
-        if self.aggregator.budget is not None and self.aggregator.budget.kind == "data_dependent":
+        if self.queries.budget is not None and self.queries.budget.kind == "data_dependent":
             raise ConfigError(
-                "aggregator.budget.kind: the price of neighbours does not depend on votes, got data_dependent; use "
-                "query_count."
+                "aggregator.budget.accept_leak: the price of neighbours does not depend on votes, got true; leave it "
+                "out."
             )
 
     def check_data(self, dataset: Dataset) -> None:
@@ -304,11 +304,11 @@ class PrivateKnn(VotingMethod):
         if settings.budget is not None:
             return plan
         # Composed loss distributions are no filter: they price a number of queries that is fixed before the first.
-        return replace(plan, budget=BudgetConfig(kind="query_count", max_queries=self.planned_queries(dataset)))
+        return replace(plan, budget=BudgetConfig(max_queries=self.planned_queries(dataset)))
 
     @property
     def leaves_room(self) -> bool:
-        return self.aggregator.budget is not None or self.aggregator.keep > 0
+        return self.queries.budget is not None or self.queries.keep > 0
 
     @contextmanager
     def ballot(self, dataset: Dataset, queries: Split, training: Training) -> Iterator[Ballot]:

@@ -63,7 +63,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, field_serializer
 
-from fairpate.config import ConfigError, CountOrZero, Fraction, NotNegative, Positive, PrivacyTarget, Section
+from fairpate.config import ConfigError, CountOrZero, NotNegative, Positive, PrivacyTarget, Section
 from fairpate.fairness.rates import FloatArray, IndexArray, divide
 from fairpate.later import functional, torch
 from fairpate.methods import dp_sgd
@@ -150,11 +150,10 @@ class RateConstraints:
     """Constraints over one partition, checked.
 
     ValueError for a constraint without terms, a term without cells, a cell that the partition does not have, weights
-    that are not one finite number per class, and a bound that no predictions can keep.
+    that are not one finite number for each of the same classes, and a bound that no predictions can keep.
     """
 
     partition: Partition
-    num_classes: int
     constraints: tuple[RateConstraint, ...]
 
     def __post_init__(self) -> None:
@@ -181,6 +180,11 @@ class RateConstraints:
                     f"Constraint {constraint.name!r} cannot be kept: no predictions bring it below {least:g}, and its "
                     f"bound is {constraint.bound:g}; raise it."
                 )
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, of which every term has a weight."""
+        return len(self.constraints[0].terms[0].weights)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -319,7 +323,7 @@ def combined(*parts: RateConstraints) -> RateConstraints:
                 for term in constraint.terms
             ]
             constraints.append(replace(constraint, terms=tuple(terms)))
-    return RateConstraints(partition=partition, num_classes=classes.pop(), constraints=tuple(constraints))
+    return RateConstraints(partition=partition, constraints=tuple(constraints))
 
 
 def _union(term: RateTerm) -> tuple[tuple[int, ...], bool]:
@@ -408,10 +412,11 @@ def named_constraints(
             # One union: the rate of all other members together, and not the mean of their groups' rates.
             rest = RateTerm(cells=rest_cells, weights=at(k, -1.0))
             constraints.append(RateConstraint(name=f"{name}({words})", terms=(own, rest), bound=bound))
-    return RateConstraints(partition=partition, num_classes=num_classes, constraints=tuple(constraints))
+    return RateConstraints(partition=partition, constraints=tuple(constraints))
 
 
 Pricing = Callable[[FloatArray], FloatArray]
+_AVERAGED_SHARE = 0.5  # of the steps, the last ones
 SHARE_OF_SMALL_CELLS = 0.3  # the best of 0, .1 and .3 under equalized odds: docs/coverage.md, RaCO-DP
 
 
@@ -433,9 +438,6 @@ class RacoDpConfig(Section):
         description="Part of the gradient's budget for a release of sizes that makes the histogram more exact; "
         "null: .3 where cells are of a label and a group, 0 elsewhere.",
     )
-    averaged_share: Fraction = Field(
-        0.5, description="Share of the last steps whose weights are averaged; 0: the last step alone."
-    )
     constraint: ConstraintName = "demographic_parity"
     bound: Annotated[float, Field(ge=-1, le=1)] = Field(
         0.05, description="Bound on the signed gap of a group to all others, or on the rate itself."
@@ -453,12 +455,6 @@ class RacoDpConfig(Section):
         "assumes probabilities.",
     )
     dual_learning_rate: NotNegative = Field(0.1, description="Learning rate of the multipliers; 0 leaves them at 0.")
-    max_multiplier: Positive | None = Field(
-        None, description="Cap on each multiplier; an alternative to max_total_multiplier."
-    )
-    max_total_multiplier: Positive | None = Field(
-        None, description="Cap on the sum of all multipliers; an alternative to max_multiplier."
-    )
 
     @property
     def resolved_size_share(self) -> float:
@@ -701,7 +697,7 @@ def plan_steps(
         laplace_scale=laplace_scale,
         # Of the expected batch: the realised one is private.
         size_floor=config.min_share * gradient.expected_batch_size,
-        averaged_share=config.averaged_share,
+        averaged_share=_AVERAGED_SHARE,
         size_noise=noise_multiplier / math.sqrt(size_share) if size_share else None,
     )
 
@@ -777,12 +773,7 @@ class Lagrangian:
     """
 
     def __init__(self, constraints: RateConstraints, config: RacoDpConfig, steps: HistogramSteps) -> None:
-        self.dual = DualAscent(
-            len(constraints.constraints),
-            learning_rate=config.dual_learning_rate,
-            cap=config.max_multiplier or math.inf,
-            l1_radius=config.max_total_multiplier or math.inf,
-        )
+        self.dual = DualAscent(len(constraints.constraints), learning_rate=config.dual_learning_rate)
         self._constraints, self._size_floor = constraints, steps.size_floor
         # The expected size of a batch, because the realised one is private.
         batch_size = steps.gradient.expected_batch_size
@@ -850,15 +841,11 @@ class RacoDp(DpSgdFamily):
         return super().unread | {f"raco_dp.{field}": "raco_dp.constraints" for field in named}
 
     def check(self) -> None:
-        """Raise ConfigError for a target under which a histogram with a gradient has no price, or two caps at once."""
+        """Raise ConfigError for a target under which a histogram with a gradient has no price."""
         if self.target.record_relation != "add or remove one":
             raise ConfigError(
                 f"target.relation: {self.target.relation!r} is not priced for {self.method}, whose Laplace and "
                 "Gaussian noise fall on one sample; use 'add or remove one'."
-            )
-        if self.raco_dp.max_multiplier is not None and self.raco_dp.max_total_multiplier is not None:
-            raise ConfigError(
-                "raco_dp.max_multiplier: expected this or raco_dp.max_total_multiplier, got both; leave one."
             )
 
     def train(self, training: Training) -> Trained:

@@ -60,6 +60,7 @@ from fairpate.config import (
     ConfigError,
     Count,
     EmbeddingConfig,
+    GateConfig,
     ModelConfig,
     PenaltyConfig,
     Positive,
@@ -96,7 +97,7 @@ from fairpate.privacy.discrete_gaussian import NoiseSource, discrete_gaussians
 from fairpate.privacy.mechanism_events import VoteSums, VoteTables
 from fairpate.report.records import PrivatePopulation, private_population
 from fairpate.run.release_log import Released
-from fairpate.types import GateRule, IntArray, LabelledSet, Unit
+from fairpate.types import IntArray, LabelledSet, Unit
 from student.student import Student
 
 FloatArray = npt.NDArray[np.float32] | npt.NDArray[np.float64]
@@ -115,7 +116,7 @@ class TaughtConfig(Section):
         le=1,
         description="Share of the public pool that the student learns from: the records with the most certain labels.",
     )
-    gate: GateRule | None = Field(
+    gate: GateConfig | None = Field(
         None,
         description="Demographic-parity gate: labels that would widen the gap are not given to the student; null: no"
         " gate.",
@@ -278,14 +279,14 @@ class VotesOfRecords(ReleasingMethod):
             chances=said.chances_MC,
         ).take(kept_M)
         if settings.gate is not None:
-            labelled = passing(labelled, settings.gate, dataset)
+            labelled = passing(labelled, settings.gate.rule, dataset)
         training.reporter.note("votes", f"{len(labelled.labels)} of {num_records} labels teach")
         penalty = None
         if settings.penalty is not None:
             generator = training.generator(Stream.PENALTY)
             penalty = public_penalty(public.x, public.z, settings.penalty, generator=generator)
         network = fit_student(
-            self.student,
+            self.student_training,
             dataset,
             labelled,
             training.reporter,

@@ -65,7 +65,7 @@ import numpy.typing as npt
 from pydantic import Field
 from torch import Tensor
 
-from fairpate.config import ConfigError, Count, ModelConfig, Positive, RayConfig, StudentConfig
+from fairpate.config import ConfigError, Count, NetworkConfig, Positive, RayConfig, StudentConfig
 from fairpate.data import Dataset
 from fairpate.data.dataset import Split, whole_persons
 from fairpate.data.large_arrays import Gathered
@@ -329,7 +329,7 @@ class RulesOfRecords(VotesOfRecords):
         """The settings of a student's training, if the rule itself is published."""
         publishes_rule = self.data.embedding is not None and not self.asking_student
         has_student = not publishes_rule or self.public_data.self_label is not None
-        return {} if has_student else dict.fromkeys(("student.fit", "augment"), "student.model.name")
+        return {} if has_student else dict.fromkeys(("student.fit", "training", "augment"), "student.model.name")
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError without public records and without an embedding, whose radius bounds a record's votes."""
@@ -356,7 +356,7 @@ class ResidualVotes(RulesOfRecords):
     paper: ClassVar[str] = "here; related: arXiv 1312.7853, arXiv 2211.13403"
 
     method: str = "residual_votes"
-    student: StudentConfig = StudentConfig(model=ModelConfig(name="logistic"))
+    student: StudentConfig = StudentConfig(model=NetworkConfig(name="logistic"))
     residual_votes: ResidualVotesConfig = ResidualVotesConfig()
 
     @property

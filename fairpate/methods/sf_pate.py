@@ -27,11 +27,11 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
-from fairpate.config import ConfigError, Section, StudentConfig
+from fairpate.config import GnmaxConfig, Section, StudentConfig
 from fairpate.data import Dataset, Split
 from fairpate.data.large_arrays import as_names
 from fairpate.methods.base import Stream, Trained, Training, stream_seed
-from fairpate.methods.f_ld import FldConfig, parity_of, train_f_ld
+from fairpate.methods.f_ld import FairLoopConfig, FldConfig, parity_of, train_f_ld
 from fairpate.methods.label_queries import Labels, digest_of_records
 from fairpate.methods.parity import UNKNOWN
 from fairpate.methods.pate import PateFamily
@@ -64,15 +64,8 @@ class SfPate(PateFamily):
 
     method: str = "sf_pate"
     sf_pate: SfPateConfig = SfPateConfig()
-    f_ld: FldConfig = FldConfig()
-
-    def check(self) -> None:
-        """Raise ConfigError also for counts that sf_s would not read."""
-        super().check()
-        if self.aggregator.release == "counts" and self.sf_pate.variant == "sf_s":
-            raise ConfigError(
-                "aggregator.release: sf_s does not read counts, because its student learns from attributes; set label."
-            )
+    f_ld: FairLoopConfig = FairLoopConfig()
+    aggregator: GnmaxConfig = GnmaxConfig()
 
     @property
     def unread(self) -> dict[str, str]:
@@ -80,10 +73,8 @@ class SfPate(PateFamily):
         shard."""
         unread = [f"teachers.{field}" for field in ("fit", "max_shard_size")]
         if self.sf_pate.variant == "sf_s":
-            # Between rounds of an admission a student learns too, and decides what is asked next. Teachers read
-            # `augment` in any case.
-            read = {"augment"} | ({"student.fit"} if self.aggregator.admission is not None else set())
-            has_student = self.public_data.self_label is not None
+            # Teachers read how all are trained.
+            read, has_student = ("augment", "training"), self.public_data.self_label is not None
             unread = [field for field in StudentConfig.learning_fields() if field not in read and not has_student]
         return dict.fromkeys(unread, "sf_pate.variant")
 
@@ -95,6 +86,12 @@ class SfPate(PateFamily):
     def keeps_teachers(self) -> bool:  # type: ignore[override]
         """True in SF_S. The teachers of SF_T are trained, queried and discarded one by one."""
         return self.sf_pate.variant == "sf_s"
+
+    @property
+    def learner(self) -> FldConfig:
+        """F-LD as it trains the student or the teachers, with the optimiser of all training."""
+        common = {"optimizer": self.training.optimizer, "schedule": self.training.schedule}
+        return FldConfig(**dict(self.f_ld), **common)
 
     def queried(self, dataset: Dataset) -> Dataset:
         """The data set as teachers see it: SF_S asks about private records."""
@@ -114,8 +111,9 @@ class SfPate(PateFamily):
                 advance(teacher + 1, count)
         # What trains the teachers.
         settings = (
-            self.teachers.model_dump(mode="json", include={"num_teachers", "model"}),
-            self.f_ld.model_dump(mode="json"),
+            self.teachers.num_teachers,
+            self.started(self.teachers.model).model_dump(mode="json"),
+            self.learner.model_dump(mode="json"),
             self.seed,
             list(private.record_id),
         )
@@ -133,8 +131,8 @@ class SfPate(PateFamily):
                 private.x,
                 private.y,
                 released_groups(private, labels.labelled),
-                self.f_ld,
-                parity=parity_of(self.f_ld, training.dataset),
+                self.learner,
+                parity=parity_of(self.learner, training.dataset),
                 generator=training.generator(Stream.TRAINING),
                 # Of some cells no attribute may have been released.
                 allow_empty_cells=True,
@@ -147,7 +145,7 @@ class SfPate(PateFamily):
         # Of its number alone: a teacher may depend on no draw that another one's records decided.
         generator = torch.Generator().manual_seed(stream_seed(self.seed, Stream.TRAINING) + teacher)
         model = build_model(
-            self.teachers.model,
+            self.started(self.teachers.model),
             input_shape=tuple(shard.x.shape[1:]),
             num_classes=dataset.num_classes,
             generator_seed=int(torch.randint(2**62, (), generator=generator)),
@@ -159,8 +157,8 @@ class SfPate(PateFamily):
                 shard.x,
                 shard.y,
                 shard.z,
-                self.f_ld,
-                parity=parity_of(self.f_ld, dataset),
+                self.learner,
+                parity=parity_of(self.learner, dataset),
                 generator=generator,
                 # A shard may lack a group, and a refusal would reveal that.
                 allow_empty_cells=True,

@@ -61,8 +61,8 @@ class TeacherVotes(VotesOfRecords):
 
     @property
     def afterwards(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The fields that only learning reads. Teachers read `augment`, and the release is theirs."""
-        return tuple(field for field in super().afterwards if field != "augment")
+        """The fields that only learning reads. The release is that of the teachers, who read how all are trained."""
+        return tuple(field for field in super().afterwards if field not in ("training", "augment", "backbone"))
 
     def check_data(self, dataset: Dataset) -> None:
         """Raise ConfigError also for more teachers than records, unless others may have theirs at another site."""
@@ -105,7 +105,7 @@ class TeacherVotes(VotesOfRecords):
                 with reporter.stage("teachers") as advance:
                     ensemble = train_ensemble(
                         dataset.private,
-                        self.teachers,
+                        self.teachers_training(self.teachers),
                         num_classes=dataset.num_classes,
                         seed=self.seed,
                         checkpoint_dir=training.run.teachers,

@@ -53,18 +53,23 @@ _MAX_RECORDS_AT_ONCE, _MAX_VALUES_AT_ONCE = 1024, 2**24  # at prediction
 _QUARTERS = 4
 UNCHANGED = AugmentConfig()
 # A quarter decides when a calibration stops; a batch has members of every group that is not rare.
-_HELD_OUT, _CALIBRATION_BATCH = 0.25, 256
+_HELD_OUT, _CALIBRATION_BATCH, _CALIBRATION_EPOCHS, _CALIBRATION_RATE = 0.25, 256, 20, 1e-3
+ERASED = 0.2
+"""Share of the strongly changed copies of FixMatch that lose a rectangle (Sohn et al. 2020 erase too)."""
 EpochCallback = Callable[[int, float], None]
 Penalty = Callable[[nn.Module], Tensor]
 
 
-def augment(x_BCHW: Tensor, config: AugmentConfig, generator: torch.Generator) -> Tensor:
-    """Changed copies of float images, one independent change each; what leaves the frame is lost, what enters is 0."""
-    if config.is_identity:
+def augment(x_BCHW: Tensor, config: AugmentConfig, generator: torch.Generator, *, erase: float = 0.0) -> Tensor:
+    """Changed copies of float images, one independent change each; what leaves the frame is lost, what enters is 0.
+
+    ``erase`` is the probability of blanking one random rectangle.
+    """
+    if config.is_identity and not erase:
         return x_BCHW
     changes = draw_changes(len(x_BCHW), num_channels=x_BCHW.shape[1], generator=generator)
     # Drawn on the generator's device and moved: a GPU sees the same changes as a CPU.
-    return apply_changes(x_BCHW, config, changes.to(x_BCHW.device))
+    return apply_changes(x_BCHW, config, changes.to(x_BCHW.device), erase=erase)
 
 
 def draw_changes(num_images: int, *, num_channels: int, generator: torch.Generator) -> Tensor:
@@ -72,7 +77,7 @@ def draw_changes(num_images: int, *, num_channels: int, generator: torch.Generat
     return torch.rand(num_images, _FIXED_DRAWS + num_channels + 2 * _ELASTIC_SIDE**2, generator=generator)
 
 
-def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor) -> Tensor:
+def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor, *, erase: float = 0.0) -> Tensor:
     """The images after the changes that ``config`` makes of the random numbers ``changes`` (:func:`draw_changes`)."""
     if x_BCHW.ndim != 4:
         raise ValueError(f"Augmentation reads images (batch, channels, height, width), got {tuple(x_BCHW.shape)}.")
@@ -97,8 +102,8 @@ def apply_changes(x_BCHW: Tensor, config: AugmentConfig, changes: Tensor) -> Ten
         # The order of random keys is a uniform permutation of the channels.
         order = torch.where((changes[:, 6] < config.channel_swap)[:, None], keys.argsort(dim=1), identity)
         x = x.gather(1, order[:, :, None, None].expand_as(x))
-    if config.erase:
-        inside, spread = (changes[:, 7] < config.erase)[:, None, None], _LARGEST_ERASED_SHARE - _SMALLEST_ERASED_SHARE
+    if erase:
+        inside, spread = (changes[:, 7] < erase)[:, None, None], _LARGEST_ERASED_SHARE - _SMALLEST_ERASED_SHARE
         for axis, side in enumerate(shape[-2:]):
             length = ((_SMALLEST_ERASED_SHARE + spread * changes[:, 8 + axis]) * side).ceil()
             start = (changes[:, 10 + axis] * (side - length + 1)).floor()
@@ -136,10 +141,10 @@ def _inverse_map(config: AugmentConfig, changes: Tensor, flip: Tensor, shape: to
 
 def strengthened(config: AugmentConfig) -> AugmentConfig:
     """Changes for the copies that a FixMatch student has to recognise: turned, shifted and zoomed twice as far as
-    ``config`` says, bent, and partly erased (Sohn et al. 2020 erase too)."""
+    ``config`` says, and bent."""
     limits = {"rotation_degrees": 180.0, "translation_fraction": 0.5, "scale_fraction": 0.5}
     doubled = {name: min(limit, 2 * getattr(config, name)) for name, limit in limits.items()}
-    wanted = doubled | {"shear_degrees": 15.0, "elastic_fraction": 0.03, "erase": 0.2}
+    wanted = doubled | {"shear_degrees": 15.0, "elastic_fraction": 0.03}
     return config.model_copy(update={name: max(value, getattr(config, name)) for name, value in wanted.items()})
 
 
@@ -564,8 +569,8 @@ def calibrate(
 
     The paper shows its algorithm in a figure only; here each step lowers ``weight * DPFR + CE``, where CE compares with
     the model's predictions before the calibration, or with ``config.labels`` (Appendix C) with the labels ``y`` (N,) of
-    the records that have one; -1 is none. It stops at the first epoch whose disparity on held-out public records is
-    small enough; zero epochs change no bit of the model.
+    the records that have one; -1 is none. It stops after 20 epochs, or where the predictions for held-out public
+    records have no disparity.
 
     ValueError where the public records are too few to hold some out, hold one group only, or have no label to learn.
     """
@@ -580,19 +585,19 @@ def calibrate(
                 "give more public records."
             )
     logits = predict_logits(model, x)
-    optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=config.learning_rate))
+    optimizer = Optimizer(model.parameters(), FitConfig(optimizer="adam", learning_rate=_CALIBRATION_RATE))
     disparities = [hard_disparity(logits[held_out], groups[held_out])]
     target_NC, memory_format, regulariser = logits.softmax(dim=1), memory_format_for(x), DpfrConfig()
     if config.labels:
         target_NC[y >= 0] = functional.one_hot(y[y >= 0], target_NC.shape[1]).to(target_NC.dtype)
     to_memory_format(model, memory_format)
-    # `not <=`, so that a disparity that is NaN does not end the calibration.
-    while len(disparities) <= config.epochs and not disparities[-1] <= config.max_disparity:
+    # `!=`, so that a disparity that is NaN does not end the calibration.
+    while len(disparities) <= _CALIBRATION_EPOCHS and disparities[-1] != 0:
         for batch in rows[torch.randperm(len(rows), generator=generator)].split(_CALIBRATION_BATCH):
             batch_logits = model(scale_bytes(x[batch]).contiguous(memory_format=memory_format))
             loss = config.weight * dpfr(batch_logits, groups[batch], regulariser)
             loss = loss + functional.cross_entropy(batch_logits, target_NC[batch])
             torch.autograd.backward(loss)
-            optimizer.step_from_backward(config.learning_rate)
+            optimizer.step_from_backward(_CALIBRATION_RATE)
         disparities.append(hard_disparity(predict_logits(model, x[held_out]), groups[held_out]))
     return Calibration(num_epochs=len(disparities) - 1, disparities=tuple(disparities))

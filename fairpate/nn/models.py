@@ -105,8 +105,8 @@ def imagenet_file(name: str) -> Path:
             torch.hub.download_url_to_file(url, str(path), hash_prefix=path.stem.rpartition("-")[2], progress=False)
         except (OSError, RuntimeError) as error:
             raise WeightsError(
-                f"model.weights: imagenet: {url} cannot be downloaded ({error}); fetch it where there is a network and "
-                f"put it at {path}, or give the path of your copy."
+                f"backbone.weights: imagenet: {url} cannot be downloaded ({error}); fetch it where there is a network "
+                f"and put it at {path}, or give the path of your copy."
             ) from error
     return path
 
@@ -119,7 +119,7 @@ def load_weights(config: ModelConfig) -> Mapping[str, Tensor]:
     weights = pin_weights(config).weights
     if weights is None or weights.path is None or weights.sha256 is None:
         raise WeightsError(
-            "model.weights.path: missing; a published model names its initial weights by sha256 only. Give the file."
+            "backbone.weights.path: missing; a published model names its initial weights by sha256 only. Give the file."
         )
     return _read(config.name, weights.path, weights.sha256)
 
@@ -132,12 +132,12 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
         content = path.read_bytes()
     except OSError as error:
         raise WeightsError(
-            f"model.weights: {path}: cannot be read here ({error.strerror}); put it at this path on every node."
+            f"backbone.weights: {path}: cannot be read here ({error.strerror}); put it at this path on every node."
         ) from error
     found = hashlib.sha256(content).hexdigest()
     if found != sha256:
         raise WeightsError(
-            f"model.weights: {path}: expected sha256 {sha256}, found {found}; restore that file, or start a new run."
+            f"backbone.weights: {path}: expected sha256 {sha256}, found {found}; restore that file, or start a new run."
         )
     try:
         if path.suffix == ".safetensors":
@@ -146,16 +146,16 @@ def _read(name: str, path: Path, sha256: str) -> Mapping[str, Tensor]:
             # Tensors alone: any other pickle would run code by the author of the file.
             tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch and pickle raise a dozen kinds for a damaged file
-        raise WeightsError(f"model.weights: {path}: not a readable .pth or .safetensors file ({error}).") from error
+        raise WeightsError(f"backbone.weights: {path}: not a readable .pth or .safetensors file ({error}).") from error
     if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise WeightsError(f"model.weights: {path}: expected tensors by name; save `model.state_dict()`.")
+        raise WeightsError(f"backbone.weights: {path}: expected tensors by name; save `model.state_dict()`.")
     if name == "densenet121":
         tensors = {_OLD_DENSENET.sub(r"\1\2", key): value for key, value in tensors.items()}
     fault = _mismatch(name, tensors)
     if fault is not None:
         fitting = [other for other in BACKBONES if _mismatch(other, tensors) is None]
         remedy = f"it is a {fitting[0]}: set model.name to that" if fitting else "give torchvision's own state dict"
-        raise WeightsError(f"model.weights: {path}: no weights of {name} ({fault}); {remedy}, or give another file.")
+        raise WeightsError(f"backbone.weights: {path}: no weights of {name} ({fault}); {remedy}, or give another file.")
     return {key: tensors[key].float() for key in _expected(name)}
 
 
@@ -317,7 +317,7 @@ def _built(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int, 
             )
         if config.weights is not None and input_shape[0] not in (1, len(_IMAGENET_MEAN)):
             raise ValueError(
-                f"model.weights: a weights file reads images of 3 channels, or of 1 that is repeated, "
+                f"backbone.weights: a weights file reads images of 3 channels, or of 1 that is repeated, "
                 f"got {input_shape[0]}; leave weights out, or choose other channels."
             )
     if name in BACKBONES:
@@ -336,7 +336,7 @@ def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int)
     if config.name == "mlp":
         layers: list[nn.Module] = [nn.Flatten()]
         width = math.prod(input_shape)
-        for hidden in config.hidden:
+        for hidden in config.widths:
             layers += [nn.Linear(width, hidden), nn.ReLU()]
             width = hidden
         return [*layers, nn.Linear(width, num_classes)]
@@ -375,12 +375,12 @@ def _layers(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int)
             nn.Linear(32, num_classes),
         ]
     # cnn: blocks of 3x3 convolution, GroupNorm, halving and ReLU, until a side is about 7; then a global average.
-    # Channels double from ``width`` up to ``4 width``. From 56 pixels on, the first convolution has stride 2.
+    # Channels double from ``hidden`` up to ``4 hidden``. From 56 pixels on, the first convolution has stride 2.
     stride = 2 if min(sides) >= 56 else 1
     num_halvings = max(1, round(math.log2(min(sides) / stride / 7)))
     layers = []
     for block in range(num_halvings + 1):
-        width = config.width * 2 ** min(block, 2)
+        width = config.widths[0] * 2 ** min(block, 2)
         layers += [
             nn.Conv2d(channels, width, 3, padding=1, stride=stride if block == 0 else 1, bias=False),
             _group_norm(width),
@@ -426,7 +426,7 @@ def _replace_batch_norm(module: nn.Module, config: ModelConfig) -> None:
     for name, child in module.named_children():
         if not isinstance(child, nn.BatchNorm2d):
             _replace_batch_norm(child, config)
-        elif config.weights is not None and config.norm != "group":
+        elif config.weights is not None:
             setattr(module, name, FrozenBatchNorm(child))
         else:
             group_norm = _group_norm(child.num_features)

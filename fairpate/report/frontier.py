@@ -45,7 +45,7 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 # Places in `OBJECTIVES`.
 _EPSILON, _DISPARITY = 0, 1
 # A seed repeats a configuration, and the place where something runs does not change what it computes.
-_PLACES = frozenset({"out", "storage", "ray", "data_dir", "engine", "block_size"})
+_PLACES = frozenset({"out", "storage", "ray", "data_dir", "block_size"})
 # Means of equal numbers differ by less where they were added in another order.
 _ROUNDING = 1e-9
 
@@ -150,7 +150,7 @@ class Point:
     @property
     def remarks(self) -> tuple[str, ...]:
         """Sentences that qualify its numbers."""
-        stops = self.settings.get("aggregator.budget.kind") == "data_dependent"
+        stops = self.settings.get("aggregator.budget.accept_leak") is True
         return (*((STOPPED_BY_VOTES,) if stops else ()), *self.cautions)
 
     @property

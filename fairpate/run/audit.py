@@ -380,7 +380,7 @@ def _setting(
     embedding = None
     if is_embedded:
         # Canaries are coordinates already. Methods expect an embedding with such a data set; this one is never applied.
-        embedding = Embedding.of(torch.eye(2, public_x.shape[1]), EmbeddingConfig(num_components=1, steps=0))
+        embedding = Embedding.of(torch.eye(2, public_x.shape[1]), EmbeddingConfig(num_components=1))
     return ShadowData(
         dataset=Dataset(
             name=facts.name,
@@ -664,7 +664,7 @@ def _votes(
         found_M: FloatArray = -(lead_Q @ sign_QM[:queries])
         return found_M
 
-    counted = config.aggregator.release == "counts"
+    counted = config.queries.release == "counts"
     return Shadows(
         attack=f"the canary's code in the {'noisy counts' if counted else 'labels'} of all queries",
         events=(event,),

@@ -17,9 +17,8 @@ reveal K or the losers stays out of everything that is shown or published, and i
 progress and no row in the odometer, and the published folder is made after the last of them, with the day of the
 first. How long the command takes does depend on K.
 
-Validation records are a part of the data set that nothing else reads (``data.split: hashed`` with
-``data.validation_share``), so the choice composes in parallel with training and private metrics: epsilon is the
-largest of the three costs.
+Validation records are a part of the data set that nothing else reads (``data.split.validation_share``), so the choice
+composes in parallel with training and private metrics: epsilon is the largest of the three costs.
 
 Shapes: N validation records, M candidates.
 """
@@ -181,10 +180,10 @@ def _candidates(
     for config in found[1:]:
         if changes := changed_fields(flat_values(of_all(first)), flat_values(of_all(config))):
             raise ConfigError(f"{'; '.join(changes.values())}: {why}.")
-    if first.data.split != "hashed" or not first.data.validation_share:
+    if first.data.split is None or not first.data.split.validation_share:
         raise ConfigError(
-            "data.validation_share: a choice needs validation records apart from all others; set data.split=hashed and "
-            "a share above 0."
+            "data.split: a choice needs validation records apart from all others; set data.split.validation_share to a "
+            "share above 0."
         )
     return found
 

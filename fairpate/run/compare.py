@@ -151,7 +151,7 @@ def compare(
     by the next call. However the sweep ends, finished cells stay, and the tables hold them. PoolError where no node
     can hold a cell and none comes in time. ``reporter`` may ask for consent (:meth:`Reporter.consent`).
     """
-    rules = list(dict.fromkeys(cell.config.evaluation.fair_at for cell in cells)) or [FairRule()]
+    rules = list(dict.fromkeys(cell.config.evaluation.rule for cell in cells)) or [FairRule()]
     if len(rules) > 1:
         raise ConfigError("evaluation.fair_at: one page states one rule; set the same for every cell.")
     # A notion that the sweep names stands first, or else the one that the user's rule limits.
@@ -246,9 +246,9 @@ def votes_name(cell: Cell) -> str | None:
     values = determining_values(config)
     # Cells that differ only in mechanism, gate, budget or student share votes, so none of these is here.
     asked = {
-        **{name: values[name] for name in ("data", "seed", "teachers")},
+        **{name: values[name] for name in ("data", "seed", "teachers", "training", "augment", "backbone")},
         "num_queries": config.aggregator.num_queries,
-        "all_are_candidates": config.aggregator.admission is not None,
+        "all_are_candidates": config.queries.admission is not None,
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -290,7 +290,7 @@ def train_and_vote(cell: Cell, teachers: Path, reporter: Reporter, pool: BlockPo
     config = cell.config
     assert isinstance(config, PateFamily)
     dataset = load_data(config.data)
-    return config.collect_votes(dataset, choose_queries(dataset, config.aggregator), teachers, reporter, pool)
+    return config.collect_votes(dataset, choose_queries(dataset, config.queries), teachers, reporter, pool)
 
 
 def collect_shared_releases(

@@ -36,8 +36,7 @@ _TESTED_BY = (
     "votes.test",
     "votes.label",
     "evaluation.least_cell",
-    "evaluation.fair_at.notion",
-    "evaluation.fair_at.limit",
+    "evaluation.fair_at",
 )
 _JOB_FOLDER = "runtime_resources"  # where Ray unpacks the working directory of a job
 

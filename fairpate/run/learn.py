@@ -294,7 +294,7 @@ def assess(student: Student, dataset: Dataset, settings: EvaluationConfig, *, se
             least_cell=least_cell,
             apart_N=apart_N,
         )
-        return replace(measured, metrics=settings.metrics, fair_at=settings.fair_at)
+        return replace(measured, metrics=settings.metrics, fair_at=settings.rule)
 
     kept = shown_records(
         groups, test.y.numpy(), prediction.answered, least=least_cell, num_groups=dataset.num_groups, persons_N=persons

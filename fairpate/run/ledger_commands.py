@@ -267,7 +267,7 @@ def verified_facts(path: Path) -> dict[str, Any]:
             # The chain holds: a data set that cannot be read is reported, and is no fault of the ledger.
             held = f"not compared, because the data set cannot be read ({error})"
         else:
-            queries = choose_queries(dataset, config.aggregator)
+            queries = choose_queries(dataset, config.queries)
             total, lost = missing_labels(run, queries, outcome)
             if lost:
                 raise RunDirectoryError(

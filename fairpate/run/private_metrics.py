@@ -265,7 +265,7 @@ def assess_privately(
         noise=statement.noise,
         noisy_sum=noisy_sum,
     )
-    found = assessment_of(released, student.card, seed=config.seed, fair_at=config.evaluation.fair_at)
+    found = assessment_of(released, student.card, seed=config.seed, fair_at=config.evaluation.rule)
     return replace(found, measured_N=np.ones(len(dataset.test), np.bool_))  # for the operator's comparison alone
 
 

@@ -50,7 +50,7 @@ from rich.text import Text
 from torch import Tensor, nn
 
 from aggregator.mechanism import ConfidentGnmax
-from fairpate.config import ConfigError, DataConfig, ModelConfig, Section
+from fairpate.config import ConfigError, DataConfig, ModelConfig
 from fairpate.config_reader import Override, determining_values, flat_values, read_yaml, values_digest
 from fairpate.data import REGISTRY, Dataset, entry_for, load_data
 from fairpate.data.dataset import DatasetEntry, Split, check_members, sha256_of
@@ -78,7 +78,7 @@ from fairpate.methods.base import (
 from fairpate.methods.label_queries import Labels
 from fairpate.methods.own_votes import OwnVotes, read_votes_file
 from fairpate.methods.own_votes import resolved as resolved_votes
-from fairpate.methods.pate import PateFamily, VotingMethod
+from fairpate.methods.pate import VotingMethod
 from fairpate.nn.fit import Mixture, calibrate, predict_probabilities, pretrain_by_rotations
 from fairpate.nn.models import build_model, pin_weights
 from fairpate.pages import counted, epsilon_text, percent
@@ -501,7 +501,7 @@ def _entry(data: DataConfig, dataset: Dataset) -> DatasetEntry | None:
     return entry if entry.name == dataset.name else None
 
 
-AnySection = TypeVar("AnySection", bound=Section)
+AnyMethod = TypeVar("AnyMethod", bound=Method)
 Sums = Callable[[RunDirectory, ReleaseLog], NoisySum]
 """Makes the sum over several sites that a run's release is drawn from."""
 
@@ -533,12 +533,13 @@ class OpenRun:
         )
 
 
-def with_pinned_weights(config: AnySection) -> AnySection:
-    """``config`` with the checksums of all weights files; `imagenet` is downloaded if it is not there yet."""
-    if isinstance(config, ModelConfig):
-        return pin_weights(config)  # type: ignore[return-value]
-    sections = {name: value for name, value in config if isinstance(value, Section)}
-    return config.model_copy(update={name: with_pinned_weights(value) for name, value in sections.items()})
+def with_pinned_weights(config: AnyMethod) -> AnyMethod:
+    """``config`` with the checksum of the weights file; `imagenet` is downloaded if it is not there yet."""
+    for network in config.networks.values():
+        if (model := config.started(network)).weights is not None:
+            pinned = config.backbone.model_copy(update={"weights": pin_weights(model).weights})
+            return config.model_copy(update={"backbone": pinned})
+    return config
 
 
 def check_data(config: Method, dataset: Dataset) -> None:
@@ -609,15 +610,14 @@ def check_table(opened: OpenRun) -> None:
 def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> None:
     """Build once every model that starts from a weights file, and report the file; build self-labelling's student.
     ValueError if the file, or the architecture, does not fit the records."""
-    models = {"teachers": config.teachers.model} if isinstance(config, PateFamily) else {}
-    models |= {"model": config.student.model}
+    models = {section: config.started(network) for section, network in config.networks.items()}
     shape = tuple(dataset.public.x.shape[1:])
     # Before anything is trained or charged: what does not fit would end the run after that.
     for name, model in models.items():
         if model.weights is not None:
             build_model(model, input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
-            reporter.note("weights", f"{name} start from {model.weights.path}, sha256 {model.weights.sha256}")
-    if published_model(config) != config.student.model:
+            reporter.note("weights", f"{name} starts from {model.weights.path}, sha256 {model.weights.sha256}")
+    if config.public_data.self_label is not None:
         try:
             build_model(published_model(config), input_shape=shape, num_classes=dataset.num_classes, generator_seed=0)
         except ValueError as error:
@@ -626,8 +626,8 @@ def check_model_files(config: Method, dataset: Dataset, reporter: Reporter) -> N
 
 def published_model(config: Method) -> ModelConfig:
     """The architecture of the published model: ``student.model``, unless self-labelling's student has another."""
-    name, trained = config.public_data.self_label, config.student.model
-    return trained if name in (None, trained.name) else ModelConfig(name=name)
+    name = config.public_data.self_label
+    return config.student_training.model if name in (None, config.student.model.name) else ModelConfig(name=name)
 
 
 def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | None = None) -> nn.Module:
@@ -635,7 +635,7 @@ def initial_model(config: Method, dataset: Dataset, architecture: ModelConfig | 
 
     ``architecture`` None is ``student.model``.
     """
-    architecture = architecture or config.student.model
+    architecture = architecture or config.student_training.model
     model = build_model(
         architecture,
         input_shape=tuple(dataset.public.x.shape[1:]),
@@ -666,7 +666,7 @@ def post_process(trained: Trained, config: Method, training: Training) -> Traine
             architecture = published_model(config)
             model = train_student(
                 PublicRecords(answered_x=public.x[sure], labels=label[sure], unlabelled_x=public.x[~sure]),
-                config.student.model_copy(update={"model": architecture}),
+                config.student_training.model_copy(update={"model": architecture}),
                 num_classes=dataset.num_classes,
                 augmentation=config.augment,
                 generator=torch_generator(config.seed, Stream.LABELLING),

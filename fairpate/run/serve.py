@@ -55,13 +55,13 @@ from fairpate.terminal import Output, require_extra, say, show
 from fairpate.types import UsageError
 
 
-def public_pool(dataset: Dataset, settings: QueriesConfig, *, takes_posted: bool = True) -> PublicPool:
+def public_pool(dataset: Dataset, *, takes_posted: bool = True) -> PublicPool:
     """Return every public record, each content once; the run's own queries come first, in the order of its run.
 
     ``takes_posted``: whether the voters can vote on other records too.
     """
     # Without a number and an admission, so that every record is offered, not the run's selection.
-    public = choose_queries(dataset, settings.model_copy(update={"num_queries": None, "admission": None}))
+    public = choose_queries(dataset, QueriesConfig())
     embedding = dataset.embedding
 
     def place(features: npt.NDArray[np.float32]) -> npt.NDArray[np.generic]:
@@ -128,7 +128,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         record_data(run, named, given_from_python=False)
         dataset = config.queried(as_trained(run, config, named))
     voters, plan = config.standing_voters(dataset, run), config.plan(dataset)
-    terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, config.aggregator)
+    terms, queries = ledger_terms(plan, dataset, ensemble=voters.ensemble), choose_queries(dataset, config.queries)
 
     def open_books(*, take_over: bool = False) -> tuple[Ledger, AggregatorSession]:
         log = ReleaseLog(run, Odometer(state), data=dataset.name, method=config.method, part=dataset.part)
@@ -147,7 +147,7 @@ def open_backend(root: Path, config: VotingMethod, state: Path | None = None, ta
         raise
     # Before the service can answer: a crash after an answer must not leave a claim that is too small.
     state_for_service(run, terms)
-    public = public_pool(dataset, config.aggregator, takes_posted=config.votes_on_anything)
+    public = public_pool(dataset, takes_posted=config.votes_on_anything)
     return Backend(
         ledger=ledger,
         session=session,

@@ -385,7 +385,7 @@ def _layers(sweep: SweepConfig, data: str, method: str) -> Iterator[list[_Layer]
     Of axes that share a field, the method's replace the data set's, and these replace the sweep's.
     """
     # A cell runs in a Ray task: actors of its own would wait for the CPUs that it holds.
-    in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, torch_threads=sweep.tasks.torch_threads)
+    in_task = RayConfig(num_actors=0, num_gpus=sweep.tasks.num_gpus, num_cpus=sweep.tasks.torch_threads)
     settings, axes = [_Layer("tasks", {"ray": in_task.model_dump()})], dict[str, list[_Layer]]()
     for place, part in (
         ("", sweep),

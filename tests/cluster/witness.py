@@ -16,7 +16,7 @@ import ray
 import torch
 from ray._private.internal_api import node_stats
 
-from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersConfig
+from fairpate.config import FitConfig, ModelConfig, RayConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from teachers.ensemble import train_ensemble
 from teachers.ray_pool import RayPool, start_ray
@@ -76,7 +76,7 @@ def meet(folder: str, item: int, _device: str) -> None:
 
 def main() -> None:
     split, config = large_split(), RayConfig(num_actors=2)
-    teachers = TeachersConfig(
+    teachers = TeachersTraining(
         num_teachers=NUM_TEACHERS, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=1), block_size=1
     )
     with start_ray(config), RayPool(config) as pool, tempfile.TemporaryDirectory() as folder:

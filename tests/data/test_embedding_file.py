@@ -29,7 +29,7 @@ def test_what_was_stored_places_every_record_bit_for_bit(kind, tmp_path):
 
 def test_components_whose_sums_are_not_exact_are_refused():
     """With rounded sums a record's coordinates depend on its place, and what one record moves has no bound."""
-    components = Embedding.of(torch.randn(60, 4), EmbeddingConfig(steps=0)).components
+    components = Embedding.of(torch.randn(60, 4), EmbeddingConfig()).components
     for whole_FE in (components.whole_FE + 0.25, components.whole_FE * 2.0**20, components.whole_FE * torch.nan):
         with pytest.raises(ValueError, match="whole numbers whose sums are exact"):
             replace(components, whole_FE=whole_FE)
@@ -48,7 +48,7 @@ def test_a_graph_whose_distances_are_not_exact_is_refused(tmp_path):
 
 def test_a_file_that_is_none_is_named(tmp_path):
     path = tmp_path / "embedding.safetensors"
-    embedding = Embedding.of(torch.arange(40.0).reshape(10, 4), EmbeddingConfig(steps=0))
+    embedding = Embedding.of(torch.arange(40.0).reshape(10, 4), EmbeddingConfig())
     save_embedding(embedding, path)
     whole = path.read_bytes()
     for content in (b"", whole[:50], whole[:-4], whole[:-4] + b"abcd"):

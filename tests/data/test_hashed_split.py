@@ -24,7 +24,7 @@ DECLARED: dict[str, Any] = {
 KEYED = {"identity": {"key": "id"}}
 OF_PERSONS = {"person": "person"}
 PARTS = ("private", "validation", "test")
-DIGESTS = {"dp_sgd": "964db3ced74f", "fairpate": "d58c3a6061f4"}
+DIGESTS = {"dp_sgd": "410f07a37408", "fairpate": "113bb81875e4"}
 
 
 def columns(rows: list[int], *, prefix: str = "r") -> dict[str, list[Any]]:
@@ -39,7 +39,8 @@ def columns(rows: list[int], *, prefix: str = "r") -> dict[str, list[Any]]:
 
 
 def loaded(rows: list[int], declared: dict[str, Any], **settings: Any) -> Dataset:
-    settings = {"split": "hashed", "test_share": 0.3, "validation_share": 0.2} | settings
+    split = {"test_share": 0.3, "validation_share": 0.2}
+    settings = {"split": split | {name: settings.pop(name) for name in split if name in settings}} | settings
     public = columns(list(range(20)), prefix="p") | {"age": [50.0 + row for row in range(20)]}
     return fairpate.load_data(DECLARED | declared, private=columns(rows), public=public, **settings)
 
@@ -92,9 +93,7 @@ def test_no_group_and_no_content_of_a_keyed_record_decides_its_part() -> None:
         DECLARED | KEYED,
         private=given,
         public=columns(list(range(20)), prefix="p"),
-        split="hashed",
-        test_share=0.3,
-        validation_share=0.2,
+        split={"test_share": 0.3, "validation_share": 0.2},
     )
     assert [list(before.splits[name].record_id) for name in PARTS] == [
         list(after.splits[name].record_id) for name in PARTS
@@ -142,7 +141,7 @@ def test_a_data_set_may_have_few_public_records_or_none() -> None:
     whole, few, none = (loaded(rows, KEYED, **settings) for settings in ({}, {"num_public": 7}, {"num_public": 0}))
     assert [len(each.public) for each in (whole, few, none)] == [20, 7, 0]
     assert set(few.public.record_id) < set(whole.public.record_id)
-    alone = fairpate.load_data(DECLARED | KEYED, private=columns(rows), split="hashed", test_share=0.3)
+    alone = fairpate.load_data(DECLARED | KEYED, private=columns(rows), split={"test_share": 0.3})
     assert len(alone.public) == 0
     assert members(none)["test"] == members(whole)["test"] == members(alone)["test"]
 
@@ -153,11 +152,11 @@ def test_a_pool_from_private_files_and_numbers_of_records_are_refused() -> None:
     with pytest.raises(DataError, match=r"data\.split: hashed needs public"):
         fairpate.load_data(DataConfig(name="color_digits", split="hashed"))
     for field, value in (("num_test", 10), ("num_validation", 5)):
-        with pytest.raises(ConfigError, match=rf"with split: hashed, got {field}={value}"):
+        with pytest.raises(ConfigError, match=rf"with a hashed split, got {field}={value}"):
             loaded(list(range(60)), KEYED, **{field: value})
     with pytest.raises(ConfigError, match=r"test_share \+ validation_share < 1"):
         loaded(list(range(60)), KEYED, test_share=0.5, validation_share=0.5)
-    with pytest.raises(ConfigError, match=r"data\.test_share: data\.split=counts leaves it unread"):
+    with pytest.raises(ConfigError, match=r"data\.test_share: is data\.split\.test_share now"):
         configured({}, ["data.test_share=0.2"], method="dp_sgd")
 
 

@@ -51,7 +51,7 @@ def test_every_field_of_every_method_is_in_the_reference():
             assert f"| `{each['field']}` |" in text or each["field"] == "method", each
             assert as_yaml(each.get("default", "")) in text
             assert " ".join(each["meaning"].split()).replace("``", "`").replace("|", "&#124;") in text
-    for inside in ("student.idp3.max_disparity", "data.embedding.pixels", "public_data.pretrain"):
+    for inside in ("student.idp3.max_disparity", "data.embedding.mirrored", "public_data.pretrain"):
         assert f"| `{inside}` |" in text  # sections that are null by default
 
 
@@ -60,7 +60,7 @@ def test_every_field_of_every_method_is_in_the_reference():
     [
         ("| `seed` | whole number at least 0<br>default `0` |", "never of noise"),
         ("| `data.unit` | `record` or null<br>default `null` |", "all records of a person together"),
-        ("| `student.fit.label_smoothing` | number at least 0 and below 1<br>default `0.0` |", ""),
+        ("| `student.label_smoothing` | number at least 0 and below 1<br>default `0.0` |", ""),
         ("| `teachers.num_teachers` | whole number at least 2<br>default `100` |", "*Read by fairpate, "),
         (
             "| `noise` | `os_entropy`, `seeded`<br>default `os_entropy` |",

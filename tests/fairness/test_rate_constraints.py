@@ -135,7 +135,6 @@ def test_a_constraint_of_ones_own() -> None:
     terms = (RateTerm(cells=(3,), weights=(0, 0, 0.5)), RateTerm(cells=(0,), weights=(0, 0, -1)))
     own = RateConstraints(
         partition=partition,
-        num_classes=NUM_CLASSES,
         constraints=(RateConstraint(name="half as often", terms=terms, bound=0.0),),
     )
     expected = 0.5 * SOFT[GROUPS == 3, 2].mean() - SOFT[GROUPS == 0, 2].mean()
@@ -183,12 +182,12 @@ CONSTRAINT = RateConstraint(name="mine", terms=(TERM,), bound=0.1)
 )
 def test_what_makes_no_constraint_is_refused(constraint: RateConstraint, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RateConstraints(partition=PARTITION, num_classes=2, constraints=(constraint,))
+        RateConstraints(partition=PARTITION, constraints=(CONSTRAINT, constraint))
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one constraint"):
-        RateConstraints(partition=PARTITION, num_classes=2, constraints=())
+        RateConstraints(partition=PARTITION, constraints=())
     with pytest.raises(ValueError, match="num_groups >= 2"):
         named_constraints("demographic_parity", num_groups=1, num_classes=2, bound=0.1)
     with pytest.raises(ValueError, match=r"bound >= 0: .* got -0.1"):

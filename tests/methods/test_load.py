@@ -62,7 +62,7 @@ def test_all_faults_are_told_at_once_whoever_reads_the_field() -> None:
 
 def test_a_part_of_a_section_that_another_method_needs_whole_is_taken_where_its_defaults_complete_it() -> None:
     assert configured({"aggregator": {"gate": {"max_disparity": 0.2}}}, method="dp_sgd").method == "dp_sgd"
-    told = faults_of({"aggregator": {"budget": {"kind": "data_dependent"}}}, method="dp_sgd")
+    told = faults_of({"aggregator": {"budget": {"accept_leak": True}}}, method="dp_sgd")
     assert [fault.partition(":")[0] for fault in told] == ["aggregator.budget"]
 
 

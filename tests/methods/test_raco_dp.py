@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -173,20 +172,16 @@ def test_the_report_is_of_the_histograms_and_names_what_was_floored() -> None:
 def test_multipliers_stay_in_their_set_under_noise() -> None:
     data = records(300)
     seen: list[Any] = []
-    lagrangian_of = raco_dp.Lagrangian
-    for limits, largest in (({}, math.inf), ({"max_multiplier": 0.3}, 0.3), ({"max_total_multiplier": 0.3}, 0.3)):
-        config = RacoDpConfig(dual_learning_rate=1.0, bound=0.0, **limits)
-        constraints = raco_dp.constraints_of(config, num_classes=NUM_CLASSES, num_groups=NUM_GROUPS)
-        lagrangian = lagrangian_of(constraints, config, steps(300))
-        generator = np.random.default_rng(0)
-        for _ in range(50):
-            prices = lagrangian(generator.laplace(size=(2, 3), scale=40) + 30)
-            seen.append(lagrangian.dual.multipliers_J)
-            assert (seen[-1] >= 0).all()
-            assert np.isfinite(prices).all()
-            assert seen[-1].max() <= largest + 1e-12
-            assert "max_total_multiplier" not in limits or seen[-1].sum() <= largest + 1e-12
-    assert max(each.max() for each in seen[:50]) > 0.3
+    config = RacoDpConfig(dual_learning_rate=1.0, bound=0.0)
+    constraints = raco_dp.constraints_of(config, num_classes=NUM_CLASSES, num_groups=NUM_GROUPS)
+    lagrangian = raco_dp.Lagrangian(constraints, config, steps(300))
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        prices = lagrangian(generator.laplace(size=(2, 3), scale=40) + 30)
+        seen.append(lagrangian.dual.multipliers_J)
+        assert (seen[-1] >= 0).all()
+        assert np.isfinite(prices).all()
+    assert max(each.max() for each in seen) > 0.3
     assert all(value >= 0 for value in train(model(), data, steps(300), bound=0.0).report.multipliers)
 
 
@@ -271,7 +266,6 @@ def test_the_estimator_takes_named_constraints_and_ones_own() -> None:
     term = RateTerm(cells=(0,), weights=(0.0, -1.0))
     own = RateConstraints(
         partition=Partition(num_groups=2),
-        num_classes=2,
         constraints=(RateConstraint(name="a is accepted", terms=(term,), bound=-0.9),),
     )
     accepted = FairClassifier("raco_dp", **ESTIMATOR, raco_dp={"constraints": own, "dual_learning_rate": 3.0})

@@ -85,10 +85,7 @@ def test_the_split_keeps_the_budget_and_the_histogram_its_part(share: float) -> 
     assert (steps.size_noise is None) == (share == 0)
 
 
-OWN = {
-    "num_classes": 2,
-    "constraints": [{"name": "own", "terms": [{"cells": [0], "weights": [0.0, 1.0]}], "bound": 0.1}],
-}
+OWN = {"constraints": [{"name": "own", "terms": [{"cells": [0], "weights": [0.0, 1.0]}], "bound": 0.1}]}
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def settings(out: Path, method: str, *overrides: str, by_group: bool = True) -> 
         "target": {"epsilon": 2.0, "accounting": "rdp"},
         "student": {"model": {"name": "logistic"}, "fit": {"epochs": 5}},
         "record_votes": {"num_prototypes": 20, "by_group": by_group},
-        "weighted_votes": {"by_group": by_group, "embedding": {"pixels": 4, "graph_share": 0.0}},
+        "weighted_votes": {"by_group": by_group, "embedding": {"graph_share": 0.0}},
     }
     return configured(values, [f"out={out}", *overrides], method=method)
 

@@ -14,7 +14,6 @@ EVERYTHING = AugmentConfig(
     elastic_fraction=0.05,
     channel_swap=0.5,
     horizontal_flip=0.5,
-    erase=0.5,
 )
 
 
@@ -24,7 +23,7 @@ def _images(count: int = 6, channels: int = 3, height: int = 8, width: int = 8) 
 
 def _draws(count: int, channels: int = 3, **values: float) -> torch.Tensor:
     """Neutral draws (0.5 is no rotation, shift, zoom or shear) with some of them replaced."""
-    columns = {"rotation": 0, "shift_x": 1, "shift_y": 2, "zoom": 3, "shear": 4, "flip": 5, "swap": 6, "erase": 7}
+    columns = {"rotation": 0, "shift_x": 1, "shift_y": 2, "zoom": 3, "shear": 4, "flip": 5, "swap": 6}
     changes = draw_changes(count, num_channels=channels, generator=torch.Generator().manual_seed(2))
     changes[:, :5] = 0.5
     for name, value in values.items():
@@ -119,7 +118,7 @@ def test_a_channel_swap_is_a_uniform_permutation() -> None:
 
 def test_erasing_blanks_one_rectangle() -> None:
     x = _images(count=200, height=20, width=30)
-    blank = augment(x, AugmentConfig(erase=1.0), torch.Generator().manual_seed(3))[:, 0] == 0
+    blank = augment(x, AugmentConfig(), torch.Generator().manual_seed(3), erase=1.0)[:, 0] == 0
     heights, widths = blank.any(dim=2).sum(dim=1), blank.any(dim=1).sum(dim=1)
     assert torch.equal(blank.sum(dim=(1, 2)), heights * widths)
     assert int(heights.min()) >= 2
@@ -159,8 +158,7 @@ def test_stronger_changes_are_twice_as_far_and_never_weaker() -> None:
         scale_fraction=0.2,
         shear_degrees=15,
         elastic_fraction=0.03,
-        erase=0.2,
         horizontal_flip=0.5,
     )
-    far = AugmentConfig(rotation_degrees=170, translation_fraction=0.8, shear_degrees=40, erase=1)
+    far = AugmentConfig(rotation_degrees=170, translation_fraction=0.8, shear_degrees=40)
     assert strengthened(far).model_dump() == far.model_dump() | {"rotation_degrees": 180.0, "elastic_fraction": 0.03}

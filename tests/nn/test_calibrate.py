@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fairpate.nn.fit
 from fairpate.config import CalibrationConfig, FitConfig, ModelConfig
 from fairpate.nn.fit import calibrate, fit, predict_logits
 from fairpate.nn.models import build_model
@@ -25,20 +26,19 @@ def biased() -> tuple[nn.Module, Tensor, Tensor]:
     return model, x, groups
 
 
-def run(**changed: Any) -> tuple[Any, nn.Module, Tensor, Tensor, Tensor]:
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as twenty epochs of many more records would come."""
+    monkeypatch.setattr(fairpate.nn.fit, "_CALIBRATION_RATE", 0.1)
+    monkeypatch.setattr(fairpate.nn.fit, "_CALIBRATION_EPOCHS", 100)
+
+
+def run(weight: float = 5.0) -> tuple[Any, nn.Module, Tensor, Tensor, Tensor]:
     model, x, groups = biased()
     before = predict_logits(model, x)
-    settings: dict[str, Any] = {"learning_rate": 0.1, "epochs": 100, "weight": 5.0}
-    config, unlabelled = CalibrationConfig(**settings | changed), torch.full((len(x),), -1)
+    config, unlabelled = CalibrationConfig(weight=weight), torch.full((len(x),), -1)
     done = calibrate(model, x, groups, config, y=unlabelled, generator=torch.Generator().manual_seed(1))
     return done, model, before, x, groups
-
-
-def test_zero_epochs_are_the_identity() -> None:
-    done, model, before, x, _ = run(epochs=0)
-    assert done.num_epochs == 0
-    assert torch.equal(predict_logits(model, x), before)
-    assert not model.training
 
 
 def test_the_gap_closes_and_the_anchor_keeps_the_labels_near() -> None:
@@ -53,13 +53,6 @@ def test_the_gap_closes_and_the_anchor_keeps_the_labels_near() -> None:
     assert kept >= kept_loose
 
 
-def test_it_stops_once_the_held_out_gap_is_small_enough() -> None:
-    done, *_ = run(max_disparity=0.3)
-    assert 0 < done.num_epochs < 100
-    assert done.disparities[-1] <= 0.3 < done.disparities[-2]
-    assert run(max_disparity=1.0)[0].num_epochs == 0
-
-
 def test_public_records_of_one_group_are_refused() -> None:
     model, x, groups = biased()
     for rows in (groups == 0, torch.arange(600) < 2):
@@ -72,7 +65,7 @@ def test_known_labels_are_learned_and_records_without_one_keep_their_predictions
     before = predict_logits(model, x).argmax(dim=1)
     y = 1 - before  # of every even record, the opposite of what the model says
     y[1::2] = -1
-    config = CalibrationConfig(weight=0.0, labels=True, learning_rate=0.1, epochs=100)
+    config = CalibrationConfig(weight=0.0, labels=True)
     features = torch.cat([x, groups[:, None] * x], dim=1)  # even records are one group, so that labels differ by group
     wide = build_model(ModelConfig(name="logistic"), input_shape=(6,), num_classes=2, generator_seed=0)
     fit(wide, features, before, FitConfig(epochs=20, learning_rate=0.05), generator=torch.Generator().manual_seed(0))

@@ -133,7 +133,7 @@ def test_certain_soft_targets_are_classes() -> None:
 
 def test_augmentation_is_drawn_in_record_order() -> None:
     x = torch.zeros(5, 3, 8, 8)
-    order, changes = draw_epoch(x, AugmentConfig(erase=1.0), _generator())
+    order, changes = draw_epoch(x, AugmentConfig(channel_swap=1.0), _generator())
     generator = _generator()
     assert torch.equal(order, torch.randperm(5, generator=generator))
     assert changes is not None

@@ -36,7 +36,7 @@ def _records(shape: tuple[int, ...], count: int = 3) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_a_prediction_has_one_logit_per_class_and_depends_on_one_record(name: str, shape: tuple[int, ...]) -> None:
-    model = build_model(ModelConfig(name=name, width=8), input_shape=shape, num_classes=4, generator_seed=1)
+    model = build_model(ModelConfig(name=name, hidden=(8,)), input_shape=shape, num_classes=4, generator_seed=1)
     x = _records(shape)
     together = predict_logits(model, x)
     assert together.shape == (3, 4)

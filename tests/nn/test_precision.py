@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairpate.config import FitConfig, ModelConfig, StudentConfig
+from fairpate.config import FitConfig, ModelConfig, StudentTraining
 from fairpate.nn.fit import fit, predict_logits
 from fairpate.nn.models import build_model
 from fairpate.nn.per_example import CrossEntropy, GradientClipper
@@ -30,7 +30,7 @@ def records(count: int = 96) -> tuple[Tensor, Tensor]:
 def trained(precision: Precision, name: str = "lenet") -> tuple[nn.Module, set[torch.dtype], list[float]]:
     """A model, the types in which its layers produced values while it was trained, and its losses."""
     x, y = records()
-    model = build_model(ModelConfig(name=name, width=4), input_shape=(1, 16, 16), num_classes=2, generator_seed=0)  # type: ignore[arg-type]
+    model = build_model(ModelConfig(name=name, hidden=(4,)), input_shape=(1, 16, 16), num_classes=2, generator_seed=0)  # type: ignore[arg-type]
     seen: set[torch.dtype] = set()
     layers = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
     handles = [layer.register_forward_hook(lambda *args: seen.add(args[2].dtype)) for layer in layers]
@@ -66,7 +66,7 @@ def test_bfloat16_changes_rounding_only_and_repeats() -> None:
 def test_fixmatch_learns_in_bfloat16_too() -> None:
     x, y = records()
     public = PublicRecords(answered_x=x[:32], labels=y[:32], unlabelled_x=x[32:])
-    config = StudentConfig(
+    config = StudentTraining(
         model=ModelConfig(name="lenet"),
         method="fixmatch",
         fit=FitConfig(epochs=6, batch_size=8, precision="bfloat16"),

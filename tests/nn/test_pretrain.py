@@ -9,7 +9,7 @@ from fairpate.config import ModelConfig
 from fairpate.nn.fit import pretrain_by_rotations
 from fairpate.nn.models import build_model
 
-ARCHITECTURE = ModelConfig(name="cnn", width=4)
+ARCHITECTURE = ModelConfig(name="cnn", hidden=(4,))
 
 
 def test_all_but_the_last_layer_is_learned_from_turned_images() -> None:

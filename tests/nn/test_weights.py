@@ -89,21 +89,8 @@ def test_a_grey_picture_is_three_equal_channels(files: dict[str, Path]) -> None:
 
 
 def test_two_channels_are_refused(files: dict[str, Path]) -> None:
-    with pytest.raises(ValueError, match=r"model\.weights: .* 3 channels, or of 1 .*, got 2"):
+    with pytest.raises(ValueError, match=r"backbone\.weights: .* 3 channels, or of 1 .*, got 2"):
         build_model(config_of("resnet18", files["resnet18"]), input_shape=(2, 64, 64), num_classes=2, generator_seed=0)
-
-
-@pytest.mark.parametrize("name", QUICK_AND_SLOW)
-def test_group_norm_keeps_convolutions_and_the_scale_per_channel(name: str, files: dict[str, Path]) -> None:
-    model = build_model(
-        config_of(name, files[name], norm="group"), input_shape=(3, 64, 64), num_classes=2, generator_seed=0
-    )
-    ours, theirs = dict(model[1].named_parameters()), dict(published(name).named_parameters())  # type: ignore[index]
-    shared = [key for key in theirs if not key.startswith(HEAD_OF[name])]
-    assert all(torch.equal(ours[key], theirs[key]) for key in shared)
-    assert set(ours) - set(shared) == {f"{HEAD_OF[name]}.0.weight", f"{HEAD_OF[name]}.0.bias"}
-    assert not list(model.buffers())
-    assert predict_logits(model, pictures()).isfinite().all()
 
 
 def test_the_head_follows_the_seed_and_the_rest_the_file(files: dict[str, Path]) -> None:
@@ -214,7 +201,6 @@ def test_the_configuration_is_pinned_to_the_file_it_was_read_with(files: dict[st
     [
         ({"name": "resnet18", "weights": "nowhere.pth"}, r"nowhere\.pth cannot be read"),
         ({"name": "cnn", "weights": "imagenet"}, "Expected no weights with cnn, got imagenet"),
-        ({"name": "resnet18", "norm": "frozen_batch"}, "Expected weights with norm: frozen_batch"),
         ({"name": "resnet18", "trainable": "head"}, "Expected weights with trainable: head"),
         ({"name": "resnet18", "weights": {"path": "imagenet", "sha256": "12"}}, "sha256"),
     ],
@@ -243,9 +229,8 @@ def test_imagenet_is_torchvisions_file_in_the_hub_folder(tmp_path: Path, monkeyp
     assert torch.equal(load_weights(config)["conv1.weight"], published("resnet18").conv1.weight)  # type: ignore[union-attr, arg-type]
 
 
-@pytest.mark.parametrize("norm", ["frozen_batch", "group"])
-def test_an_architecture_takes_a_trained_state_without_the_file(norm: str, files: dict[str, Path]) -> None:
-    config = config_of("resnet18", files["resnet18"], norm=norm)
+def test_an_architecture_takes_a_trained_state_without_the_file(files: dict[str, Path]) -> None:
+    config = config_of("resnet18", files["resnet18"])
     model = build_model(config, input_shape=(3, 64, 64), num_classes=2, generator_seed=3)
     elsewhere = ModelConfig.model_validate(config.model_dump(mode="json", exclude={"weights": {"path"}}))
     copy = build_architecture(elsewhere, input_shape=(3, 64, 64), num_classes=2)
@@ -256,14 +241,12 @@ def test_an_architecture_takes_a_trained_state_without_the_file(norm: str, files
 
 
 @pytest.mark.parametrize(
-    ("norm", "trainable"),
-    [  # of all layers of the architecture tests/nn/test_per_example.py finds the same without a file
-        *(pytest.param(norm, "all", marks=pytest.mark.slow) for norm in ("frozen_batch", "group")),
-        ("frozen_batch", "head"),
-    ],
+    "trainable",
+    # Of all layers of the architecture tests/nn/test_per_example.py finds the same without a file.
+    [pytest.param("all", marks=pytest.mark.slow), "head"],
 )
-def test_clipped_sums_match_one_backward_pass_per_record(norm: str, trainable: str, files: dict[str, Path]) -> None:
-    config = config_of("resnet18", files["resnet18"], norm=norm, trainable=trainable)
+def test_clipped_sums_match_one_backward_pass_per_record(trainable: str, files: dict[str, Path]) -> None:
+    config = config_of("resnet18", files["resnet18"], trainable=trainable)
     model = build_model(config, input_shape=(3, 32, 32), num_classes=3, generator_seed=0).double()
     x = torch.rand(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y, parameters = torch.tensor([0, 2]), [p for p in model.parameters() if p.requires_grad]

@@ -54,7 +54,7 @@ def test_the_page_draws_on_a_desk_and_on_a_phone_and_its_points_can_be_clicked(t
 
 def test_the_details_of_a_point_hold_its_remarks(tab, tmp_path, comparison):
     first = comparison()[0]
-    config = first.config | {"aggregator": {"budget": {"kind": "data_dependent"}}}
+    config = first.config | {"aggregator": {"budget": {"accept_leak": True}}}
     address = page(
         tmp_path / "report.html", [replace(first, config=config, record=replace(first.record, config=config))]
     )

@@ -141,12 +141,12 @@ def test_seeded_noise_is_said(comparison):
     assert "Reproducible runs: not private" not in written(rows)
 
 
-@pytest.mark.parametrize("kind", ["data_independent", "data_dependent"])
-def test_a_price_of_a_stop_that_depends_on_votes_is_remarked(kind, comparison):
+@pytest.mark.parametrize("leaks", [False, True])
+def test_a_price_of_a_stop_that_depends_on_votes_is_remarked(leaks, comparison):
     record = comparison()[0].record
-    told = replace(record, config=record.config | {"aggregator": {"budget": {"kind": kind}}})
+    told = replace(record, config=record.config | {"aggregator": {"budget": {"accept_leak": leaks}}})
     (point,) = script_data(points_of([told]), notions=[DEFAULT])["points"]
-    assert point["remarks"] == [STOPPED_BY_VOTES] * (kind == "data_dependent")
+    assert point["remarks"] == [STOPPED_BY_VOTES] * leaks
 
 
 @pytest.mark.parametrize("noise", ["seeded", "os_entropy"])
@@ -202,14 +202,15 @@ def test_the_frontier_counts_no_degenerate_configuration(comparison):
 
 
 def test_details_list_only_what_the_run_read(comparison):
-    model = {"name": "logistic", "hidden": [64], "width": 32, "weights": None, "trainable": "all"}
-    fit = {"epochs": 9, "optimizer": "adam"}
-    student = {"model": model, "fit": fit, "method": "supervised", "rounds": 1}
+    model = {"name": "logistic", "hidden": [64]}
+    fit = {"epochs": 9}
+    student = {"model": model, "fit": fit, "method": "supervised"}
     config = {
         "method": "pate",
-        "augment": {"erase": 0.0, "channel_swap": 0.5},
+        "augment": {"scale_fraction": 0.0, "channel_swap": 0.5},
         "data": {"name": "adult", "options": {}},
         "student": student,
+        "training": {"optimizer": "adam"},
         "idp3": None,
     }
     (series,) = script_data(points_of([replace(comparison()[0].record, config=config)]), notions=[DEFAULT])["series"]
@@ -218,7 +219,7 @@ def test_details_list_only_what_the_run_read(comparison):
         "data.name": "adult",
         "student.model.name": "logistic",
         "student.fit.epochs": "9",
-        "student.fit.optimizer": "adam",
+        "training.optimizer": "adam",
         "augment.channel_swap": "0.5",
         "student.method": "supervised",
     }

@@ -25,7 +25,7 @@ DP_SGD = {
     "student": {"model": {"name": "mlp", "hidden": [16]}},
     "dp_sgd": {"epochs": 1, "batch_size": 200},
     "target": {"epsilon": 2, "accounting": "rdp"},
-    "data": {"embedding": {"num_components": 8, "pixels": 8, "steps": 1}},
+    "data": {"embedding": {"num_components": 8}},
 }
 
 

@@ -37,7 +37,7 @@ def test_votes_on_a_label_are_those_of_hand_arithmetic() -> None:
     voting = counts.voting(dataset, 4000)
     assert (voting.votes, voting.labels) == (500, 200)
     # A vote is (1/2, x) / |(1/2, x)|: of the x part, 1 / sqrt(1.25) remains, for the half that lies in one's corner.
-    vectors = configured({"weighted_votes": {"embedding": {"steps": 0}}}, by_curves, method="weighted_votes")
+    vectors = configured({"weighted_votes": {"embedding": {}}}, by_curves, method="weighted_votes")
     weighted = vectors.voting(dataset, 4000)
     share = (199 / 399) / math.sqrt(1.25)
     assert weighted.votes == pytest.approx(4000 * share, rel=0.01)

@@ -202,7 +202,7 @@ def test_one_method_is_shown_with_its_fields_and_defaults(fairpate, name):
     for line in shown:
         apply_override(values, line)
     assert configured(values) == configured({}, method=name)
-    assert {"target.delta=1e-05", "student.model.hidden=[64]"} <= set(shown)
+    assert {"target.delta=1e-05", "student.fit.epochs=30"} <= set(shown)
     assert not any(line.startswith("raco_dp") for line in shown) or name == "raco_dp"
 
 

@@ -128,7 +128,7 @@ def test_fields_move_together_along_one_axis() -> None:
     margins = [(cell.config.aggregator.gate, cell.config.student.idp3) for cell in found]
     assert [(gate.max_disparity, idp3 and idp3.max_disparity) for gate, idp3 in margins] == [(0.01, 0.01), (0.1, 0.1)]
     own = {"fairpate": {"grid": {"student.idp3, public_data.calibration": [None]}}}
-    replaced = cells(methods=own, grid={"student.idp3.max_disparity": [1, 2], "public_data.calibration.epochs": [3, 4]})
+    replaced = cells(methods=own, grid={"student.idp3.max_disparity": [1, 2], "public_data.calibration.weight": [3, 4]})
     assert [cell.config.student.idp3 for cell in replaced] == [None]
 
 
@@ -151,7 +151,7 @@ def test_digests_name_what_is_computed_and_not_where() -> None:
     base = cells()[0]
     assert base.digest == config_digest(base.config)
     voting = [cells(methods=["pate"], tasks={"torch_threads": threads})[0] for threads in (1, 2)]
-    assert [(cell.config.ray.num_actors, cell.config.ray.torch_threads) for cell in voting] == [(0, 1), (0, 2)]
+    assert [(cell.config.ray.num_actors, cell.config.ray.num_threads) for cell in voting] == [(0, 1), (0, 2)]
     assert voting[0].digest == voting[1].digest
     assert cells(settings={"dp_sgd.clip_norm": 2})[0].digest != base.digest
     assert cells(settings={"dp_sgd.clip_norm": base.config.dp_sgd.clip_norm})[0].digest == base.digest
@@ -262,9 +262,9 @@ def test_the_command_names_a_file_of_weights_without_its_folder(tmp_path: Path) 
     weights = tmp_path / "alice" / "resnet18.pth"
     weights.parent.mkdir()
     weights.write_bytes(b"weights")
-    (cell,) = cells(settings={"student.model": {"name": "resnet18", "weights": str(weights)}})
+    (cell,) = cells(settings={"student.model": "resnet18", "backbone.weights": str(weights)})
     assert "alice" not in cell.command
-    assert "student.model.weights.path=resnet18.pth" in cell.command
+    assert "backbone.weights.path=resnet18.pth" in cell.command
     assert hashlib.sha256(b"weights").hexdigest() in cell.command
 
 
@@ -479,7 +479,7 @@ def test_what_a_method_does_not_read_changes_nothing_of_its_cells() -> None:
 
 BUDGET = {
     "aggregator.release": "label",
-    "aggregator.budget": {"kind": "data_dependent", "accept_leak": True, "epsilon": 2},
+    "aggregator.budget": {"accept_leak": True, "epsilon": 2},
 }
 
 
@@ -512,7 +512,7 @@ def test_what_no_cell_reads_is_checked_all_the_same() -> None:
         ("settings.aggregator.num_queris", "did you mean num_queries"),
         ("settings.dp_sgd.epochs", "expected a number"),
         ("settings.aggregatr", "did you mean aggregator"),
-        ("settings.student.model.width", "unknown field; did you mean model"),
+        ("settings.student.model.width", "is the one number of hidden of a cnn now"),
         ("settings.sgd.epoch", "did you mean epochs"),
         ("grid.target.epsilon", "got 0."),
         ("grid.pf_ld.clip_norm", "expected > 0"),

@@ -269,7 +269,7 @@ def test_a_folder_that_got_votes_is_that_of_the_run_whose_weights_are_pinned(
     (tmp_path / "weights.pth").write_bytes(b"weights")
     monkeypatch.setattr("fairpate.nn.models.imagenet_file", lambda _: tmp_path / "weights.pth")
     monkeypatch.setattr("fairpate.run.compare.run_method", begun)
-    student = {"student.model": {"name": "resnet18", "weights": "imagenet"}}
+    student = {"student.model": "resnet18", "backbone.weights": "imagenet"}
     (cell,) = cells_of(sweep_of(methods=["pate"], grid={}, settings=SMALL | student), folder=Path())
     votes = VoteBatch(
         record_ids=("0",), groups_Q=np.zeros(1, dtype=np.int64), votes_QC=np.eye(1, 10, dtype=np.int64), ensemble="e"

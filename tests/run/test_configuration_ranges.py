@@ -26,13 +26,11 @@ COUNT_OR_0 = [-1, INTEGER + 1]
 BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["seed", "seeds"], (-1, SEED + 1)),
     **dict.fromkeys(["num_test", "num_queries", "num_records", "max_records", "block_size", "least_cell"], COUNT),
-    **dict.fromkeys(["max_shard_size", "num_prototypes", "num_components", "num_neighbours", "pixels"], COUNT),
+    **dict.fromkeys(["max_shard_size", "num_prototypes", "num_components", "num_neighbours"], COUNT),
     **dict.fromkeys(["batch_size", "public_batch_size", "width", "hidden", "pretrain"], COUNT),
     **dict.fromkeys(["torch_threads", "records_per_person", "num_rounds", "num_directions", "max_queries"], COUNT),
-    **dict.fromkeys(
-        ["num_public", "num_validation", "max_restarts", "max_retries", "reference_group", "positive_label"], COUNT_OR_0
-    ),
-    **dict.fromkeys(["label", "min_count", "warmup_epochs", "epochs", "num_actors", "steps"], COUNT_OR_0),
+    **dict.fromkeys(["num_public", "num_validation", "max_retries", "reference_group", "positive_label"], COUNT_OR_0),
+    **dict.fromkeys(["label", "min_count", "warmup_epochs", "epochs", "num_actors"], COUNT_OR_0),
     "keep": [-1e-9, 0.9 + 1e-9],
     "DpSgdConfig.epochs": ABOVE_0,
     **dict.fromkeys(["public_rounds", "private_rounds"], COUNT),
@@ -40,16 +38,15 @@ BEYOND: dict[str, Sequence[float]] = {
     "ResidualVotesConfig.clip": (0.0, 1 + 1e-9),
     "ResidualVotesConfig.step": [0.0, -1.0, 4.0],
     "num_teachers": [1, 0, -1, INTEGER + 1],
-    "StudentConfig.rounds": COUNT,
     "AdmissionConfig.rounds": [1, 0, INTEGER + 1],
     "rotation_degrees": [-1e-9, 180.1],
     "shear_degrees": [-1e-9, 90.0],
     **dict.fromkeys(["translation_fraction", "scale_fraction", "elastic_fraction"], BELOW_1),
     **dict.fromkeys(["momentum", "label_smoothing"], BELOW_1),
     **dict.fromkeys(
-        ["channel_swap", "horizontal_flip", "erase", "max_gap", "mixing_gap", "averaged_share", "graph_share"], SHARE
+        ["channel_swap", "horizontal_flip", "max_gap", "mixing_gap", "averaged_share", "graph_share"], SHARE
     ),
-    **dict.fromkeys(["CalibrationConfig.max_disparity", "shares"], SHARE),
+    **dict.fromkeys(["shares"], SHARE),
     **dict.fromkeys(["target_delta", "delta", "count_share", "failure_probability"], INSIDE_0_1),
     **dict.fromkeys(["frequency_share", "feature_share", "dual_share", "size_share", "histogram_share"], INSIDE_0_1),
     "RacoDpConfig.size_share": BELOW_1,
@@ -61,7 +58,7 @@ BEYOND: dict[str, Sequence[float]] = {
     **dict.fromkeys(["learning_rate", "epsilon", "beta", "noise_stddev", "scale_noise_stddev", "num_cpus"], ABOVE_0),
     **dict.fromkeys(["clip_norm", "clip_value", "temperature", "max_temperature", "ridge", "sharpness"], ABOVE_0),
     **dict.fromkeys(["group_sizes", "radius", "matrix_learning_rate", "matrix_noise_ratio", "share_noise"], ABOVE_0),
-    **dict.fromkeys(["max_total_multiplier", "RacoDpConfig.max_multiplier", "max_minutes"], ABOVE_0),
+    "max_minutes": ABOVE_0,
     "RandomisedResponseConfig.dual_bound": ABOVE_0,
     "order": [1.0, 0.0, 2 * HUGE],
     **dict.fromkeys(["weight_decay", "num_gpus", "wait_for_nodes_s", "weight"], AT_LEAST_0),
@@ -70,13 +67,14 @@ BEYOND: dict[str, Sequence[float]] = {
     "PrivacyTarget.epsilon": [0.0, -1.0],
     "max_covariance": [-1e-9, -1.0, -math.inf],
     "bound": [-1 - 1e-9, 1 + 1e-9],
-    "GateRule.max_disparity": [-1e-9, -1.0, -math.inf],
+    **dict.fromkeys(["GateRule.max_disparity", "GateConfig.max_disparity"], (-1e-9, -1.0, -math.inf)),
     "threshold": [2.0**24, -(2.0**24)],
     **dict.fromkeys(["threshold_stddev_votes", "noise_stddev_votes"], (0.0, -1.0, 2.0**24)),
 }
 MAY_BE_INFINITE = {
     "PrivacyTarget.epsilon": [math.inf],
     "GateRule.max_disparity": [math.inf],
+    "GateConfig.max_disparity": [math.inf],
     "CovarianceConfig.max_covariance": [math.inf],
     "MechanismParameters.threshold": [math.inf, -math.inf],
 }
@@ -156,7 +154,7 @@ def parsed(values, method):
 def test_the_walk_finds_the_numbers_of_every_section():
     found = {path for _, path, _, _ in NUMBERS}
     assert len(found) > 150
-    assert {"aggregator.gate.max_disparity", "augment.erase", "tasks.max_minutes", "seeds"} <= found
+    assert {"aggregator.gate.max_disparity", "augment.channel_swap", "tasks.max_minutes", "seeds"} <= found
 
 
 @pytest.mark.parametrize(("method", "path", "section", "field"), NUMBERS, ids=[number[1] for number in NUMBERS])

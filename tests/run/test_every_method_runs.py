@@ -26,7 +26,7 @@ from fairpate.terminal import Reporter
 from fairpate.types import PrivacyStatement, RunRecord
 from student.student import load_student
 
-CALIBRATION = "public_data.calibration={epochs: 4, learning_rate: 0.002}"
+CALIBRATION = "public_data.calibration={weight: 3}"
 PRIVATE = {"release.json", "without_privacy.json"}
 ONE_OF_EACH_KIND = ("dp_sgd", "fairpate", "weighted_votes", "f_ld")
 
@@ -48,7 +48,7 @@ def test_every_method_leaves_the_same_files(trained, method):
     assert statement["unit"] == record["unit"] == ("sensitive attribute" if method in ATTRIBUTE else "record")
     assert statement["relation"] == ("replace one" if method in ATTRIBUTE else "add or remove one")
     assert (statement["queries"] is not None) == (method in ASKING)
-    assert load_student(folder.student).card.model == config_of(method, None).student.model
+    assert load_student(folder.student).card.model == config_of(method, None).student_training.model
     assert stat.S_IMODE(folder.private.stat().st_mode) == 0o700
     assert not list(folder.root.rglob("*.tmp"))
     if method in UNPROTECTED:
@@ -167,11 +167,6 @@ def test_a_seeded_run_can_be_made_again_and_another_seed_changes_it(trained, tmp
     assert weights(train(tmp_path / "other", "fair_dp_sgd", "seed=1")) != weights(first)
 
 
-def test_zero_epochs_of_calibration_change_no_bit(trained, tmp_path):
-    folder = train(tmp_path / "zero", "dp_sgd", "public_data.calibration={epochs: 0}")
-    assert weights(folder) == weights(trained("dp_sgd"))
-
-
 def test_the_relation_of_the_target_is_the_statements(tmp_path):
     target = ("target.relation=replace one", "target.accounting=pld")
     one_step = ("dp_sgd.epochs=1", "dp_sgd.num_records=200", "dp_sgd.batch_size=200")
@@ -185,7 +180,7 @@ def test_the_relation_of_the_target_is_the_statements(tmp_path):
     ("method", "field", "setting", "words"),
     [
         ("sgd", "public_data.pretrain", "public_data.pretrain=1", "learns from images"),
-        ("pate", "augment", "augment.erase=0.5", "changes images"),
+        ("pate", "augment", "augment.rotation_degrees=5", "changes images"),
         ("pate", r"student\.method", "student.method=fixmatch", "fixmatch changes images"),
     ],
 )
@@ -258,8 +253,12 @@ def test_a_digest_changes_with_what_a_method_reads_and_nothing_else():
         ("private_knn", {}, "private_knn.threshold_stddev_votes=3", "private_knn.threshold=null"),
         ("raco_dp", {}, "raco_dp.label=0", "raco_dp.constraint=demographic_parity"),
         ("fair_dp_sgd", {}, "fair_dp_sgd.max_temperature=1", "fair_dp_sgd.maximum=hardmax"),
-        ("pate", {}, "teachers.model.width=8", "teachers.model.name=mlp"),
-        ("pate", {}, "teachers.model.norm=group", "teachers.model.weights=null"),
+        (
+            "pate",
+            {"student": {"model": {"name": "logistic"}}},
+            "student.model.hidden=[8]",
+            "student.model.name=logistic",
+        ),
         ("pate", {}, "student.confidence=0.5", "student.method=supervised"),
         ("dp_sgd", {}, "student.fit={epochs: 3}", "public_data.self_label=null"),
     ],
@@ -288,6 +287,10 @@ def test_an_option_that_other_settings_leave_unread_is_refused_and_a_file_may_ho
             r"public_data\.self_label: is the name of the published",
         ),
         ("public_data.pretrain={epochs: 3}", r"public_data\.pretrain: is a number of epochs now"),
+        ("student.fit.optimizer=adam", r"student\.fit\.optimizer: is training\.optimizer now"),
+        ("student.model.norm=group", r"student\.model\.norm: is fixed now, at null"),
+        ("student.model.width=8", r"student\.model\.width: is the one number of hidden of a cnn now"),
+        ("dp_sgd.augment={}", r"dp_sgd\.augment: unknown field"),
         ("student.model.dropout=0.1", r"student\.model\.dropout: is fixed now, at 0\.0; leave it out"),
     ],
 )

@@ -176,7 +176,7 @@ def test_numbers_are_numbers_and_what_is_infinite_is_null(fairpate):
     fields = {each["field"]: each for each in strictly(fairpate("methods", "pate", "--json")[1])["fields"]}
     assert fields["target.delta"]["default"] == 1e-5
     assert fields["target.delta"]["set"] == "target.delta=1e-05"
-    assert fields["student.model.hidden"]["default"] == [64]
+    assert fields["student.model.hidden"]["default"] is None
     with speaking(to_program=True):
         assert show(Output(facts={"rate": math.inf, "undefined": [math.nan]})) == 0
 

@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     "student": {"model": {"name": "mlp", "hidden": [16]}, "fit": {"epochs": 3}},
     "ray": {"num_actors": 0},
 }
-BY_VOTES = ["aggregator.budget={kind: data_dependent, epsilon: 8, accept_leak: true}", "target.epsilon=null"]
+BY_VOTES = ["aggregator.budget={epsilon: 8, accept_leak: true}", "target.epsilon=null"]
 COUNTS = "aggregator.release=counts"
 Train = Callable[..., RunDirectory]
 
@@ -214,8 +214,9 @@ def test_without_a_target_the_noise_is_as_configured(train: Train) -> None:
         (["target.relation=replace one"], r"target\.relation: pate does not read it"),
         (["aggregator.gate.min_count=1"], r"aggregator\.gate\.min_count: pate does not read it"),
         (["aggregator.budget={epsilon: 3}"], r"aggregator\.budget: target\.epsilon is the budget; leave one"),
-        (["target.epsilon=null", "aggregator.budget={kind: data_dependent, epsilon: 3}"], "accept_leak: true"),
-        ([*BY_VOTES, COUNTS], "aggregator: expected another budget.kind with release: counts, got data_"),
+        (["target.epsilon=null", "aggregator.budget={accept_leak: true}"], "expected epsilon or max_queries"),
+        (["target.epsilon=null", "aggregator.budget={max_queries: 3, accept_leak: true}"], "expected epsilon with acc"),
+        ([*BY_VOTES, COUNTS], "aggregator: expected no budget.accept_leak with release: counts, got true"),
         (["aggregator.release=all"], r"aggregator\.release: expected 'label' or 'counts', got 'all'\."),
         (["target.epsilon=1.0e-9"], "raise it"),
         (["target.epsilon=0"], r"target\.epsilon: .*expected > 0"),

@@ -224,7 +224,7 @@ def test_what_a_table_was_made_of_is_said_in_words(names, words, is_embedded):
         label_names=("no", "yes"),
         group_names=("a", "b"),
     )
-    dataset = embedded(plain, EmbeddingConfig(steps=0)) if is_embedded else plain
+    dataset = embedded(plain, EmbeddingConfig()) if is_embedded else plain
     told = publication.encoding_of(dataset, (len(names),))
     assert words in told["of"]
     assert [each["feature"] for each in told["features"]] == list(names)

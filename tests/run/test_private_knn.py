@@ -233,7 +233,7 @@ def test_a_query_that_a_crash_left_open_is_charged_and_sampled_again(finished: R
         file.unlink()
     dataset = load_data(settings.data)
     plan = settings.plan(dataset)
-    queries = choose_queries(dataset, settings.aggregator)
+    queries = choose_queries(dataset, settings.queries)
     rows = audit.rows(finished.ledger)
     digest = settings._digest(dataset.private)
     with Ledger(copy.ledger, ledger_terms(plan, dataset, ensemble=digest)) as ledger:
@@ -260,7 +260,7 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
     settings = config(
         tmp_path / "run",
         "noise=os_entropy",
-        "aggregator.budget={kind: query_count, max_queries: 93}",
+        "aggregator.budget={max_queries: 93}",
         f"ray.num_actors={num_actors}",
     )
     done = run(settings)
@@ -299,7 +299,7 @@ def test_a_service_asks_fresh_samples_until_the_number_is_reached(
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["aggregator.budget={kind: data_dependent, epsilon: 2, accept_leak: true}"], "aggregator.budget.kind"),
+        (["aggregator.budget={epsilon: 2, accept_leak: true}"], "aggregator.budget.accept_leak"),
         (["aggregator.num_queries=100000"], "aggregator.num_queries"),
         (["private_knn.noise_stddev_votes=0.01"], r"private_knn.noise_stddev_votes: at 0.01 .* epsilon [1-9]"),
         (["private_knn.queries=typical", "aggregator.num_queries=null"], "private_knn.queries: typical needs"),
@@ -314,7 +314,7 @@ def test_what_cannot_be_is_refused_by_field(overrides: list[str], said: str, tmp
     with pytest.raises(ConfigError, match=said):
         run(config(tmp_path / "run", "target.epsilon=null", *overrides))
     with pytest.raises(ConfigError, match=r"aggregator.budget: target.epsilon is the budget"):
-        run(config(tmp_path / "run", WITHIN, "aggregator.budget={kind: query_count, max_queries: 9}"))
+        run(config(tmp_path / "run", WITHIN, "aggregator.budget={max_queries: 9}"))
 
 
 @pytest.mark.parametrize("field", ["teachers.num_teachers=3", "aggregator.mechanism.threshold=3"])

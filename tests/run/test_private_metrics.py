@@ -76,7 +76,7 @@ def columns(count: int, prefix: str) -> dict[str, list[Any]]:
 
 
 def loaded(declared: dict[str, Any] = DECLARED, **settings: Any) -> Dataset:
-    settings = {"split": "hashed", "test_share": 0.4} | settings
+    settings = {"split": {"test_share": 0.4}} | settings
     return fairpate.load_data(declared, private=columns(2000, "r"), public=columns(300, "p"), **settings)
 
 
@@ -754,7 +754,7 @@ def test_each_unit_pays_for_training_for_the_choice_or_for_the_table_and_never_f
 
     def read(kept: list[int]) -> tuple[bytes, int, bytes]:
         private = {name: [values[row] for row in kept] for name, values in whole.items()}
-        settings = {"split": "hashed", "test_share": 0.3, "validation_share": 0.3}
+        settings = {"split": {"test_share": 0.3, "validation_share": 0.3}}
         dataset = fairpate.load_data(declared, private=private, public=public, **settings)
         table = draw_table(student, dataset.test, event, OsEntropy(), num_groups=2, num_classes=2)
         # The score of "always yes", to which every record adds.

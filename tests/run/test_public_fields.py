@@ -129,7 +129,7 @@ POPULATION = {
 }
 CARD |= {"private_population", *(f"private_population.{name}" for name in POPULATION)}
 IDP3 = "student.idp3={max_disparity: 0.1, min_count: 10}"
-PLACES = ("out", "storage", "ray", "data_dir", "engine", "block_size", "path")
+PLACES = ("out", "storage", "ray", "data_dir", "block_size", "path")
 RUN_FILES = {"student.safetensors", "statement.json", "record.json", "metrics.json", "report.html"}
 CARD_FILES = {"card.html", "card.json"}
 TRAIN = {

@@ -20,7 +20,7 @@ def test_a_record_has_its_own_features_beside_the_coordinates_that_voters_see():
     plain = Dataset(name="mine", kind="tabular", feature_names=("a", "b", "c"), **names, **splits)
     run, config = RunDirectory(root=Path("run")), configured({}, method="fairpate")
     assert public_words(run, config, plain).record == ""
-    seen = embedded(plain, EmbeddingConfig(steps=10))
+    seen = embedded(plain, EmbeddingConfig())
     coordinates = seen.public.x.shape[1]
     assert coordinates > 3
     expected = f"3 features, seen as {coordinates} coordinates of the public embedding"

@@ -143,7 +143,7 @@ def test_a_run_of_a_version_that_lacked_a_field_goes_on(finished, tmp_path):
     shutil.copytree(folder.root, tmp_path / "run")
     older = RunDirectory(root=tmp_path / "run")
     values = yaml.safe_load(older.config.read_text())
-    del values["student"]["confidence"], values["student"]["fit"]["label_smoothing"]
+    del values["student"]["confidence"], values["student"]["label_smoothing"]
     older.config.write_text(yaml.safe_dump(values))
     found, opened = finished_run(older.root)
     assert run(opened.model_copy(update={"out": found.root})).student.read_bytes() == folder.student.read_bytes()

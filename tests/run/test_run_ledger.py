@@ -163,7 +163,7 @@ def test_a_reservation_that_a_crash_left_open_raises_the_stated_epsilon(finished
     for file in [*ledger_files(copy / "private/ledger.sqlite"), *(copy / "public").iterdir()]:
         file.unlink()
     votes = read_votes(folder.votes)
-    queries = choose_queries(load_data(config.data), config.aggregator)
+    queries = choose_queries(load_data(config.data), config.queries)
     key = query_key(queries.x[0].numpy(), int(queries.z[0]))
     with Ledger(copy / "private/ledger.sqlite", open_terms(folder)) as ledger:
         ledger.reserve([key], [int(queries.z[0])], votes.votes_QC[:1])

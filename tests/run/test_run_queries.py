@@ -106,9 +106,14 @@ def test_admission_needs_to_know_how_many(small_config, tmp_path):
         small_config(tmp_path, ADMISSION[0], "aggregator.num_queries=null")
 
 
-def test_a_leaking_budget_needs_its_flag(small_config, tmp_path):
-    with pytest.raises(ConfigError, match="accept_leak"):
-        small_config(tmp_path, "aggregator.budget={kind: data_dependent, epsilon: 2}")
+def test_a_budget_leaks_with_its_flag_alone(small_config, tmp_path):
+    for limit, kind in (
+        ("{epsilon: 2}", "data_independent"),
+        ("{epsilon: 2, accept_leak: true}", "data_dependent"),
+        ("{max_queries: 2}", "query_count"),
+    ):
+        budget = small_config(tmp_path, f"aggregator.budget={limit}").aggregator.budget
+        assert (budget.kind, budget.at(1e-5).kind) == (kind, kind)
 
 
 def test_equal_records_are_one_query(small_config, tmp_path):
@@ -117,5 +122,5 @@ def test_equal_records_are_one_query(small_config, tmp_path):
     public = dataset.public
     doubled = public.take([0, 0, 1, 2])
     doubled = dataclasses.replace(doubled, record_id=("a", "again", "b", "c"))
-    chosen = choose_queries(dataclasses.replace(dataset, public=doubled), config.aggregator)
+    chosen = choose_queries(dataclasses.replace(dataset, public=doubled), config.queries)
     assert chosen.record_id == ("a", "b", "c")

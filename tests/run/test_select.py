@@ -64,7 +64,7 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def candidate(clinic: Path, *overrides: str) -> Any:
     values = {
-        "data": {"name": "clinic", "declaration": str(clinic), "split": "hashed", "validation_share": 0.3},
+        "data": {"name": "clinic", "declaration": str(clinic), "split": {"validation_share": 0.3}},
         "target": {"epsilon": 1},
         "evaluation": {"metrics": "private"},
         "student": {"model": {"name": "logistic"}, "fit": {"epochs": 0}},
@@ -200,10 +200,10 @@ def test_what_cannot_be_chosen_privately_is_refused_before_anything_is_released(
         (candidates[:1], "two settings or more"),
         (
             [
-                candidate(clinic, "data.validation_share=0", f"seed={0}", *more)
+                candidate(clinic, "data.split.validation_share=0", f"seed={0}", *more)
                 for more in ((), ("student.fit.epochs=1",))
             ],
-            r"data\.validation_share: a choice needs validation records",
+            r"data\.split: a choice needs validation records",
         ),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -357,7 +357,7 @@ def test_declared_shares_count_groups_alike_and_never_a_record_more_than_once() 
 
 
 def test_the_command_chooses_among_the_cells_of_a_comparison(clinic: Path, tmp_path: Path, fairpate: Any) -> None:
-    data = {"name": "clinic", "declaration": str(clinic), "split": "hashed", "validation_share": 0.3}
+    data = {"name": "clinic", "declaration": str(clinic), "split": {"validation_share": 0.3}}
     settings = {"evaluation.metrics": "private", "student.model.name": "logistic", "target.epsilon": 1}
     settings |= {"weighted_votes.embedding.num_components": 5}
     sweep = {

@@ -39,7 +39,7 @@ assert DECLARATION
 @pytest.fixture
 def configs(clinic: Path) -> list[Any]:  # noqa: F811
     """The second and the third learn; the last by another method."""
-    data = {"name": "clinic", "declaration": str(clinic), "split": "hashed", "validation_share": 0.3}
+    data = {"name": "clinic", "declaration": str(clinic), "split": {"validation_share": 0.3}}
     sgd = {"data": data, "evaluation": {"metrics": "private"}, "student": {"model": {"name": "logistic"}}}
     steps = {"dp_sgd": {"epochs": 2, "batch_size": 64, "learning_rate": 0.5, "num_records": 800}}
     learns = ("student.fit.epochs=30", "student.fit.learning_rate=0.05")
@@ -288,7 +288,7 @@ def test_settings_that_cannot_be_charged_together_are_refused_before_anything_is
         ([*configs, candidate(clinic, "target.delta=1e-6")], r"target\.delta: 1e-05 -> 1e-06: trials are charged"),
         ([*configs, candidate(clinic, "data.seed=3")], r"data\.seed"),
         (seeded, "needs os_entropy"),
-        ([configured({}, method="dp_sgd"), configured({"seed": 1}, method="dp_sgd")], r"data\.validation_share"),
+        ([configured({}, method="dp_sgd"), configured({"seed": 1}, method="dp_sgd")], r"data\.split"),
         ([*configs, configured(_data(clinic), [], method="pf_ld")], "pf_ld does not know all its events"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -297,7 +297,7 @@ def test_settings_that_cannot_be_charged_together_are_refused_before_anything_is
 
 
 def _data(clinic: Path) -> dict[str, Any]:  # noqa: F811
-    data = {"name": "clinic", "declaration": str(clinic), "split": "hashed", "validation_share": 0.3}
+    data = {"name": "clinic", "declaration": str(clinic), "split": {"validation_share": 0.3}}
     return {"data": data, "evaluation": {"metrics": "private"}}
 
 

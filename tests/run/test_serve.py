@@ -67,9 +67,13 @@ def test_a_killed_teacher_votes_again_and_a_lost_one_ends_the_vote(finished):
     run, config = finished
     dataset = load_data(config.data)
     ensemble = train_ensemble(
-        dataset.private, config.teachers, num_classes=dataset.num_classes, seed=config.seed, checkpoint_dir=run.teachers
+        dataset.private,
+        config.teachers_training(config.teachers),
+        num_classes=dataset.num_classes,
+        seed=config.seed,
+        checkpoint_dir=run.teachers,
     )
-    questions = [public_pool(dataset, config.aggregator).question(number) for number in range(75, 90)]
+    questions = [public_pool(dataset).question(number) for number in range(75, 90)]
     x = np.stack([question.features for question in questions])
     expected = collect_votes(ensemble, torch.from_numpy(x))
     voters = ServingTeachers(ensemble, config.ray)
@@ -149,7 +153,7 @@ def test_a_voter_that_hangs_is_replaced_and_nobody_else_waits_for_it(served):
 
 def test_what_the_run_released_is_answered_again_for_free(finished, url):
     run, config = finished
-    pool = public_pool(load_data(config.data), config.aggregator)
+    pool = public_pool(load_data(config.data))
     with httpx.Client(base_url=url, timeout=120) as http:
         before = http.get("/v1/budget").json()
         asked = http.post("/v1/queries", json={"queries": [{"id": i} for i in range(80)]}).json()["replies"]

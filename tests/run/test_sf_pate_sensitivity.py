@@ -73,9 +73,10 @@ def configured(folder: Path, out: Path, *overrides: str) -> SfPate:
         "target.epsilon=20",
         f"data={{name: adult, data_dir: {folder}, num_public: 12, num_validation: 8}}",
         "student={model: {name: logistic}, fit: {epochs: 1}}",
-        f"teachers={{num_teachers: {NUM_TEACHERS}, model: {{name: logistic}}, block_size: 1, engine: loop}}",
+        f"teachers={{num_teachers: {NUM_TEACHERS}, model: {{name: logistic}}, block_size: 1}}",
         "teachers.fit={epochs: 5, batch_size: 4, learning_rate: 0.1}",
-        "f_ld={warmup_epochs: 1, epochs: 6, batch_size: 64, optimizer: sgd, learning_rate: 1.0, dual_step: 5.0}",
+        "f_ld={warmup_epochs: 1, epochs: 6, batch_size: 64, learning_rate: 1.0, dual_step: 5.0}",
+        "training.optimizer=sgd",
         "aggregator.mechanism={threshold: 0, threshold_stddev_votes: 1, noise_stddev_votes: 1}",
         "ray.num_actors=0",
         f"out={out}",
@@ -89,16 +90,20 @@ def configured(folder: Path, out: Path, *overrides: str) -> SfPate:
 
 
 def training(dataset: Dataset, config: SfPate) -> Training:
-    model = build_model(config.student.model, input_shape=(1,), num_classes=2, generator_seed=0)
+    model = build_model(config.student_training.model, input_shape=(1,), num_classes=2, generator_seed=0)
     return Training(dataset=dataset, model=model, run=create_run_directory(config), reporter=QUIET, seed=config.seed)
 
 
 def votes_on_attributes(dataset: Dataset, config: SfPate) -> tuple[npt.NDArray[np.int64], list[str]]:
     """SF_S: votes, and what names each teacher by its shard and training."""
     asked, given = attribute_questions(dataset), training(dataset, config)
-    batch = config.ask(asked, choose_queries(asked, config.aggregator), given)
+    batch = config.ask(asked, choose_queries(asked, config.queries), given)
     ensemble = train_ensemble(
-        asked.private, config.teachers, num_classes=2, seed=config.seed, checkpoint_dir=given.run.teachers
+        asked.private,
+        config.teachers_training(config.teachers),
+        num_classes=2,
+        seed=config.seed,
+        checkpoint_dir=given.run.teachers,
     )
     return batch.votes_QC, [Path(block.checkpoint).name for block in ensemble.blocks]
 

@@ -126,7 +126,7 @@ def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwar
     weighted = name(method="weighted_votes")
     for override in ("weighted_votes.ridge=3", "weighted_votes.taught_share=0.5", f"weighted_votes.gate={GATE}"):
         assert name(override, method="weighted_votes") == weighted
-    assert name("weighted_votes.embedding.steps=3", method="weighted_votes") != weighted
+    assert name("weighted_votes.embedding.num_components=3", method="weighted_votes") != weighted
     moments = name(method="ada_ssp")
     for override in (
         "ada_ssp.ridge_share=1",
@@ -135,7 +135,7 @@ def test_what_a_release_follows_from_is_every_field_but_those_that_come_afterwar
         "ray.num_actors=2",
     ):
         assert name(override, method="ada_ssp") == moments
-    assert name("ada_ssp.embedding.steps=3", method="ada_ssp") != moments
+    assert name("ada_ssp.embedding.num_components=3", method="ada_ssp") != moments
 
 
 def test_cells_of_methods_that_keep_no_release_have_none() -> None:

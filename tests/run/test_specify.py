@@ -241,7 +241,7 @@ def test_the_newest_comparison_is_taken_where_none_is_given(specify, tables, tmp
 def test_an_offer_says_what_qualifies_its_epsilon(specify, tmp_path):
     rows = [
         row("dp_sgd", "adult", 0, settings={"noise": "seeded"}),
-        row("fairpate", "adult", 0, settings={"aggregator": {"budget": {"kind": "data_dependent"}}}),
+        row("fairpate", "adult", 0, settings={"aggregator": {"budget": {"accept_leak": True}}}),
         row("dp_fermi", "adult", 0, settings={"noise": "os_entropy"}),
     ]
     moved = [row("dp_sgd", "bank", 0, settings={"noise": "seeded"})]

@@ -93,12 +93,12 @@ def config(faces: Path, tmp_path: Path) -> Path:
 
 def test_a_run_starts_from_the_file_and_names_its_checksum(fairpate: Command, weights: Path, config: Path) -> None:
     checksum = hashlib.sha256(weights.read_bytes()).hexdigest()
-    models = ["--set", "teachers.model.trainable=head", "--set", "student.model={name: resnet18, trainable: head}"]
+    models = ["--set", "backbone.trainable=head", "--set", "student.model=resnet18"]
     command = ["run", config, *models, "--weights", weights, "--out", "run"]
     code, errors = fairpate(*command)
-    assert (code, errors.count(f"start from {weights}, sha256 {checksum}")) == (0, 2), errors
+    assert (code, errors.count(f"starts from {weights}, sha256 {checksum}")) == (0, 2), errors
     resolved = yaml.safe_load(Path("run/config.yaml").read_text())
-    assert resolved["teachers"]["model"]["weights"] == {"path": str(weights), "sha256": checksum}
+    assert resolved["backbone"]["weights"] == {"path": str(weights), "sha256": checksum}
     with safe_open("run/public/student.safetensors", framework="pt") as file:
         card = file.metadata()["card"]
     assert json.loads(card)["model"]["weights"] == {"sha256": checksum}
@@ -109,16 +109,19 @@ def test_a_run_starts_from_the_file_and_names_its_checksum(fairpate: Command, we
     assert fairpate("report", "run") == (0, "")
     elsewhere = [moved if word == weights else word for word in command]
     code, errors = fairpate(*elsewhere)
-    assert (code, "start from" in errors) == (0, False), errors
+    assert (code, "starts from" in errors) == (0, False), errors
     moved.rename(weights)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--set", "teachers.model.name=cnn"], ["--weights", "resnet18, resnet50, densenet121", "got cnn and mlp"]),
+        (
+            ["--set", "teachers.model.name=cnn"],
+            ["backbone.weights", "resnet18, resnet50, densenet121", "got cnn and mlp"],
+        ),
         (["--set", "teachers.model.name=resnet50"], ["no weights of resnet50", "set model.name"]),
-        (["--set", "teachers.model.norm=group", "--weights", "gone.pth"], ["teachers.model.weights", "gone.pth"]),
+        (["--set", "backbone.trainable=head", "--weights", "gone.pth"], ["backbone.weights", "gone.pth"]),
     ],
 )
 def test_weights_that_cannot_be_used_end_in_one_message(
@@ -133,7 +136,14 @@ def test_weights_that_cannot_be_used_end_in_one_message(
 
 @pytest.mark.slow
 def test_a_trained_method_starts_from_the_file_too(fairpate: Command, weights: Path, config: Path) -> None:
-    options = ["--set", "student.model={name: resnet18, norm: group}", "--set", "dp_sgd={epochs: 0.2, batch_size: 10}"]
+    options = [
+        "--set",
+        "student.model=resnet18",
+        "--set",
+        "backbone.trainable=head",
+        "--set",
+        "dp_sgd={epochs: 0.2, batch_size: 10}",
+    ]
     options += ["--set", "target.accounting=rdp"]
     code, errors = fairpate("run", config, "--method", "dp_sgd", "--weights", weights, *options, "--out", "run")
-    assert (code, errors.count("start from"), "model start from" in errors) == (0, 1, True), errors
+    assert (code, errors.count("starts from"), "student.model starts from" in errors) == (0, 1, True), errors

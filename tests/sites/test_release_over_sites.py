@@ -185,7 +185,7 @@ def by_one_curator(root: Path, group: Consortium, noises: dict[int, Any]) -> Any
         return exact_RW + noises[next(left)].reshape(exact_RW.shape)
 
     # With a hashed split, test records are not those of the file but set aside, as at each site.
-    load = partial(load_at_site, has_private=True) if config.data.split == "hashed" else load_data
+    load = partial(load_at_site, has_private=True) if config.data.split is not None else load_data
     return run_method(config, QUIET, load=load, sums=lambda *_: add)
 
 

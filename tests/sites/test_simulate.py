@@ -138,7 +138,8 @@ def test_a_folder_that_exists_is_refused(
 
 def test_the_page_shows_the_rows_that_are_stored_and_what_follows_from_them() -> None:
     page = (Path(__file__).parents[2] / "docs" / "sites.md").read_text(encoding="utf-8")
-    assert benchmark.table("weighted_votes") in page, "print it anew: python benchmarks/sites.py --table"
+    for method in ("weighted_votes", "residual_votes"):
+        assert benchmark.table(method) in page, "print it anew: python benchmarks/sites.py --table"
     errors = [(title, error) for row in measured.read("sites").values() for title, (_, error) in row.items()]
     others, alone = (
         max(error for title, error in errors if (title == "alone") == of_alone) for of_alone in (False, True)
@@ -158,3 +159,13 @@ def test_the_page_shows_the_rows_that_are_stored_and_what_follows_from_them() ->
     assert f"costs at most {lost[0]} points at ε = 0.1, {lost[1]} at 0.3 and {lost[2]} at 1" in said
     assert f"Federated DP-SGD at t = 1 is up to {most('federated, t = 1', 't = 1', weighted)} points better" in said
     assert f"a site alone up to {most('t = 1', 'alone', weighted)} points worse" in said
+    better = [
+        row["t = 1"] - rows[name.replace("residual", "weighted")]["t = 1"]
+        for name, row in rows.items()
+        if "residual" in name
+    ]
+    assert f"between {min(better):.1f} and {max(better):.1f} points" in said
+    at_one = [name for name in rows if "residual" in name and name.endswith("=1")]
+    assert len(at_one) == 3
+    assert "ahead of federated DP-SGD in all three rows" in said
+    assert all(rows[each]["t = 1"] > rows[each.replace("residual", "weighted")]["federated, t = 1"] for each in at_one)

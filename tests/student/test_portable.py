@@ -38,7 +38,7 @@ MODELS = [
 
 
 def make(name="logistic", shape=TABLE, *, members=None, **words):
-    config = ModelConfig(name=name, hidden=(8,), width=8)
+    config = ModelConfig(name=name, hidden=(8,))
 
     def one(seed):
         return build_model(config, input_shape=shape, num_classes=3, generator_seed=seed).eval()
@@ -93,7 +93,7 @@ def test_large_backbones_too(name):
 @pytest.mark.slow  # one of them in a run: tests/run/test_portable_run.py
 @pytest.mark.parametrize(
     "words",
-    [{}, {"mirrored": True, "pixels": None, "graph_share": 0.0}],
+    [{}, {"mirrored": True, "graph_share": 0.0}],
     ids=["pixels-and-places", "mirrored-components"],
 )
 def test_a_graph_reads_pictures_through_their_public_embedding(words):

@@ -59,7 +59,7 @@ def test_the_name_follows_everything_that_determines_the_weights() -> None:
         name([_shard(2.0), _shard(1.0)]),
         name([_shard(label=1), _shard(1.0)]),
         name(shards, replace(SPEC, seed=1)),
-        name(shards, replace(SPEC, augment=AugmentConfig(erase=0.5))),
+        name(shards, replace(SPEC, augment=AugmentConfig(channel_swap=0.5))),
         name(shards, replace(SPEC, num_classes=3)),
         name(shards, replace(SPEC, fit=FitConfig(epochs=1))),
         name(shards, replace(SPEC, model=ModelConfig(hidden=(3,)))),

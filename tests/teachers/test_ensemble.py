@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import teachers.ensemble
-from fairpate.config import FitConfig, ModelConfig, TeachersConfig
+from fairpate.config import FitConfig, ModelConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.files import Storage, StorageError, open_storage
 from teachers.ensemble import (
@@ -25,7 +25,7 @@ from teachers.ensemble import (
     train_ensemble,
 )
 
-CONFIG = TeachersConfig(
+CONFIG = TeachersTraining(
     num_teachers=7, model=ModelConfig(name="logistic"), fit=FitConfig(epochs=3, learning_rate=0.1), block_size=2
 )
 
@@ -61,7 +61,7 @@ def _split(count: int = 60, seed: int = 0) -> Split:
 
 
 def _train(
-    directory: Path | Storage, split: Split | None = None, config: TeachersConfig = CONFIG, **options: Any
+    directory: Path | Storage, split: Split | None = None, config: TeachersTraining = CONFIG, **options: Any
 ) -> Ensemble:
     return train_ensemble(split or _split(), config, num_classes=2, seed=5, checkpoint_dir=directory, **options)
 
@@ -140,9 +140,8 @@ def test_a_finished_ensemble_is_not_trained_again(tmp_path: Path) -> None:
 def test_blocks_follow_the_engine_and_large_teachers_come_in_small_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: Any, num_blocks: int
 ) -> None:
-    config = CONFIG.model_copy(
-        update={"num_teachers": 60, "block_size": None, "engine": engine, "fit": FitConfig(epochs=1)}
-    )
+    monkeypatch.setattr(teachers.ensemble, "choose_engine", lambda *_: engine)
+    config = CONFIG.model_copy(update={"num_teachers": 60, "block_size": None, "fit": FitConfig(epochs=1)})
     assert len(_train(tmp_path, config=config).blocks) == num_blocks
     monkeypatch.setattr(teachers.ensemble, "_MAX_BLOCK_BYTES", 3 * 4 * (4 * 2 + 2))  # three teachers of 4 features
     assert len(_train(tmp_path, config=config).blocks) == 20
@@ -247,10 +246,11 @@ def test_unknown_labels_are_refused_before_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["loop", "stacked"])
 def test_a_bound_on_shards_trims_them_and_tells_the_operator_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, engine: Any
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, engine: Any
 ) -> None:
     """Adding a record to a full shard changes its teacher or none; an error would tell that the shard is full."""
-    config = CONFIG.model_copy(update={"max_shard_size": 8, "engine": engine, "block_size": 1})
+    monkeypatch.setattr(teachers.ensemble, "choose_engine", lambda *_: engine)
+    config = CONFIG.model_copy(update={"max_shard_size": 8, "block_size": 1})
     split, without = _split(), _split().take(range(1, 60))
     sizes = np.bincount(assign_teachers(split.record_id, 7, shard_key(5)))
     assert sizes.max() > 8 > sizes.min()

@@ -12,7 +12,7 @@ from pretrained import published
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fairpate.config import AugmentConfig, FitConfig, ModelConfig, TeachersConfig
+from fairpate.config import AugmentConfig, FitConfig, ModelConfig, TeachersTraining
 from fairpate.data.dataset import Split
 from fairpate.nn.fit import predict_logits
 from fairpate.nn.models import build_architecture
@@ -70,7 +70,7 @@ def test_engines_agree_and_statistics_of_the_file_stay(file: Path) -> None:
 
 def test_stacked_teachers_in_bfloat16_are_those_of_the_loop_up_to_rounding() -> None:
     fit = FitConfig(epochs=2, batch_size=4, learning_rate=1e-3, precision="bfloat16")
-    spec = TeacherSpec(model=ModelConfig(name="cnn", width=4), fit=fit, num_classes=CLASSES, seed=2)
+    spec = TeacherSpec(model=ModelConfig(name="cnn", hidden=(4,)), fit=fit, num_classes=CLASSES, seed=2)
     loop, stacked = (train_teachers(shards((8, 5)), spec, engine=engine) for engine in ("loop", "stacked"))  # type: ignore[arg-type]
     assert {value.dtype for value in stacked.values()} == {torch.float32}
     assert_close(loop, stacked, 1e-2)
@@ -109,7 +109,7 @@ def test_heads_are_stacked_everywhere_and_never_augmented(file: Path, tmp_path: 
     assert [choose_engine(spec.model, device) for device in ("cpu", "cuda")] == ["stacked", "stacked"]
     x, y = pictures(6, torch.Generator()), torch.arange(6) % 2
     private = Split(x=x, y=y, z=y, record_id=tuple("abcdef"))
-    config = TeachersConfig(num_teachers=2, model=spec.model, fit=spec.fit)
+    config = TeachersTraining(num_teachers=2, model=spec.model, fit=spec.fit)
     plain, flipped = (
         train_ensemble(private, config, num_classes=CLASSES, seed=2, checkpoint_dir=tmp_path, augment=augment)
         for augment in (AugmentConfig(), AugmentConfig(horizontal_flip=0.5))
@@ -130,7 +130,7 @@ def test_an_ensemble_of_heads_is_one_block_of_small_checkpoints(file: Path, tmp_
     spec, generator = spec_of(file, trainable="head"), torch.Generator().manual_seed(5)
     y = torch.randint(0, CLASSES, (24,), generator=generator)
     private = Split(x=pictures(24, generator), y=y, z=y, record_id=tuple(f"r{i}" for i in range(24)))
-    config = TeachersConfig(num_teachers=6, model=spec.model, fit=spec.fit)
+    config = TeachersTraining(num_teachers=6, model=spec.model, fit=spec.fit)
     ensemble = train_ensemble(private, config, num_classes=CLASSES, seed=2, checkpoint_dir=tmp_path)
     assert [len(block.teacher_indices) for block in ensemble.blocks] == [6]
     weights = load_block(ensemble.blocks[0].checkpoint)

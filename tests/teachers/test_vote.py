@@ -14,7 +14,7 @@ from teachers.teacher import Shard, StackedWeights, TeacherSpec, train_teachers
 
 
 def _spec(model: str) -> TeacherSpec:
-    architecture = ModelConfig(name=model, hidden=(6, 5), width=4)
+    architecture = ModelConfig(name=model, hidden=(4,) if model == "cnn" else (6, 5))
     fit = FitConfig(epochs=3, learning_rate=0.01)
     return TeacherSpec(model=architecture, fit=fit, num_classes=3, seed=2)
 
