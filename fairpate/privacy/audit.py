@@ -214,7 +214,7 @@ class IdealAttack:
         """The best number of guesses for this attack, with the number that is right at the median."""
         best, found = -1.0, Guesses(num_canaries=num_canaries, num_guesses=0, num_correct=0)
         for share in np.geomspace(min(1.0, max(0.004, 10 / num_canaries)), 1.0, 12):
-            count = 2 * round(share * num_canaries / 2)
+            count = 2 * min(round(share * num_canaries / 2), num_canaries // 2)
             right = math.floor(count * self.accuracy(float(share)))
             tried = Guesses(num_canaries=num_canaries, num_guesses=count, num_correct=right)
             bound = epsilon_lower_bound(tried, delta=delta)

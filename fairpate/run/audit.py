@@ -728,7 +728,8 @@ def _metrics(
     run: RunDirectory, facts: DataRecord, event: PredictionTables, config: Method, loaded: Dataset | None
 ) -> Shadows:
     """The noisy table of private metrics: a canary for every group, label and prediction that the model makes."""
-    student, edges = load_student(run.student), config.evaluation.score_edges
+    # Made-up records have the form of the run's: embedded already, if an embedding belongs to the data set.
+    student, edges = replace(load_student(run.student), embedding=None), config.evaluation.score_edges
     tried_x = _varied(facts, _MOST_EACH, scale=_LOUD)
     tried = _records(tried_x, *np.zeros((2, len(tried_x)), np.int64), name="tried")
     said_N, score_N = lone_predictions(student, tried, OsEntropy())

@@ -193,6 +193,14 @@ def test_the_ideal_attack_reaches_what_it_promises() -> None:
         assert epsilon_lower_bound(planned, delta=1e-5) < epsilon_
 
 
+def test_no_more_canaries_are_guessed_than_there_are() -> None:
+    """Where every one is best guessed, as of little epsilon, their number may be odd."""
+    for epsilon_ in (0.01, 0.3, 1.0):
+        attack = IdealAttack(epsilon=epsilon_, mu=None)
+        for count in (101, 20_043):
+            assert 0 < attack.guesses(num_canaries=count, delta=1e-5).num_guesses < count
+
+
 def test_guesses_at_both_ends_prove_more_than_the_limits_of_one_threshold() -> None:
     """Clopper-Pearson limits of both error rates, at the best of many thresholds and exact expectations."""
     count, mu = 20_000, gaussian_mu(1.0, 1e-5)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from small_runs import QUIET
+from test_select import candidate, clinic  # noqa: F401 - the fixture
 
 from aggregator import mechanism
 from fairpate.data import Dataset, Split
@@ -202,6 +203,13 @@ def test_the_table_of_private_metrics_is_audited_too(runs: Any, fault: Any, monk
     # Of a table, the attack is nearly ideal.
     assert max(table.found.bounds(found.delta)) > (found.epsilon if fault else 0.6 * found.epsilon)
     assert found.refuted is (fault is not None)
+
+
+def test_the_table_of_a_model_of_embedded_records_is_audited(clinic: Path, tmp_path: Path) -> None:  # noqa: F811
+    """With an odd number of canaries in all, of which every one is guessed."""
+    out = tmp_path / "run"
+    run_method(candidate(clinic, "data.embedding={num_components: 5}", "data.validation_share=0", f"out={out}"), QUIET)
+    assert [each.part for each in audited(out, wanted=holds, num_canaries=1503).releases] == ["private", "test"]
 
 
 @pytest.mark.parametrize("method", ["weighted_votes", "record_votes"])
