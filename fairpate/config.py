@@ -568,8 +568,7 @@ def fair_rule(said: Any) -> FairRule:
 
 
 def _rule_text(said: Any) -> str:
-    rule = fair_rule(said)
-    return f"{rule.notion}={rule.limit}"
+    return str(fair_rule(said))
 
 
 class EvaluationConfig(Section):
@@ -593,7 +592,7 @@ class EvaluationConfig(Section):
         "total shows a smaller cell. Persons count where the data set names them; 1 shows all.",
     )
     fair_at: Annotated[str, BeforeValidator(_rule_text)] = Field(
-        _rule_text(FairRule()),
+        str(FairRule()),
         description="What you call fair, in report, card and verdict: the largest demographic-parity gap, such as 0.1; "
         "`four-fifths`; or the largest value of another notion, as in equalized_odds=0.1. It changes no number.",
     )

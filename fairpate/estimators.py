@@ -663,6 +663,8 @@ class Parameters(TypedDict, total=False):
     calibration: _Setting
     target: _Setting
     student: _Setting
+    training: _Setting
+    backbone: _Setting
     augment: _Setting
     public_data: _Setting
     evaluation: _Setting

@@ -69,6 +69,10 @@ class FairRule:
         if not 0 < self.limit <= 1:
             raise ValueError(f"fair_at: expected a limit above 0 and at most 1, got {self.limit}.")
 
+    def __str__(self) -> str:
+        """As a configuration says it: NOTION=LIMIT."""
+        return f"{self.notion}={self.limit}"
+
 
 FOUR_FIFTHS = FairRule(notion="impact_ratio", limit=0.2)
 """Every group is selected at a rate of at least four fifths of the highest group's (29 CFR 1607.4 D)."""

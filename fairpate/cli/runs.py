@@ -343,7 +343,7 @@ def report(folder: base.RunFolder, fair_at: base.FairAt = None) -> Output:
     if fair_at is not None:
         with base.checked_arguments("--fair-at"):
             rule = fair_rule(fair_at)
-        placed = placed.model_copy(update={"evaluation": config.evaluation.model_copy(update={"fair_at": rule})})
+        placed = placed.model_copy(update={"evaluation": config.evaluation.model_copy(update={"fair_at": str(rule)})})
     with waiting("report"):
         return outcome(run_method(placed, Reporter(quiet=True), with_graph=True))
 

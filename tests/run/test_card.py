@@ -263,7 +263,7 @@ def test_what_is_fair_is_asked_once_and_is_the_same_on_every_page(fairpate: Any,
     metrics = read_json(run.metrics)
     assert metrics["fair_at"] == rule
     assert {**metrics, "fair_at": 0, "without_refusals": 0} == {**before, "fair_at": 0, "without_refusals": 0}
-    assert again.evaluation.fair_at == FairRule(notion="equalized_odds", limit=0.45)
+    assert again.evaluation.rule == FairRule(notion="equalized_odds", limit=0.45)
     assert config_digest(again) == config_digest(config)
     words = "equalized-odds gap of at most 0.45"
     page, card = write_card(root)

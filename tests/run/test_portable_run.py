@@ -215,7 +215,8 @@ def test_pictures_go_through_the_embedding_inside_the_graph(fairpate, visits, tm
     ],
 )
 @pytest.mark.parametrize("is_embedded", [False, True])
-def test_what_a_table_was_made_of_is_said_in_words(names, words, is_embedded):
+def test_what_a_table_was_made_of_is_said_in_words(names, words, is_embedded, monkeypatch):
+    monkeypatch.setattr(embedding, "_STEPS", 0)  # 900 columns of ten thresholds each take minutes
     x = torch.rand(40, len(names))
     split = Split(x=x, y=torch.arange(40) % 2, z=torch.arange(40) % 2, record_id=[str(row) for row in range(40)])
     splits = dict.fromkeys(("private", "public", "validation", "test"), split)
