@@ -208,7 +208,9 @@ def test_the_table_of_private_metrics_is_audited_too(runs: Any, fault: Any, monk
 def test_the_table_of_a_model_of_embedded_records_is_audited(clinic: Path, tmp_path: Path) -> None:  # noqa: F811
     """With an odd number of canaries in all, of which every one is guessed."""
     out = tmp_path / "run"
-    run_method(candidate(clinic, "data.embedding={num_components: 5}", "data.split.validation_share=0", f"out={out}"), QUIET)
+    run_method(
+        candidate(clinic, "data.embedding={num_components: 5}", "data.split.validation_share=0", f"out={out}"), QUIET
+    )
     assert [each.part for each in audited(out, wanted=holds, num_canaries=1503).releases] == ["private", "test"]
 
 
