@@ -3,7 +3,7 @@
     FAIRPATE_DATA=... python benchmarks/fairface_ages.py runs/fairface_ages.pth [--device cuda] [--epochs 30]
 
 20,000 pictures of 64 pixels in nine bounds of years, mirrored and shifted at random; prints the share of 5,000 others
-that it classifies correctly. `backbone.weights` reads the file (configs/paper/fermi_faces_pretrained.yaml).
+that it classifies correctly. `backbone.weights` reads the file (configs/fermi_faces_pretrained.yaml).
 """
 
 from __future__ import annotations
