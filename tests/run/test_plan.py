@@ -84,6 +84,17 @@ def test_the_lead_that_is_needed_survives_noise_19_times_in_20(tmp_path) -> None
     assert kept[0] == pytest.approx(0.95, abs=0.001)
 
 
+def test_it_says_which_method_was_chosen_and_why(fairpate) -> None:
+    chosen = {}
+    for epsilon in ("0.1", "1"):
+        code, output, _ = fairpate("run", "--data", "color_digits", "--epsilon", epsilon, "--dry-run", "--json")
+        assert code == 0
+        found = json.loads(output)
+        chosen[found["method"]] = found["chosen_because"]
+    assert "sums of vectors do not stand out" in chosen["record_votes"]
+    assert "its sums stand out" in chosen["residual_votes"]
+
+
 def test_the_command_prints_every_kind_of_voters_and_leaves_nothing(fairpate, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("FAIRPATE_STATE", str(tmp_path / "state"))
     code, output, _ = fairpate("run", "--data", "color_digits", "--epsilon", "1", "--dry-run", "--json")
