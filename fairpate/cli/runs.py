@@ -36,10 +36,10 @@ def demo(
     Args:
         out: Folder of the demo. What is finished in it is kept.
     """
-    from fairpate.cli.demo import demo as shown
+    from fairpate.run.compare import demo as shown
 
     check_output_folder(out, "--out")
-    return shown(out)
+    return shown(base.EXAMPLES / "demo.yaml", out)
 
 
 class RunCommand(TyperCommand):
