@@ -152,7 +152,7 @@ ledger_app = base.Commands(
 @ledger_app.command("verify")
 def verify_ledger(path: base.RunOrLedger) -> Output:
     """Verify the chain of all entries; a service may be writing meanwhile."""
-    from fairpate.run.ledger_commands import verified_facts
+    from fairpate.run.serve import verified_facts
 
     with waiting("ledger"):
         return Output(facts=verified_facts(path))
@@ -179,7 +179,7 @@ def audit_ledger(
         # A log alone proves nothing: it can be written anew, chain included. The head must come from elsewhere.
         if check is None or head is None or path is not None or follow or out is not None:
             raise UsageError("--check LOG and --head HASH belong together, without a run, --follow or --out.")
-        from fairpate.run.ledger_commands import check_audit_log
+        from fairpate.run.serve import check_audit_log
 
         return check_audit_log(check, head)
     if path is None:
@@ -189,7 +189,7 @@ def audit_ledger(
     # JSON lines are read line by line; one document of an endless log would never be complete.
     if follow and is_for_program():
         raise UsageError("--follow: never ends, and --json prints one document; leave out --json, each line is JSON.")
-    from fairpate.run.ledger_commands import audit_lines
+    from fairpate.run.serve import audit_lines
 
     lines = audit_lines(path, follow=follow, out=out)
     # Both are lazy and share one iterator: only one of them is ever printed.
@@ -208,7 +208,7 @@ def back_up_ledger(
     """
     check_output_file(out, "out", suffixes=(".sqlite",))
     from fairpate.pages import counted
-    from fairpate.run.ledger_commands import back_up_run
+    from fairpate.run.serve import back_up_run
 
     with waiting("ledger"):
         entries = back_up_run(path, out)
@@ -228,7 +228,7 @@ def restore_ledger(
         to: Restore to postgresql://HOST/DATABASE#NAME; default: where the ledger was.
     """
     from fairpate.run.context import run_at
-    from fairpate.run.ledger_commands import restore
+    from fairpate.run.serve import restore
 
     with waiting("ledger"):
         place = restore(run_at(folder), copy, to=to)
@@ -246,7 +246,7 @@ def anchor_ledger(
         place: A file on another disk, or postgresql://HOST/DATABASE#NAME.
     """
     from fairpate.run.context import run_at
-    from fairpate.run.ledger_commands import add_anchor
+    from fairpate.run.serve import add_anchor
 
     with waiting("ledger"):
         anchor = add_anchor(run_at(folder), place)
@@ -262,7 +262,7 @@ def export_ledger(path: base.RunOrLedger, out: Annotated[Path, typer.Argument()]
         out: A .parquet or .json file.
     """
     check_output_file(out, "out", suffixes=(".parquet", ".json"))
-    from fairpate.run.ledger_commands import export
+    from fairpate.run.serve import export
 
     with waiting("ledger"):
         export(path, out)
@@ -276,7 +276,7 @@ def show_ledger(path: base.RunOrLedger, last: Annotated[int, typer.Option(min=1)
     Args:
         last: Number of charges.
     """
-    from fairpate.run.ledger_commands import last_charges
+    from fairpate.run.serve import last_charges
 
     with waiting("ledger"):
         return last_charges(path, last)
@@ -293,7 +293,7 @@ def total_of_releases(
         data: Only this data set.
         delta: Delta at which the sums are stated.
     """
-    from fairpate.run.ledger_commands import describe_totals
+    from fairpate.run.serve import describe_totals
 
     _checked_delta(delta)
     with waiting("total"):
@@ -539,19 +539,19 @@ def add_token(
         role: What the token gives access to.
         expires: When the token expires: 30d, 12h, or a date; default: never.
     """
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
-    limit = ledger_commands.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
-    return _shown_once(name, ledger_commands.add(folder, name, role=role, limit=limit, expires=expires))
+    limit = serving.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
+    return _shown_once(name, serving.add(folder, name, role=role, limit=limit, expires=expires))
 
 
 @tokens_app.command("list")
 def list_tokens(folder: base.RunFolder) -> Output:
     """Print names, roles, ends and limits of all tokens, and of limits without a token."""
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
     with waiting("ledger"):
-        return ledger_commands.describe(folder)
+        return serving.describe(folder)
 
 
 @tokens_app.command("limit")
@@ -559,10 +559,10 @@ def limit_name(
     folder: base.RunFolder, name: Name, epsilon: OwnEpsilon = None, queries: Queries = None, per_day: PerDay = None
 ) -> Output:
     """Replace the limit of a name; earlier charges count towards it."""
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
-    own = ledger_commands.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
-    ledger_commands.limit(folder, name, own)
+    own = serving.own_limit(epsilon=epsilon, queries=queries, per_day=per_day)
+    serving.limit(folder, name, own)
     return Output(facts={"name": name, "limit": own}, words=f"{name}: has this limit from now on")
 
 
@@ -577,9 +577,9 @@ def expire_tokens(
     Args:
         when: When the tokens expire: 30d, 12h, 0s, a date, or never.
     """
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
-    ledger_commands.expire(folder, name, when)
+    serving.expire(folder, name, when)
     return Output(facts={"name": name, "ends": when}, words=f"{name}: its tokens end {when}")
 
 
@@ -594,17 +594,17 @@ def rotate_token(
     Args:
         keep_old: How long the old token stays valid: 1h, 2d.
     """
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
-    return _shown_once(name, ledger_commands.rotate(folder, name, keep_old=keep_old))
+    return _shown_once(name, serving.rotate(folder, name, keep_old=keep_old))
 
 
 @tokens_app.command("revoke")
 def revoke_tokens(folder: base.RunFolder, name: Name) -> Output:
     """Delete all tokens of a name; its charges stay in the ledger."""
-    from fairpate.run import ledger_commands
+    from fairpate.run import serve as serving
 
-    ledger_commands.revoke(folder, name)
+    serving.revoke(folder, name)
     return Output(facts={"name": name, "revoked": True}, words=f"{name}: all tokens are revoked")
 
 

@@ -13,9 +13,9 @@ import pytest
 import yaml
 from small_runs import copied, read_json
 
-from fairpate.run import dossier
+from fairpate.run import bundle
+from fairpate.run.bundle import FORMS, DossierError, make_dossier, verify_dossier
 from fairpate.run.context import RunDirectory, RunDirectoryError
-from fairpate.run.dossier import FORMS, DossierError, make_dossier, verify_dossier
 from fairpate.sites.plan import key_text, new_key
 from fairpate.words import least_wrong, most_detected
 
@@ -68,7 +68,7 @@ def other(name: str, value: Any) -> Any:
 
 
 def lines_of(facts: Any, form: str) -> dict[str, Any]:
-    return {line.place: line for line in getattr(dossier, f"_{form}")(facts)}
+    return {line.place: line for line in getattr(bundle, f"_{form}")(facts)}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -77,7 +77,7 @@ def test_every_filled_line_follows_from_each_field_that_it_names(form: str, audi
     if audited:
         audit = {"headline": "No attack proves more than ε ≥ 0.62.", "has_power": True, "records": "made"}
         (run.public / "audit.json").write_text(json.dumps(audit))
-    facts = dossier._Facts(run.root)
+    facts = bundle._Facts(run.root)
     lines = lines_of(facts, form)
     filled = [line for line in lines.values() if line.kind == "filled"]
     assert filled
@@ -156,7 +156,7 @@ def test_what_may_not_be_published_has_no_dossier(run: RunDirectory) -> None:
 
 
 def test_membership_is_not_bounded_where_a_unit_is_replaced(run: RunDirectory) -> None:
-    facts = dossier._Facts(run.root)
+    facts = bundle._Facts(run.root)
     added = lines_of(facts, "egress")
     facts._values["statement.json"]["relation"] = "replace one"
     replaced = lines_of(facts, "egress")
