@@ -35,10 +35,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import jinja2
 import yaml
 
 from fairpate.config_reader import values_digest
@@ -619,7 +619,6 @@ DOSSIER_FORMAT = "fairpate.dossier/1"
 Form = Literal["registry", "nist", "egress"]
 FORMS: tuple[Form, ...] = ("registry", "nist", "egress")
 Kind = Literal["filled", "operator", "open"]
-_FALSE_ALARMS = (0.001, 0.01, 0.1)
 
 
 class DossierError(UserError):
@@ -641,39 +640,67 @@ class Line:
     note: str = ""
 
 
-class _Facts:
-    """The public files of a run."""
+def dossier_values(root: Path) -> tuple[dict[str, Path], dict[str, Any]]:
+    """The public files of a run that a dossier is read from, and the values in those of JSON, by name."""
+    run = run_at(root)
+    require_card(run, published_statement(run))
+    names = ("card.json", "metrics.json", "record.json", "statement.json", "audit.json")
+    paths = {name: run.public / name for name in names} | {"environment.json": run.environment}
+    files = {name: path for name, path in paths.items() if path.is_file()}
+    values = {name: read_json(path) for name, path in files.items()}
+    return files | {"student.safetensors": run.student}, values
 
-    def __init__(self, root: Path) -> None:
-        run = run_at(root)
-        require_card(run, published_statement(run))
-        names = ("card.json", "metrics.json", "record.json", "statement.json", "audit.json")
-        paths = {name: run.public / name for name in names} | {"environment.json": run.environment}
-        self.files = {name: path for name, path in paths.items() if path.is_file()}
-        self._values = {name: read_json(path) for name, path in self.files.items()}
-        self.files["student.safetensors"] = run.student
 
-    def get(self, field: str) -> Any:
-        """The value of ``FILE:NAME.NAME``; None where it is missing."""
-        name, _, path = field.partition(":")
-        value: Any = self._values.get(name)
-        for part in path.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return value
-
-    def line(
-        self,
-        place: str,
-        *fields: str,
-        words: Callable[..., Any] = lambda value: value,
-        otherwise: Kind = "operator",
-        note: str = "",
-    ) -> Line:
-        """The line whose value is ``words`` of these fields; if that is None, a line of the kind ``otherwise``."""
-        value = words(*map(self.get, fields)) if fields else None
+def dossier_lines(form: Form, values: Mapping[str, Any]) -> list[Line]:
+    """The lines of a form, filled in with ``values``, the contents of files by name."""
+    forms = yaml.safe_load(Path(__file__).with_name("dossier.yaml").read_text(encoding="utf-8"))
+    lines = []
+    for each in forms[form]:
+        fields = tuple(each.get("from", ()))
+        found: dict[str, Any] = {}
+        value: Any = None
+        for field in fields:
+            file, _, path = field.partition(":")
+            value = values.get(file)
+            for part in path.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+                found[part] = value
+        if "words" in each:
+            words = forms["words"].get(each["words"], each["words"])
+            value = _WORDS.from_string(words).render(found) or None
         if value is None:
-            return Line(place=place, kind=otherwise, note=note)
-        return Line(place=place, kind="filled", value=value, read_from=fields)
+            kind: Kind = "open" if each.get("open") else "operator"
+            lines.append(Line(place=each["place"], kind=kind, note=each.get("note", "")))
+        else:
+            lines.append(Line(place=each["place"], kind="filled", value=value, read_from=fields))
+    return lines
+
+
+def _continuous(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The kinds of ``events`` whose noise is floating-point."""
+    kinds = {"PoissonGaussians", "PoissonGaussianLaplaces", "AttributeGaussians", "SecretBatchAttributeGaussians"}
+    flat = [each for event in events for of in event.get("trials", [[event]]) for each in of]
+    return sorted({event["kind"] for event in flat} & kinds)
+
+
+def _other_content(epsilon: float, delta: float, relation: str) -> float:
+    """How often a guess between two contents of a unit is wrong at least."""
+    if relation == _ADDED:  # another content: one unit is taken out, and another one put in
+        epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
+    return least_wrong(epsilon, delta)
+
+
+_ADDED: Relation = "add or remove one"
+_WORDS = jinja2.Environment(undefined=jinja2.StrictUndefined)  # noqa: S701 - the words of YAML and Markdown, not HTML
+_WORDS.filters |= {"percent": percent, "decimal": decimal, "epsilon": epsilon_text, "delta": delta_text}
+_WORDS.globals.update(
+    added=_ADDED,
+    continuous=_continuous,
+    described=lambda events, parts: "; ".join(described_events(events, parts or {})),
+    least_wrong=least_wrong,
+    most_detected=most_detected,
+    other_content=_other_content,
+)
 
 
 def make_dossier(
@@ -686,13 +713,13 @@ def make_dossier(
     operator's public ``key`` and its ``ed25519`` signature of the content. Errors as
     :func:`fairpate.run.bundle.write_bundle`.
     """
-    facts = _Facts(root)
-    lines = list({"registry": _registry, "nist": _nist, "egress": _egress}[form](facts))
+    files, values = dossier_values(root)
+    lines = dossier_lines(form, values)
     counts: dict[Kind, int] = {kind: sum(line.kind == kind for line in lines) for kind in get_args(Kind)}
     plain: dict[str, Any] = {
         "format": DOSSIER_FORMAT,
         "for": form,
-        "files": {name: sha256_of(path) for name, path in sorted(facts.files.items())},
+        "files": {name: sha256_of(path) for name, path in sorted(files.items())},
         "counts": counts,
         "lines": [asdict(line) | {"read_from": list(line.read_from)} for line in lines],
     }
@@ -730,263 +757,6 @@ def verify_dossier(path: Path, *, signed: Callable[[bytes, bytes], bool]) -> dic
 
 def _bytes(plain: Mapping[str, Any]) -> bytes:
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-_S, _C, _R = "statement.json", "card.json", "record.json"
-_ADDED: Relation = "add or remove one"
-_TERMS = tuple(f"{_S}:{name}" for name in ("epsilon", "delta", "unit", "relation"))
-_EVENTS = (f"{_S}:events", f"{_S}:part_events")
-_AUDIT = ("audit.json:headline", "audit.json:has_power")
-_AUDIT_NOTE = "`fairpate audit` measures what attacks prove of the claim"
-_MEMBERSHIP_NOTE = "the guarantee is for a replaced unit, and does not bound who is among the records"
-
-
-def _guarantee(epsilon: float, delta: float, unit: str, relation: str) -> str:
-    return f"ε = {epsilon_text(epsilon)} at δ = {delta_text(delta)} for one {unit}, {relation}"
-
-
-def _events(events: Sequence[Mapping[str, Any]], parts: Mapping[str, Sequence[Mapping[str, Any]]] | None) -> str:
-    return "; ".join(described_events(events, parts or {}))
-
-
-def _tuned(is_accounted: bool) -> str:
-    if is_accounted:
-        return "The choice of settings is part of ε."
-    return "The choice of settings is not part of ε: if private or test records guided it, ε is too low."
-
-
-def _noise(noise: str) -> str:
-    drawn = "from the operating system's entropy" if noise == "os_entropy" else noise
-    return f"Noise is drawn {drawn}."
-
-
-def _unprotected(words: str | None, metrics: str | None) -> str:
-    kinds = {"private": "covered by ε, from a noisy table", "public": "of records that the operator calls public"}
-    covered = kinds.get(metrics or "outside", "exact, and outside of the guarantee")
-    return f"{f'{words}. ' if words else ''}Metrics of test records are {covered}."
-
-
-def _earlier(epsilon: float | None) -> str | None:
-    return None if epsilon is None else f"Together with earlier releases of the same data: ε = {epsilon_text(epsilon)}."
-
-
-def _registry(facts: _Facts) -> Iterator[Line]:
-    """Yield the fields of the registry's schema, in its order."""
-    line, at = facts.line, "deployment"
-    yield line("url_slug")
-    yield line(f"{at}.basic.name")
-    yield line(f"{at}.basic.data_curators")
-    yield line(f"{at}.basic.intended_use", f"{_C}:use.intended")
-    yield line(f"{at}.basic.data_product_type", f"{_C}:model.sha256", words=lambda _: "Machine learning model")
-    yield line(f"{at}.basic.data_product_region")
-    yield line(
-        f"{at}.basic.description",
-        *(f"{_C}:model.architecture", f"{_C}:model.classes", f"{_C}:data.task"),
-        words=lambda architecture, classes, task: (
-            f"Classifier ({architecture}) of {', '.join(classes)}{f': {task}' if task else ''}"
-        ),
-    )
-    yield line(f"{at}.basic.publication_date")
-    yield line(f"{at}.basic.data_product_sector")
-    variant = f"{at}.dp_variant"
-    yield line(f"{variant}.variant_name", f"{_S}:delta", words=lambda delta: "Approximate DP" if delta else "Pure DP")
-    yield line(f"{variant}.data_domain")
-    yield line(f"{variant}.unprotected_quantities", f"{_S}:not_protected", f"{_R}:metrics", words=_unprotected)
-    loss, adjacent = f"{at}.privacy_loss", "Adjacent data sets differ in one {}: {}.".format
-    yield line(f"{loss}.privacy_unit", f"{_S}:unit")
-    yield line(f"{loss}.privacy_unit_details", f"{_S}:unit", f"{_S}:relation", words=adjacent)
-    yield line(f"{loss}.privacy_parameters.epsilon", f"{_S}:epsilon")
-    yield line(f"{loss}.privacy_parameters.delta", f"{_S}:delta")
-    ways = {"pld": "privacy loss distributions", "rdp": "Renyi divergences"}
-    yield line(
-        f"{loss}.privacy_parameters_details",
-        f"{_S}:accounting",
-        words=lambda accounting: f"Composed by {ways.get(accounting, accounting)}.",
-    )
-    for name in ("model_name", "actors", "release_type"):
-        yield line(f"{at}.deployment_model.{name}")
-    yield line(f"{at}.deployment_model.release_type_details", f"{_S}:epsilon_with_earlier", words=_earlier)
-    yield line(f"{at}.deployment_model.data_source_type")
-    yield line(f"{at}.deployment_model.access_type")
-    steps = {
-        "a reject option": f"{_R}:config.student.idp3",
-        "calibration on public records": f"{_R}:config.public_data.calibration",
-        "self-labelling": f"{_R}:config.public_data.self_label",
-    }
-
-    def post_processed(*values: Any) -> str:
-        said = ", ".join(name for name, value in zip(steps, values, strict=True) if value) or "nothing more"
-        return f"The model is learned from what was released and from public records; then {said}."
-
-    yield line(f"{at}.accounting.post_processing", *steps.values(), words=post_processed)
-    yield line(f"{at}.accounting.composition", *_EVENTS, words=_events)
-    made = f"{at}.implementation"
-    yield line(f"{made}.preprocessing_and_hyperparameter_tuning", f"{_S}:tuning_accounted", words=_tuned)
-    yield line(
-        f"{made}.mechanisms",
-        *(f"{_S}:noise", "environment.json:fairpate"),
-        words=lambda noise, version: f"{_noise(noise)} FairPATE {version}.",
-    )
-    yield line(f"{made}.justification")
-    yield line(f"{at}.administrative.sources")
-    yield line(f"{at}.administrative.notes", f"{_S}:remarks", words=lambda remarks: " ".join(remarks) or None)
-    yield line(f"{at}.administrative.registry_authors")
-
-
-def _audited(headline: str | None, has_power: bool | None) -> str | None:
-    if headline is None:
-        return None
-    return f"{headline} The control with half the noise was {'found' if has_power else 'not found'}."
-
-
-def _discrete(events: Sequence[Mapping[str, Any]]) -> str | None:
-    continuous = {"PoissonGaussians", "PoissonGaussianLaplaces", "AttributeGaussians", "SecretBatchAttributeGaussians"}
-    flat = [each for event in events for of in event.get("trials", [[event]]) for each in of]
-    found = sorted({event["kind"] for event in flat} & continuous)
-    if found:
-        return f"The noise of training steps is floating-point ({', '.join(found)})."
-    return "All noise is on whole numbers, drawn exactly."
-
-
-def _nist(facts: _Facts) -> Iterator[Line]:
-    """Yield the hazards of a guarantee, from the top of the pyramid to its base; the number is the section."""
-    line = facts.line
-    yield line(
-        "2.2 an epsilon that says nothing",
-        *_TERMS[:2],
-        words=lambda epsilon, delta: (
-            "At even odds, a guess about one unit is right at most "
-            f"{percent(1 - least_wrong(epsilon, delta))} of the time."
-        ),
-    )
-    yield line(
-        "2.3 a delta that allows one unit to be published",
-        _TERMS[1],
-        words=lambda delta: (
-            f"δ = {delta_text(delta)}: below 1 / n for n up to {1 / delta:,.0f} units." if delta else "δ = 0."
-        ),
-    )
-    yield line(
-        "2.4 a unit smaller than a person",
-        _TERMS[2],
-        words=lambda unit: (
-            "One record is protected: a person with several records is protected less."
-            if unit == "record"
-            else f"One {unit} is protected as a whole."
-        ),
-    )
-    yield line("2.4 a difference that the unit and the relation leave out", *_TERMS, words=_guarantee)
-    yield line("2.5 comparison at another delta: what epsilon follows from", *_EVENTS, words=_events)
-    yield line("2.6 outputs that it does not cover", f"{_S}:not_protected", f"{_R}:metrics", words=_unprotected)
-    yield line(
-        "2.6 releases that add up",
-        f"{_S}:epsilon_with_earlier",
-        words=_earlier,
-        note="the odometer lists earlier releases; names_earlier=true states them",
-    )
-    yield line("3 errors of the accountant", otherwise="open", note="`fairpate verify` recomputes ε of a bundle")
-    yield line("3.1 mechanisms and what one unit may change", *_EVENTS, words=_events)
-    yield line(
-        "3.2 results too noisy to be useful",
-        "metrics.json:accuracy",
-        words=lambda accuracy: None if accuracy is None else f"Accuracy {percent(accuracy)}.",
-    )
-    yield line(
-        "3.3 groups that are treated worse",
-        "metrics.json:gaps.dp_one_vs_rest",
-        words=lambda gap: (
-            None
-            if gap is None or gap["value"] is None
-            else f"Demographic-parity gap {decimal(gap['value'])} ({gap['where']})."
-        ),
-    )
-    cut = "Noisy sizes below 0 and shares outside 0 to 1 are cut, which moves estimates of small groups inwards."
-    yield line(
-        "3.3 bias of published numbers",
-        f"{_R}:metrics",
-        words=lambda metrics: cut if metrics == "private" else "Metrics have no noise.",
-    )
-    yield line(
-        "3.4 cells that appear only if a record is in them",
-        f"{_C}:model.classes",
-        words=lambda classes: (
-            f"Classes are declared ({', '.join(classes)}), and a cell without a record gets noise too."
-        ),
-    )
-    yield line("3.4 bounds taken from the records", note="bounds and categories of a declaration are public knowledge")
-    yield line("3.5 settings chosen on private records", f"{_S}:tuning_accounted", words=_tuned)
-    yield line(
-        "3.6 synthetic records without a guarantee",
-        f"{_C}:model.architecture",
-        words="No record is released: the product is a model ({}).".format,
-    )
-    yield line("3.7 pictures or texts that show more than one unit", note="whom a record is about")
-    yield line("4.1 queries that are answered later", note="whether `fairpate serve` goes on answering, and its budget")
-    yield line("4.2 who is trusted with the records", note="the operator, or the sites of a plan (docs/sites.md)")
-    yield line("4.3 errors of the implementation", *_AUDIT, words=_audited, otherwise="open", note=_AUDIT_NOTE)
-    yield line("4.3 noise that can be predicted", f"{_S}:noise", words=_noise)
-    yield line("4.3 rounding of floating-point noise", f"{_S}:events", words=_discrete)
-    yield line("4.3 time and other side channels", otherwise="open", note="how long a run takes is not hidden")
-    yield line("4.3 errors that a record causes", otherwise="open", note="an error of reading depends on records")
-    yield line("4.4 theft of records and of private/", note="private/ is for the operator's user alone")
-    yield line("4.4 who may read them")
-    yield line("4.5 records that need not be collected")
-
-
-def _egress(facts: _Facts) -> Iterator[Line]:
-    """Yield the questions of a trusted research environment about a model, attack by attack."""
-    line, bound = facts.line, (f"{_S}:epsilon", f"{_S}:delta", f"{_S}:relation")
-    yield line("output: what leaves", f"{_C}:model.sha256", words="student.safetensors, SHA-256 {}".format)
-    yield line(
-        "output: kind of model",
-        *(f"{_C}:model.architecture", f"{_C}:model.method"),
-        words="{}, learned by {}; it holds weights, and no record.".format,
-    )
-    yield line("output: what it is for", f"{_C}:use.intended")
-
-    def cells(metrics: str | None, least: int | None) -> str | None:
-        if metrics == "private":
-            return "Every published count has noise."
-        return None if least is None else f"Cells of fewer than {least} test records are not shown."
-
-    yield line("output: tables with small cells", f"{_R}:metrics", f"{_C}:evaluation.least_cell", words=cells)
-    yield line("output: guarantee", *_TERMS, words=_guarantee)
-
-    def advantage(epsilon: float, delta: float, relation: str) -> str | None:
-        if relation != _ADDED:
-            return None
-        return f"{1 - 2 * least_wrong(epsilon, delta):.3f} (detections less false alarms)"
-
-    def detected(false_alarms: float, epsilon: float, delta: float, relation: str) -> str | None:
-        return percent(most_detected(false_alarms, epsilon, delta)) if relation == _ADDED else None
-
-    def content(epsilon: float, delta: float, relation: str) -> str:
-        if relation == _ADDED:  # another content: one unit is taken out, and another one put in
-            epsilon, delta = 2 * epsilon, min(1.0, (1 + math.exp(min(epsilon, 700.0))) * delta)
-        return percent(1 - least_wrong(epsilon, delta))
-
-    present = partial(line, otherwise="open", note=_MEMBERSHIP_NOTE)
-    yield present("membership inference: largest advantage", *bound, words=advantage)
-    for alarms in _FALSE_ALARMS:
-        place = f"membership inference: most units found at {percent(alarms)} false alarms"
-        yield present(place, *bound, words=partial(detected, alarms))
-    yield line("attribute inference: most often right between two contents of a unit", *bound, words=content)
-    yield line("measured attack on the release", *_AUDIT, words=_audited, otherwise="open", note=_AUDIT_NOTE)
-    made = "Shadow releases of made-up records; no private record was read."
-    yield line(
-        "measured attack: what it read",
-        "audit.json:records",
-        otherwise="open",
-        words=lambda records: made if records == "made" else None,
-        note=_AUDIT_NOTE,
-    )
-    yield line(
-        "model inversion and reconstruction", otherwise="open", note="bounded by ε like every attack; none was measured"
-    )
-    yield line("choice of settings", f"{_S}:tuning_accounted", words=_tuned)
-    yield line("earlier outputs on the same records", f"{_S}:epsilon_with_earlier", words=_earlier)
-    yield line("project, researcher and approval")
-    yield line("who receives the output")
 
 
 def _entry(lines: Sequence[Line]) -> str:
