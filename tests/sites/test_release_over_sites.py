@@ -51,6 +51,7 @@ TEACHERS = (
     "teachers.fit.epochs=5",
     "teacher_votes.num_queries=120",
     f"teacher_votes.gate={GATE}",
+    "ray.num_actors=0",
 )
 PARTS = (range(700), range(700, 1500), range(1500, 2000))
 
