@@ -276,6 +276,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             if _says(config.rootpath / file, "ray_session"):
                 # One worker would take longer than all others: runs are two thirds of it.
                 return "runs on ray" if file.startswith("tests/run/") else "ray"
+            # What takes seconds to import is imported once.
+            if _says(config.rootpath / file, "resnet18"):
+                return "torchvision"
+            if _says(config.rootpath / file, "_graphs"):
+                return "graphs"
             return "cluster" if file.startswith("tests/cluster/") else file
 
     return FewRays(config, log)
