@@ -182,7 +182,7 @@ def compared_on(config: DataConfig) -> dict[str, bool]:
 @cache
 def _files_of_test_records() -> dict[str, str]:
     """The name of a known data set for the checksum of each of its files that held test records."""
-    found = {}
+    found: dict[str, str] = {}
     for name, entry in REGISTRY.items():
         path = CODEBOOKS / f"{name}.yaml"
         own = read_declaration(path).files.test if path.exists() else ()
