@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -169,7 +170,10 @@ def join_plan(
     )
     if run is None:
         return Output(facts={"run": None}, words="Nothing was sent, and nothing was charged.", code=1)
-    return Output(facts={"run": run.root}, words=str(run.root))
+    # Of this process alone, which exchanged messages: those that computed tables are gone.
+    status = Path("/proc/self/status")
+    peak_kb = re.search(r"VmHWM:\s+(\d+)", status.read_text("ascii")) if status.exists() else None  # on Linux
+    return Output(facts={"run": run, "largest_mb": peak_kb and int(peak_kb[1]) // 1024}, words=str(run))
 
 
 @site_app.command("simulate")
@@ -217,5 +221,6 @@ def simulate_plan(
         "accuracy": metrics["accuracy"],
         "seconds": round(found.seconds, 1),
         "largest_process_mb": round(found.largest_process_mb),
+        "site_mb": found.site_mb,
     }
     return Output(facts=facts)

@@ -111,6 +111,11 @@ class SitePlan:
         """True if sum ``number`` is of predictions on test records, and so about a model."""
         return bool(self.test_events) and number == len(self.sums) - 1
 
+    def number_of(self, drawn: int, about: bytes) -> int:
+        """The number of the sum that comes after ``drawn`` others, and is about this model."""
+        # Where the release is stored already, its sums are not asked for again: that about the model is the first.
+        return len(self.sums) - 1 if about else drawn
+
     def draw(self, number: int, about: bytes = b"") -> Draw:
         """Return the terms of sum ``number``. ``about``: the file of the model, of a sum about one."""
         planned = self.sums[number]
@@ -421,14 +426,17 @@ class Journal:
     @classmethod
     @contextmanager
     def opened(cls, path: Path, plan: SitePlan) -> Iterator[Journal]:
-        """Open the journal in ``path``, which may be new. PlanError for that of another plan."""
+        """Open the journal in ``path``, which may be new. PlanError for that of another plan, JournalError if another
+        process has it open."""
         # SQLite would create the file with the rights of the umask, readable for others.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         # One thread at a time uses it, and not always the same one.
-        with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as database:
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)) as database:
             journal = cls(database, path)
             # Lists and charges must outlast a loss of power, erased secrets must not.
             for command in (
+                # Two processes of one party would each draw noise. SQLite's lock ends with its process.
+                "PRAGMA locking_mode = EXCLUSIVE",
                 "PRAGMA synchronous = FULL",
                 "PRAGMA secure_delete = ON",
                 # Kept from one transaction to the next, so that `erase` knows where old pages are.
@@ -477,6 +485,8 @@ class Journal:
         try:
             return self._database.execute(command, values).fetchall()
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+                raise JournalError(f"{self._path}: another process works with it; wait for it.") from error
             raise JournalError(
                 f"{self._path}: cannot be read and written ({error}); free space there or restore the rights to it, "
                 "and give the same command again."

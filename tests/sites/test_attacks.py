@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import threading
+from contextlib import closing, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,10 @@ from fairpate.config import ModelConfig
 from fairpate.privacy.discrete_gaussian import SeededSource
 from fairpate.run.context import RunDirectory
 from fairpate.sites.coordinator import CoordinatorSums
-from fairpate.sites.plan import Journal, PlanError, SitePlan, read_plan
+from fairpate.sites.plan import Journal, JournalError, PlanError, SitePlan, read_plan
 from fairpate.sites.secure_sum import STEPS, Coordinator, LateError, SumError
-from fairpate.sites.site import CoordinatorClient, SiteSums, measurable
+from fairpate.sites.site import CoordinatorClient, Messenger, SiteSums, measurable
+from fairpate.terminal import Reporter
 from student.card import StudentCard
 from student.student import Student, build_network, save_student
 
@@ -125,6 +127,26 @@ def test_two_folders_of_one_site_do_not_both_take_part(tmp_path: Path) -> None:
         pytest.raises(SumError, match="took part in this plan with another folder"),
     ):
         SiteSums(network.plan, KEYS[0], journal, None, charge=int, begun=tmp_path / "begun" / "0")  # type: ignore[arg-type]
+
+
+def test_a_journal_that_another_process_has_open_is_refused(tmp_path: Path) -> None:
+    plan = plan_of(4)
+    with (
+        Journal.opened(tmp_path / "journal.sqlite", plan),
+        pytest.raises(JournalError, match="another process works with it"),
+        Journal.opened(tmp_path / "journal.sqlite", plan),
+    ):
+        pass
+    with Journal.opened(tmp_path / "journal.sqlite", plan):
+        pass
+
+
+def test_a_site_continues_with_the_records_with_which_it_began(tmp_path: Path) -> None:
+    expected: list[tuple[bytes, Any]] = [(b"one", nullcontext()), (b"one", nullcontext())]
+    for records, fault in (*expected, (b"two", pytest.raises(SumError, match="not those with which"))):
+        messenger = Messenger(plan_of(4), KEYS[0], None, bool, Reporter(quiet=True))  # type: ignore[arg-type]
+        with closing(messenger), fault:
+            assert messenger.begin(tmp_path / "journal.sqlite", tmp_path / "begun", records, int) is False
 
 
 def with_model(plan: SitePlan) -> SitePlan:
