@@ -6,8 +6,8 @@
     python benchmarks/sites.py --models acs --by PUMA:2 --sites 12     accuracy over sites, and of the rivals
     python benchmarks/sites.py --models acs --sites 50 --method residual_votes --store
 
-With --store, the rows go to docs/results/sites.json, each group with its command; --table prints them as docs/sites.md
-shows them.
+With --store, models go to docs/results/sites.json, each group with its command, and what sums take to site_sums.json;
+`--table`, or `--models all --table --method METHOD`, prints them as docs/sites.md shows them.
 
 Models are those of `weighted_votes`, or of `residual_votes` with the moments of the public pool, on records that are
 dealt as by `fairpate site simulate`. They learn from the exact sums of all records with the noise of as many shares as
@@ -141,16 +141,26 @@ class Parties:
         return total_D
 
 
-def measure(num_sites: int, num_numbers: int) -> None:
-    """Print the seconds of processor time and the bytes of one sum in which a fiftieth of the sites vanish."""
+def measure(num_sites: int, num_numbers: int) -> dict[str, float]:
+    """Seconds of processor time and bytes of one sum in which a fiftieth of the sites vanish."""
     vanish, collude = num_sites // 50, max(1, num_sites // 50)
     parties = Parties(num_sites, num_numbers, may_vanish=vanish, may_collude=collude)
     parties.summed(vanish)
-    print(f"{num_sites} sites, {num_numbers} numbers, {vanish} vanish, {collude} may collude: the sum is exact")
-    print(f"a site: {parties.seconds['site'] / num_sites:.2f} s", end="")
-    for name in ("from a site", "to a site"):
-        print(f", {parties.bytes[name] / num_sites / 1000:.1f} kB {name}", end="")
-    print(f"; the coordinator: {parties.seconds['coordinator']:.1f} s")
+    return {
+        "seconds": round(parties.seconds["site"] / num_sites, 2),
+        "kB from a site": round(parties.bytes["from a site"] / num_sites / 1000, 1),
+        "kB to a site": round(parties.bytes["to a site"] / num_sites / 1000, 1),
+        "coordinator, seconds": round(parties.seconds["coordinator"], 1),
+    }
+
+
+def sums_table() -> str:
+    """The stored sums of 400 numbers as a table in Markdown."""
+    found = {name: row for name, row in measured.read("site_sums").items() if name.endswith(" in one process")}
+    rows = sorted(found.items(), key=lambda each: int(each[0].split()[0]))
+    titles = ["sites", *rows[0][1]]
+    lines = [titles, ["-"] * len(titles), *([name.split()[0], *map(str, row.values())] for name, row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def campaign(count: int, seed: int) -> Counter[str]:
@@ -206,10 +216,11 @@ def faulty(draws: random.Random) -> str:
 
 _SITE = """
 import json, re, sys, time
+from contextlib import closing
 from pathlib import Path
 import numpy as np
-from fairpate.sites.plan import Journal, read_key, read_plan
-from fairpate.sites.site import CoordinatorClient, SiteSums
+from fairpate.sites.plan import read_key, read_plan
+from fairpate.sites.site import CoordinatorClient, Messenger
 
 class Counted(CoordinatorClient):
     sent = received = 0
@@ -222,16 +233,14 @@ class Counted(CoordinatorClient):
 folder, url = Path(sys.argv[1]), sys.argv[2]
 client = Counted(url, wait_s=300)
 plan = read_plan(client.request("/v1/plan"), url)
-with Journal.opened(folder / "journal.sqlite", plan) as journal:
+with closing(Messenger(plan, read_key(folder / "own.key"), client)) as messenger:
+    messenger.begin(folder / "journal.sqlite", folder / "begun", b"", lambda: None)
     began_s, client.sent, client.received = time.process_time(), 0, 0
-    sums = SiteSums(
-        plan, read_key(folder / "own.key"), journal, client, charge=lambda: None, begun=folder / "begun"
-    )
     (planned,) = plan.sums
     exact = np.load(folder / "exact.npy")
-    total = sums(exact, stddev=planned.noise_stddev, name=planned.name)
+    total = messenger.sum(exact, stddev=planned.noise_stddev, name=planned.name)
     seconds = time.process_time() - began_s
-    sums.take_leave()
+    messenger.leave()
 status = open("/proc/self/status").read()
 print(json.dumps({
     "mb": int(re.search(r"VmHWM:\\s+(\\d+) kB", status)[1]) / 1024,
@@ -241,13 +250,13 @@ print(json.dumps({
 """
 
 
-def processes(num_sites: int, num_numbers: int) -> None:
-    """Print memory, bytes and seconds of ``num_sites`` processes that share one sum of two rows over HTTP."""
+def processes(num_sites: int, num_numbers: int) -> dict[str, float]:
+    """The most memory, bytes and seconds of ``num_sites`` processes that share one sum of two rows over HTTP."""
     from fairpate.http_server import HttpServer, HttpSettings
     from fairpate.sites.coordinator import CoordinatorSums
     from fairpate.sites.plan import FORMAT, Journal, key_text, new_key, read_plan
 
-    shape, began_s = (2, num_numbers // 2), time.monotonic()
+    shape = (2, num_numbers // 2)
     with tempfile.TemporaryDirectory() as name, socket.create_server(("127.0.0.1", 0)) as free:
         folders = [Path(name) / f"site{place}" for place in range(num_sites)]
         numbers, exact = np.random.default_rng(0), np.zeros(shape, dtype=np.int64)
@@ -290,11 +299,12 @@ def processes(num_sites: int, num_numbers: int) -> None:
     assert {each["total"] for each in found} == {int(total[0, 0])}
     assert not any(each["heavy"] for each in found)
     most = {name: max(each[name] for each in found) for name in ("mb", "seconds", "sent", "received")}
-    print(
-        f"{num_sites} processes, {num_numbers} numbers: at most {most['mb']:.0f} MB, {most['seconds']:.2f} s of "
-        f"processor time, {most['sent'] / 1000:.1f} kB sent and {most['received'] / 1000:.1f} kB received by a site; "
-        f"{time.monotonic() - began_s:.0f} s in all"
-    )
+    return {
+        "MB": round(most["mb"]),
+        "seconds": round(most["seconds"], 2),
+        "kB from a site": round(most["sent"] / 1000, 1),
+        "kB to a site": round(most["received"] / 1000, 1),
+    }
 
 
 def _clipped_sum(x_NF: Any, y_NC: Any, unit_N: IntArray, rule: Any, most: float) -> Any:
@@ -610,10 +620,7 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5)
     given = parser.parse_args()
     if given.table:
-        print(table(given.method))
-        return
-    if given.processes:
-        processes(given.processes, given.numbers)
+        print(table(given.method) if given.models else sums_table())
         return
     if given.models:
         options = dict(each.split("=", 1) for each in given.option)
@@ -628,11 +635,18 @@ def main() -> None:
             store=given.store,
         )
         return
-    if not given.faults:
-        measure(given.sites, given.numbers)
-        return
-    for outcome, times in campaign(given.faults, given.seed).most_common():
-        print(f"{times:6} {outcome}")
+    row: dict[str, float]
+    if given.faults:
+        name, row = f"{given.faults} sums with faults", {**campaign(given.faults, given.seed)}
+    elif given.processes:
+        name, row = f"{given.processes} processes", processes(given.processes, given.numbers)
+    else:
+        name, row = f"{given.sites} sites in one process", measure(given.sites, given.numbers)
+    print(f"{name}: {row}")
+    if given.store:
+        measured.write(
+            "site_sums", command="python benchmarks/sites.py --store", cells=measured.read("site_sums") | {name: row}
+        )
 
 
 if __name__ == "__main__":

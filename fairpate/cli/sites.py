@@ -70,8 +70,9 @@ def make_plan(
     given = base.data_named(data) | {"target.epsilon": epsilon, "target.delta": delta, "data.data_dir": data_dir}
     roster = plans.read_roster(sites)
     config = resolved([*(overrides or []), *base.as_overrides(given)], method, num_sites=len(roster))
-    with waiting("plan"):
-        plan, embedding = plans.make_plan(config, roster, may_vanish=may_vanish, may_collude=may_collude)
+    plan, embedding = plans.make_plan(
+        config, roster, may_vanish=may_vanish, may_collude=may_collude, reporter=Reporter()
+    )
     if embedding is not None:
         write_atomically(plans.embedding_file(output), lambda partial: partial.write_bytes(embedding))
     # The plan last: where it is, the embedding that it needs is next to it.

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fairpate.data import Dataset
     from fairpate.methods.base import Method, ReleasingMethod
     from fairpate.privacy.accountant import Event
+    from fairpate.terminal import Reporter
 
 FORMAT = "fairpate.site-plan/1"
 _NAME = re.compile(r"[\w .-]{1,64}")
@@ -248,23 +249,12 @@ class _Recorder:
         return np.zeros_like(exact_RW)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rehearsal:
-    """The sums, events and public arrays of a method's release, computed without private records.
-
-    ``test_events`` are those of private metrics, whose table is the last sum.
-    """
-
-    sums: tuple[PlannedSum, ...]
-    events: tuple[Event, ...]
-    public_arrays: str
-    test_events: tuple[Event, ...] = ()
-
-
-def rehearse(config: Method, dataset: Dataset) -> Rehearsal:
-    """Run the release of ``config`` on public records alone. ConfigError for a method whose sums sites cannot draw."""
+def rehearse(config: Method, dataset: Dataset) -> dict[str, Any]:
+    """Run the release of ``config`` on public records alone, and return what a plan states of it. ConfigError for a
+    method whose sums sites cannot draw."""
     from fairpate.methods.base import ReleasingMethod, price
     from fairpate.methods.residual_votes import ResidualVotes
+    from fairpate.privacy.mechanism_events import event_json
     from fairpate.run.private_metrics import PREDICTIONS, table_event, table_shape
     from fairpate.run.release_log import arrays_digest
     from fairpate.run.run import check_data
@@ -297,16 +287,17 @@ def rehearse(config: Method, dataset: Dataset) -> Rehearsal:
         empty = np.zeros((bins * groups, classes**2), np.int64)
         recorder(empty, stddev=event.noise_stddev_weights, name=PREDICTIONS)
         test_events = (event,)
-    return Rehearsal(
-        sums=tuple(recorder.sums),
-        events=released.events,
-        public_arrays=arrays_digest(released.arrays),
-        test_events=test_events,
-    )
+    return {
+        "unit": dataset.unit,
+        "events": [strict(event_json(event)) for event in released.events],
+        "sums": [asdict(each) for each in recorder.sums],
+        "public_arrays": arrays_digest(released.arrays),
+        "test_events": [strict(event_json(event)) for event in test_events],
+    }
 
 
 def make_plan(
-    config: Method, sites: Mapping[str, str], *, may_vanish: int, may_collude: int
+    config: Method, sites: Mapping[str, str], *, may_vanish: int, may_collude: int, reporter: Reporter
 ) -> tuple[SitePlan, bytes | None]:
     """A new plan, and the file of the embedding of all records, if there is one. No private record is read.
 
@@ -315,10 +306,11 @@ def make_plan(
     """
     from fairpate.data.embedding import save_embedding
     from fairpate.data.registry import load_at_site
-    from fairpate.privacy.mechanism_events import event_json
 
-    dataset, embedding = load_at_site(config.data, has_private=False), None
-    rehearsal = rehearse(config, dataset)
+    with reporter.stage("data"):  # and their embedding, which may take minutes for pictures
+        dataset, embedding = load_at_site(config.data, has_private=False), None
+    with reporter.stage("rehearsal"):
+        rehearsed = rehearse(config, dataset)
     if dataset.embedding is not None:
         with TemporaryDirectory() as folder:
             save_embedding(dataset.embedding, path := Path(folder) / "embedding.safetensors")
@@ -329,15 +321,12 @@ def make_plan(
         # A plan is used once: the same settings again are another plan, with another digest.
         "id": secrets.token_hex(16),
         "settings": settings | {"declaration": config.data.declaration and config.data.declaration.sha256},
-        "unit": dataset.unit,
-        "events": [strict(event_json(event)) for event in rehearsal.events],
-        "sums": [asdict(each) for each in rehearsal.sums],
-        "public_arrays": rehearsal.public_arrays,
+        **{name: rehearsed[name] for name in ("unit", "events", "sums", "public_arrays")},
         "embedding": None if embedding is None else hashlib.sha256(embedding).hexdigest(),
         "sites": dict(sites),
         "may_vanish": may_vanish,
         "may_collude": may_collude,
-        "test_events": [strict(event_json(event)) for event in rehearsal.test_events],
+        "test_events": rehearsed["test_events"],
     }
     content = json.dumps({"format": FORMAT} | values, indent=1, allow_nan=False).encode()
     return read_plan(content, "plan"), embedding
@@ -395,19 +384,10 @@ def loader_of(plan: SitePlan, embedding: bytes | None, *, has_private: bool) -> 
 
 def require_rehearsed(plan: SitePlan, config: Method, dataset: Dataset) -> None:
     """Raise PlanError unless a rehearsal here gives the sums, events, unit and public arrays that the plan states."""
-    from fairpate.privacy.mechanism_events import event_json
-
-    rehearsal = rehearse(config, dataset)
-    found = {
-        "unit": (dataset.unit, plan.unit),
-        "sums": (rehearsal.sums, plan.sums),
-        "events": (tuple(strict(event_json(event)) for event in rehearsal.events), plan.events),
-        "test_events": (tuple(strict(event_json(event)) for event in rehearsal.test_events), plan.test_events),
-        "public_arrays": (rehearsal.public_arrays, plan.public_arrays),
-    }
+    stated = json.loads(plan.content)
     # A plan of fewer events than sums, or of less noise, would price too little.
-    for name, (here, stated) in found.items():
-        if here != stated:
+    for name, here in rehearse(config, dataset).items():
+        if here != stated[name]:
             raise PlanError(
                 f"{name}: this site computes others than the plan states; compare the public records and the "
                 "declaration with those of the plan's author, and the versions of this software."

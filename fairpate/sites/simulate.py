@@ -39,7 +39,7 @@ from fairpate.privacy.discrete_gaussian import OS_ENTROPY
 from fairpate.privacy.mechanism_events import event_from
 from fairpate.run.context import RunDirectory
 from fairpate.run.release_log import Odometer, Release
-from fairpate.sites.plan import SitePlan, key_text, new_key, read_plan
+from fairpate.sites.plan import key_text, new_key, read_plan
 from fairpate.sites.site import TURN
 from fairpate.types import IntArray, UsageError, UserError
 
@@ -196,22 +196,6 @@ def _dealt(
     return dealt_N
 
 
-def _charge(plan: SitePlan, data: str, folder: Path) -> None:
-    """Count a plan in the operator's own odometer. LimitReachedError if a limit has no room."""
-    events = tuple(map(event_from, (*plan.events, *plan.test_events)))
-    release = Release(
-        run=plan.id,
-        data=data,
-        unit=plan.unit,
-        relation=events[0].relation,
-        noise=OS_ENTROPY,
-        method=str(plan.settings["method"]),
-        path=str(folder.absolute()),
-        events=events,
-    )
-    Odometer().record(release)
-
-
 def simulate(
     data: DataConfig,
     folder: Path,
@@ -269,8 +253,20 @@ def simulate(
         words = ("data.yaml", "--sites", "roster.yaml", "-o", "plan.json", *planning)
         digest = result(start(coordinator, "plan", *words), coordinator, "plan")["digest"]
         if data.declaration is not None:
+            # In the operator's own odometer. LimitReachedError if a limit has no room.
             plan = read_plan((coordinator / "plan.json").read_bytes(), "plan.json")
-            _charge(plan, data.name, coordinator / "run")
+            events = tuple(map(event_from, (*plan.events, *plan.test_events)))
+            release = Release(
+                run=plan.id,
+                data=data.name,
+                unit=plan.unit,
+                relation=events[0].relation,
+                noise=OS_ENTROPY,
+                method=str(plan.settings["method"]),
+                path=str((coordinator / "run").absolute()),
+                events=events,
+            )
+            Odometer().record(release)
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
         own = ("--data", "data.yaml", "--out", "run", "--wait-s", str(wait_s))

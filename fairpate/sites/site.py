@@ -21,11 +21,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -62,7 +64,7 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _TIMEOUT_S = 60.0
 _PATIENCE_S = 2.0  # without a word about waiting
-_LEAVES_S = 30.0  # a process that computed a table
+_LEAVES_S = 30.0  # a process that closed its end of a pipe
 TURN = "FAIRPATE_TURN"
 """A variable that names a file: of the processes that compute tables, one at a time works while it holds its lock."""
 _HERE = ("localhost", "127.0.0.1", "::1")
@@ -147,31 +149,67 @@ def _words(reply: httpx.Response) -> str:
         return f"status {reply.status_code}"
 
 
-class SiteSums:
-    """The sums of a release as this site draws them with the others; called once for each, in the plan's order.
+class Messenger:
+    """One site's part in a plan without its records: the operator's answer, the journal, and the messages.
 
-    ``charge`` counts the whole plan in the site's odometer. ``begun`` is a folder next to the odometer that names the
-    journal with which this site began the plan. ``source`` None: the operating system's entropy. SumError for another
-    journal.
+    :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum in the plan's order, ``model`` and ``leave``.
+    Where it begins anew, what was answered before is answered at once. ``source`` None: the operating system's entropy.
     """
 
     def __init__(
         self,
         plan: SitePlan,
         key: SiteKey,
-        journal: Journal,
         client: CoordinatorClient,
+        agree: Callable[[str], bool] = bool,
         *,
-        charge: Callable[[], object],
-        begun: Path,
+        reporter: Reporter | None = None,
         source: NoiseSource | None = None,
     ) -> None:
-        self._plan, self._key, self._place = plan, key, plan.place_of(key)
-        self._journal, self._client, self._charge, self._source = journal, client, charge, source
-        self._begun, self._number = begun, 0
-        self._require_own_journal()
+        self._plan, self._key, self._place, self._client = plan, key, plan.place_of(key), client
+        self._agree, self._reporter, self._source = agree, reporter or Reporter(quiet=True), source
+        self._opened, self._model = ExitStack(), b""
+        self.has_agreed = self._has_begun = False
 
-    def __call__(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
+    def close(self) -> None:
+        """Close the journal."""
+        self._opened.close()
+
+    def agree(self, offer: str) -> bool:
+        """Return the operator's answer to ``offer``."""
+        self.has_agreed = self._agree(offer)
+        return self.has_agreed
+
+    def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
+        """Open the journal in ``path``. True if a charge was begun before.
+
+        ``begun``: a folder next to the odometer that names the journal with which this site began the plan;
+        ``records``: a digest of them; ``charge`` counts the whole plan in the site's odometer. SumError for another
+        journal, or other records, than before.
+        """
+        if not self._has_begun:
+            self._journal, self._has_begun = self._opened.enter_context(Journal.opened(path, self._plan)), True
+        self._begun, self._charge, self._number = begun, charge, 0
+        self._require_own_journal()
+        # Its release is of one set of records, also where the site was stopped between two sums.
+        if self._journal.setdefault("records", records) != records:
+            raise SumError(
+                "This site's private records are not those with which it began the plan; restore them and give the "
+                "same command again, or ask for a new plan, which is charged again."
+            )
+        return self._journal.get("charging") is not None
+
+    def waits_for(self, what: str, about: bytes = b"") -> bool:
+        """True if the next answer to ``what`` comes from the others."""
+        if what == "sum":
+            return self._journal.get(f"total {self._plan.number_of(self._number, about)}") is None
+        return what == "model" and not self._model
+
+    def is_charged(self) -> bool:
+        """True if the odometer has counted the plan."""
+        return self._journal.get("charged") is not None
+
+    def sum(self, exact_RW: IntArray, *, stddev: float, name: str, about: bytes = b"") -> IntArray:
         """Return the sum over all sites with its noise."""
         number, self._number = self._plan.number_of(self._number, about), self._number + 1
         self._plan.require_sum(number, exact_RW, stddev=stddev, name=name)
@@ -180,39 +218,38 @@ class SiteSums:
             raise SumError("The coordinator sent another model than before; the sum ends here.")
         total = self._journal.get(f"total {number}")
         if total is None:
-            try:
+            with self._waiting("sum"):
                 total = self._drawn(number, exact_RW, about)
-            except PlanEndedError as error:
-                self._give_up(error)
-                raise
             # Stored before the secrets are erased: without it, an erased sum could not be drawn again.
             total = self._journal.setdefault(f"total {number}", total)
         # Its noise and masks are no longer needed. Also after a stop between the two lines.
         self._journal.part(f"sum {number}").erase("the sum is known")
         return sum_of(total).reshape(exact_RW.shape)
 
-    def knows_next(self, about: bytes = b"") -> bool:
-        """True if the next sum was drawn before."""
-        return self._journal.get(f"total {self._plan.number_of(self._number, about)}") is not None
-
     def model(self) -> bytes:
         """Return the file of the model that the last sum describes, once the coordinator has learned it."""
-        try:
-            return self._client.request("/v1/model") or b""
-        except PlanEndedError as error:
-            self._give_up(error)
-            raise
+        if not self._model:
+            with self._waiting("model"):
+                self._model = self._client.request("/v1/model") or b""
+        return self._model
 
-    def take_leave(self) -> None:
+    def leave(self) -> None:
         """Sign that this site needs nothing more; without it, the coordinator waits for a while and then stops."""
         signature = self._key.sign(self._plan.draw(0).tag("done", self._place))
         with suppress(CoordinatorError):
             self._client.request(f"/v1/done/{self._place}", signature, wait_s=0.0)
 
-    def _give_up(self, reason: PlanEndedError) -> None:
-        for each in range(len(self._plan.sums)):
-            self._journal.part(f"sum {each}").erase(str(reason))
-        self.take_leave()
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Show that the others are waited for; erase all secrets if the coordinator ends the plan."""
+        try:
+            with self._reporter.stage(what, patience_s=_PATIENCE_S):
+                yield
+        except PlanEndedError as error:
+            for each in range(len(self._plan.sums)):
+                self._journal.part(f"sum {each}").erase(str(error))
+            self.leave()
+            raise
 
     def _require_own_journal(self) -> None:
         own = (self._journal.get("id") or b"").hex()
@@ -269,157 +306,39 @@ class ComputingError(UserError):
     """The process that computes a site's tables was killed; the message says how to continue."""
 
 
-class Messenger:
-    """What joining needs besides records: the operator's answer, the journal, and the messages.
-
-    :func:`take_part` calls ``agree``, ``begin``, ``sum`` for each sum, ``model`` and ``leave``. Where it begins anew,
-    what was answered before is answered at once.
-    """
-
-    def __init__(
-        self, plan: SitePlan, key: SiteKey, client: CoordinatorClient, agree: Callable[[str], bool], reporter: Reporter
-    ) -> None:
-        self._plan, self._key, self._client, self._agree, self._reporter = plan, key, client, agree, reporter
-        self._opened = ExitStack()
-        self._journal: Journal | None = None
-        self._model: bytes | None = None
-        self.has_agreed = False
-
-    def close(self) -> None:
-        """Close the journal."""
-        self._opened.close()
-
-    def agree(self, offer: str) -> bool:
-        """Return the operator's answer to ``offer``."""
-        self.has_agreed = self._agree(offer)
-        return self.has_agreed
-
-    def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
-        """Open the journal in ``path``. True if a charge was begun before. SumError for another digest of ``records``
-        than before. Others as :class:`SiteSums`."""
-        if self._journal is None:
-            self._journal = self._opened.enter_context(Journal.opened(path, self._plan))
-        # Its release is of one set of records, also where the site was stopped between two sums.
-        if self._journal.setdefault("records", records) != records:
-            raise SumError(
-                "This site's private records are not those with which it began the plan; restore them and give the "
-                "same command again, or ask for a new plan, which is charged again."
-            )
-        self._sums = SiteSums(self._plan, self._key, self._journal, self._client, charge=charge, begun=begun)
-        return self._journal.get("charging") is not None
-
-    def knows(self, name: str, about: bytes = b"") -> bool:
-        """False if this answer has to be waited for."""
-        return self._sums.knows_next(about) if name == "sum" else name != "model" or self._model is not None
-
-    def is_charged(self) -> bool:
-        """True if the odometer has counted the plan."""
-        return self._journal is not None and self._journal.get("charged") is not None
-
-    def sum(self, exact_RW: IntArray, **terms: Any) -> IntArray:
-        """Return the sum over all sites with its noise; ``terms`` as of :class:`SiteSums`."""
-        with self._reporter.stage("sum", patience_s=_PATIENCE_S):
-            return self._sums(exact_RW, **terms)
-
-    def model(self) -> bytes:
-        """Return the file of the coordinator's model."""
-        if self._model is None:
-            with self._reporter.stage("model", patience_s=_PATIENCE_S):
-                self._model = self._sums.model()
-        return self._model
-
-    def leave(self) -> None:
-        """Sign that this site needs nothing more."""
-        self._sums.take_leave()
-
-
 class _RemoteMessenger:
-    """:class:`Messenger` for the process that computes, which asks it through a pipe."""
+    """:class:`Messenger` for the process that computes: every method asks the other process through a pipe."""
 
     def __init__(self, pipe: Connection, *, has_agreed: bool) -> None:
         self._pipe, self.has_agreed = pipe, has_agreed
 
-    def _ask(self, what: str, *values: Any, **named: Any) -> Any:
-        try:
-            self._pipe.send((what, values, named))
-            # Before it answers, the other process may ask for the charge: the odometer's code is only here.
-            while isinstance(answer := self._pipe.recv(), str):
-                self._charge()
-                self._pipe.send((answer, (), {}))
-        except (EOFError, BrokenPipeError):
-            sys.exit()  # the answer has to be waited for
-        return answer
-
-    def agree(self, offer: str) -> bool:
-        return bool(self._ask("agree", offer))
+    def __getattr__(self, method: str) -> Any:
+        return partial(self._ask, method)
 
     def begin(self, path: Path, begun: Path, records: bytes, charge: Callable[[], object]) -> bool:
         self._charge = charge
         return bool(self._ask("begin", path, begun, records))
 
-    def sum(self, exact_RW: IntArray, **terms: Any) -> IntArray:
-        total: IntArray = self._ask("sum", exact_RW, **terms)
-        return total
-
-    def model(self) -> bytes:
-        return bytes(self._ask("model"))
-
-    def leave(self) -> None:
-        self._ask("leave")
+    def _ask(self, method: str, *values: Any, **named: Any) -> Any:
+        self._pipe.send((method, values, named))
+        # Before it answers, the other process may ask for the charge: the odometer's code is only here.
+        while isinstance(answer := self._pipe.recv(), str):
+            self._charge()
+            self._pipe.send((answer, (), {}))
+        return answer
 
 
-class _Worker:
-    """A process that runs :func:`take_part`, for the one that messenger."""
-
-    def __init__(self, part: Part, *, has_agreed: bool) -> None:
-        # Spawned, not forked: a copy of this process would hold its connections and its journal.
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_compute, args=(part, theirs, has_agreed))
-        self._process.start()
-        theirs.close()
-
-    def receive(self) -> tuple[str, Any, Any]:
-        """Return what it asks, with arguments. Raise the error that it ended with."""
-        try:
-            name, values, named = self._pipe.recv()
-        except EOFError:
-            self._process.join(_LEAVES_S)
-            raise ComputingError(
-                f"The process that computes this site's tables ended with code {self._process.exitcode} (-9: killed, "
-                "mostly for want of memory); give the same command again to continue."
-            ) from None
-        if name == "error":
-            raise values
-        return name, values, named
-
-    def send(self, answer: Any) -> None:
-        """Answer it."""
-        self._pipe.send(answer)
-
-    def charge(self) -> None:
-        """Let it charge the plan, and leave."""
-        self.send("charge")
-        self.receive()
-        self.leave()
-
-    def leave(self) -> None:
-        """Let it end."""
-        self._pipe.close()
-        self._process.join(_LEAVES_S)
-
-    def close(self) -> None:
-        """End it, also where it is in the midst of something."""
-        self._process.kill()
-        self._process.join()
+def _end_after(other: BaseProcess) -> None:
+    other.join()
+    os._exit(1)
 
 
 def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both; the other process ends this one
-    talking = parent_process()
-    assert talking is not None
+    other = parent_process()
+    assert other is not None
     # If that was killed, nobody needs this table, and the folder must be free for its next start.
-    threading.Thread(target=lambda: (talking.join(), os._exit(1)), daemon=True).start()
+    threading.Thread(target=_end_after, args=(other,), daemon=True).start()
     if turn := os.environ.get(TURN):
         fcntl.flock(os.open(turn, os.O_RDWR), fcntl.LOCK_EX)  # until this process ends
     with redirect_stdout(sys.stderr):
@@ -431,22 +350,61 @@ def _compute(part: Part, pipe: Connection, has_agreed: bool) -> None:
 
 def in_processes(part: Part, messenger: Messenger) -> Path | None:
     """:func:`take_part` in one process after the other, none of which is there while ``messenger`` waits for others."""
+    # Spawned, not forked: a copy of this process would hold its connections and its journal.
+    context = get_context("spawn")
     while True:
-        with closing(_Worker(part, has_agreed=messenger.has_agreed)) as process:
-            while True:
-                name, values, named = process.receive()
-                if name == "result":
-                    found: Path | None = values
-                    return found
-                answer = getattr(messenger, name)
-                if name == "begin":
-                    named["charge"] = process.charge
-                if not messenger.knows(name, named.get("about", b"")):
-                    if name == "model" or messenger.is_charged():
-                        process.leave()
-                    answer(*values, **named)
-                    break
-                process.send(answer(*values, **named))
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=_compute, args=(part, theirs, messenger.has_agreed))
+        process.start()
+        theirs.close()
+        try:
+            if found := _answered(pipe, process, messenger):
+                return found[0]
+        finally:
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+def _answered(pipe: Connection, process: BaseProcess, messenger: Messenger) -> list[Path | None]:
+    """Answer what a process asks, and return what it found; nothing after an answer that it did not await."""
+
+    def receive() -> tuple[str, Any, Any]:
+        try:
+            asked, values, named = pipe.recv()
+        except EOFError:
+            process.join(_LEAVES_S)
+            raise ComputingError(
+                f"The process that computes this site's tables ended with code {process.exitcode} (-9: killed, mostly "
+                "for want of memory); give the same command again to continue."
+            ) from None
+        if asked == "error":
+            raise values
+        return asked, values, named
+
+    def end() -> None:
+        # With all that it did on the disk: it has asked, and waits.
+        process.kill()
+        process.join()
+
+    def charge() -> None:
+        pipe.send("charge")
+        receive()
+        end()
+
+    while True:
+        asked, values, named = receive()
+        if asked == "result":
+            return [values]
+        if asked == "begin":
+            named["charge"] = charge
+        waits = messenger.waits_for(asked, named.get("about", b""))
+        if waits and messenger.is_charged():
+            end()
+        answer = getattr(messenger, asked)(*values, **named)
+        if waits:
+            return []
+        pipe.send(answer)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -499,7 +457,7 @@ def join(
             own=own,
             is_quiet=reporter.console.quiet,
         )
-        with closing(Messenger(plan, own_key, client, agree, reporter)) as messenger:
+        with closing(Messenger(plan, own_key, client, agree, reporter=reporter)) as messenger:
             return in_processes(part, messenger)
 
 
