@@ -4,8 +4,8 @@ import os
 import re
 import subprocess
 import sys
-import time
 import sysconfig
+import time
 import tomllib
 import zipfile
 from pathlib import Path
