@@ -498,7 +498,8 @@ def impact_ratios(table_GYC: FloatArray, stddev: float, event: int) -> _Shares:
 
     def least(ratios_EGG: FloatArray) -> FloatArray:
         # The ratio of a group to itself is 1, without any error.
-        return np.where(is_known_G, np.fmin(np.fmin.reduce(ratios_EGG[event], axis=1), 1.0), np.nan)[None]
+        ratios_GG = np.where(np.eye(len(table_GYC), dtype=np.bool_), 1.0, ratios_EGG[event])
+        return np.where(is_known_G, np.fmin.reduce(ratios_GG, axis=1), np.nan)[None]
 
     value_EGG, low_EGG, _ = _ratios(shares)
     return _Shares(least(value_EGG), least(low_EGG), least(_ratios(wider).high_EG))
