@@ -520,7 +520,7 @@ def replicated(name: str, size: int, noise: float, count: int) -> list[Evaluatio
     [
         pytest.param("two", 3000, 3.73, 150, id="two groups, 1"),
         pytest.param("two", 3000, 11.24, 400, id="two groups, .3", marks=pytest.mark.slow),
-        pytest.param("equal", 800, 3.73, 150, id="no gap, 1"),
+        pytest.param("equal", 800, 3.73, 100, id="no gap, 1"),
         pytest.param("equal", 800, 3.73, 400, id="no gap, 1, often", marks=pytest.mark.slow),
         pytest.param("four", 1600, 3.73, 400, id="four groups, 1", marks=pytest.mark.slow),
     ],
@@ -528,7 +528,10 @@ def replicated(name: str, size: int, noise: float, count: int) -> list[Evaluatio
 def test_intervals_hold_the_population_that_test_records_were_drawn_from(
     name: str, size: int, noise: float, count: int
 ) -> None:
-    """Each interval holds 95 % of replications within chance; those of largest differences may hold 97 %."""
+    """Each interval holds 95 % of replications within chance; those of largest differences may hold 97 %.
+
+    Of 150 replications even all may be chance: whether intervals are too wide, 400 tell, and the next test.
+    """
     expected = truths(POPULATIONS[name])
     held: dict[str, list[bool]] = {metric: [] for metric in expected}
     for found in replicated(name, size, noise, count):
