@@ -577,6 +577,13 @@ def test_an_impact_ratio_is_held_however_many_groups_have_the_largest_rate(
         assert np.median(high_R - low_R) <= 1.25 * 2 * 1.96 * np.std(value_R)
 
 
+def test_the_ratio_of_a_group_to_itself_has_no_error() -> None:
+    table_GYC = np.array([[[90.0, 10.0], [0.0, 0.0]], [[50.0, 50.0], [0.0, 0.0]]])
+    ratios = impact_ratios(table_GYC, 1e-9, 1)
+    assert [float(each[0, 1]) for each in ratios] == [1, 1, 1]
+    assert float(ratios.value_EG[0, 0]) == pytest.approx(0.2)
+
+
 @pytest.mark.parametrize(
     ("name", "size", "count", "gaps", "times"),
     [
